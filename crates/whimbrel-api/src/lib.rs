@@ -1,0 +1,1 @@
+//! Types of the HTTP API of a host and its OpenAPI document.

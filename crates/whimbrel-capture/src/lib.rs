@@ -1,0 +1,1 @@
+//! The capture loop: rounds, pacing, last stop.

@@ -1,0 +1,1 @@
+//! Typed calls of the HTTP API of a host.

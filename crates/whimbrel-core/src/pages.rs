@@ -1,0 +1,245 @@
+//! Sets of pages: what is dirty, what is missing, what was sent.
+//!
+//! A dense bitmap: one bit a page, so 32 KiB for a GiB. Every operation works a word (64 pages) at a time.
+
+use crate::PAGE_SIZE;
+use serde::{Deserialize, Serialize};
+use std::{fmt, ops::Range};
+
+/// Neighbouring pages `start .. start + len` of one page array.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PageRun {
+    /// First page.
+    pub start: u64,
+    /// How many.
+    pub len: u64,
+}
+
+impl PageRun {
+    /// The run `start .. start + len`.
+    pub const fn new(start: u64, len: u64) -> Self {
+        Self { start, len }
+    }
+
+    /// One past the last page.
+    pub const fn end(&self) -> u64 {
+        self.start + self.len
+    }
+
+    /// The page numbers.
+    pub const fn pages(&self) -> Range<u64> {
+        self.start..self.end()
+    }
+
+    /// Offset of the first byte.
+    pub const fn offset(&self) -> u64 {
+        self.start * PAGE_SIZE as u64
+    }
+
+    /// Length in bytes.
+    pub const fn bytes(&self) -> usize {
+        self.len as usize * PAGE_SIZE
+    }
+
+    /// The run cut into pieces of at most `max` pages.
+    pub fn chunks(self, max: u64) -> impl Iterator<Item = PageRun> {
+        self.pages().step_by(max.max(1) as usize).map(move |start| PageRun::new(start, max.min(self.end() - start)))
+    }
+}
+
+/// A set of page numbers below a fixed length.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageSet {
+    len: u64,
+    words: Vec<u64>,
+}
+
+impl PageSet {
+    /// The empty set over pages `0..len`.
+    pub fn empty(len: u64) -> Self {
+        Self { len, words: vec![0; len.div_ceil(64) as usize] }
+    }
+
+    /// All pages `0..len`.
+    pub fn full(len: u64) -> Self {
+        let mut set = Self::empty(len);
+        set.insert_run(PageRun::new(0, len));
+        set
+    }
+
+    /// How many pages the array has, in the set or not.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// How many pages are in the set.
+    pub fn count(&self) -> u64 {
+        self.words.iter().map(|w| u64::from(w.count_ones())).sum()
+    }
+
+    /// Whether no page is in the set.
+    pub fn is_empty(&self) -> bool {
+        self.words.iter().all(|w| *w == 0)
+    }
+
+    /// Whether `page` is in the set.
+    pub fn contains(&self, page: u64) -> bool {
+        page < self.len && self.words[(page / 64) as usize] >> (page % 64) & 1 == 1
+    }
+
+    /// Adds `page`; true if it was new. Pages past the length are a caller's error and panic.
+    pub fn insert(&mut self, page: u64) -> bool {
+        assert!(page < self.len, "page {page} of {}", self.len);
+        let word = &mut self.words[(page / 64) as usize];
+        let bit = 1 << (page % 64);
+        let new = *word & bit == 0;
+        *word |= bit;
+        new
+    }
+
+    /// Takes `page` out; true if it was there.
+    pub fn remove(&mut self, page: u64) -> bool {
+        if !self.contains(page) {
+            return false;
+        }
+        self.words[(page / 64) as usize] &= !(1 << (page % 64));
+        true
+    }
+
+    /// Adds every page of `run`; the part past the length is a caller's error and panics.
+    pub fn insert_run(&mut self, run: PageRun) {
+        assert!(run.end() <= self.len, "run {run:?} in {} pages", self.len);
+        self.each_word(run, |word, mask| *word |= mask);
+    }
+
+    /// Takes every page of `run` out.
+    pub fn remove_run(&mut self, run: PageRun) {
+        let end = run.end().min(self.len);
+        if run.start < end {
+            self.each_word(PageRun::new(run.start, end - run.start), |word, mask| *word &= !mask);
+        }
+    }
+
+    fn each_word(&mut self, run: PageRun, mut apply: impl FnMut(&mut u64, u64)) {
+        let mut page = run.start;
+        while page < run.end() {
+            let bit = page % 64;
+            let take = (64 - bit).min(run.end() - page);
+            let mask = (u64::MAX >> (64 - take)) << bit;
+            apply(&mut self.words[(page / 64) as usize], mask);
+            page += take;
+        }
+    }
+
+    /// Adds all pages of `other`, a set over the same array.
+    pub fn union(&mut self, other: &PageSet) {
+        self.zip(other, |a, b| *a |= b);
+    }
+
+    /// Takes all pages of `other` out.
+    pub fn subtract(&mut self, other: &PageSet) {
+        self.zip(other, |a, b| *a &= !b);
+    }
+
+    /// Keeps only pages that `other` holds too.
+    pub fn intersect(&mut self, other: &PageSet) {
+        self.zip(other, |a, b| *a &= b);
+    }
+
+    fn zip(&mut self, other: &PageSet, apply: impl Fn(&mut u64, u64)) {
+        assert_eq!(self.len, other.len, "sets over arrays of different length");
+        self.words.iter_mut().zip(&other.words).for_each(|(a, b)| apply(a, *b));
+    }
+
+    /// Empties the set and returns what it held.
+    pub fn take(&mut self) -> PageSet {
+        std::mem::replace(self, PageSet::empty(self.len))
+    }
+
+    /// The set as maximal runs, in order.
+    pub fn runs(&self) -> Runs<'_> {
+        Runs { set: self, page: 0 }
+    }
+
+    /// The pages in order.
+    pub fn iter(&self) -> impl Iterator<Item = u64> {
+        self.runs().flat_map(|run| run.pages())
+    }
+
+    /// The first page at or after `from` that is (`want` true) or is not in the set.
+    fn next_page(&self, from: u64, want: bool) -> Option<u64> {
+        let mut index = (from / 64) as usize;
+        let mut mask = u64::MAX << (from % 64);
+        while let Some(word) = self.words.get(index) {
+            let hits = (if want { *word } else { !*word }) & mask;
+            if hits != 0 {
+                let page = index as u64 * 64 + u64::from(hits.trailing_zeros());
+                return (page < self.len).then_some(page);
+            }
+            mask = u64::MAX;
+            index += 1;
+        }
+        None
+    }
+}
+
+impl fmt::Debug for PageSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PageSet({} of {})", self.count(), self.len)
+    }
+}
+
+/// Iterator over the maximal runs of a [`PageSet`].
+#[derive(Debug)]
+pub struct Runs<'a> {
+    set: &'a PageSet,
+    page: u64,
+}
+
+impl Iterator for Runs<'_> {
+    type Item = PageRun;
+
+    fn next(&mut self) -> Option<PageRun> {
+        let start = self.set.next_page(self.page, true)?;
+        let end = self.set.next_page(start, false).unwrap_or(self.set.len);
+        self.page = end;
+        Some(PageRun::new(start, end - start))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn runs() -> impl Strategy<Value = Vec<(u64, u64, bool)>> {
+        prop::collection::vec((0..300u64, 1..130u64, any::<bool>()), 0..20)
+    }
+
+    proptest! {
+        #[test]
+        fn behaves_like_a_tree_set(len in 1..300u64, ops in runs()) {
+            let (mut set, mut model) = (PageSet::empty(len), BTreeSet::new());
+            for (start, count, add) in ops {
+                let run = PageRun::new(start % len, count.min(len - start % len));
+                if add { set.insert_run(run); model.extend(run.pages()) }
+                else { set.remove_run(run); model.retain(|p| !run.pages().contains(p)) }
+                prop_assert_eq!(set.count(), model.len() as u64);
+                prop_assert_eq!(set.iter().collect::<Vec<_>>(), model.iter().copied().collect::<Vec<_>>());
+            }
+            let runs: Vec<_> = set.runs().collect();
+            prop_assert!(runs.windows(2).all(|w| w[0].end() < w[1].start), "runs are maximal and ordered");
+            let mut all = PageSet::full(len);
+            all.subtract(&set);
+            all.union(&set);
+            prop_assert_eq!(all.count(), len);
+        }
+    }
+
+    #[test]
+    fn chunks_cover_the_run() {
+        let pieces: Vec<_> = PageRun::new(3, 10).chunks(4).collect();
+        assert_eq!(pieces, [PageRun::new(3, 4), PageRun::new(7, 4), PageRun::new(11, 2)]);
+    }
+}

@@ -1,0 +1,1 @@
+//! The host daemon: registry, supervision, API.

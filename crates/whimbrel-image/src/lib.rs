@@ -1,0 +1,1 @@
+//! Image trees, capsule manifests, page codecs. Pure functions over bytes.

@@ -1,0 +1,82 @@
+//! What an engine needs of a running machine: its page arrays, a pause, a small blob of device state.
+//!
+//! The engines (capture, migrate, protect) know only these traits; `whimbrel-memory` and `whimbrel-block`
+//! implement the arrays, `whimbrel-qemu` the machine, and the tests' fakes all of it.
+
+use std::error::Error;
+use whimbrel_core::{PageRun, PageSet};
+
+/// A flat array of pages that changes in place: guest memory or a disk.
+///
+/// Contract of the dirty set: a page written after `take_dirty` returned is in the next one; a page may be in
+/// it without having changed. A caller that took a set and could not use it gives it back with `put_back`.
+/// Reading while the machine runs may see a torn page; such a page is then in the next dirty set.
+pub trait PageArray: Send {
+    /// `memory`, `disk0`, …
+    fn name(&self) -> &str;
+
+    /// Length in pages.
+    fn page_count(&self) -> u64;
+
+    /// Pages that may hold something else than the array's base (zeros for memory). A superset is fine.
+    fn populated(&mut self) -> Result<PageSet, PageError>;
+
+    /// Pages written since the last call, re-armed atomically.
+    fn take_dirty(&mut self) -> Result<PageSet, PageError>;
+
+    /// Pages taken by `take_dirty` and not used: they will be in the next set again.
+    fn put_back(&mut self, pages: &PageSet);
+
+    /// Copies the pages of `run` into `out`, which is exactly `run.bytes()` long.
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError>;
+}
+
+/// A machine as the engines see it. Its arrays are handed out apart, so that they can be read while it runs.
+pub trait Machine: Send {
+    /// Stops the virtual CPUs and drains its disks. Afterwards no page changes. Idempotent.
+    fn pause(&mut self) -> Result<(), MachineError>;
+
+    /// Lets the virtual CPUs run. Idempotent.
+    fn unpause(&mut self) -> Result<(), MachineError>;
+
+    /// The state of CPUs and devices, as one blob that the same kind of machine loads. Only while paused.
+    fn device_state(&mut self) -> Result<Vec<u8>, MachineError>;
+}
+
+/// A page array could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} pages of {array}")]
+pub struct PageError {
+    /// The array's name.
+    pub array: String,
+    /// `scan`, `read`, …
+    pub action: &'static str,
+    /// Why.
+    #[source]
+    pub source: Box<dyn Error + Send + Sync>,
+}
+
+/// A machine could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} the machine")]
+pub struct MachineError {
+    /// `pause`, `resume`, …
+    pub action: &'static str,
+    /// Why.
+    #[source]
+    pub source: Box<dyn Error + Send + Sync>,
+}
+
+impl PageError {
+    /// An error of `array` while it did `action`.
+    pub fn new(array: &str, action: &'static str, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self { array: array.to_owned(), action, source: source.into() }
+    }
+}
+
+impl MachineError {
+    /// An error while doing `action`.
+    pub fn new(action: &'static str, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self { action, source: source.into() }
+    }
+}

@@ -1,0 +1,1 @@
+//! Source and target of a migration.

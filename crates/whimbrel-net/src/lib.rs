@@ -1,0 +1,1 @@
+//! The network port of a machine: tap, hold and release, announcements.

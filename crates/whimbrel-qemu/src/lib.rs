@@ -1,0 +1,1 @@
+//! Drive an unmodified QEMU: launch, QMP, device state, pool.

@@ -1,0 +1,1 @@
+//! Content-addressed store of pages, trees and capsules.

@@ -1,0 +1,1 @@
+//! Tests only: hosts in network namespaces, link emulator, guests, fakes.

@@ -1,0 +1,1 @@
+//! The protocol between hosts: frames, versions, identities, TLS and ssh carriers.
