@@ -1,1 +1,26 @@
-//! The capture loop: rounds, pacing, last stop.
+//! The one loop behind checkpoint, suspend, migrate and protect.
+//!
+//! ```text
+//! learn which pages changed -> read them -> hand them to a sink -> repeat until little is left
+//! ... pause, one last short round, take the device state, go on here or stay paused for the other side
+//! ```
+//!
+//! What is here: the bookkeeping of dirty sets ([`Ledger`]), the decision when to stop ([`pace`], pure), and
+//! the loop itself ([`capture`]). What is not: where pages go (a [`Sink`] of the store, of a remote host), and
+//! what a machine is (traits of `whimbrel-machine`). Plain blocking calls on the caller's thread.
+//!
+//! Invariants: a page taken from a ledger is delivered to the sink or put back; when [`capture`] fails the
+//! machine is in the run state it was found in and the follower's dirty sets hold at least what they held.
+
+mod engine;
+mod ledger;
+pub mod pace;
+mod sink;
+
+pub use engine::{Captured, Finish, Phase, Progress, Subject, capture};
+pub use ledger::{Follower, Ledger};
+pub use pace::{Pace, RoundStats, Verdict};
+pub use sink::{Batch, CaptureError, Sink, SinkError};
+
+#[cfg(test)]
+mod tests;

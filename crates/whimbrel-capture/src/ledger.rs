@@ -1,0 +1,106 @@
+//! Who still has to see which page of an array.
+//!
+//! The kernel (or the block layer) keeps one dirty set an array, and reading it clears it. Several parties
+//! follow the same array (the store's next checkpoint, a migration, a standby), so each scan is entered here
+//! for all of them. This is also the one place where a set that could not be used is put back: nothing else
+//! holds dirty state, so nothing else can lose it.
+
+use std::collections::BTreeMap;
+use whimbrel_core::{PageRun, PageSet};
+use whimbrel_machine::{PageArray, PageError};
+
+/// A party that follows the changes of an array.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Follower {
+    /// The capsule store: what changed since the machine's last committed checkpoint.
+    Store,
+    /// A migration under way: what the target does not have yet.
+    Migration,
+}
+
+/// A page array and, for each follower, the pages it has not seen.
+pub struct Ledger {
+    array: Box<dyn PageArray>,
+    unseen: BTreeMap<Follower, PageSet>,
+}
+
+impl Ledger {
+    /// A ledger without followers.
+    pub fn new(array: Box<dyn PageArray>) -> Self {
+        Self { array, unseen: BTreeMap::new() }
+    }
+
+    /// The array's name.
+    pub fn name(&self) -> &str {
+        self.array.name()
+    }
+
+    /// The array's length in pages.
+    pub fn page_count(&self) -> u64 {
+        self.array.page_count()
+    }
+
+    /// Begins to follow with every page that may differ from nothing: for a follower that has no copy at all.
+    pub fn follow_all(&mut self, who: Follower) -> Result<(), PageError> {
+        // Armed first, listed second: a page that becomes populated in between is in one of the two.
+        self.refresh()?;
+        let populated = self.array.populated()?;
+        self.unseen.insert(who, populated);
+        Ok(())
+    }
+
+    /// Begins to follow from `unseen` on: for a follower that has everything else already.
+    pub fn follow_from(&mut self, who: Follower, unseen: PageSet) -> Result<(), PageError> {
+        assert_eq!(unseen.len(), self.page_count(), "a set of another array");
+        self.refresh()?;
+        self.unseen.insert(who, unseen);
+        Ok(())
+    }
+
+    /// Whether `who` follows.
+    pub fn is_followed_by(&self, who: Follower) -> bool {
+        self.unseen.contains_key(&who)
+    }
+
+    /// Forgets `who`.
+    pub fn unfollow(&mut self, who: Follower) {
+        self.unseen.remove(&who);
+    }
+
+    /// Enters what was written since the last scan for every follower.
+    pub fn refresh(&mut self) -> Result<(), PageError> {
+        let dirty = self.array.take_dirty()?;
+        self.unseen.values_mut().for_each(|set| set.union(&dirty));
+        Ok(())
+    }
+
+    /// Takes what `who` has not seen, up to now. Give back with [`Ledger::put_back`] what does not reach it.
+    pub fn collect(&mut self, who: Follower) -> Result<PageSet, PageError> {
+        self.refresh()?;
+        Ok(self.unseen.get_mut(&who).map_or_else(|| PageSet::empty(self.array.page_count()), PageSet::take))
+    }
+
+    /// What `who` has not seen as of the last scan, without taking it: during a round, the pages that were
+    /// dirtied again since the round began.
+    pub fn unseen(&self, who: Follower) -> Option<&PageSet> {
+        self.unseen.get(&who)
+    }
+
+    /// `pages` did not reach `who` after all.
+    pub fn put_back(&mut self, who: Follower, pages: &PageSet) {
+        if let Some(set) = self.unseen.get_mut(&who) {
+            set.union(pages);
+        }
+    }
+
+    /// Copies the pages of `run` into `out`.
+    pub fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+        self.array.read(run, out)
+    }
+}
+
+impl std::fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ledger").field("array", &self.name()).field("unseen", &self.unseen).finish()
+    }
+}

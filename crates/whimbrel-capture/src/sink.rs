@@ -1,0 +1,60 @@
+//! Where captured pages go, and how a capture fails.
+
+use std::error::Error;
+use whimbrel_core::{PageRun, PageSet};
+use whimbrel_machine::{MachineError, PageError};
+
+/// Neighbouring pages of one array with their content as of just now.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    /// Which array, as an index into the subject's ledgers.
+    pub array: usize,
+    /// Which pages.
+    pub run: PageRun,
+    /// Their content, `run.bytes()` long.
+    pub data: &'a [u8],
+    /// Pages known to be written again already: worth remembering, they will come once more.
+    pub hot: Option<&'a PageSet>,
+}
+
+/// Takes pages. The latest content given for a page wins.
+pub trait Sink {
+    /// Takes a batch; may block while the sink is full.
+    fn pages(&mut self, batch: Batch<'_>) -> Result<(), SinkError>;
+
+    /// The round is over.
+    fn end_round(&mut self) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    /// Bytes that have left towards the sink's destination so far, encoded.
+    fn bytes_out(&self) -> u64;
+}
+
+/// A sink could not take what it was given.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot deliver pages to {destination}")]
+pub struct SinkError {
+    /// The store, a host, …
+    pub destination: String,
+    /// Why.
+    #[source]
+    pub source: Box<dyn Error + Send + Sync>,
+}
+
+/// Why a capture failed. The machine is as it was before, and no dirty page is forgotten.
+#[derive(Debug, thiserror::Error)]
+pub enum CaptureError {
+    /// Pages could not be read or scanned.
+    #[error(transparent)]
+    Pages(#[from] PageError),
+    /// The machine could not be paused or described.
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    /// The destination failed.
+    #[error(transparent)]
+    Sink(#[from] SinkError),
+    /// The caller asked to stop.
+    #[error("cancelled")]
+    Cancelled,
+}

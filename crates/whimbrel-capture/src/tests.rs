@@ -1,0 +1,182 @@
+//! The loop against a fake machine whose pages change under the reader's hands, with sinks that fail.
+
+use crate::*;
+use proptest::prelude::*;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use std::{
+    ops::ControlFlow,
+    sync::{Arc, Mutex},
+};
+use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
+
+/// Memory whose first byte of each page is its version; every call of the engine lets it write some more.
+struct World {
+    versions: Vec<u8>,
+    dirty: PageSet,
+    running: bool,
+    rng: StdRng,
+    writes_a_call: u64,
+}
+
+impl World {
+    fn live(&mut self) {
+        for _ in 0..if self.running { self.writes_a_call } else { 0 } {
+            let page = self.rng.random_range(0..self.versions.len());
+            self.versions[page] = self.versions[page].wrapping_add(1);
+            self.dirty.insert(page as u64);
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Fake(Arc<Mutex<World>>);
+
+impl PageArray for Fake {
+    fn name(&self) -> &str {
+        "memory"
+    }
+    fn page_count(&self) -> u64 {
+        self.0.lock().unwrap().versions.len() as u64
+    }
+    fn populated(&mut self) -> Result<PageSet, PageError> {
+        Ok(PageSet::full(self.page_count()))
+    }
+    fn take_dirty(&mut self) -> Result<PageSet, PageError> {
+        let mut world = self.0.lock().unwrap();
+        world.live();
+        Ok(world.dirty.take())
+    }
+    fn put_back(&mut self, pages: &PageSet) {
+        self.0.lock().unwrap().dirty.union(pages);
+    }
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+        let mut world = self.0.lock().unwrap();
+        for (page, out) in run.pages().zip(out.chunks_exact_mut(PAGE_SIZE)) {
+            out.fill(world.versions[page as usize]);
+            world.live();
+        }
+        Ok(())
+    }
+}
+
+impl Machine for Fake {
+    fn pause(&mut self) -> Result<(), MachineError> {
+        self.0.lock().unwrap().running = false;
+        Ok(())
+    }
+    fn unpause(&mut self) -> Result<(), MachineError> {
+        self.0.lock().unwrap().running = true;
+        Ok(())
+    }
+    fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
+        let world = self.0.lock().unwrap();
+        assert!(!world.running, "device state of a running machine");
+        // The state names the versions of this very instant, so the test can compare the copy with it.
+        Ok(world.versions.clone())
+    }
+}
+
+/// Keeps the copy; fails once it has been given `fail_after` batches.
+struct Copy {
+    versions: Vec<u8>,
+    batches: u64,
+    fail_after: u64,
+}
+
+impl Sink for Copy {
+    fn pages(&mut self, batch: Batch<'_>) -> Result<(), SinkError> {
+        if self.batches == self.fail_after {
+            return Err(SinkError { destination: "test".into(), source: "full".into() });
+        }
+        self.batches += 1;
+        for (page, data) in batch.run.pages().zip(batch.data.chunks_exact(PAGE_SIZE)) {
+            self.versions[page as usize] = data[0];
+        }
+        Ok(())
+    }
+    fn bytes_out(&self) -> u64 {
+        self.batches
+    }
+}
+
+fn world(seed: u64, pages: usize, writes_a_call: u64) -> Fake {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let versions = (0..pages).map(|_| rng.random()).collect();
+    let dirty = PageSet::empty(pages as u64);
+    Fake(Arc::new(Mutex::new(World { versions, dirty, running: true, rng, writes_a_call })))
+}
+
+fn run(fake: &Fake, ledger: &mut Ledger, copy: &mut Copy, finish: Finish) -> Result<Captured, CaptureError> {
+    let mut machine = fake.clone();
+    let mut subject =
+        Subject { machine: &mut machine, ledgers: std::slice::from_mut(ledger), follower: Follower::Store };
+    let pace = Pace { pages_left_max: 4, ..Pace::CHECKPOINT };
+    capture(&mut subject, copy, &pace, finish, &mut |_| ControlFlow::Continue(()))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// The fear: a page lost on the second capture, or after a failed first one.
+    #[test]
+    fn every_copy_equals_the_machine_at_its_pause_also_after_failures(
+        seed: u64, pages in 1..600usize, writes in 0..3u64, fails in prop::collection::vec(0..6u64, 0..4),
+    ) {
+        let fake = world(seed, pages, writes);
+        let mut ledger = Ledger::new(Box::new(fake.clone()));
+        ledger.follow_all(Follower::Store).unwrap();
+        let mut copy = Copy { versions: vec![0; pages], batches: 0, fail_after: u64::MAX };
+        for fail_after in fails.into_iter().chain([u64::MAX, u64::MAX]) {
+            copy.fail_after = copy.batches.saturating_add(fail_after);
+            match run(&fake, &mut ledger, &mut copy, Finish::GoOn) {
+                Ok(captured) => prop_assert_eq!(&copy.versions, &captured.device_state),
+                Err(error) => prop_assert!(matches!(error, CaptureError::Sink(_)), "{error}"),
+            }
+            prop_assert!(fake.0.lock().unwrap().running, "the machine goes on either way");
+        }
+    }
+
+    #[test]
+    fn a_machine_that_stays_paused_equals_its_copy(seed: u64, pages in 1..600usize, writes in 0..3u64) {
+        let fake = world(seed, pages, writes);
+        let mut ledger = Ledger::new(Box::new(fake.clone()));
+        ledger.follow_all(Follower::Store).unwrap();
+        let mut copy = Copy { versions: vec![0; pages], batches: 0, fail_after: u64::MAX };
+        run(&fake, &mut ledger, &mut copy, Finish::StayPaused).unwrap();
+        let world = fake.0.lock().unwrap();
+        prop_assert!(!world.running);
+        prop_assert_eq!(&copy.versions, &world.versions);
+    }
+}
+
+#[test]
+fn cancelling_puts_every_page_back() {
+    let fake = world(1, 500, 0);
+    let mut ledger = Ledger::new(Box::new(fake.clone()));
+    ledger.follow_all(Follower::Store).unwrap();
+    let mut copy = Copy { versions: vec![0; 500], batches: 0, fail_after: u64::MAX };
+    let mut machine = fake.clone();
+    let mut subject = Subject {
+        machine: &mut machine,
+        ledgers: std::slice::from_mut(&mut ledger),
+        follower: Follower::Store,
+    };
+    let error =
+        capture(&mut subject, &mut copy, &Pace::CHECKPOINT, Finish::GoOn, &mut |_| ControlFlow::Break(()))
+            .unwrap_err();
+    assert!(matches!(error, CaptureError::Cancelled));
+    assert_eq!(ledger.unseen(Follower::Store).unwrap().count(), 500);
+}
+
+#[test]
+fn followers_do_not_take_each_others_pages() {
+    let fake = world(7, 100, 0);
+    let mut ledger = Ledger::new(Box::new(fake.clone()));
+    ledger.follow_from(Follower::Store, PageSet::empty(100)).unwrap();
+    ledger.follow_from(Follower::Migration, PageSet::empty(100)).unwrap();
+    fake.0.lock().unwrap().dirty.insert(42);
+    assert!(ledger.collect(Follower::Migration).unwrap().contains(42));
+    assert!(ledger.collect(Follower::Store).unwrap().contains(42));
+    assert!(ledger.collect(Follower::Store).unwrap().is_empty());
+}
