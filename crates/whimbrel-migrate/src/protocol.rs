@@ -1,0 +1,112 @@
+//! The messages of a migration, in the order they are sent. docs/protocols/migrate.md tells the story.
+//!
+//! Every message is a request of the wire protocol; its header is one of these types in postcard form, its
+//! payload what the doc of the kind says. The requests of one handover are handled in the order they came.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use whimbrel_core::{CapsuleId, Digest, MachineConfig, MachineName};
+
+/// Offer a machine; header [`Offer`], reply [`Accepted`].
+pub const OFFER: u16 = 0x0100;
+/// A piece of a file that the machine boots from; header [`BlobPiece`], payload the piece.
+pub const BLOB: u16 = 0x0101;
+/// Pages; header [`Pages`], payload as in [`crate::codec`].
+pub const PAGES: u16 = 0x0102;
+/// All pages are sent; header [`Finish`], payload the device state. Answered once loaded and written down.
+pub const FINISH: u16 = 0x0103;
+/// The source has committed: run it; header [`HandoverId`]. May come again.
+pub const COMMIT: u16 = 0x0104;
+/// The source has given up; header [`HandoverId`].
+pub const ABORT: u16 = 0x0105;
+
+/// Most bytes of a blob in one message.
+pub const BLOB_PIECE_MAX: usize = 4 << 20;
+/// Most bytes of a blob.
+pub const BLOB_MAX: u64 = 1 << 30;
+/// Most bytes of device state.
+pub const DEVICE_STATE_MAX: usize = 8 << 20;
+/// Most arrays a machine may have (memory and disks).
+pub const ARRAYS_MAX: usize = 64;
+
+/// Names one attempt to move one machine. Random, so that a late message of an older attempt finds nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct HandoverId(pub [u8; 16]);
+
+impl fmt::Display for HandoverId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for HandoverId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HandoverId({self})")
+    }
+}
+
+/// What the source wants to move. The target reserves everything that this names before it accepts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offer {
+    /// This attempt.
+    pub handover: HandoverId,
+    /// The machine's name, which must be free on the target.
+    pub name: MachineName,
+    /// What it is made of.
+    pub config: MachineConfig,
+    /// Its page arrays: memory first, then the disks in order.
+    pub arrays: Vec<ArrayOffer>,
+    /// Its identity, which it keeps.
+    pub vmgenid: String,
+    /// The capsule it last came from or was saved as.
+    pub origin: Option<CapsuleId>,
+    /// Files it boots from, with their sizes.
+    pub blobs: Vec<(Digest, u64)>,
+    /// Version of the QEMU that runs it.
+    pub qemu_version: String,
+}
+
+/// One page array of an offer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArrayOffer {
+    /// `memory`, `disk0`, …
+    pub name: String,
+    /// Its length.
+    pub pages: u64,
+}
+
+/// The target has reserved room.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accepted {
+    /// Blobs of the offer that the target lacks.
+    pub blobs_missing: Vec<Digest>,
+}
+
+/// A piece of a blob; pieces come in order of their offsets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlobPiece {
+    /// This attempt.
+    pub handover: HandoverId,
+    /// The whole blob's digest.
+    pub digest: Digest,
+    /// Where the piece belongs.
+    pub offset: u64,
+}
+
+/// Pages of one array.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pages {
+    /// This attempt.
+    pub handover: HandoverId,
+    /// Which pages and how they are encoded.
+    pub batch: crate::codec::BatchHeader,
+}
+
+/// The end of the copy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finish {
+    /// This attempt.
+    pub handover: HandoverId,
+    /// Addresses seen on each network port, opaque to the protocol, so that the target can announce them.
+    pub ports: Vec<Vec<u8>>,
+}
