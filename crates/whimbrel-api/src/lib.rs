@@ -1,1 +1,35 @@
-//! Types of the HTTP API of a host and its OpenAPI document.
+//! Types of the HTTP API of a host, its paths, and the OpenAPI document generated from both.
+//!
+//! The daemon and its clients share this crate and nothing else: a path is written once, in [`routes`], a body
+//! once, as a Rust type. There is no I/O here. Rules that hold everywhere:
+//!
+//! - sizes are whole bytes, times are milliseconds since 1970 (UTC), durations milliseconds;
+//! - a request with a field the daemon does not know is refused, a reply with one is read (so an old client can
+//!   talk to a new daemon, and a typing error never passes silently);
+//! - work that can take long answers with an [`Operation`] at once and goes on in the daemon;
+//! - every failure is an [`ApiError`] with a stable [`ErrorCode`].
+
+mod capsule;
+mod error;
+mod host;
+mod machine;
+mod openapi;
+mod operation;
+pub mod routes;
+
+pub use capsule::{
+    CapsuleDiff, CapsuleInfo, CapsuleRef, ConfigChange, ExportFormat, ExportRequest, ImageDiff, ImageInfo,
+    ImportRequest, TagRequest,
+};
+pub use error::{ApiError, ErrorCode};
+pub use host::{HostInfo, StoreUsage, TrustEntry};
+pub use machine::{
+    BalloonRequest, CheckpointRequest, CloneNetwork, CloneRequest, DiskInfo, DiskSource, MachineInfo,
+    MachineState, MigrateMode, MigrateRequest, NicInfo, NicRequest, ResumeMode, ResumeRequest, RunRequest,
+    StopMode, StopRequest, SuspendRequest,
+};
+pub use openapi::{openapi, openapi_json};
+pub use operation::{
+    CaptureReport, Damage, NetworkHandover, Operation, OperationId, OperationKind, OperationResult,
+    OperationState, Progress, RoundInfo, Unit,
+};

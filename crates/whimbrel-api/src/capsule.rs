@@ -1,0 +1,223 @@
+//! Capsules: what the store says about them, and the requests that name, compare, export and import them.
+
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr};
+use utoipa::{
+    PartialSchema, ToSchema,
+    openapi::{ObjectBuilder, RefOr, Schema, schema::Type},
+};
+use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, MachineName, NameError, RefName};
+
+/// How a caller names a capsule: by its full id, or by a name.
+///
+/// In a URL and in JSON it is one string. A name is a tag, the name of a machine (its newest capsule), or the
+/// first digits of an id, in that order; the daemon looks it up.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum CapsuleRef {
+    /// All 64 digits of the id.
+    Id(CapsuleId),
+    /// A tag, a machine, or the beginning of an id.
+    Name(RefName),
+}
+
+impl PartialSchema for CapsuleRef {
+    fn schema() -> RefOr<Schema> {
+        let text = "A tag, a machine (its newest capsule), or an id or the beginning of one";
+        ObjectBuilder::new().schema_type(Type::String).description(Some(text)).into()
+    }
+}
+
+impl ToSchema for CapsuleRef {}
+
+impl FromStr for CapsuleRef {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        text.parse().map(Self::Id).or_else(|_| text.parse().map(Self::Name))
+    }
+}
+
+impl fmt::Display for CapsuleRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Id(id) => id.fmt(f),
+            Self::Name(name) => name.fmt(f),
+        }
+    }
+}
+
+impl TryFrom<String> for CapsuleRef {
+    type Error = NameError;
+
+    fn try_from(text: String) -> Result<Self, NameError> {
+        text.parse()
+    }
+}
+
+impl From<CapsuleRef> for String {
+    fn from(capsule: CapsuleRef) -> String {
+        capsule.to_string()
+    }
+}
+
+impl From<CapsuleId> for CapsuleRef {
+    fn from(id: CapsuleId) -> Self {
+        Self::Id(id)
+    }
+}
+
+/// One capsule.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CapsuleInfo {
+    /// Digest of its manifest.
+    #[schema(value_type = String)]
+    pub id: CapsuleId,
+    /// Refs that name it: tags, and the machine whose newest capsule it is.
+    #[schema(value_type = Vec<String>)]
+    pub names: Vec<RefName>,
+    /// The machine it was taken from.
+    #[schema(value_type = String)]
+    pub machine: MachineName,
+    /// Whether it holds memory and device state, so that it resumes instead of booting.
+    pub active: bool,
+    /// When it was taken.
+    pub time_ms: u64,
+    /// Where it was taken.
+    #[schema(value_type = String)]
+    pub host: HostName,
+    /// Guest memory of the machine.
+    #[schema(value_type = u64)]
+    pub memory: ByteSize,
+    /// Its page arrays: `memory`, `disk0`, …
+    pub images: Vec<ImageInfo>,
+    /// The capsules it follows, none for the first.
+    #[schema(value_type = Vec<String>)]
+    pub parents: Vec<CapsuleId>,
+    /// What the user wrote on it.
+    pub labels: BTreeMap<String, String>,
+    /// Bytes it added to the store, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub stored: Option<ByteSize>,
+}
+
+/// One page array of a capsule.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ImageInfo {
+    /// `memory`, `disk0`, …
+    pub name: String,
+    /// Its length in pages of 4 KiB, empty ones counted.
+    pub pages: u64,
+    /// Root digest of its tree.
+    #[schema(value_type = String)]
+    pub root: Digest,
+}
+
+/// What differs between two capsules.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CapsuleDiff {
+    /// The first capsule.
+    #[schema(value_type = String)]
+    pub a: CapsuleId,
+    /// The second capsule.
+    #[schema(value_type = String)]
+    pub b: CapsuleId,
+    /// Every page array that either has.
+    pub images: Vec<ImageDiff>,
+    /// Settings of the machine that differ.
+    pub config: Vec<ConfigChange>,
+}
+
+/// What differs between two versions of a page array.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ImageDiff {
+    /// `memory`, `disk0`, …
+    pub name: String,
+    /// Pages in the first; 0 if it has no such array.
+    pub pages_a: u64,
+    /// Pages in the second; 0 if it has no such array.
+    pub pages_b: u64,
+    /// Pages whose content differs.
+    pub changed: u64,
+    /// Of these, pages that are zero in the first.
+    pub filled: u64,
+    /// Of these, pages that are zero in the second.
+    pub emptied: u64,
+}
+
+/// One setting of a machine in two capsules, as text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ConfigChange {
+    /// `memory`, `cpus`, `disks[1].size`, …
+    pub field: String,
+    /// In the first; none if it is absent there.
+    pub a: Option<String>,
+    /// In the second; none if it is absent there.
+    pub b: Option<String>,
+}
+
+/// Body of `PUT /v1/tags/{tag}`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TagRequest {
+    /// What the tag is to name.
+    pub capsule: CapsuleRef,
+}
+
+/// What an exported or imported file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ExportFormat {
+    /// A whole capsule in one file.
+    Capsule,
+    /// One page array, byte for byte, with holes.
+    Raw,
+    /// One page array as QEMU's qcow2.
+    Qcow2,
+}
+
+/// Body of `POST /v1/export`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ExportRequest {
+    /// What to export.
+    pub capsule: CapsuleRef,
+    /// File to create on the host, absolute. It must not exist.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// What to write.
+    pub format: ExportFormat,
+    /// Which page array, for `raw` and `qcow2`; the first disk unless said otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+}
+
+/// Body of `POST /v1/import`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ImportRequest {
+    /// File on the host, absolute.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// The tag the new capsule gets.
+    #[schema(value_type = String)]
+    pub name: RefName,
+    /// What the file is. A disk becomes an inactive capsule.
+    pub format: ExportFormat,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capsule_is_named_by_id_or_by_a_harmless_name() {
+        let id = "ab".repeat(32);
+        assert!(matches!(id.parse(), Ok(CapsuleRef::Id(_))));
+        assert!(matches!("before-upgrade".parse(), Ok(CapsuleRef::Name(_))));
+        assert!("../x".parse::<CapsuleRef>().is_err());
+        let json = serde_json::to_string(&id.parse::<CapsuleRef>().unwrap()).unwrap();
+        assert_eq!(json, format!("\"{id}\""));
+    }
+}

@@ -1,0 +1,166 @@
+//! What a failed request answers with, and which HTTP status goes with it.
+
+use serde::{Deserialize, Serialize};
+use std::{error::Error, fmt};
+use utoipa::ToSchema;
+
+/// The kind of a failure. A caller may branch on it; it never changes its meaning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    /// No machine, capsule, host or operation of that name.
+    NotFound,
+    /// The name is in use.
+    NameTaken,
+    /// The request makes no sense, whatever the state of the host.
+    Invalid,
+    /// The thing is busy with another operation or in a state that forbids this one.
+    Busy,
+    /// Another host does not answer.
+    Unreachable,
+    /// Another host is not trusted here, or does not trust this one.
+    Untrusted,
+    /// Stored data does not verify.
+    Damaged,
+    /// No room on a disk or in memory.
+    NoSpace,
+    /// QEMU refused or died.
+    QemuFailed,
+    /// This host, kernel or QEMU cannot do it.
+    Unsupported,
+    /// Somebody cancelled the operation.
+    Cancelled,
+    /// A fault of the daemon. Codes that this version does not know are read as this one.
+    #[serde(other)]
+    Internal,
+}
+
+impl ErrorCode {
+    /// Every code, in the order of the documentation.
+    pub const ALL: [ErrorCode; 12] = [
+        Self::NotFound,
+        Self::NameTaken,
+        Self::Invalid,
+        Self::Busy,
+        Self::Unreachable,
+        Self::Untrusted,
+        Self::Damaged,
+        Self::NoSpace,
+        Self::QemuFailed,
+        Self::Unsupported,
+        Self::Cancelled,
+        Self::Internal,
+    ];
+
+    /// The HTTP status that carries this code (RFC 9110; 507 is RFC 4918).
+    pub const fn http_status(self) -> u16 {
+        match self {
+            Self::Invalid => 400,
+            Self::Untrusted => 403,
+            Self::NotFound => 404,
+            Self::NameTaken | Self::Busy | Self::Cancelled => 409,
+            Self::Damaged | Self::QemuFailed | Self::Internal => 500,
+            Self::Unsupported => 501,
+            Self::Unreachable => 502,
+            Self::NoSpace => 507,
+        }
+    }
+
+    /// The code as it stands in JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NotFound => "not_found",
+            Self::NameTaken => "name_taken",
+            Self::Invalid => "invalid",
+            Self::Busy => "busy",
+            Self::Unreachable => "unreachable",
+            Self::Untrusted => "untrusted",
+            Self::Damaged => "damaged",
+            Self::NoSpace => "no_space",
+            Self::QemuFailed => "qemu_failed",
+            Self::Unsupported => "unsupported",
+            Self::Cancelled => "cancelled",
+            Self::Internal => "internal",
+        }
+    }
+}
+
+impl fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// The body of every failed request, and the error of a failed operation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    /// The kind of failure.
+    pub code: ErrorCode,
+    /// What failed, one line, lower case, no full stop.
+    pub message: String,
+    /// Why, outermost cause first; none repeats the one before it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub causes: Vec<String>,
+    /// What to do about it, naming the next command if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+}
+
+impl ApiError {
+    /// An error that has no cause beneath it.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), causes: Vec::new(), hint: None }
+    }
+
+    /// `error` and the chain of its sources.
+    pub fn from_error(code: ErrorCode, error: &(dyn Error + 'static)) -> Self {
+        let chain = std::iter::successors(error.source(), |&cause| cause.source());
+        Self {
+            code,
+            message: error.to_string(),
+            causes: chain.map(ToString::to_string).collect(),
+            hint: None,
+        }
+    }
+
+    /// The same error with advice.
+    #[must_use]
+    pub fn with_hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_reads_back_and_is_an_error_status() {
+        for code in ErrorCode::ALL {
+            let json = serde_json::to_string(&code).unwrap();
+            assert_eq!(json, format!("\"{}\"", code.as_str()));
+            assert_eq!(serde_json::from_str::<ErrorCode>(&json).unwrap(), code);
+            assert!((400..600).contains(&code.http_status()), "{code}");
+        }
+    }
+
+    #[test]
+    fn a_code_of_a_newer_host_does_not_hide_its_message() {
+        let read: ApiError =
+            serde_json::from_str(r#"{"code":"eaten_by_dog","message":"m","more":1}"#).unwrap();
+        assert_eq!(read, ApiError::new(ErrorCode::Internal, "m"));
+    }
+
+    #[test]
+    fn the_chain_of_sources_becomes_causes_without_repetition() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("cannot open the store")]
+        struct Outer(#[source] std::io::Error);
+        let error = ApiError::from_error(ErrorCode::Damaged, &Outer(std::io::Error::other("disk on fire")));
+        assert_eq!(
+            (error.message.as_str(), error.causes),
+            ("cannot open the store", vec!["disk on fire".to_owned()])
+        );
+    }
+}

@@ -1,0 +1,192 @@
+//! The OpenAPI document: schemas from the types, operations from one table.
+//!
+//! A table and not attributes on handlers, because the handlers live in the daemon and clients need no server to
+//! know the API. The table names paths by the constants of [`routes`](crate::routes); a test of this crate
+//! compares the document with the one that is checked in.
+
+use crate::{routes::*, *};
+use utoipa::{
+    OpenApi,
+    openapi::{
+        ContentBuilder, HttpMethod, InfoBuilder, LicenseBuilder, Paths, PathsBuilder, Ref, RefOr, Required,
+        ResponseBuilder, Schema,
+        path::{OperationBuilder, ParameterBuilder, ParameterIn, PathItem},
+        request_body::RequestBodyBuilder,
+        schema::{ArrayBuilder, ObjectBuilder, Type},
+    },
+};
+
+#[derive(OpenApi)]
+#[openapi(components(schemas(
+    ApiError,
+    BalloonRequest,
+    CapsuleDiff,
+    CapsuleInfo,
+    CapsuleRef,
+    CheckpointRequest,
+    CloneRequest,
+    ExportRequest,
+    HostInfo,
+    ImportRequest,
+    MachineInfo,
+    MigrateRequest,
+    Operation,
+    ResumeRequest,
+    RunRequest,
+    StopRequest,
+    SuspendRequest,
+    TagRequest,
+    TrustEntry
+)))]
+struct Schemas;
+
+/// What an endpoint answers with when all goes well.
+#[derive(Clone, Copy)]
+enum Reply {
+    /// 200 and one object.
+    One(&'static str),
+    /// 200 and an array of objects.
+    Many(&'static str),
+    /// 202 and the operation that has begun.
+    Begun,
+    /// 204 and nothing.
+    Done,
+    /// 200 and one object a line.
+    Stream(&'static str),
+    /// 200 and bytes of text.
+    Text,
+    /// 101 and a raw byte stream in both directions.
+    Upgrade,
+    /// 200 and this document.
+    Document,
+}
+
+/// Method, path, name, body, reply, one line of explanation.
+type Endpoint = (HttpMethod, &'static str, &'static str, Option<&'static str>, Reply, &'static str);
+
+use HttpMethod::{Delete, Get, Post, Put};
+
+#[rustfmt::skip]
+const ENDPOINTS: &[Endpoint] = &[
+    (Get, HOST, "host", None, Reply::One("HostInfo"), "The host"),
+    (Get, OPENAPI, "openapi", None, Reply::Document, "This document"),
+    (Get, MACHINES, "machines", None, Reply::Many("MachineInfo"), "All machines"),
+    (Post, MACHINES, "run", Some("RunRequest"), Reply::One("MachineInfo"), "Make a machine and start it"),
+    (Get, MACHINE, "machine", None, Reply::One("MachineInfo"), "One machine"),
+    (Post, MACHINE_STOP, "stop", Some("StopRequest"), Reply::One("MachineInfo"), "Stop a machine; answers once it has stopped"),
+    (Post, MACHINE_PAUSE, "pause", None, Reply::One("MachineInfo"), "Stop its CPUs"),
+    (Post, MACHINE_UNPAUSE, "unpause", None, Reply::One("MachineInfo"), "Let its CPUs run"),
+    (Post, MACHINE_BALLOON, "balloon", Some("BalloonRequest"), Reply::One("MachineInfo"), "Change how much memory its guest has"),
+    (Post, MACHINE_CHECKPOINT, "checkpoint", Some("CheckpointRequest"), Reply::Begun, "Take a capsule; the machine runs on"),
+    (Post, MACHINE_SUSPEND, "suspend", Some("SuspendRequest"), Reply::Begun, "Take a capsule and end the machine"),
+    (Post, MACHINE_MIGRATE, "migrate", Some("MigrateRequest"), Reply::Begun, "Move it to another host"),
+    (Get, MACHINE_CONSOLE, "console", None, Reply::Upgrade, "Its serial port, with `Upgrade: whimbrel-console`"),
+    (Get, MACHINE_CONSOLE_LOG, "console_log", None, Reply::Text, "The last bytes its serial port printed"),
+    (Post, RESUME, "resume", Some("ResumeRequest"), Reply::Begun, "Make a machine from a capsule"),
+    (Post, CLONE, "clone", Some("CloneRequest"), Reply::Begun, "Make several machines from a capsule"),
+    (Get, CAPSULES, "capsules", None, Reply::Many("CapsuleInfo"), "All capsules, newest first"),
+    (Get, CAPSULE, "capsule", None, Reply::One("CapsuleInfo"), "One capsule"),
+    (Delete, CAPSULE, "remove", None, Reply::Done, "Remove a ref; what no ref reaches goes with the next gc"),
+    (Get, CAPSULE_LOG, "log", None, Reply::Many("CapsuleInfo"), "A capsule and its ancestors, newest first"),
+    (Get, CAPSULE_DIFF, "diff", None, Reply::One("CapsuleDiff"), "What differs between two capsules"),
+    (Put, TAG, "tag", Some("TagRequest"), Reply::One("CapsuleInfo"), "Let a tag name a capsule"),
+    (Post, STORE_GC, "gc", None, Reply::Begun, "Free what no ref reaches"),
+    (Post, STORE_VERIFY, "verify", None, Reply::Begun, "Read and check everything in the store"),
+    (Post, EXPORT, "export", Some("ExportRequest"), Reply::Begun, "Write a capsule or an image to a file of the host"),
+    (Post, IMPORT, "import", Some("ImportRequest"), Reply::Begun, "Read a capsule or a disk from a file of the host"),
+    (Get, TRUST, "trusted", None, Reply::Many("TrustEntry"), "Whom this host trusts"),
+    (Post, TRUST, "trust", Some("TrustEntry"), Reply::One("TrustEntry"), "Trust a host, or change its address"),
+    (Delete, TRUST_ENTRY, "distrust", None, Reply::Done, "Trust a host no longer"),
+    (Get, OPERATIONS, "operations", None, Reply::Many("Operation"), "Operations that run or ended lately"),
+    (Get, OPERATION, "operation", None, Reply::One("Operation"), "One operation"),
+    (Delete, OPERATION, "cancel", None, Reply::One("Operation"), "Ask an operation to stop; follow it to see what it left"),
+    (Get, OPERATION_EVENTS, "events", None, Reply::Stream("Operation"), "One operation, a line a snapshot, until it has ended"),
+];
+
+/// The OpenAPI document of this version.
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    let mut document = Schemas::openapi();
+    document.info = InfoBuilder::new()
+        .title("Whimbrel host")
+        .version(env!("CARGO_PKG_VERSION"))
+        .description(Some("HTTP API of a host daemon, spoken over its unix socket."))
+        .license(Some(LicenseBuilder::new().name("Apache-2.0 OR MIT").build()))
+        .build();
+    document.paths = paths();
+    document
+}
+
+/// The document as indented JSON with a line feed at the end, as it is checked in.
+pub fn openapi_json() -> String {
+    let mut text = openapi().to_pretty_json().expect("a document of strings and maps has a JSON form");
+    text.push('\n');
+    text
+}
+
+fn paths() -> Paths {
+    ENDPOINTS
+        .iter()
+        .fold(PathsBuilder::new(), |paths, endpoint| {
+            let (method, path, ..) = endpoint;
+            paths.path(*path, PathItem::new(method.clone(), operation_of(endpoint)))
+        })
+        .build()
+}
+
+fn operation_of((_, path, id, body, reply, summary): &Endpoint) -> OperationBuilder {
+    let mut operation = OperationBuilder::new().operation_id(Some(*id)).summary(Some(*summary));
+    for name in path.split('{').skip(1).filter_map(|rest| rest.split('}').next()) {
+        operation = operation.parameter(parameter(name, ParameterIn::Path, Required::True, Type::String));
+    }
+    if *path == MACHINE_CONSOLE_LOG {
+        operation = operation.parameter(parameter(
+            CONSOLE_LOG_BYTES,
+            ParameterIn::Query,
+            Required::False,
+            Type::Integer,
+        ));
+    }
+    if let Some(body) = body {
+        let content = ContentBuilder::new().schema(Some(reference_to(body))).build();
+        let body =
+            RequestBodyBuilder::new().content("application/json", content).required(Some(Required::True));
+        operation = operation.request_body(Some(body.build()));
+    }
+    let (status, response) = success(*reply);
+    let failure = json("Why not", Some(reference_to("ApiError")));
+    operation.response(status, response.build()).response("default", failure.build())
+}
+
+fn parameter(name: &str, place: ParameterIn, required: Required, kind: Type) -> ParameterBuilder {
+    let schema = ObjectBuilder::new().schema_type(kind).build();
+    ParameterBuilder::new().name(name).parameter_in(place).required(required).schema(Some(schema))
+}
+
+fn success(reply: Reply) -> (&'static str, ResponseBuilder) {
+    match reply {
+        Reply::One(name) => ("200", json("Done", Some(reference_to(name)))),
+        Reply::Many(name) => {
+            let list = ArrayBuilder::new().items(Ref::from_schema_name(name)).build();
+            ("200", json("Done", Some(RefOr::T(Schema::Array(list)))))
+        }
+        Reply::Begun => ("202", json("It has begun", Some(reference_to("Operation")))),
+        Reply::Done => ("204", ResponseBuilder::new().description("Done")),
+        Reply::Stream(name) => ("200", content("One object a line", NDJSON, Some(reference_to(name)))),
+        Reply::Text => ("200", content("Bytes as they were printed", "text/plain", None)),
+        Reply::Upgrade => ("101", ResponseBuilder::new().description("From here on a raw byte stream")),
+        Reply::Document => ("200", json("An OpenAPI document", None)),
+    }
+}
+
+fn json(description: &str, schema: Option<RefOr<Schema>>) -> ResponseBuilder {
+    content(description, "application/json", schema)
+}
+
+fn content(description: &str, kind: &str, schema: Option<RefOr<Schema>>) -> ResponseBuilder {
+    let content = ContentBuilder::new().schema(schema).build();
+    ResponseBuilder::new().description(description).content(kind, content)
+}
+
+fn reference_to(name: &str) -> RefOr<Schema> {
+    RefOr::Ref(Ref::from_schema_name(name))
+}

@@ -1,0 +1,339 @@
+//! Operations: work that goes on in the daemon after the request was answered.
+//!
+//! An operation runs until it is succeeded, failed or cancelled, and then never changes again. The daemon keeps
+//! ended ones for a while, so that a caller who lost its connection can still ask how it ended.
+
+use crate::ApiError;
+use serde::{Deserialize, Serialize};
+use std::{fmt, num::ParseIntError, path::PathBuf, str::FromStr};
+use utoipa::ToSchema;
+use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName};
+
+/// Number of an operation, unique while the daemon runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(transparent)]
+pub struct OperationId(pub u64);
+
+impl fmt::Display for OperationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for OperationId {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        text.parse().map(Self)
+    }
+}
+
+/// One operation at one instant.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Operation {
+    /// Its number.
+    pub id: OperationId,
+    /// What it does.
+    pub kind: OperationKind,
+    /// What it works on: a machine, a capsule, a path; as the caller named it.
+    pub subject: String,
+    /// When it began.
+    pub started_ms: u64,
+    /// How far it is.
+    pub progress: Progress,
+    /// Whether it goes on, and how it ended.
+    #[serde(flatten)]
+    pub state: OperationState,
+}
+
+/// What an operation does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OperationKind {
+    /// Keeps the state of a machine that runs on.
+    Checkpoint,
+    /// Keeps the state of a machine and ends it.
+    Suspend,
+    /// Makes a machine from a capsule.
+    Resume,
+    /// Makes several.
+    Clone,
+    /// Moves a machine to another host.
+    Migrate,
+    /// Frees what no ref reaches.
+    Gc,
+    /// Reads everything in the store and checks it.
+    Verify,
+    /// Writes a capsule or an image to a file.
+    Export,
+    /// Reads one from a file.
+    Import,
+}
+
+impl fmt::Display for OperationKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Checkpoint => "checkpoint",
+            Self::Suspend => "suspend",
+            Self::Resume => "resume",
+            Self::Clone => "clone",
+            Self::Migrate => "migrate",
+            Self::Gc => "gc",
+            Self::Verify => "verify",
+            Self::Export => "export",
+            Self::Import => "import",
+        })
+    }
+}
+
+/// Whether an operation goes on, and how it ended. In JSON: a field `state` and, beside it, what belongs to it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "state", rename_all = "lowercase")]
+pub enum OperationState {
+    /// It goes on.
+    Running,
+    /// It did what it was asked.
+    Succeeded {
+        /// What came of it.
+        result: OperationResult,
+    },
+    /// It could not.
+    Failed {
+        /// Why, and in which state things are now.
+        error: ApiError,
+    },
+    /// Somebody cancelled it.
+    Cancelled {
+        /// What is left: `the machine runs on, nothing was stored`.
+        left: String,
+    },
+}
+
+impl OperationState {
+    /// Whether nothing will change any more.
+    pub fn is_ended(&self) -> bool {
+        !matches!(self, Self::Running)
+    }
+}
+
+/// How far an operation is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Progress {
+    /// What it does now: `copying round 2`, `writing the index`.
+    pub stage: String,
+    /// How much of this stage is done.
+    pub done: u64,
+    /// How much there is to do, once that is known. It may grow.
+    pub total: Option<u64>,
+    /// What is counted.
+    pub unit: Unit,
+    /// Units a second lately.
+    pub rate_per_s: Option<f64>,
+    /// Something worth knowing beside the numbers.
+    pub detail: Option<String>,
+}
+
+impl Progress {
+    /// The beginning of a stage of unknown length.
+    pub fn stage(stage: impl Into<String>, unit: Unit) -> Self {
+        Self { stage: stage.into(), done: 0, total: None, unit, rate_per_s: None, detail: None }
+    }
+}
+
+/// What progress counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Unit {
+    /// Bytes.
+    Bytes,
+    /// Pages of 4 KiB.
+    Pages,
+    /// Things: machines, capsules, packs.
+    Items,
+}
+
+/// What came of an operation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum OperationResult {
+    /// A capsule was taken; the machine runs on.
+    Checkpoint(CaptureReport),
+    /// A capsule was taken; the machine is gone.
+    Suspend(CaptureReport),
+    /// A machine runs.
+    Resume {
+        /// Its name, in a list because a clone is the same thing several times.
+        #[schema(value_type = Vec<String>)]
+        machines: Vec<MachineName>,
+        /// From the request until its CPUs ran.
+        to_running_ms: f64,
+    },
+    /// Several machines run.
+    Clone {
+        /// Their names.
+        #[schema(value_type = Vec<String>)]
+        machines: Vec<MachineName>,
+        /// From the request until the CPUs of the last one ran.
+        to_running_ms: f64,
+    },
+    /// The machine runs on another host.
+    Migrate {
+        /// Which.
+        #[schema(value_type = String)]
+        host: HostName,
+        /// How long no CPU of it ran, as the hosts measured it.
+        downtime_ms: f64,
+        /// From the request to the end.
+        total_ms: f64,
+        /// Bytes on the wire, all of them.
+        wire_bytes: u64,
+        /// The rounds, the last one with the machine stopped.
+        rounds: Vec<RoundInfo>,
+        /// What became of its network ports.
+        network: NetworkHandover,
+    },
+    /// The store was cleaned.
+    Gc {
+        /// Bytes freed on disk.
+        #[schema(value_type = u64)]
+        freed: ByteSize,
+        /// Bytes on disk now.
+        #[schema(value_type = u64)]
+        stored: ByteSize,
+        /// Packs deleted whole.
+        packs_removed: u64,
+        /// Packs written anew without their garbage.
+        packs_rewritten: u64,
+    },
+    /// The store was read and checked. It is sound if `damaged` is empty.
+    Verify {
+        /// Capsules checked.
+        capsules: u64,
+        /// Pages and other objects checked.
+        objects: u64,
+        /// Bytes read.
+        #[schema(value_type = u64)]
+        bytes: ByteSize,
+        /// What does not verify.
+        damaged: Vec<Damage>,
+    },
+    /// A file was written.
+    Export {
+        /// Where.
+        #[schema(value_type = String)]
+        path: PathBuf,
+        /// Its length.
+        #[schema(value_type = u64)]
+        bytes: ByteSize,
+    },
+    /// A capsule was read from a file.
+    Import {
+        /// The new capsule.
+        #[schema(value_type = String)]
+        capsule: CapsuleId,
+        /// Bytes added to the store.
+        #[schema(value_type = u64)]
+        added: ByteSize,
+    },
+}
+
+/// What taking a capsule cost.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CaptureReport {
+    /// The new capsule.
+    #[schema(value_type = String)]
+    pub capsule: CapsuleId,
+    /// How long the machine was stopped (for a suspend: from its stop until the capsule was durable).
+    pub pause_ms: f64,
+    /// From the request until the capsule was durable.
+    pub total_ms: f64,
+    /// Bytes added to the store.
+    pub bytes_added: u64,
+    /// The rounds, the last one with the machine stopped.
+    pub rounds: Vec<RoundInfo>,
+}
+
+/// One pass over the pages that changed.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RoundInfo {
+    /// Pages read.
+    pub pages: u64,
+    /// Bytes handed on, after everything known was left out and the rest compressed.
+    pub bytes: u64,
+    /// How long it took.
+    pub ms: f64,
+}
+
+/// What became of a machine's network ports on the other host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum NetworkHandover {
+    /// It has none, or none that was plugged in.
+    NoPorts,
+    /// Its ports joined their bridges and were announced to the network.
+    Announced {
+        /// How many.
+        ports: u32,
+    },
+    /// Some ports found no bridge and are unplugged.
+    Unplugged {
+        /// The bridges that do not exist there.
+        missing: Vec<String>,
+    },
+}
+
+/// Something in the store that does not verify.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Damage {
+    /// A pack, an index, a capsule; as the store names it.
+    pub place: String,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorCode;
+
+    fn operation(state: OperationState) -> Operation {
+        let progress = Progress::stage("copying round 1", Unit::Pages);
+        Operation {
+            id: OperationId(7),
+            kind: OperationKind::Checkpoint,
+            subject: "web".into(),
+            started_ms: 1,
+            progress,
+            state,
+        }
+    }
+
+    #[test]
+    fn every_end_of_an_operation_survives_its_json() {
+        let result = OperationResult::Checkpoint(CaptureReport {
+            capsule: "ab".repeat(32).parse().unwrap(),
+            pause_ms: 1.7,
+            total_ms: 900.0,
+            bytes_added: u64::MAX,
+            rounds: vec![RoundInfo { pages: 3, bytes: 4, ms: 0.5 }],
+        });
+        let error = ApiError::new(ErrorCode::NoSpace, "the store is full");
+        for state in [
+            OperationState::Running,
+            OperationState::Succeeded { result },
+            OperationState::Failed { error },
+            OperationState::Cancelled { left: "the machine runs on".into() },
+        ] {
+            let before = operation(state);
+            let json = serde_json::to_string(&before).unwrap();
+            assert_eq!(serde_json::from_str::<Operation>(&json).unwrap(), before, "{json}");
+        }
+    }
+
+    #[test]
+    fn the_state_stands_beside_the_other_fields() {
+        let json =
+            serde_json::to_value(operation(OperationState::Cancelled { left: "nothing".into() })).unwrap();
+        assert_eq!((&json["state"], &json["left"]), (&"cancelled".into(), &"nothing".into()));
+    }
+}

@@ -1,0 +1,135 @@
+//! Every path of the API, once.
+//!
+//! The constants are templates in the form that both axum and OpenAPI use (`{name}`); the functions fill one in
+//! for a client. All parameters are types whose text is safe in a URL as it is (letters, digits, `-_.`).
+
+use crate::{CapsuleRef, OperationId};
+use whimbrel_core::{HostName, MachineName, RefName};
+
+/// `GET`: the host.
+pub const HOST: &str = "/v1/host";
+/// `GET`: all machines; `POST`: a new one.
+pub const MACHINES: &str = "/v1/machines";
+/// `GET`: one machine.
+pub const MACHINE: &str = "/v1/machines/{name}";
+/// `POST`: stop a machine.
+pub const MACHINE_STOP: &str = "/v1/machines/{name}/stop";
+/// `POST`: stop its CPUs.
+pub const MACHINE_PAUSE: &str = "/v1/machines/{name}/pause";
+/// `POST`: let its CPUs run.
+pub const MACHINE_UNPAUSE: &str = "/v1/machines/{name}/unpause";
+/// `POST`: change how much memory its guest has.
+pub const MACHINE_BALLOON: &str = "/v1/machines/{name}/balloon";
+/// `POST`: take a capsule, the machine runs on.
+pub const MACHINE_CHECKPOINT: &str = "/v1/machines/{name}/checkpoint";
+/// `POST`: take a capsule and end the machine.
+pub const MACHINE_SUSPEND: &str = "/v1/machines/{name}/suspend";
+/// `POST`: move it to another host.
+pub const MACHINE_MIGRATE: &str = "/v1/machines/{name}/migrate";
+/// `GET`: becomes a raw byte stream to and from its serial port.
+pub const MACHINE_CONSOLE: &str = "/v1/machines/{name}/console";
+/// `GET`: the last bytes its serial port printed.
+pub const MACHINE_CONSOLE_LOG: &str = "/v1/machines/{name}/console/log";
+/// `POST`: a machine from a capsule.
+pub const RESUME: &str = "/v1/resume";
+/// `POST`: several machines from a capsule.
+pub const CLONE: &str = "/v1/clone";
+/// `GET`: all capsules.
+pub const CAPSULES: &str = "/v1/capsules";
+/// `GET`: one capsule; `DELETE`: the ref that names it.
+pub const CAPSULE: &str = "/v1/capsules/{capsule}";
+/// `GET`: it and its ancestors.
+pub const CAPSULE_LOG: &str = "/v1/capsules/{capsule}/log";
+/// `GET`: what differs between two.
+pub const CAPSULE_DIFF: &str = "/v1/capsules/{capsule}/diff/{other}";
+/// `PUT`: let a tag name a capsule.
+pub const TAG: &str = "/v1/tags/{tag}";
+/// `POST`: free what no ref reaches.
+pub const STORE_GC: &str = "/v1/store/gc";
+/// `POST`: read and check everything.
+pub const STORE_VERIFY: &str = "/v1/store/verify";
+/// `POST`: write a capsule or an image to a file.
+pub const EXPORT: &str = "/v1/export";
+/// `POST`: read one from a file.
+pub const IMPORT: &str = "/v1/import";
+/// `GET`: whom this host trusts; `POST`: one more.
+pub const TRUST: &str = "/v1/trust";
+/// `DELETE`: trust a host no longer.
+pub const TRUST_ENTRY: &str = "/v1/trust/{name}";
+/// `GET`: operations that run or ended lately.
+pub const OPERATIONS: &str = "/v1/operations";
+/// `GET`: one operation; `DELETE`: cancel it.
+pub const OPERATION: &str = "/v1/operations/{id}";
+/// `GET`: one operation as a stream of snapshots until it has ended.
+pub const OPERATION_EVENTS: &str = "/v1/operations/{id}/events";
+/// `GET`: this API as an OpenAPI document.
+pub const OPENAPI: &str = "/v1/openapi.json";
+
+/// Value of the `Upgrade` header that opens a console (RFC 9110, 7.8).
+pub const CONSOLE_PROTOCOL: &str = "whimbrel-console";
+/// Content type of [`OPERATION_EVENTS`]: one JSON object a line.
+pub const NDJSON: &str = "application/x-ndjson";
+/// Query parameter of [`MACHINE_CONSOLE_LOG`]: how many bytes at most.
+pub const CONSOLE_LOG_BYTES: &str = "bytes";
+
+/// `template` with the one parameter it has replaced by `value`.
+fn fill(template: &str, value: &str) -> String {
+    let (before, rest) = template.split_once('{').unwrap_or((template, "}"));
+    let (_, after) = rest.split_once('}').unwrap_or(("", ""));
+    format!("{before}{value}{after}")
+}
+
+/// One of the `MACHINE…` paths for the machine `name`.
+pub fn machine(template: &str, name: &MachineName) -> String {
+    fill(template, name.as_str())
+}
+
+/// [`MACHINE_CONSOLE_LOG`] asking for at most `bytes`.
+pub fn console_log(name: &MachineName, bytes: u64) -> String {
+    format!("{}?{CONSOLE_LOG_BYTES}={bytes}", machine(MACHINE_CONSOLE_LOG, name))
+}
+
+/// [`CAPSULE`] or [`CAPSULE_LOG`] for one capsule.
+pub fn capsule(template: &str, capsule: &CapsuleRef) -> String {
+    fill(template, &capsule.to_string())
+}
+
+/// [`CAPSULE_DIFF`] for two capsules.
+pub fn capsule_diff(a: &CapsuleRef, b: &CapsuleRef) -> String {
+    fill(&capsule(CAPSULE_DIFF, a), &b.to_string())
+}
+
+/// [`CAPSULE`] for a ref that is to be removed.
+pub fn reference(name: &RefName) -> String {
+    fill(CAPSULE, name.as_str())
+}
+
+/// [`TAG`] for one tag.
+pub fn tag(tag: &RefName) -> String {
+    fill(TAG, tag.as_str())
+}
+
+/// [`TRUST_ENTRY`] for one host.
+pub fn trust_entry(host: &HostName) -> String {
+    fill(TRUST_ENTRY, host.as_str())
+}
+
+/// [`OPERATION`] or [`OPERATION_EVENTS`] for one operation.
+pub fn operation(template: &str, id: OperationId) -> String {
+    fill(template, &id.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filled_paths_have_no_braces_left() {
+        let (name, a) = ("web-1".parse().unwrap(), "before".parse().unwrap());
+        assert_eq!(machine(MACHINE_STOP, &name), "/v1/machines/web-1/stop");
+        assert_eq!(console_log(&name, 10), "/v1/machines/web-1/console/log?bytes=10");
+        assert_eq!(capsule_diff(&a, &"after".parse().unwrap()), "/v1/capsules/before/diff/after");
+        assert_eq!(operation(OPERATION_EVENTS, OperationId(3)), "/v1/operations/3/events");
+        assert_eq!(trust_entry(&"beta".parse().unwrap()), "/v1/trust/beta");
+    }
+}
