@@ -1,0 +1,225 @@
+//! One method a route. What each does is said in `whimbrel-api`; errors are [`ClientError`]s throughout.
+
+use crate::{ClientError, connection::Call};
+use bytes::Bytes;
+use hyper::Method;
+use serde::{Serialize, de::DeserializeOwned};
+use std::path::{Path, PathBuf};
+use whimbrel_api::*;
+use whimbrel_core::{HostName, MachineName, RefName};
+
+/// A host daemon behind a unix socket. Cheap to make: nothing is opened before the first call.
+#[derive(Debug, Clone)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// A client of the daemon that listens on `socket`. Its methods need a tokio runtime.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self { socket: socket.into() }
+    }
+
+    /// The socket it talks to.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: impl Into<String>) -> Result<T, ClientError> {
+        Call::new(Method::GET, path).read(&self.socket).await
+    }
+
+    async fn send<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: impl Into<String>,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        let call = Call::new(method, path);
+        let body = serde_json::to_vec(body).map_err(|error| ClientError::protocol(&call.label(), error))?;
+        call.json(body).read(&self.socket).await
+    }
+
+    async fn post<T: DeserializeOwned>(
+        &self,
+        path: impl Into<String>,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        self.send(Method::POST, path, body).await
+    }
+
+    async fn start<T: DeserializeOwned>(&self, path: impl Into<String>) -> Result<T, ClientError> {
+        Call::new(Method::POST, path).read(&self.socket).await
+    }
+
+    async fn delete(&self, path: String) -> Result<(), ClientError> {
+        Call::new(Method::DELETE, path).send(&self.socket).await.map(drop)
+    }
+
+    /// The host.
+    pub async fn host(&self) -> Result<HostInfo, ClientError> {
+        self.get(routes::HOST).await
+    }
+
+    /// All machines.
+    pub async fn machines(&self) -> Result<Vec<MachineInfo>, ClientError> {
+        self.get(routes::MACHINES).await
+    }
+
+    /// One machine.
+    pub async fn machine(&self, name: &MachineName) -> Result<MachineInfo, ClientError> {
+        self.get(routes::machine(routes::MACHINE, name)).await
+    }
+
+    /// Makes a machine and starts it.
+    pub async fn run(&self, request: &RunRequest) -> Result<MachineInfo, ClientError> {
+        self.post(routes::MACHINES, request).await
+    }
+
+    /// Stops a machine and waits until it has stopped.
+    pub async fn stop(&self, name: &MachineName, request: &StopRequest) -> Result<MachineInfo, ClientError> {
+        self.post(routes::machine(routes::MACHINE_STOP, name), request).await
+    }
+
+    /// Stops the CPUs of a machine.
+    pub async fn pause(&self, name: &MachineName) -> Result<MachineInfo, ClientError> {
+        self.start(routes::machine(routes::MACHINE_PAUSE, name)).await
+    }
+
+    /// Lets the CPUs of a machine run.
+    pub async fn unpause(&self, name: &MachineName) -> Result<MachineInfo, ClientError> {
+        self.start(routes::machine(routes::MACHINE_UNPAUSE, name)).await
+    }
+
+    /// Changes how much memory a guest has.
+    pub async fn balloon(
+        &self,
+        name: &MachineName,
+        request: &BalloonRequest,
+    ) -> Result<MachineInfo, ClientError> {
+        self.post(routes::machine(routes::MACHINE_BALLOON, name), request).await
+    }
+
+    /// Begins to take a capsule of a machine that runs on.
+    pub async fn checkpoint(
+        &self,
+        name: &MachineName,
+        request: &CheckpointRequest,
+    ) -> Result<Operation, ClientError> {
+        self.post(routes::machine(routes::MACHINE_CHECKPOINT, name), request).await
+    }
+
+    /// Begins to take a capsule of a machine and end it.
+    pub async fn suspend(
+        &self,
+        name: &MachineName,
+        request: &SuspendRequest,
+    ) -> Result<Operation, ClientError> {
+        self.post(routes::machine(routes::MACHINE_SUSPEND, name), request).await
+    }
+
+    /// Begins to move a machine to another host.
+    pub async fn migrate(
+        &self,
+        name: &MachineName,
+        request: &MigrateRequest,
+    ) -> Result<Operation, ClientError> {
+        self.post(routes::machine(routes::MACHINE_MIGRATE, name), request).await
+    }
+
+    /// The last bytes, at most `bytes`, that a machine printed on its serial port.
+    pub async fn console_log(&self, name: &MachineName, bytes: u64) -> Result<Bytes, ClientError> {
+        let limit = usize::try_from(bytes).unwrap_or(usize::MAX);
+        Call::new(Method::GET, routes::console_log(name, bytes)).read_bytes(&self.socket, limit).await
+    }
+
+    /// Begins to make a machine from a capsule.
+    pub async fn resume(&self, request: &ResumeRequest) -> Result<Operation, ClientError> {
+        self.post(routes::RESUME, request).await
+    }
+
+    /// Begins to make several machines from a capsule.
+    pub async fn clone_capsule(&self, request: &CloneRequest) -> Result<Operation, ClientError> {
+        self.post(routes::CLONE, request).await
+    }
+
+    /// All capsules, newest first.
+    pub async fn capsules(&self) -> Result<Vec<CapsuleInfo>, ClientError> {
+        self.get(routes::CAPSULES).await
+    }
+
+    /// One capsule.
+    pub async fn capsule(&self, capsule: &CapsuleRef) -> Result<CapsuleInfo, ClientError> {
+        self.get(routes::capsule(routes::CAPSULE, capsule)).await
+    }
+
+    /// A capsule and its ancestors, newest first.
+    pub async fn log(&self, capsule: &CapsuleRef) -> Result<Vec<CapsuleInfo>, ClientError> {
+        self.get(routes::capsule(routes::CAPSULE_LOG, capsule)).await
+    }
+
+    /// What differs between two capsules.
+    pub async fn diff(&self, a: &CapsuleRef, b: &CapsuleRef) -> Result<CapsuleDiff, ClientError> {
+        self.get(routes::capsule_diff(a, b)).await
+    }
+
+    /// Lets a tag name a capsule.
+    pub async fn tag(&self, tag: &RefName, request: &TagRequest) -> Result<CapsuleInfo, ClientError> {
+        self.send(Method::PUT, routes::tag(tag), request).await
+    }
+
+    /// Removes a ref.
+    pub async fn remove(&self, name: &RefName) -> Result<(), ClientError> {
+        self.delete(routes::reference(name)).await
+    }
+
+    /// Begins to free what no ref reaches.
+    pub async fn gc(&self) -> Result<Operation, ClientError> {
+        self.start(routes::STORE_GC).await
+    }
+
+    /// Begins to read and check everything in the store.
+    pub async fn verify(&self) -> Result<Operation, ClientError> {
+        self.start(routes::STORE_VERIFY).await
+    }
+
+    /// Begins to write a capsule or an image to a file of the host.
+    pub async fn export(&self, request: &ExportRequest) -> Result<Operation, ClientError> {
+        self.post(routes::EXPORT, request).await
+    }
+
+    /// Begins to read a capsule or a disk from a file of the host.
+    pub async fn import(&self, request: &ImportRequest) -> Result<Operation, ClientError> {
+        self.post(routes::IMPORT, request).await
+    }
+
+    /// Whom the host trusts.
+    pub async fn trusted(&self) -> Result<Vec<TrustEntry>, ClientError> {
+        self.get(routes::TRUST).await
+    }
+
+    /// Lets the host trust another one.
+    pub async fn trust(&self, entry: &TrustEntry) -> Result<TrustEntry, ClientError> {
+        self.post(routes::TRUST, entry).await
+    }
+
+    /// Lets the host trust another one no longer.
+    pub async fn distrust(&self, name: &HostName) -> Result<(), ClientError> {
+        self.delete(routes::trust_entry(name)).await
+    }
+
+    /// Operations that run or ended lately.
+    pub async fn operations(&self) -> Result<Vec<Operation>, ClientError> {
+        self.get(routes::OPERATIONS).await
+    }
+
+    /// One operation.
+    pub async fn operation(&self, id: OperationId) -> Result<Operation, ClientError> {
+        self.get(routes::operation(routes::OPERATION, id)).await
+    }
+
+    /// Asks an operation to stop. It may still end in another way; [`Client::follow`] says how.
+    pub async fn cancel(&self, id: OperationId) -> Result<Operation, ClientError> {
+        Call::new(Method::DELETE, routes::operation(routes::OPERATION, id)).read(&self.socket).await
+    }
+}

@@ -1,0 +1,114 @@
+//! One connection, one request, one answer. Knows HTTP and the bounds, not the API.
+
+use crate::ClientError;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::{Method, Request, Response, body::Incoming, client::conn::http1, header};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use std::path::Path;
+use tokio::net::UnixStream;
+use whimbrel_api::{ApiError, ErrorCode};
+
+/// Longest JSON answer that is read: a list of some ten thousand capsules.
+pub(crate) const JSON_MAX: usize = 64 << 20;
+/// Longest body of a refusal.
+const ERROR_MAX: usize = 1 << 20;
+
+/// A call that is to be made.
+pub(crate) struct Call {
+    method: Method,
+    path: String,
+    body: Option<Vec<u8>>,
+    upgrade: Option<&'static str>,
+}
+
+impl Call {
+    pub(crate) fn new(method: Method, path: impl Into<String>) -> Self {
+        Self { method, path: path.into(), body: None, upgrade: None }
+    }
+
+    pub(crate) fn json(self, body: Vec<u8>) -> Self {
+        Self { body: Some(body), ..self }
+    }
+
+    pub(crate) fn upgrade(self, protocol: &'static str) -> Self {
+        Self { upgrade: Some(protocol), ..self }
+    }
+
+    /// How errors name it.
+    pub(crate) fn label(&self) -> String {
+        format!("{} {}", self.method, self.path)
+    }
+
+    fn request(self) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
+        // The host name means nothing on a unix socket, but HTTP/1.1 demands one (RFC 9112, 3.2).
+        let mut request =
+            Request::builder().method(self.method).uri(self.path).header(header::HOST, "whimbrel");
+        if let Some(protocol) = self.upgrade {
+            request = request.header(header::CONNECTION, "upgrade").header(header::UPGRADE, protocol);
+        }
+        if self.body.is_some() {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        request.body(Full::new(self.body.unwrap_or_default().into()))
+    }
+
+    /// Sends it and waits for the head of an answer that is no refusal.
+    pub(crate) async fn send(self, socket: &Path) -> Result<Response<Incoming>, ClientError> {
+        let label = self.label();
+        let fail = |error: hyper::Error| ClientError::protocol(&label, error);
+        let request = self.request().map_err(|error| ClientError::protocol(&label, error))?;
+        let stream = UnixStream::connect(socket)
+            .await
+            .map_err(|source| ClientError::connecting(socket.to_owned(), source))?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(fail)?;
+        // The task ends by itself once the answer has been read or dropped; its error reaches the reader too.
+        tokio::spawn(connection.with_upgrades());
+        let response = sender.send_request(request).await.map_err(fail)?;
+        if response.status().is_client_error() || response.status().is_server_error() {
+            return Err(refusal(&label, response).await);
+        }
+        Ok(response)
+    }
+
+    /// Sends it and reads the JSON of the answer.
+    pub(crate) async fn read<T: DeserializeOwned>(self, socket: &Path) -> Result<T, ClientError> {
+        let label = self.label();
+        let bytes = body(&label, self.send(socket).await?, JSON_MAX).await?;
+        serde_json::from_slice(&bytes).map_err(|error| ClientError::protocol(&label, error))
+    }
+
+    /// Sends it and reads at most `limit` bytes of text.
+    pub(crate) async fn read_bytes(self, socket: &Path, limit: usize) -> Result<Bytes, ClientError> {
+        let label = self.label();
+        body(&label, self.send(socket).await?, limit).await
+    }
+}
+
+/// The whole body, if it is no longer than `limit`.
+async fn body(label: &str, response: Response<Incoming>, limit: usize) -> Result<Bytes, ClientError> {
+    match Limited::new(response.into_body(), limit).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => {
+            Err(ClientError::TooLarge { request: label.to_owned(), limit })
+        }
+        Err(error) => Err(ClientError::protocol(label, error)),
+    }
+}
+
+/// The error that a refusal carries. A server that is no Whimbrel answers something else; its status is kept.
+async fn refusal(label: &str, response: Response<Incoming>) -> ClientError {
+    let status = response.status();
+    let bytes = match body(label, response, ERROR_MAX).await {
+        Ok(bytes) => bytes,
+        Err(error) => return error,
+    };
+    let error = serde_json::from_slice(&bytes).unwrap_or_else(|_| {
+        ApiError::new(
+            ErrorCode::Internal,
+            format!("the daemon answered {status} to {label} without saying why"),
+        )
+    });
+    ClientError::Api(error)
+}
