@@ -1,2 +1,49 @@
-//! To be filled.
-fn main() {}
+//! `cargo xtask`: the checks and chores of the workspace. The same commands run here and in CI.
+//!
+//! Nothing in this program knows how a part of Whimbrel works; it knows only the rules that hold for all of them.
+//! Exit code 0: done and clean. 1: a check found something, or a step failed; what it was is on stderr.
+
+mod bench;
+mod check;
+mod tidy;
+
+use anyhow::{Result, bail};
+use std::path::Path;
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  check                 everything that must hold before a change is merged: tidy, fmt, clippy, doc, test
+  tidy                  house rules only: arrows between crates, licences, sizes, comments, words, links
+  bench NAME [OPTIONS]  run one named experiment (see: cargo xtask bench --help)
+";
+
+fn main() -> ExitCode {
+    match run(std::env::args().skip(1).collect()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(mut args: Vec<String>) -> Result<()> {
+    let rest = if args.is_empty() { Vec::new() } else { args.split_off(1) };
+    match args.first().map(String::as_str) {
+        Some("check") => check::run(root()),
+        Some("tidy") => tidy::run(root()),
+        Some("bench") => bench::run(root(), &rest),
+        None | Some("help" | "-h" | "--help") => {
+            print!("{USAGE}");
+            Ok(())
+        }
+        Some(other) => bail!("no command {other:?}\n{USAGE}"),
+    }
+}
+
+/// The top folder of the workspace.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in a folder of the workspace")
+}

@@ -1,0 +1,40 @@
+# The commands that matter. Everything else is in `cargo xtask` (see CONTRIBUTING.md).
+
+# A fresh rustup is not on the PATH of a shell that was open before.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+.PHONY: help build test demo bench doc clean bootstrap
+
+help:
+	@echo 'make build    the whimbrel binary, target/release/whimbrel'
+	@echo 'make test     everything that must hold: house rules, fmt, clippy, doc, all tests (root)'
+	@echo 'make demo     two hosts on this machine, a guest, and what Whimbrel does with it (root)'
+	@echo 'make bench    every experiment against its peers, short; one: cargo xtask bench NAME (root)'
+	@echo 'make doc      the API documentation, target/doc'
+	@echo 'make clean    remove target'
+
+bootstrap:
+	@scripts/bootstrap
+
+build:
+	@echo '==> build'
+	@cargo build --release --locked -p whimbrel
+	@echo 'target/release/whimbrel'
+
+test: bootstrap
+	@cargo xtask check
+
+demo: bootstrap build
+	@echo '==> demo'
+	@cargo run --release --quiet --locked -p whimbrel-e2e --bin demo
+
+bench:
+	@scripts/bootstrap bench
+	@cargo xtask bench run --quick
+
+doc:
+	@echo '==> doc'
+	@cargo doc --workspace --no-deps --locked
+
+clean:
+	@cargo clean
