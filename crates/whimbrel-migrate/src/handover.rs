@@ -249,7 +249,7 @@ mod tests {
         let states = explore(|both| {
             assert!(!(both.source.may_run() && both.target.may_run()), "{both:?}");
         });
-        assert!(states > 20, "the walk reached only {states} states");
+        assert!(states >= 12, "the walk reached only {states} states");
     }
 
     #[test]

@@ -1,0 +1,286 @@
+//! Whole migrations between two fake hosts over a link that fails where a seed says.
+//!
+//! The fears: a page lost or stale on the target, both sides running, the machine gone, a second migration
+//! after a failed one that misses pages. The machine keeps writing while it is copied.
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use std::{
+    ops::ControlFlow,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+use whimbrel_capture::{Follower, Ledger, Pace, Subject};
+use whimbrel_core::{Accel, Boot, ByteSize, Digest, MachineConfig, PAGE_SIZE, PageRun, PageSet};
+use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
+use whimbrel_migrate::{
+    Move, confirm,
+    link::{Answer, Link, LinkError},
+    migrate,
+    protocol::{self, ArrayOffer, Finish, HandoverId, Offer},
+    target::{Arrival, Arrivals, HostError, Landing},
+};
+
+const PAGES: u64 = 256;
+const KERNEL: &[u8] = b"a kernel";
+
+/// The machine on the source: it writes a little whenever the engine looks at it while it runs.
+struct World {
+    memory: Vec<u8>,
+    dirty: PageSet,
+    running: bool,
+    seed: u64,
+}
+
+impl World {
+    fn live(&mut self) {
+        if !self.running {
+            return;
+        }
+        self.seed = self.seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let page = (self.seed >> 33) % 20; // a small working set, so that pages are sent again and again
+        let at = page as usize * PAGE_SIZE + (self.seed >> 50) as usize % PAGE_SIZE;
+        self.memory[at] = self.memory[at].wrapping_add(1);
+        self.dirty.insert(page);
+    }
+}
+
+#[derive(Clone)]
+struct Guest(Arc<Mutex<World>>);
+
+impl PageArray for Guest {
+    fn name(&self) -> &str {
+        "memory"
+    }
+    fn page_count(&self) -> u64 {
+        PAGES
+    }
+    fn populated(&mut self) -> Result<PageSet, PageError> {
+        Ok(PageSet::full(PAGES))
+    }
+    fn take_dirty(&mut self) -> Result<PageSet, PageError> {
+        let mut world = self.0.lock().unwrap();
+        world.live();
+        Ok(world.dirty.take())
+    }
+    fn put_back(&mut self, pages: &PageSet) {
+        self.0.lock().unwrap().dirty.union(pages);
+    }
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+        let mut world = self.0.lock().unwrap();
+        out.copy_from_slice(&world.memory[run.offset() as usize..][..run.bytes()]);
+        (0..run.len).for_each(|_| world.live());
+        Ok(())
+    }
+}
+
+impl Machine for Guest {
+    fn pause(&mut self) -> Result<(), MachineError> {
+        self.0.lock().unwrap().running = false;
+        Ok(())
+    }
+    fn unpause(&mut self) -> Result<(), MachineError> {
+        self.0.lock().unwrap().running = true;
+        Ok(())
+    }
+    fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
+        let world = self.0.lock().unwrap();
+        assert!(!world.running);
+        Ok(Digest::of(&world.memory).0.to_vec())
+    }
+}
+
+/// What the target host holds of arriving machines.
+#[derive(Default)]
+struct TargetHost {
+    running: Mutex<Vec<Vec<u8>>>,
+    reserved: AtomicU64,
+}
+
+struct Landed {
+    host: Arc<TargetHost>,
+    memory: Vec<u8>,
+    kernel: Option<Vec<u8>>,
+}
+
+struct Landings(Arc<TargetHost>);
+
+impl Landing for Landings {
+    fn reserve(&self, _: &Offer) -> Result<Box<dyn Arrival>, HostError> {
+        self.0.reserved.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(Landed {
+            host: self.0.clone(),
+            memory: vec![0; PAGES as usize * PAGE_SIZE],
+            kernel: None,
+        }))
+    }
+}
+
+impl Arrival for Landed {
+    fn blobs_missing(&self) -> Vec<Digest> {
+        vec![Digest::of(KERNEL)]
+    }
+    fn put_blob(&mut self, _: Digest, content: Vec<u8>) -> Result<(), HostError> {
+        self.kernel = Some(content);
+        Ok(())
+    }
+    fn write(&mut self, _: usize, run: PageRun, data: &[u8]) -> Result<(), HostError> {
+        self.memory[run.offset() as usize..][..run.bytes()].copy_from_slice(data);
+        Ok(())
+    }
+    fn read(&self, _: usize, run: PageRun, out: &mut [u8]) -> Result<(), HostError> {
+        out.copy_from_slice(&self.memory[run.offset() as usize..][..run.bytes()]);
+        Ok(())
+    }
+    fn prepare(&mut self, _: &Finish, device_state: &[u8]) -> Result<(), HostError> {
+        assert_eq!(self.kernel.as_deref(), Some(KERNEL));
+        assert_eq!(Digest::of(&self.memory).0, device_state, "the copy is not the machine at its pause");
+        Ok(())
+    }
+    fn run(&mut self) -> Result<(), HostError> {
+        self.host.running.lock().unwrap().push(self.memory.clone());
+        Ok(())
+    }
+    fn discard(&mut self) {
+        self.host.reserved.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Delivers messages to the arrivals until its budget is used up; the fatal one is lost on its way there or,
+/// handled, on its way back.
+struct Flaky {
+    arrivals: Arc<Arrivals>,
+    budget: AtomicU64,
+    lose_the_answer: bool,
+}
+
+struct Now(Result<Bytes, LinkError>);
+
+impl Answer for Now {
+    fn wait(self: Box<Self>) -> Result<Bytes, LinkError> {
+        self.0
+    }
+}
+
+impl Link for Flaky {
+    fn send(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError> {
+        let lost = || LinkError::Lost { source: "cut".into() };
+        let left = self.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        let arrives = match left {
+            Ok(1) => self.lose_the_answer,
+            Ok(_) => true,
+            Err(_) => false,
+        };
+        if !arrives {
+            return Ok(Box::new(Now(Err(lost()))));
+        }
+        let answer = self.arrivals.handle(kind, &header, payload);
+        let answer =
+            answer.map(Bytes::from).map_err(|error| LinkError::Refused { reason: error.to_string() });
+        Ok(Box::new(Now(if left == Ok(1) { Err(lost()) } else { answer })))
+    }
+    fn bytes_sent(&self) -> u64 {
+        0
+    }
+}
+
+fn offer(handover: u64) -> Offer {
+    let kernel = Digest::of(KERNEL);
+    let config = MachineConfig {
+        memory: ByteSize(PAGES * PAGE_SIZE as u64),
+        cpus: 1,
+        machine: "q35".into(),
+        cpu: "max".into(),
+        accel: Accel::Tcg,
+        disks: vec![],
+        nics: vec![],
+        boot: Some(Boot { kernel, initrd: None, append: String::new() }),
+    };
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&handover.to_le_bytes());
+    Offer {
+        handover: HandoverId(id),
+        name: "guest".parse().unwrap(),
+        config,
+        arrays: vec![ArrayOffer { name: "memory".into(), pages: PAGES }],
+        vmgenid: "none".into(),
+        origin: None,
+        blobs: vec![(kernel, KERNEL.len() as u64)],
+        qemu_version: "7.2".into(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn one_side_runs_the_whole_machine_wherever_the_link_breaks(
+        seed: u64, breaks in prop::collection::vec((0..40u64, any::<bool>()), 0..4), commits_lost in 0..4u64,
+    ) {
+        let memory = (0..PAGES as usize * PAGE_SIZE).map(|i| (i as u64 / 512).wrapping_mul(seed) as u8).collect();
+        let guest = Guest(Arc::new(Mutex::new(World { memory, dirty: PageSet::empty(PAGES), running: true, seed })));
+        let mut ledger = Ledger::new(Box::new(guest.clone()));
+        ledger.follow_from(Follower::Store, PageSet::empty(PAGES)).unwrap();
+        let host = Arc::new(TargetHost::default());
+        let arrivals = Arc::new(Arrivals::new(Arc::new(Landings(host.clone()))));
+
+        let mut handed_over = None;
+        for (attempt, (budget, lose_the_answer)) in breaks.into_iter().chain([(u64::MAX, false)]).enumerate() {
+            let link = Flaky { arrivals: arrivals.clone(), budget: AtomicU64::new(budget), lose_the_answer };
+            let offer = offer(attempt as u64);
+            let mut machine = guest.clone();
+            let mut subject = Subject {
+                machine: &mut machine, ledgers: std::slice::from_mut(&mut ledger), follower: Follower::Migration,
+            };
+            let mut recorded = false;
+            let outcome = migrate(Move {
+                subject: &mut subject,
+                link: &link,
+                offer: &offer,
+                blob: &|_| Ok(KERNEL.to_vec()),
+                ports: &Vec::new,
+                record_handover: &mut || { recorded = true; Ok(()) },
+                pace: Pace { pages_left_max: 8, ..Pace::CHECKPOINT },
+                observe: &mut |_| ControlFlow::Continue(()),
+            });
+            let running_here = guest.0.lock().unwrap().running;
+            prop_assert_eq!(outcome.is_ok(), recorded, "the record is the commit point");
+            prop_assert_eq!(running_here, outcome.is_err(), "the source runs exactly if nothing was committed");
+            prop_assert!(host.running.lock().unwrap().is_empty(), "the target runs nothing without a commit");
+            if let Ok(done) = outcome {
+                handed_over = Some(done.handover);
+                break;
+            }
+            arrivals.connection_lost(offer.handover);
+            prop_assert!(!ledger.is_followed_by(Follower::Migration));
+        }
+
+        let handover = handed_over.expect("the last link never breaks");
+        let broken = |budget| Flaky { arrivals: arrivals.clone(), budget: AtomicU64::new(budget), lose_the_answer: true };
+        let attempts = AtomicU64::new(commits_lost);
+        let connect = || -> Result<Box<dyn Link>, HostError> {
+            let left = attempts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+            Ok(Box::new(broken(if left.is_ok() { left.unwrap_or(0) % 2 } else { u64::MAX })))
+        };
+        prop_assert!(confirm(handover, &broken(0), &connect, &|_| true));
+        let running = host.running.lock().unwrap();
+        prop_assert_eq!(running.len(), 1, "a repeated commit starts it once");
+        prop_assert!(running[0] == guest.0.lock().unwrap().memory, "and it is the machine that was paused");
+        let dirty_for_the_store = ledger.collect(Follower::Store).unwrap();
+        prop_assert!(!dirty_for_the_store.is_empty(), "what the store has not seen is not lost to the migration");
+    }
+}
+
+#[test]
+fn a_message_of_an_unknown_handover_is_refused() {
+    let arrivals = Arrivals::new(Arc::new(Landings(Arc::default())));
+    let header = postcard::to_stdvec(&HandoverId([9; 16])).unwrap();
+    assert!(arrivals.handle(protocol::COMMIT, &header, Bytes::new()).is_err());
+    assert!(
+        arrivals.handle(protocol::ABORT, &header, Bytes::new()).is_ok(),
+        "nothing to give up is no error"
+    );
+    assert!(arrivals.handle(0x01ff, &header, Bytes::new()).is_err());
+}
