@@ -10,7 +10,7 @@ use whimbrel_core::{HostName, MachineName, RefName};
 pub const HOST: &str = "/v1/host";
 /// `GET`: all machines; `POST`: a new one.
 pub const MACHINES: &str = "/v1/machines";
-/// `GET`: one machine.
+/// `GET`: one machine; `DELETE`: forget one that has ended.
 pub const MACHINE: &str = "/v1/machines/{name}";
 /// `POST`: stop a machine.
 pub const MACHINE_STOP: &str = "/v1/machines/{name}/stop";

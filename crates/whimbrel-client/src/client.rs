@@ -81,6 +81,11 @@ impl Client {
         self.post(routes::machine(routes::MACHINE_STOP, name), request).await
     }
 
+    /// Forgets a machine that has ended, and its disks.
+    pub async fn forget(&self, name: &MachineName) -> Result<(), ClientError> {
+        self.delete(routes::machine(routes::MACHINE, name)).await
+    }
+
     /// Stops the CPUs of a machine.
     pub async fn pause(&self, name: &MachineName) -> Result<MachineInfo, ClientError> {
         self.start(routes::machine(routes::MACHINE_PAUSE, name)).await
