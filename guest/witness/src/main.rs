@@ -1,2 +1,49 @@
-//! To be filled.
-fn main() {}
+//! The witness: a program inside a test guest that can tell whether the guest is still the one it was.
+//!
+//! It keeps what only an unbroken life can keep: a random nonce, a counter that only grows, a buffer of
+//! known content and the memory of what it wrote to the disk. A guest that was silently rebooted instead of
+//! resumed has another nonce; one with a lost page has a bad checksum. It answers one-line requests on the
+//! serial console and on TCP port 7000 (`request`), and offers traffic to be watched from outside (`traffic`).
+//!
+//! It trusts nobody with bad input (lines are bounded) but gives everyone full power over the guest: for
+//! tests only. If a port or the console cannot be had it says so on standard error and does without.
+
+mod answer;
+mod disk;
+mod genid;
+mod life;
+mod load;
+mod random;
+mod request;
+mod serve;
+mod traffic;
+
+use answer::Witness;
+use std::{fs, sync::Arc, thread};
+
+/// The value of `key=` on the kernel command line.
+fn kernel_option(cmdline: &str, key: &str) -> Option<String> {
+    let values = cmdline.split_whitespace().filter_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+    values.last().map(str::to_owned)
+}
+
+fn main() {
+    let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let buffer_mib = kernel_option(&cmdline, "buf").and_then(|text| text.parse().ok()).unwrap_or(64);
+    let witness = Arc::new(Witness::start(buffer_mib));
+    if let Some(load) = kernel_option(&cmdline, "work").and_then(|text| load::Load::from_kernel_option(&text))
+    {
+        witness.set_load(Some(load));
+    }
+    traffic::start();
+    serve::start_tcp(&witness);
+    let console = serve::start_console(&witness);
+    println!("READY");
+    if let Some(console) = console {
+        // The console thread ends only with the console; what is left then is the network.
+        let _ = console.join();
+    }
+    loop {
+        thread::park();
+    }
+}

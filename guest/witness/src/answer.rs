@@ -1,0 +1,104 @@
+//! Answers requests: the one place that knows all parts of the witness.
+
+use crate::{
+    disk::Disk,
+    genid,
+    life::{Life, Verdict},
+    load::{Load, Running},
+    request::{Request, Verb},
+};
+use rustix::system::RebootCommand;
+use std::{
+    fs,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+/// Everything the witness knows.
+pub(crate) struct Witness {
+    life: Life,
+    disk: Mutex<Disk>,
+    load: Mutex<Option<Running>>,
+}
+
+impl Witness {
+    /// Begins a life; takes as long as filling a buffer of `buffer_mib` MiB.
+    pub(crate) fn start(buffer_mib: usize) -> Self {
+        Self { life: Life::begin(buffer_mib), disk: Mutex::default(), load: Mutex::default() }
+    }
+
+    /// Ends the load there is and starts another, if any.
+    pub(crate) fn set_load(&self, load: Option<Load>) {
+        *lock(&self.load) = load.map(Load::start);
+    }
+
+    /// Does what is asked; the answer is one line without its end.
+    pub(crate) fn answer(&self, request: &Request<'_>) -> String {
+        let token = request.token;
+        let text = match &request.verb {
+            None => "error=unknown-request".to_owned(),
+            Some(Verb::Ping) => "pong".to_owned(),
+            Some(Verb::State) => self.state("-", "-"),
+            Some(Verb::Check) => self.check(),
+            Some(Verb::Write(count)) => match lock(&self.disk).write(self.life.nonce, *count) {
+                Ok(()) => self.state("-", "-"),
+                Err(error) => format!("error={}", one_word(&error.to_string())),
+            },
+            Some(Verb::Dirty(load)) => {
+                self.set_load(Some(*load));
+                self.state("-", "-")
+            }
+            Some(Verb::Calm) => {
+                self.set_load(None);
+                self.state("-", "-")
+            }
+            Some(Verb::Reboot) => end(RebootCommand::Restart),
+            Some(Verb::Poweroff) => end(RebootCommand::PowerOff),
+        };
+        format!("whimbrel! {token} {text}")
+    }
+
+    fn check(&self) -> String {
+        let disk = match lock(&self.disk).check(self.life.nonce) {
+            Ok(None) => "none".to_owned(),
+            Ok(Some(verdict)) => show(&verdict),
+            Err(_) => format!("{:016x}:unreadable", 0),
+        };
+        self.state(&show(&self.life.check_buffer()), &disk)
+    }
+
+    fn state(&self, ram: &str, disk: &str) -> String {
+        let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
+        let uptime = uptime.split(' ').next().unwrap_or("0");
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().replace('-', "");
+        let genid = genid::read().map_or("none".to_owned(), |id| format!("{id:032x}"));
+        let steady = if self.life.counter_is_steady() { "ok" } else { "bad" };
+        format!(
+            "nonce={:016x} counter={} steady={steady} ram={ram} disk={disk} uptime={uptime} genid={genid} boot={}",
+            self.life.nonce,
+            self.life.counter(),
+            boot.trim(),
+        )
+    }
+}
+
+/// Syncs and ends this boot of the guest.
+fn end(how: RebootCommand) -> String {
+    rustix::fs::sync();
+    match rustix::system::reboot(how) {
+        Ok(()) => "ending".to_owned(),
+        Err(error) => format!("error={}", one_word(&error.to_string())),
+    }
+}
+
+fn show(verdict: &Verdict) -> String {
+    format!("{:016x}:{}", verdict.sum, if verdict.good { "ok" } else { "bad" })
+}
+
+fn one_word(text: &str) -> String {
+    text.replace(char::is_whitespace, "-")
+}
+
+/// A thread that panicked left nothing half done here: every value is replaced as a whole or only grows.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

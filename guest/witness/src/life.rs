@@ -1,0 +1,81 @@
+//! What only an unbroken life keeps: the nonce, the counter, the buffer of known content.
+
+use crate::random::{Checksum, Noise, unpredictable};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+/// One life of the guest, from the start of the witness on.
+pub(crate) struct Life {
+    /// Random, kept in memory only.
+    pub(crate) nonce: u64,
+    counter: Arc<Counter>,
+    buffer: Vec<u64>,
+}
+
+#[derive(Default)]
+struct Counter {
+    value: AtomicU64,
+    went_back: AtomicBool,
+}
+
+/// The result of looking at all of something.
+pub(crate) struct Verdict {
+    /// Checksum of what is there.
+    pub(crate) sum: u64,
+    /// Whether it is what should be there.
+    pub(crate) good: bool,
+}
+
+impl Life {
+    /// Begins a life with a buffer of `buffer_mib` MiB.
+    pub(crate) fn begin(buffer_mib: usize) -> Self {
+        let nonce = unpredictable();
+        let mut noise = Noise::new(nonce);
+        let buffer = (0..buffer_mib << 17).map(|_| noise.next()).collect();
+        let counter = Arc::new(Counter::default());
+        let ticking = Arc::clone(&counter);
+        thread::spawn(move || ticking.run());
+        Self { nonce, counter, buffer }
+    }
+
+    /// The counter: milliseconds lived, roughly.
+    pub(crate) fn counter(&self) -> u64 {
+        self.counter.value.load(Ordering::SeqCst)
+    }
+
+    /// Whether the counter has only ever grown by one.
+    pub(crate) fn counter_is_steady(&self) -> bool {
+        !self.counter.went_back.load(Ordering::SeqCst)
+    }
+
+    /// Reads the whole buffer and compares it with what was written at the beginning.
+    pub(crate) fn check_buffer(&self) -> Verdict {
+        let (mut noise, mut sum, mut good) = (Noise::new(self.nonce), Checksum::default(), true);
+        for word in &self.buffer {
+            sum.add(*word);
+            good &= *word == noise.next();
+        }
+        Verdict { sum: sum.value(), good }
+    }
+}
+
+impl Counter {
+    /// Counts for ever. The thread's own copy lives on its stack, the shared one on the heap: two pages, so a
+    /// single stale page shows as a difference between them.
+    fn run(&self) {
+        let mut own = 0;
+        loop {
+            thread::sleep(Duration::from_millis(1));
+            if self.value.swap(own + 1, Ordering::SeqCst) != own {
+                self.went_back.store(true, Ordering::SeqCst);
+            }
+            own += 1;
+        }
+    }
+}
