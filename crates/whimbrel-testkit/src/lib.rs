@@ -1,1 +1,6 @@
-//! Tests only: hosts in network namespaces, link emulator, guests, fakes.
+//! Tests only: guests that prove their identity, hosts in network namespaces, links, probes, fakes.
+//!
+//! Everything made here is gone when its value is dropped, and also when the test process is killed. What
+//! takes long to make (kernel, initial RAM disk, a Debian root) is made once and kept below `target/`.
+
+pub mod guest;

@@ -1,0 +1,156 @@
+//! A Debian guest with a compiler, for measurements on real work. Takes minutes to make, once.
+//!
+//! The root is made by `debootstrap` from the mirror the machine's own package sources name. The guest boots
+//! with the small guest's modules from an initial RAM disk that mounts `/dev/vda` and goes on there.
+
+use super::{
+    GuestError,
+    cache::{once, run},
+    cpio::Archive,
+    files::{build_witness, key},
+    image, kernel,
+};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+const INITRD_INIT: &str = include_str!("debian-initrd.sh");
+const INIT: &str = include_str!("debian-init.sh");
+/// Size of the disk.
+const DISK_MIB: u64 = 1536;
+
+/// What QEMU needs to start a Debian guest: `-kernel`, `-initrd` and a raw disk.
+#[derive(Debug)]
+pub struct DebianGuest {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// The initial RAM disk.
+    pub initrd: PathBuf,
+    /// The disk, a raw image. Shared by all users: copy it, or start from it as a read-only base.
+    pub disk: PathBuf,
+}
+
+impl DebianGuest {
+    /// The files, made on the first use.
+    pub fn get() -> Result<Self, GuestError> {
+        let kernel = kernel::get()?;
+        let root = once("guest-debian", "root", debootstrap)?.join("root");
+        let recipe = [INITRD_INIT.as_bytes(), INIT.as_bytes(), include_bytes!("debian.rs")];
+        let place = once("guest-debian", &format!("disk-{}", key(&recipe)?), |place| {
+            let path = place.join("initrd");
+            fs::write(&path, initrd(&kernel)?).map_err(GuestError::file("write", &path))?;
+            install(&root, &build_witness()?, "sbin/witness")?;
+            write_program(&root.join("sbin/whimbrel-init"), INIT)?;
+            image::ext4(&place.join("disk.raw"), DISK_MIB, Some(&root))
+        })?;
+        Ok(Self { kernel: kernel.image, initrd: place.join("initrd"), disk: place.join("disk.raw") })
+    }
+}
+
+fn debootstrap(place: &Path) -> Result<(), GuestError> {
+    let root = place.join("root");
+    let source = mirror()?;
+    let mut command = Command::new("debootstrap");
+    command
+        .args(["--variant=minbase", "--include=gcc,libc6-dev,make", &source.suite])
+        .arg(&root)
+        .arg(&source.url);
+    run(&mut command)?;
+    // Package files fetched on the way would only be ballast on every disk made from the root.
+    let archives = root.join("var/cache/apt/archives");
+    if archives.is_dir() {
+        run(Command::new("chroot").arg(&root).args(["apt-get", "clean"]))?;
+    }
+    Ok(())
+}
+
+/// Where packages come from.
+#[derive(Debug, PartialEq, Eq)]
+struct Source {
+    url: String,
+    suite: String,
+}
+
+/// The first Debian source in the machine's own configuration.
+fn mirror() -> Result<Source, GuestError> {
+    let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
+    files.extend(
+        fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten().map(|entry| entry.path()),
+    );
+    let texts = files.iter().filter_map(|path| fs::read_to_string(path).ok());
+    let found = texts.filter_map(|text| one_line_source(&text).or_else(|| stanza_source(&text))).next();
+    found.ok_or_else(|| GuestError::Missing { what: "Debian package source in /etc/apt".into() })
+}
+
+/// Reads `deb [options] URL SUITE COMPONENT…` (sources.list(5)).
+fn one_line_source(text: &str) -> Option<Source> {
+    text.lines().find_map(|line| {
+        let mut line = line.trim().strip_prefix("deb ")?.trim_start();
+        if line.starts_with('[') {
+            line = line.split_once(']')?.1;
+        }
+        let mut words = line.split_whitespace();
+        debian_source(words.next()?, words.next()?)
+    })
+}
+
+/// Reads stanzas of `URIs:` and `Suites:` (deb822 format).
+fn stanza_source(text: &str) -> Option<Source> {
+    text.split("\n\n").find_map(|stanza| {
+        let field = |name: &str| {
+            let line = stanza.lines().find_map(|line| line.strip_prefix(name))?;
+            line.split_whitespace().next()
+        };
+        debian_source(field("URIs:")?, field("Suites:")?)
+    })
+}
+
+/// The main archive: other sources have the name of no release alone as their suite, or another path.
+fn debian_source(url: &str, suite: &str) -> Option<Source> {
+    let is_debian = url.trim_end_matches('/').ends_with("/debian");
+    let is_release = suite.chars().all(|c| c.is_ascii_lowercase());
+    (is_debian && is_release).then(|| Source { url: url.to_owned(), suite: suite.to_owned() })
+}
+
+fn initrd(kernel: &kernel::Kernel) -> Result<Vec<u8>, GuestError> {
+    let mut archive = Archive::new();
+    for directory in ["bin", "proc", "sys", "dev", "root"] {
+        archive.directory(directory);
+    }
+    archive.file("init", 0o755, INITRD_INIT.as_bytes());
+    let busybox = fs::read("/bin/busybox").map_err(GuestError::file("read", "/bin/busybox"))?;
+    archive.file("bin/busybox", 0o755, &busybox);
+    kernel.add_modules(&mut archive)?;
+    Ok(archive.finish())
+}
+
+fn install(root: &Path, program: &Path, name: &str) -> Result<(), GuestError> {
+    fs::copy(program, root.join(name)).map(drop).map_err(GuestError::file("copy", program))?;
+    let busybox = Path::new("/bin/busybox");
+    fs::copy(busybox, root.join("sbin/busybox")).map(drop).map_err(GuestError::file("copy", busybox))
+}
+
+fn write_program(path: &Path, text: &str) -> Result<(), GuestError> {
+    fs::write(path, text).map_err(GuestError::file("write", path))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(GuestError::file("change", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mirror_is_read_from_either_form_of_source() {
+        let expected = Some(Source { url: "http://mirror.test/debian".into(), suite: "bookworm".into() });
+        let line =
+            "# deb http://no.test/debian x main\ndeb [arch=amd64] http://mirror.test/debian bookworm main\n";
+        assert_eq!(one_line_source(line), expected);
+        let stanzas = "Types: deb\nURIs: https://other.test/node\nSuites: nodistro\n\n\
+                       Types: deb\n# note\nURIs: http://mirror.test/debian\nSuites: bookworm bookworm-updates\n";
+        assert_eq!(stanza_source(stanzas), expected);
+        assert_eq!(one_line_source("deb https://other.test/apt tool-bookworm main"), None);
+    }
+}

@@ -1,0 +1,44 @@
+//! Disk images: raw files of a known pattern, or with a file system.
+
+use super::{GuestError, cache::run};
+use std::{
+    fs::File,
+    io::{BufWriter, Write},
+    path::Path,
+    process::Command,
+};
+
+/// Makes a raw image of `mib` MiB whose every page differs and follows from `seed`.
+pub fn patterned(path: &Path, mib: u64, seed: u64) -> Result<(), GuestError> {
+    let mut file = BufWriter::new(File::create(path).map_err(GuestError::file("create", path))?);
+    for page in 0..mib * 256 {
+        file.write_all(&page_of(seed, page)).map_err(GuestError::file("write", path))?;
+    }
+    file.flush().map_err(GuestError::file("write", path))
+}
+
+/// The content of page number `page` of the pattern that follows from `seed`.
+pub fn page_of(seed: u64, page: u64) -> [u8; whimbrel_core::PAGE_SIZE] {
+    let mut content = [0; whimbrel_core::PAGE_SIZE];
+    let mut noise = blake3::Hasher::new();
+    noise.update(&seed.to_le_bytes()).update(&page.to_le_bytes());
+    noise.finalize_xof().fill(&mut content);
+    content
+}
+
+/// Makes an empty (sparse) raw image of `mib` MiB.
+pub fn empty(path: &Path, mib: u64) -> Result<(), GuestError> {
+    let file = File::create(path).map_err(GuestError::file("create", path))?;
+    file.set_len(mib << 20).map_err(GuestError::file("resize", path))
+}
+
+/// Makes an ext4 image of `mib` MiB, filled with the tree below `content` if any.
+pub fn ext4(path: &Path, mib: u64, content: Option<&Path>) -> Result<(), GuestError> {
+    empty(path, mib)?;
+    let mut mke2fs = Command::new("mke2fs");
+    mke2fs.args(["-q", "-F", "-t", "ext4"]);
+    if let Some(content) = content {
+        mke2fs.arg("-d").arg(content);
+    }
+    run(mke2fs.arg(path)).map(drop)
+}

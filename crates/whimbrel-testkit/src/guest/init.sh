@@ -1,0 +1,20 @@
+#!/bin/busybox sh
+# The first process of a test guest: devices, disk, address, then the witness.
+/bin/busybox --install -s /bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+while read -r module; do insmod "/modules/$module"; done </modules/order
+
+option() { sed -n "s/.*\b$1=\([^ ]*\).*/\1/p" /proc/cmdline; }
+
+# The serial port carries requests as well as messages: no echo, no line editing.
+stty -F /dev/ttyS0 raw -echo 2>/dev/null
+# A disk appears a moment after its driver; without one this costs nothing, for the PCI bus was scanned already.
+[ -e /dev/vda ] && mount -t ext4 /dev/vda /mnt 2>/dev/null
+ip link set lo up
+[ -e /sys/class/net/eth0 ] && ip link set eth0 up
+address=$(option ip)
+[ -n "$address" ] && ip addr add "$address" dev eth0
+echo "BOOTED $(cut -d' ' -f1 /proc/uptime)"
+exec /bin/witness

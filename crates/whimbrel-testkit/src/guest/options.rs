@@ -1,0 +1,72 @@
+//! What a guest is told on its kernel command line.
+
+use std::fmt;
+
+/// What a guest does beside answering.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Work {
+    /// Nothing.
+    #[default]
+    Idle,
+    /// Dirties memory.
+    Dirty {
+        /// Size of the region in MiB.
+        region_mib: u32,
+        /// Pages a second; 0 is as fast as it goes.
+        pages_per_second: u32,
+        /// Bytes changed in each page, 8 to 4096.
+        bytes_per_page: u32,
+    },
+    /// Compiles C files for ever (the Debian guest only).
+    Compile,
+}
+
+/// The options of a guest. `to_string` makes the kernel command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuestOptions {
+    /// `ADDRESS/PREFIX` of `eth0`.
+    pub address: Option<String>,
+    /// Size in MiB of the buffer whose content the witness checks.
+    pub buffer_mib: u32,
+    /// What it does beside answering.
+    pub work: Work,
+}
+
+impl Default for GuestOptions {
+    fn default() -> Self {
+        Self { address: None, buffer_mib: 64, work: Work::Idle }
+    }
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Work::Idle => write!(f, "idle"),
+            Work::Dirty { region_mib, pages_per_second, bytes_per_page } => {
+                write!(f, "dirty:{region_mib}:{pages_per_second}:{bytes_per_page}")
+            }
+            Work::Compile => write!(f, "compile"),
+        }
+    }
+}
+
+impl fmt::Display for GuestOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A panic ends the guest at once instead of leaving a dead one to wait for.
+        write!(f, "console=ttyS0 quiet panic=-1 buf={} work={}", self.buffer_mib, self.work)?;
+        self.address.iter().try_for_each(|address| write!(f, " ip={address}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_print_as_the_guest_reads_them() {
+        let work = Work::Dirty { region_mib: 64, pages_per_second: 20000, bytes_per_page: 64 };
+        let options = GuestOptions { address: Some("10.77.0.9/24".into()), buffer_mib: 8, work };
+        let expected = "console=ttyS0 quiet panic=-1 buf=8 work=dirty:64:20000:64 ip=10.77.0.9/24";
+        assert_eq!(options.to_string(), expected);
+    }
+}

@@ -1,0 +1,102 @@
+//! The guest and its witness, on a real QEMU.
+
+use nix::sys::{prctl, signal::Signal};
+use std::{
+    fs,
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+use whimbrel_testkit::guest::{GuestFiles, GuestOptions, Verdict, Witness, assert_same_life, image};
+
+/// A QEMU that ends with the test.
+struct Qemu(Child);
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(options: &GuestOptions, disk: Option<&Path>) -> (Qemu, Witness) {
+    let files = GuestFiles::get();
+    let mut qemu = Command::new("qemu-system-x86_64");
+    qemu.args([
+        "-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m", "128", "-display", "none", "-vga", "none",
+    ]);
+    qemu.args([
+        "-nodefaults",
+        "-serial",
+        "stdio",
+        "-device",
+        "vmgenid,guid=324e6eaf-d1d1-4bf6-bf41-b9bb6c91fb87",
+    ]);
+    qemu.arg("-kernel")
+        .arg(&files.kernel)
+        .arg("-initrd")
+        .arg(&files.initrd)
+        .arg("-append")
+        .arg(options.to_string());
+    if let Some(disk) = disk {
+        qemu.arg("-drive").arg(format!("file={},format=raw,if=virtio", disk.display()));
+    }
+    qemu.stdin(Stdio::piped()).stdout(Stdio::piped());
+    // SAFETY: prctl is async-signal-safe and touches nothing of the parent.
+    unsafe { qemu.pre_exec(|| Ok(prctl::set_pdeathsig(Signal::SIGKILL)?)) };
+    let mut child = qemu.spawn().unwrap();
+    let mut witness = Witness::over(child.stdout.take().unwrap(), child.stdin.take().unwrap());
+    let qemu = Qemu(child);
+    witness.wait_ready(Duration::from_secs(120)).unwrap();
+    (qemu, witness)
+}
+
+#[test]
+fn a_reboot_is_never_taken_for_an_unbroken_life() {
+    let place = tempfile::tempdir().unwrap();
+    let disk = place.path().join("disk");
+    image::empty(&disk, 8).unwrap();
+    let options = GuestOptions { buffer_mib: 16, ..GuestOptions::default() };
+    let (_qemu, mut witness) = start(&options, Some(&disk));
+
+    let first = witness.check().unwrap();
+    assert!(matches!(first.ram, Verdict::Good(_)), "{first:?}");
+    assert_eq!(first.genid.map(|id| id & 0xffff), Some(0xfb87), "{first:?}");
+    witness.write(50).unwrap();
+    witness.dirty(8, 0, 64).unwrap();
+    let second = witness.check().unwrap();
+    assert!(matches!(second.disk, Verdict::Good(_)), "{second:?}");
+    assert_same_life(&first, &second);
+    assert!(second.counter > first.counter);
+    witness.calm().unwrap();
+
+    // The witness must notice a disk that lost a write: spoil every block behind its back.
+    fs::write(&disk, vec![0; 8 << 20]).unwrap();
+    assert_eq!(witness.check().unwrap().disk, Verdict::Bad);
+
+    witness.reboot().unwrap();
+    witness.wait_ready(Duration::from_secs(120)).unwrap();
+    let third = witness.state().unwrap();
+    assert_ne!(third.nonce, first.nonce);
+    assert_ne!(third.boot, first.boot);
+}
+
+#[test]
+fn a_guest_with_a_file_system_leaves_the_file_system_whole() {
+    let place = tempfile::tempdir().unwrap();
+    let disk = place.path().join("disk");
+    fs::create_dir(place.path().join("content")).unwrap();
+    fs::write(place.path().join("content/file"), "kept").unwrap();
+    image::ext4(&disk, 64, Some(&place.path().join("content"))).unwrap();
+    let (mut qemu, mut witness) =
+        start(&GuestOptions { buffer_mib: 1, ..GuestOptions::default() }, Some(&disk));
+    witness.write(20).unwrap();
+    assert!(matches!(witness.check().unwrap().disk, Verdict::Good(_)));
+    witness.power_off().unwrap();
+    qemu.0.wait().unwrap();
+    let check = Command::new("e2fsck").args(["-f", "-y"]).arg(&disk).output().unwrap();
+    assert!(check.status.code().is_some_and(|code| code <= 1), "{check:?}");
+    let content = Command::new("debugfs").args(["-R", "cat /file"]).arg(&disk).output().unwrap();
+    assert_eq!(content.stdout, b"kept");
+}
