@@ -1,4 +1,5 @@
-//! Links in documents lead somewhere, and every page on a format or protocol is named by the code that parses it.
+//! Links in documents lead somewhere, the pages that code names exist, and every page on a format or protocol is named
+//! by the code that parses it.
 //!
 //! Only targets inside the checkout are looked at; whether a web page still stands is not this check's business.
 
@@ -15,7 +16,7 @@ const DESCRIBED: &[&str] = &["docs/formats/", "docs/protocols/"];
 pub(crate) fn check(root: &Path, files: &[SourceFile]) -> Vec<Finding> {
     let documents = files.iter().filter(|file| file.is_markdown());
     let broken = documents.flat_map(|file| check_document(root, file, files));
-    broken.chain(unnamed_pages(files)).collect()
+    broken.chain(missing_pages(root, files)).chain(unnamed_pages(files)).collect()
 }
 
 fn check_document(root: &Path, file: &SourceFile, files: &[SourceFile]) -> Vec<Finding> {
@@ -102,6 +103,34 @@ fn prose(text: &str) -> Vec<(usize, &str)> {
     lines
 }
 
+/// Pages that a comment of the code sends its reader to and that are not there.
+fn missing_pages(root: &Path, files: &[SourceFile]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in files.iter().filter(|file| file.is_rust() && !file.path.starts_with("xtask/")) {
+        for (number, line) in file.lines() {
+            let page = pages_named(line).find(|page| !root.join(page).exists());
+            let finding = page.map(|page| {
+                let text = format!("{page}: the code names this page and it is not there; write it");
+                Finding::violation(&file.path, number, RULE, text)
+            });
+            findings.extend(finding);
+        }
+    }
+    findings
+}
+
+/// Every `docs/….md` in a line of code.
+fn pages_named(line: &str) -> impl Iterator<Item = &str> {
+    let starts = line.match_indices("docs/").filter(|(at, _)| !line[..*at].ends_with(['/', '.']));
+    starts.filter_map(|(at, _)| {
+        let rest = &line[at..];
+        let end =
+            rest.find(|c: char| !(c.is_ascii_alphanumeric() || "/-_.".contains(c))).unwrap_or(rest.len());
+        let path = rest[..end].trim_end_matches('.');
+        path.ends_with(".md").then_some(path)
+    })
+}
+
 fn unnamed_pages(files: &[SourceFile]) -> Vec<Finding> {
     let is_page =
         |path: &str| DESCRIBED.iter().any(|folder| path.starts_with(folder)) && !path.ends_with("README.md");
@@ -150,9 +179,18 @@ mod tests {
     #[test]
     fn a_format_page_that_no_code_names_is_found() {
         let page = || file("docs/formats/pack.md", "");
+        assert_eq!(unnamed_pages(&[page(), file("pack.rs", "//! See docs/formats/pack.md.\n")]), []);
+        assert_eq!(unnamed_pages(&[page()]).len(), 1);
+    }
+
+    #[test]
+    fn a_page_that_code_names_must_exist() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(check(dir.path(), &[page(), file("pack.rs", "//! See docs/formats/pack.md.\n")]), []);
-        assert_eq!(check(dir.path(), &[page()]).len(), 1);
+        let code =
+            file("a.rs", "//! Bytes as in docs/formats/gone.md.\n//! See QEMU's qemu/docs/devel/x.md.\n");
+        let found = check(dir.path(), &[code]);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].text.starts_with("docs/formats/gone.md:"));
     }
 
     #[test]

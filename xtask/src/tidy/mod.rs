@@ -4,6 +4,7 @@
 //! A finding names the place, the rule and how to mend it. A note is shown and fails nothing.
 
 mod arrows;
+mod dependencies;
 mod ignored;
 mod licences;
 mod links;
@@ -65,6 +66,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     let files = source::tracked(root)?;
     let mut findings = arrows::check(&graph);
     findings.extend(licences::check(&graph));
+    findings.extend(dependencies::check(&graph, &files));
     findings.extend(size::check(&files));
     findings.extend(opening::check(&files));
     findings.extend(words::check(&files));
