@@ -1,17 +1,41 @@
 //! The generation id that the VMM gives the guest (the `vmgenid` device), read from physical memory.
 //!
 //! The device's ACPI table (an SSDT) names the address of a page in `VGIA`; the id stands 40 bytes into it
-//! (QEMU docs/specs/vmgenid). The page is reserved by the firmware, so `/dev/mem` gives it out.
+//! (QEMU docs/specs/vmgenid). The page is reserved by the firmware, so `/dev/mem` gives it out, but only to
+//! `mmap`: `read` ends with the memory the kernel uses. All `unsafe` of the witness is here.
 
-use std::{fs, fs::File, os::unix::fs::FileExt};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::{fs, fs::File, ptr};
+
+/// Page size of the guest.
+const PAGE: usize = 4096;
+/// Offset of the id in its page.
+const OFFSET: usize = 40;
 
 /// The 16 bytes of the id, or none without such a device.
 pub(crate) fn read() -> Option<u128> {
     let tables = fs::read_dir("/sys/firmware/acpi/tables").ok()?;
     let address = tables.flatten().find_map(|entry| address_in(&fs::read(entry.path()).ok()?))?;
-    let mut id = [0; 16];
-    File::open("/dev/mem").ok()?.read_exact_at(&mut id, address + 40).ok()?;
-    Some(u128::from_be_bytes(id))
+    physical_page(address).map(u128::from_be_bytes)
+}
+
+/// The bytes at [`OFFSET`] in the page of physical memory at `address`.
+fn physical_page(address: u64) -> Option<[u8; 16]> {
+    if !address.is_multiple_of(PAGE as u64) {
+        return None;
+    }
+    let memory = File::open("/dev/mem").ok()?;
+    // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory that Rust knows of.
+    let page =
+        unsafe { mmap(ptr::null_mut(), PAGE, ProtFlags::READ, MapFlags::SHARED, &memory, address) }.ok()?;
+    let id = page.cast::<u8>().wrapping_add(OFFSET).cast::<[u8; 16]>();
+    // SAFETY: the 16 bytes lie inside the page just mapped readable, `[u8; 16]` needs no alignment, and the
+    // read is volatile because the VMM may change them at any time. The mapping is not used after `munmap`.
+    unsafe {
+        let bytes = id.read_volatile();
+        munmap(page, PAGE).ok()?;
+        Some(bytes)
+    }
 }
 
 /// The value of `Name (VGIA, <dword>)` in the bytecode of a table.

@@ -23,8 +23,8 @@ use std::{fs, sync::Arc, thread};
 
 /// The value of `key=` on the kernel command line.
 fn kernel_option(cmdline: &str, key: &str) -> Option<String> {
-    let values = cmdline.split_whitespace().filter_map(|word| word.strip_prefix(key)?.strip_prefix('='));
-    values.last().map(str::to_owned)
+    let mut values = cmdline.split_whitespace().filter_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+    values.next_back().map(str::to_owned)
 }
 
 fn main() {
