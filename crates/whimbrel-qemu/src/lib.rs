@@ -1,1 +1,29 @@
-//! Drive an unmodified QEMU: launch, QMP, device state, pool.
+//! Drive an unmodified QEMU: find it, start it, speak QMP to it, take and load its device state.
+//!
+//! The only crate that knows QEMU. Blocking calls and threads, no async: every wait has a bound, and the death
+//! of a QEMU ends every wait for it. Debian 12's QEMU 7.2 is the oldest supported; QMP answers are read leniently
+//! (strings, not closed enums), so that newer ones work too.
+//!
+//! The usual path: [`probe()`] once, [`Qemu::launch`] a [`LaunchSpec`], then the calls of
+//! [`whimbrel_machine::Machine`]. A QEMU survives this process; [`Qemu::adopt`] takes it up again.
+//! Guest memory is not read here: the engines map the RAM file that the specification names.
+
+mod console;
+mod launch;
+mod machine;
+mod pool;
+mod probe;
+mod process;
+mod qmp;
+mod state;
+
+pub use console::{Console, Subscription};
+pub use launch::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgenid};
+pub use machine::{BalloonStats, Qemu, Status};
+pub use pool::{Pool, Prepare, Shape, Slot, WarmQemu};
+pub use probe::{
+    Finding, KvmProbe, ProbeError, QemuBinary, Version, best_accel, find, findings, probe, probe_kvm,
+};
+pub use process::{ProcessError, ProcessIdentity, QemuProcess};
+pub use qmp::{MachineEvent, Qmp, QmpError, ShutdownCause};
+pub use state::{DeviceState, Head, MAX_STATE, RamBlock, StateError, StreamError, compose};

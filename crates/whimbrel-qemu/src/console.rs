@@ -1,0 +1,205 @@
+//! The serial console of a machine: what it printed lately, what it prints now, what somebody types.
+//!
+//! A thread reads the socket, keeps the last [`RING`] bytes and connects again when the connection ends, until the [`Console`]
+//! is dropped. A subscriber that does not read is cut off, never waited for: the guest must not stall on a slow terminal.
+
+use std::{
+    collections::VecDeque,
+    io::{self, Read, Write},
+    net::Shutdown,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+/// Bytes of output that are kept.
+const RING: usize = 64 << 10;
+/// Pieces of output kept for a subscriber that does not read.
+const BACKLOG: usize = 256;
+/// How soon a lost connection is tried again.
+const RECONNECT: Duration = Duration::from_millis(200);
+/// How long the guest may refuse what is typed.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A serial console.
+#[derive(Debug)]
+pub struct Console {
+    shared: Arc<Shared>,
+    reader: Option<JoinHandle<()>>,
+}
+
+/// The output of a console.
+#[derive(Debug)]
+pub struct Subscription {
+    /// What it printed before, at most 64 KiB.
+    pub past: Vec<u8>,
+    /// What it prints from there on, without a gap. Closes when the console goes away or the receiver falls behind.
+    pub live: Receiver<Arc<[u8]>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    state: Mutex<State>,
+    closing: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    closed: bool,
+    stream: Option<UnixStream>,
+    ring: VecDeque<u8>,
+    subscribers: Vec<SyncSender<Arc<[u8]>>>,
+}
+
+impl Console {
+    /// Follows the console at `path` ([`crate::LaunchSpec::serial_socket`]), whether or not it is there yet.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let state = Mutex::new(State { stream: UnixStream::connect(path).ok(), ..State::default() });
+        let shared = Arc::new(Shared { path: path.to_owned(), state, closing: Condvar::new() });
+        let theirs = Arc::clone(&shared);
+        let reader = thread::Builder::new().name("console".into()).spawn(move || theirs.follow())?;
+        Ok(Self { shared, reader: Some(reader) })
+    }
+
+    /// Its output, the latest first piece included.
+    pub fn subscribe(&self) -> Subscription {
+        let (sender, live) = sync_channel(BACKLOG);
+        let mut state = self.shared.lock();
+        state.subscribers.push(sender);
+        Subscription { past: state.ring.iter().copied().collect(), live }
+    }
+
+    /// Types `input`. An error if the console is not connected now.
+    pub fn write(&self, input: &[u8]) -> io::Result<()> {
+        // A connection of its own would take the console away from the reader, so share that one, outside the lock.
+        let stream = self.shared.lock().stream.as_ref().map(UnixStream::try_clone);
+        let mut stream = stream.unwrap_or_else(|| Err(io::ErrorKind::NotConnected.into()))?;
+        stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
+        stream.write_all(input)
+    }
+}
+
+impl Drop for Console {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.closed = true;
+        if let Some(stream) = &state.stream {
+            // Fails if it is closed already, which is what is wanted.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        drop(state);
+        self.shared.closing.notify_all();
+        if let Some(reader) = self.reader.take() {
+            // A panic in the reader was reported by its own thread.
+            let _ = reader.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing under the lock leaves the state half made.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn follow(&self) {
+        let mut buffer = vec![0; 8 << 10];
+        while let Some(mut stream) = self.connected() {
+            while let Ok(read @ 1..) = stream.read(&mut buffer) {
+                self.publish(&buffer[..read]);
+            }
+            self.lock().stream = None;
+        }
+    }
+
+    /// The connection, made again if need be. None when the console is dropped.
+    fn connected(&self) -> Option<UnixStream> {
+        let mut state = self.lock();
+        loop {
+            if state.closed {
+                return None;
+            }
+            if let Some(stream) = state.stream.as_ref().and_then(|stream| stream.try_clone().ok()) {
+                return Some(stream);
+            }
+            state = self.closing.wait_timeout(state, RECONNECT).unwrap_or_else(PoisonError::into_inner).0;
+            if state.closed {
+                return None;
+            }
+            drop(state);
+            let stream = UnixStream::connect(&self.path).ok();
+            state = self.lock();
+            state.stream = stream;
+        }
+    }
+
+    fn publish(&self, output: &[u8]) {
+        let mut state = self.lock();
+        let excess = (state.ring.len() + output.len()).saturating_sub(RING).min(state.ring.len());
+        state.ring.drain(..excess);
+        state.ring.extend(output);
+        let piece: Arc<[u8]> = output.into();
+        state.subscribers.retain(|subscriber| subscriber.try_send(Arc::clone(&piece)).is_ok());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    fn receive(from: &Subscription, len: usize) -> Vec<u8> {
+        let mut all = from.past.clone();
+        while all.len() < len {
+            all.extend_from_slice(&from.live.recv_timeout(SOON).unwrap());
+        }
+        all
+    }
+
+    #[test]
+    fn output_goes_on_after_the_other_side_restarts() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("serial");
+        let console = Console::open(&path).unwrap();
+        let output = console.subscribe();
+        for round in 0..2 {
+            let listener = UnixListener::bind(&path).unwrap();
+            let (mut guest, _) = listener.accept().unwrap();
+            guest.write_all(b"hello ").unwrap();
+            assert_eq!(receive(&console.subscribe(), (round + 1) * 6).len(), (round + 1) * 6);
+            std::fs::remove_file(&path).unwrap();
+        }
+        assert_eq!(receive(&output, 12), b"hello hello ");
+    }
+
+    #[test]
+    fn the_ring_is_bounded_and_a_sleeping_subscriber_is_cut_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("serial");
+        let listener = UnixListener::bind(&path).unwrap();
+        let console = Console::open(&path).unwrap();
+        let sleeping = console.subscribe();
+        let (mut guest, _) = listener.accept().unwrap();
+        console.write(b"typed").unwrap();
+        let mut typed = [0; 5];
+        guest.read_exact(&mut typed).unwrap();
+        assert_eq!(&typed, b"typed");
+        guest.write_all(&vec![b'x'; (BACKLOG + 9) * (8 << 10)]).unwrap();
+        guest.write_all(b"end").unwrap();
+        let deadline = std::time::Instant::now() + SOON;
+        while !console.subscribe().past.ends_with(b"end") {
+            assert!(std::time::Instant::now() < deadline);
+            thread::yield_now();
+        }
+        assert_eq!(console.subscribe().past.len(), RING);
+        assert_eq!(sleeping.live.iter().count(), BACKLOG);
+    }
+}

@@ -1,0 +1,221 @@
+//! The command line. Pure.
+//!
+//! The order of devices, their ids and addresses are part of what a capsule means: change them and state taken before
+//! no longer loads. PCI slots: 02 balloon, 03 random numbers, 04 guest port, 08-0f network, 10-1d disks.
+
+use super::spec::{LaunchSpec, Sharing, SpecError};
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::Path,
+};
+use whimbrel_core::Accel;
+
+/// Seconds for which a disk keeps trying to reach its NBD server again, requests waiting: the server is ours and may restart.
+const RECONNECT_DELAY: u32 = 3600;
+const FIRST_NIC_SLOT: usize = 0x08;
+const FIRST_DISK_SLOT: usize = 0x10;
+
+/// An option whose value is made of words and paths.
+struct Value(OsString);
+
+impl Value {
+    fn new(text: impl AsRef<str>) -> Self {
+        Self(text.as_ref().into())
+    }
+
+    fn text(mut self, text: impl AsRef<str>) -> Self {
+        self.0.push(text.as_ref());
+        self
+    }
+
+    /// A path. QEMU reads a doubled comma as one that is part of the value.
+    fn path(mut self, path: &Path) -> Self {
+        let mut bytes = Vec::with_capacity(path.as_os_str().len());
+        for byte in path.as_os_str().as_bytes() {
+            bytes.extend(std::iter::repeat_n(*byte, if *byte == b',' { 2 } else { 1 }));
+        }
+        self.0.push(OsString::from_vec(bytes));
+        self
+    }
+}
+
+#[derive(Default)]
+struct Args(Vec<OsString>);
+
+impl Args {
+    fn flag(&mut self, name: &str) {
+        self.0.push(name.into());
+    }
+
+    fn option(&mut self, name: &str, value: impl AsRef<OsStr>) {
+        self.0.push(name.into());
+        self.0.push(value.as_ref().into());
+    }
+
+    fn value(&mut self, name: &str, value: Value) {
+        self.option(name, value.0);
+    }
+}
+
+impl LaunchSpec {
+    /// QEMU's arguments, without the program's name. The machine starts paused.
+    pub fn argv(&self) -> Result<Vec<OsString>, SpecError> {
+        self.check()?;
+        let mut args = Args::default();
+        self.machine(&mut args);
+        self.boot(&mut args);
+        self.channels(&mut args);
+        self.platform_devices(&mut args);
+        (0..self.config.nics.len()).for_each(|index| self.nic(&mut args, index));
+        (0..self.disks.len()).for_each(|index| self.disk(&mut args, index));
+        // Paused, so that the caller can arm dirty tracking before the first instruction.
+        args.flag("-S");
+        if self.incoming {
+            args.option("-incoming", "defer");
+        }
+        Ok(args.0)
+    }
+
+    fn machine(&self, args: &mut Args) {
+        let config = &self.config;
+        let mib = config.memory.0 >> 20;
+        args.flag("-no-user-config");
+        args.flag("-nodefaults");
+        args.option("-display", "none");
+        args.option("-vga", "none");
+        let accel = match config.accel {
+            Accel::Tcg => "tcg,thread=multi",
+            Accel::Kvm => "kvm",
+        };
+        args.option("-accel", accel);
+        args.option("-machine", format!("{},memory-backend=ram0,vmport=off", config.machine));
+        args.option("-cpu", &config.cpu);
+        args.option("-smp", config.cpus.to_string());
+        args.option("-m", format!("{mib}M"));
+        let share = match self.ram.sharing {
+            Sharing::Shared => "on",
+            Sharing::Private => "off",
+        };
+        let ram = Value::new(format!("memory-backend-file,id=ram0,size={mib}M,share={share},mem-path="));
+        args.value("-object", ram.path(&self.ram.path));
+        // The device state would otherwise begin with a section that names the machine type; the fast form has none.
+        args.option("-global", "migration.send-configuration=off");
+        // A machine that is off stays, so that nobody mistakes its end for a crash, and its disks can still be saved.
+        // What a guest does about its own panic is the guest's affair.
+        args.option("-action", "shutdown=pause,panic=none");
+    }
+
+    fn boot(&self, args: &mut Args) {
+        if let Some(kernel) = &self.kernel {
+            args.option("-kernel", kernel);
+        }
+        if let Some(initrd) = &self.initrd {
+            // The one path in which QEMU reads a comma as the start of a second file, on multiboot kernels.
+            args.value("-initrd", Value::new("").path(initrd));
+        }
+        if let Some(boot) = &self.config.boot {
+            args.option("-append", &boot.append);
+        }
+    }
+
+    fn channels(&self, args: &mut Args) {
+        let listen = ",server=on,wait=off";
+        args.value("-qmp", Value::new("unix:").path(&self.qmp_socket()).text(listen));
+        let serial = Value::new("socket,id=serial0,path=").path(&self.serial_socket()).text(listen);
+        args.value("-chardev", serial.text(",logappend=on,logfile=").path(&self.console_log));
+        args.option("-serial", "chardev:serial0");
+        let guest = Value::new("socket,id=guest0,path=").path(&self.guest_socket());
+        args.value("-chardev", guest.text(listen));
+    }
+
+    fn platform_devices(&self, args: &mut Args) {
+        if self.balloon {
+            args.option("-device", "virtio-balloon-pci,id=balloon0,addr=0x2,free-page-reporting=on");
+        }
+        args.option("-device", "virtio-rng-pci,id=rng0,addr=0x3");
+        args.option("-device", "virtio-serial-pci,id=port0,addr=0x4,max_ports=2");
+        args.option(
+            "-device",
+            "virtserialport,id=guest0-port,bus=port0.0,nr=1,chardev=guest0,name=org.whimbrel.guest.0",
+        );
+        args.option("-device", "pvpanic,id=panic0");
+        let guid = self.vmgenid.map_or_else(|| "auto".to_owned(), |guid| guid.to_string());
+        args.option("-device", format!("vmgenid,id=vmgenid0,guid={guid}"));
+    }
+
+    fn nic(&self, args: &mut Args, index: usize) {
+        let slot = FIRST_NIC_SLOT + index;
+        let mac = &self.config.nics[index].mac;
+        let netdev = Value::new(format!("stream,id=net{index},server=on,addr.type=unix,addr.path="));
+        args.value("-netdev", netdev.path(&self.net_socket(index)));
+        // No boot ROM: it would be 256 KiB more of memory outside RAM that travels with every state.
+        let device =
+            format!("virtio-net-pci,id=nic{index},netdev=net{index},mac={mac},addr={slot:#x},romfile=");
+        args.option("-device", device);
+    }
+
+    fn disk(&self, args: &mut Args, index: usize) {
+        let id = format!("disk{index}");
+        let slot = FIRST_DISK_SLOT + index;
+        let nbd = Value::new(format!("driver=nbd,node-name={id}-nbd,server.type=unix,server.path="));
+        let rest = format!(",export=,reconnect-delay={RECONNECT_DELAY},cache.direct=on,discard=unmap");
+        args.value("-blockdev", nbd.path(&self.disks[index]).text(rest));
+        let raw = format!("driver=raw,node-name={id},file={id}-nbd,cache.direct=on,discard=unmap");
+        args.option("-blockdev", raw);
+        // The guest never sees trouble of the host's storage: the machine pauses and its owner is told.
+        let errors = "werror=stop,rerror=stop";
+        let boot = if self.kernel.is_none() { format!(",bootindex={index}") } else { String::new() };
+        args.option("-device", format!("virtio-blk-pci,id={id},drive={id},addr={slot:#x},{errors}{boot}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::RamBacking;
+    use whimbrel_core::{ByteSize, DiskConfig, MachineConfig, NicConfig};
+
+    fn spec() -> LaunchSpec {
+        let config = MachineConfig {
+            memory: ByteSize(64 << 20),
+            cpus: 2,
+            machine: "pc-q35-7.2".into(),
+            cpu: "max,-avx512f".into(),
+            accel: Accel::Tcg,
+            disks: vec![DiskConfig { size: ByteSize(1 << 20) }],
+            nics: vec![NicConfig { mac: "52:54:00:00:00:01".into(), bridge: None }],
+            boot: None,
+        };
+        let ram = RamBacking { path: "/ram,share=off".into(), sharing: Sharing::Shared };
+        LaunchSpec { disks: vec!["/nbd".into()], ..LaunchSpec::new(config, "/slot", ram) }
+    }
+
+    #[test]
+    fn a_comma_in_a_path_cannot_smuggle_in_an_option() {
+        let argv = spec().argv().unwrap();
+        let object = argv.iter().position(|arg| arg == "-object").unwrap() + 1;
+        assert_eq!(argv[object], "memory-backend-file,id=ram0,size=64M,share=on,mem-path=/ram,,share=off");
+    }
+
+    #[test]
+    fn words_that_would_be_several_options_are_refused() {
+        let refused = |change: fn(&mut LaunchSpec)| {
+            let mut spec = spec();
+            change(&mut spec);
+            assert!(spec.argv().is_err(), "{spec:?}");
+        };
+        assert!(spec().argv().is_ok());
+        refused(|spec| spec.config.machine = "q35,accel=kvm".into());
+        refused(|spec| spec.config.machine = String::new());
+        refused(|spec| spec.config.cpu = "max -enable-kvm".into());
+        refused(|spec| spec.config.nics[0].mac = "52:54:00:00:00:01,x=y".into());
+        refused(|spec| spec.config.memory.0 += 1);
+        refused(|spec| spec.config.memory.0 = 0);
+        refused(|spec| spec.config.cpus = 0);
+        refused(|spec| spec.disks.clear());
+        refused(|spec| spec.kernel = Some("/kernel".into()));
+        refused(|spec| spec.dir = "/x".repeat(54).into());
+        refused(|spec| spec.config.nics = vec![spec.config.nics[0].clone(); 9]);
+    }
+}

@@ -1,0 +1,10 @@
+//! From a typed configuration to QEMU's command line.
+//!
+//! Source and target of a move must present the same machine: device ids and PCI addresses are fixed here, by position,
+//! and never left to QEMU.
+
+mod argv;
+mod spec;
+
+pub use spec::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgenid};
+pub(crate) use spec::{log_in, qmp_in};

@@ -1,0 +1,143 @@
+//! Plain orders to a machine: run, stop, switch off, balloon, announce.
+
+use super::Qemu;
+use crate::{
+    launch::Vmgenid,
+    qmp::{MachineEvent, QmpError},
+};
+use serde_json::{Value, json};
+use std::{collections::BTreeMap, sync::mpsc::Receiver, time::Duration};
+use whimbrel_core::ByteSize;
+use whimbrel_machine::{Machine, MachineError};
+
+/// How long QEMU may take to quit: it flushes its disks.
+const QUIT_TIMEOUT: Duration = Duration::from_secs(30);
+const BALLOON: &str = "/machine/peripheral/balloon0";
+
+/// What QEMU says its machine does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    /// Whether the virtual CPUs run.
+    pub running: bool,
+    /// QEMU's word: `running`, `paused`, `inmigrate`, `shutdown`, `io-error`, …
+    pub word: String,
+}
+
+/// What the balloon tells about the guest's memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BalloonStats {
+    /// Memory the guest has now.
+    pub actual: ByteSize,
+    /// The guest's own figures in bytes or counts, by QEMU's names (`stat-free-memory`, …); empty until the guest first reports.
+    pub guest: BTreeMap<String, u64>,
+}
+
+impl Qemu {
+    fn order(&self, command: &str) -> Result<(), QmpError> {
+        self.qmp.execute(command, json!({})).map(drop)
+    }
+
+    /// Every event from now on; see [`crate::Qmp::subscribe`].
+    pub fn events(&self) -> Receiver<MachineEvent> {
+        self.qmp.subscribe()
+    }
+
+    /// What the machine does.
+    pub fn status(&self) -> Result<Status, QmpError> {
+        let answer = self.qmp.execute("query-status", json!({}))?;
+        let malformed = || QmpError::Malformed { command: "query-status".into() };
+        Ok(Status {
+            running: answer["running"].as_bool().ok_or_else(malformed)?,
+            word: answer["status"].as_str().ok_or_else(malformed)?.to_owned(),
+        })
+    }
+
+    /// Presses the power button. A guest that listens switches itself off: [`MachineEvent::Shutdown`].
+    pub fn powerdown(&self) -> Result<(), QmpError> {
+        self.order("system_powerdown")
+    }
+
+    /// Resets the machine. It stays running or paused as it was.
+    pub fn reset(&self) -> Result<(), QmpError> {
+        self.order("system_reset")
+    }
+
+    /// Ends QEMU after its disks are flushed; returns when the process has ended. The guest gets no notice.
+    pub fn quit(self) -> Result<(), QmpError> {
+        match self.order("quit") {
+            // It may be gone before its answer is.
+            Ok(()) | Err(QmpError::Disconnected { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        if self.process.wait(QUIT_TIMEOUT) {
+            return Ok(());
+        }
+        Err(QmpError::TimedOut { command: "quit".into(), after: QUIT_TIMEOUT })
+    }
+
+    /// Ends QEMU at once, as a crash would.
+    pub fn kill(self) {
+        self.process.kill();
+        self.process.wait(QUIT_TIMEOUT);
+    }
+
+    /// Asks the guest to give memory back until it has `size`. It happens over time: [`MachineEvent::BalloonChanged`].
+    pub fn balloon(&self, size: ByteSize) -> Result<(), QmpError> {
+        self.qmp.execute("balloon", json!({"value": size.0})).map(drop)
+    }
+
+    /// Memory the guest has and what it says about it. The guest reports every second from the first call on.
+    pub fn balloon_stats(&self) -> Result<BalloonStats, QmpError> {
+        let interval = json!({"path": BALLOON, "property": "guest-stats-polling-interval", "value": 1});
+        self.qmp.execute("qom-set", interval)?;
+        let answer = self.qmp.execute("query-balloon", json!({}))?;
+        let actual = answer["actual"].as_u64();
+        let actual = actual.ok_or_else(|| QmpError::Malformed { command: "query-balloon".into() })?;
+        let stats = self.qmp.execute("qom-get", json!({"path": BALLOON, "property": "guest-stats"}))?;
+        let mut guest = BTreeMap::new();
+        for (name, value) in stats["stats"].as_object().into_iter().flatten() {
+            // What the guest does not report is all ones.
+            if let Some(value) = value.as_u64().filter(|value| *value != u64::MAX) {
+                guest.insert(name.clone(), value);
+            }
+        }
+        Ok(BalloonStats { actual: ByteSize(actual), guest })
+    }
+
+    /// Has every network port announce itself to its switch, five times within a second.
+    pub fn announce_self(&self) -> Result<(), QmpError> {
+        let pace = json!({"initial": 50, "max": 550, "rounds": 5, "step": 100});
+        self.qmp.execute("announce-self", pace).map(drop)
+    }
+
+    /// The generation id the guest sees.
+    pub fn vmgenid(&self) -> Result<Vmgenid, QmpError> {
+        let answer = self.qmp.execute("query-vm-generation-id", json!({}))?;
+        let guid = answer["guid"].as_str().and_then(|text| text.parse().ok());
+        guid.ok_or_else(|| QmpError::Malformed { command: "query-vm-generation-id".into() })
+    }
+
+    /// A command of QEMU's human monitor, which has no stable form.
+    pub(super) fn monitor(&self, line: &str) -> Result<String, QmpError> {
+        match self.qmp.execute("human-monitor-command", json!({"command-line": line}))? {
+            Value::String(text) => Ok(text),
+            _ => Err(QmpError::Malformed { command: line.to_owned() }),
+        }
+    }
+}
+
+impl Machine for Qemu {
+    fn pause(&mut self) -> Result<(), MachineError> {
+        self.order("stop").map_err(|error| MachineError::new("pause", error))
+    }
+
+    fn unpause(&mut self) -> Result<(), MachineError> {
+        self.order("cont").map_err(|error| MachineError::new("resume", error))
+    }
+
+    fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
+        let state =
+            self.save_device_state().map_err(|error| MachineError::new("save the devices of", error))?;
+        Ok(crate::state::compose(state.head, &state.devices))
+    }
+}

@@ -1,0 +1,162 @@
+//! The QEMU program: where, which version, which machine types.
+
+use crate::qmp::{Qmp, QmpError};
+use serde_json::{Value, json};
+use std::{
+    collections::BTreeMap,
+    env, fmt, io,
+    os::{
+        fd::OwnedFd,
+        unix::{fs::PermissionsExt, net::UnixStream},
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+const PROGRAM: &str = "qemu-system-x86_64";
+
+/// A QEMU program of this host.
+#[derive(Debug, Clone)]
+pub struct QemuBinary {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its version.
+    pub version: Version,
+    /// Machine types, by name; the value of an alias is what it stands for.
+    machines: BTreeMap<String, String>,
+}
+
+/// A version of QEMU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// First number.
+    pub major: u64,
+    /// Second number.
+    pub minor: u64,
+    /// Third number.
+    pub micro: u64,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.major, self.minor, self.micro)
+    }
+}
+
+/// There is no QEMU to use.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// Not installed, or not where programs are.
+    #[error("there is no {program} in PATH")]
+    NotFound {
+        /// The program looked for.
+        program: &'static str,
+    },
+    /// It does not start.
+    #[error("cannot start {path}")]
+    Start {
+        /// The program.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It starts but does not answer.
+    #[error("cannot ask {path}")]
+    Ask {
+        /// The program.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: QmpError,
+    },
+}
+
+/// The first `qemu-system-x86_64` in `PATH`.
+pub fn find() -> Result<PathBuf, ProbeError> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let runs = |file: &PathBuf| {
+        file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    };
+    let found = env::split_paths(&path).map(|dir| dir.join(PROGRAM)).find(runs);
+    found.ok_or(ProbeError::NotFound { program: PROGRAM })
+}
+
+impl QemuBinary {
+    /// Asks the program at `path` what it is. Takes about 50 ms.
+    pub fn probe(path: &Path) -> Result<Self, ProbeError> {
+        let start = |source| ProbeError::Start { path: path.to_owned(), source };
+        let ask = |source| ProbeError::Ask { path: path.to_owned(), source };
+        let (ours, theirs) = UnixStream::pair().map_err(start)?;
+        let output = OwnedFd::from(theirs.try_clone().map_err(start)?);
+        let child = Command::new(path)
+            .args(["-machine", "none", "-nodefaults", "-display", "none", "-qmp", "stdio"])
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::from(output))
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(start)?;
+        let _child = Reaped(child);
+        let qmp = Qmp::over(ours).map_err(ask)?;
+        let version = qmp.execute("query-version", json!({})).map_err(ask)?;
+        let machines = qmp.execute("query-machines", json!({})).map_err(ask)?;
+        Ok(Self {
+            path: path.to_owned(),
+            version: parse_version(&version),
+            machines: parse_machines(&machines),
+        })
+    }
+
+    /// The machine type that `name` stands for (`q35` is `pc-q35-7.2`), so that another QEMU knows which one was meant.
+    /// None if this QEMU does not have it.
+    pub fn machine_type(&self, name: &str) -> Option<&str> {
+        self.machines.get(name).map(String::as_str)
+    }
+}
+
+/// A child that does not outlive the question.
+struct Reaped(Child);
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        // Both fail only if it has ended, which is what is wanted.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn parse_version(answer: &Value) -> Version {
+    let number = |key: &str| answer["qemu"][key].as_u64().unwrap_or(0);
+    Version { major: number("major"), minor: number("minor"), micro: number("micro") }
+}
+
+fn parse_machines(answer: &Value) -> BTreeMap<String, String> {
+    let mut machines = BTreeMap::new();
+    for machine in answer.as_array().into_iter().flatten() {
+        let Some(name) = machine["name"].as_str() else { continue };
+        machines.insert(name.to_owned(), name.to_owned());
+        if let Some(alias) = machine["alias"].as_str() {
+            machines.insert(alias.to_owned(), name.to_owned());
+        }
+    }
+    machines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alias_resolves_to_a_versioned_type_and_oddities_are_skipped() {
+        let answer = json!([
+            {"name": "pc-q35-7.2", "alias": "q35", "cpu-max": 288},
+            {"name": "none", "novelty": {}},
+            {"alias": "nameless"}, 7
+        ]);
+        let machines = parse_machines(&answer);
+        assert_eq!(machines["q35"], "pc-q35-7.2");
+        assert_eq!(machines["none"], "none");
+        assert_eq!(machines.len(), 3);
+        assert!(parse_machines(&json!("nonsense")).is_empty());
+    }
+}

@@ -1,0 +1,131 @@
+//! Does KVM execute guests here? The device file alone proves nothing: inside some virtual machines it is there, opens,
+//! and emulates every instruction at a thousandth of the speed. So a tiny guest must get some work done in time.
+
+use super::QemuBinary;
+use std::{
+    fs::OpenOptions,
+    io::{self, Write},
+    path::Path,
+    process::{Command, Stdio},
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+
+/// The guest counts this far down: 10 ms on a processor, a minute when each instruction is emulated.
+const COUNT: u32 = 20_000_000;
+/// How long the guest may take, QEMU's start included.
+const PATIENCE: Duration = Duration::from_secs(4);
+const POLL: Duration = Duration::from_millis(5);
+/// What the guest hands to the exit device, and the exit status QEMU makes of it.
+const DONE: u8 = 0x2a;
+const EXIT_STATUS: i32 = (DONE as i32) << 1 | 1;
+/// QEMU takes firmware in units of 64 KiB.
+const FIRMWARE_SIZE: usize = 64 << 10;
+
+/// What became of the attempt to use KVM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KvmProbe {
+    /// Guests run on it.
+    Works,
+    /// There is no `/dev/kvm`.
+    Absent,
+    /// It may not be opened.
+    Denied,
+    /// It is there but of no use.
+    Broken {
+        /// QEMU's words, or how long the guest was given.
+        words: String,
+    },
+}
+
+/// Tries KVM, on the first call. At most 4 s.
+pub fn probe_kvm(binary: &QemuBinary) -> &'static KvmProbe {
+    static FOUND: OnceLock<KvmProbe> = OnceLock::new();
+    FOUND.get_or_init(|| match OpenOptions::new().read(true).write(true).open("/dev/kvm") {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => KvmProbe::Denied,
+        Err(_) => KvmProbe::Absent,
+        Ok(_) => match run_guest(&binary.path, "kvm", PATIENCE) {
+            Ok(()) => KvmProbe::Works,
+            Err(words) => KvmProbe::Broken { words },
+        },
+    })
+}
+
+/// Runs the tiny guest to its end, or says why it did not get there.
+fn run_guest(qemu: &Path, accel: &str, patience: Duration) -> Result<(), String> {
+    let failed = |error: io::Error| error.to_string();
+    let mut firmware = tempfile::NamedTempFile::new().map_err(failed)?;
+    firmware.write_all(&firmware_image()).map_err(failed)?;
+    let mut words = tempfile::tempfile().map_err(failed)?;
+    let mut child = Command::new(qemu)
+        .args(["-accel", accel, "-machine", "q35", "-m", "16", "-nodefaults", "-no-user-config"])
+        .args(["-display", "none", "-vga", "none", "-device", "isa-debug-exit,iobase=0xf4,iosize=1", "-bios"])
+        .arg(firmware.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(words.try_clone().map_err(failed)?)
+        .spawn()
+        .map_err(failed)?;
+    let deadline = Instant::now() + patience;
+    loop {
+        match child.try_wait().map_err(failed)? {
+            Some(status) if status.code() == Some(EXIT_STATUS) => return Ok(()),
+            Some(_) => return Err(last_line(&mut words)),
+            None if Instant::now() < deadline => std::thread::sleep(POLL),
+            None => {
+                // Both fail only if it ended meanwhile: too late all the same.
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(format!("a guest that needs 10 ms was not done in {patience:?}"));
+            }
+        }
+    }
+}
+
+fn last_line(words: &mut std::fs::File) -> String {
+    use std::io::{Read, Seek};
+    let mut text = String::new();
+    let read = words.rewind().and_then(|()| words.take(64 << 10).read_to_string(&mut text));
+    match (read, text.trim().lines().last()) {
+        (Ok(_), Some(line)) => line.to_owned(),
+        _ => "qemu ended without a word".to_owned(),
+    }
+}
+
+/// Firmware that counts down and ends. A processor starts 16 bytes before its end, in real mode.
+fn firmware_image() -> Vec<u8> {
+    const ENTRY: usize = FIRMWARE_SIZE - 16;
+    const CODE: usize = 0xff00;
+    let mut image = vec![0xf4; FIRMWARE_SIZE];
+    // jmp near CODE, relative to the next instruction
+    let offset = (CODE as i32 - (ENTRY as i32 + 3)) as i16;
+    image[ENTRY] = 0xe9;
+    image[ENTRY + 1..ENTRY + 3].copy_from_slice(&offset.to_le_bytes());
+    let mut code = vec![0x66, 0xb9]; // mov ecx, COUNT
+    code.extend(COUNT.to_le_bytes());
+    code.extend([0x66, 0x49]); // again: dec ecx
+    code.extend([0x75, 0xfc]); // jnz again
+    code.extend([0xb0, DONE, 0xe6, 0xf4]); // mov al, DONE; out 0xf4, al
+    code.extend([0xf4, 0xeb, 0xfd]); // hlt, for ever
+    image[CODE..CODE + code.len()].copy_from_slice(&code);
+    image
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::probe::find;
+
+    #[test]
+    fn the_tiny_guest_ends_where_guests_can_run() {
+        run_guest(&find().unwrap(), "tcg", Duration::from_secs(60)).unwrap();
+    }
+
+    #[test]
+    fn a_guest_that_gets_nowhere_ends_the_attempt_in_time() {
+        let failed = run_guest(&find().unwrap(), "tcg", Duration::ZERO).unwrap_err();
+        assert!(failed.contains("not done"), "{failed}");
+        let failed = run_guest(&find().unwrap(), "nonsense", Duration::from_secs(60)).unwrap_err();
+        assert!(failed.contains("nonsense"), "{failed}");
+    }
+}

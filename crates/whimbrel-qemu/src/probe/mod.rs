@@ -1,0 +1,80 @@
+//! Is there a QEMU here, which one, and what can execute its guests?
+//!
+//! Looked at once a process: the answers do not change while it runs.
+
+mod binary;
+mod kvm;
+
+pub use binary::{ProbeError, QemuBinary, Version, find};
+pub use kvm::{KvmProbe, probe_kvm};
+
+use std::sync::OnceLock;
+use whimbrel_core::Accel;
+
+/// Oldest QEMU with what is used here (`-netdev stream` came with 7.2).
+const OLDEST: Version = Version { major: 7, minor: 2, micro: 0 };
+
+/// Something that `doctor` says about this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Whether all is well.
+    pub ok: bool,
+    /// What was found, in one sentence.
+    pub found: String,
+    /// What to do about it; none if all is well.
+    pub fix: Option<String>,
+}
+
+/// The QEMU of this host, found on the first call.
+pub fn probe() -> Result<&'static QemuBinary, &'static ProbeError> {
+    static FOUND: OnceLock<Result<QemuBinary, ProbeError>> = OnceLock::new();
+    FOUND.get_or_init(|| find().and_then(|path| QemuBinary::probe(&path))).as_ref()
+}
+
+/// What is there and what is missing, for people.
+pub fn findings() -> Vec<Finding> {
+    match probe() {
+        Ok(binary) => vec![binary_finding(binary), kvm_finding(probe_kvm(binary))],
+        Err(error) => vec![Finding {
+            ok: false,
+            found: error.to_string(),
+            fix: Some("install qemu 7.2 or newer, on Debian: apt install qemu-system-x86".into()),
+        }],
+    }
+}
+
+/// The fastest way to execute guests that works here.
+pub fn best_accel(binary: &QemuBinary) -> Accel {
+    match probe_kvm(binary) {
+        KvmProbe::Works => Accel::Kvm,
+        _ => Accel::Tcg,
+    }
+}
+
+fn binary_finding(binary: &QemuBinary) -> Finding {
+    let found = format!("qemu {} at {}", binary.version, binary.path.display());
+    let ok = binary.version >= OLDEST;
+    Finding { ok, found, fix: (!ok).then(|| format!("install qemu {OLDEST} or newer")) }
+}
+
+fn kvm_finding(kvm: &KvmProbe) -> Finding {
+    let (ok, found, fix) = match kvm {
+        KvmProbe::Works => (true, "kvm executes guests".to_owned(), None),
+        KvmProbe::Absent => (
+            false,
+            "there is no /dev/kvm, guests run on the slower tcg".to_owned(),
+            Some("turn on virtualisation in the firmware and load kvm_intel or kvm_amd"),
+        ),
+        KvmProbe::Denied => (
+            false,
+            "/dev/kvm may not be opened, guests run on the slower tcg".to_owned(),
+            Some("join the group kvm"),
+        ),
+        KvmProbe::Broken { words } => (
+            false,
+            format!("/dev/kvm is there but does not execute guests ({words}), they run on the slower tcg"),
+            Some("turn on nested virtualisation on the host below"),
+        ),
+    };
+    Finding { ok, found, fix: fix.map(str::to_owned) }
+}

@@ -1,0 +1,230 @@
+//! A QEMU process: started as a session of its own, recognised again after a restart of ours.
+//!
+//! A pid alone names nothing: pids are used again. A process is named by pid and start time together, and is held
+//! by a pidfd, so no signal ever goes to a stranger. QEMU outlives this process (own session, no
+//! parent-death signal, output to a file). Dropping a [`QemuProcess`] leaves QEMU alone.
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    ffi::OsString,
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Seek, SeekFrom},
+    os::{fd::OwnedFd, unix::process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+/// How much of QEMU's output an error quotes.
+const MAX_WORDS: u64 = 4 << 10;
+
+/// Names one process for all time (of this boot).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ProcessIdentity {
+    /// Process id.
+    pub pid: u32,
+    /// When it started, in clock ticks since boot (`/proc/PID/stat`, field 22).
+    pub start_time: u64,
+}
+
+/// A process could not be started or found again.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// The program does not start.
+    #[error("cannot start {program}")]
+    Spawn {
+        /// The program.
+        program: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The log file for its output cannot be opened.
+    #[error("cannot open {path}")]
+    Log {
+        /// The log file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// No such process runs, or another one has its pid.
+    #[error("process {pid} has ended", pid = identity.pid)]
+    Gone {
+        /// What was looked for.
+        identity: ProcessIdentity,
+    },
+    /// The kernel refuses the look at it.
+    #[error("cannot look at process {pid}")]
+    Look {
+        /// The process.
+        pid: u32,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A QEMU process, our child or adopted.
+#[derive(Debug)]
+pub struct QemuProcess {
+    identity: ProcessIdentity,
+    pidfd: OwnedFd,
+    log: PathBuf,
+    log_start: u64,
+}
+
+impl QemuProcess {
+    /// Starts `program`, its output appended to the file `log`.
+    pub fn spawn(program: &Path, args: &[OsString], log: &Path) -> Result<Self, ProcessError> {
+        let no_log = |source| ProcessError::Log { path: log.to_owned(), source };
+        let output = OpenOptions::new().create(true).append(true).open(log).map_err(no_log)?;
+        let log_start = output.metadata().map_err(no_log)?.len();
+        let mut command = Command::new(program);
+        command
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().map_err(no_log)?)
+            .stderr(output.try_clone().map_err(no_log)?);
+        // SAFETY: the closure runs in the forked child, where only async-signal-safe calls are allowed. `setsid` is one
+        // system call; it neither allocates nor takes a lock, and the conversion of its error copies an integer.
+        unsafe { command.pre_exec(|| rustix::process::setsid().map(drop).map_err(io::Error::from)) };
+        let mut child =
+            command.spawn().map_err(|source| ProcessError::Spawn { program: program.to_owned(), source })?;
+        let pid = child.id();
+        let process = Self::open(pid, log, log_start);
+        if process.is_err() {
+            // Without a handle nobody could end it later. It is our unreaped child, so the pid is still its own.
+            let _ = child.kill();
+        }
+        // A thread reaps it, so that it never stays a zombie; there is no one else who must call wait.
+        let reaper = thread::Builder::new().name("qemu-reap".into()).spawn(move || child.wait());
+        reaper.map_err(|source| ProcessError::Look { pid, source })?;
+        process
+    }
+
+    /// Takes up a process that an earlier run of this program started.
+    pub fn adopt(identity: ProcessIdentity, log: &Path) -> Result<Self, ProcessError> {
+        let log_start = fs::metadata(log).map_or(0, |meta| meta.len());
+        let process = Self::open(identity.pid, log, log_start).map_err(|error| match error {
+            ProcessError::Look { source, .. } if source.raw_os_error() == Some(NO_SUCH_PROCESS) => {
+                ProcessError::Gone { identity }
+            }
+            error => error,
+        })?;
+        // The pidfd was opened before the start time was read: if the times agree, it is the pidfd of that process.
+        if process.identity != identity || !process.is_alive() {
+            return Err(ProcessError::Gone { identity });
+        }
+        Ok(process)
+    }
+
+    fn open(pid: u32, log: &Path, log_start: u64) -> Result<Self, ProcessError> {
+        let look = |source: io::Error| ProcessError::Look { pid, source };
+        let gone = || look(io::Error::from_raw_os_error(NO_SUCH_PROCESS));
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(gone)?;
+        let pidfd = pidfd_open(number, PidfdFlags::empty()).map_err(|errno| look(errno.into()))?;
+        let start_time = start_time(pid).map_err(look)?;
+        Ok(Self { identity: ProcessIdentity { pid, start_time }, pidfd, log: log.to_owned(), log_start })
+    }
+
+    /// What to write down, to adopt it later.
+    pub fn identity(&self) -> ProcessIdentity {
+        self.identity
+    }
+
+    /// Whether it has not ended yet.
+    pub fn is_alive(&self) -> bool {
+        !self.wait(Duration::ZERO)
+    }
+
+    /// Waits for its end; whether it came within `timeout`.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        let deadline = std::time::Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+            let left = Timespec::try_from(left).ok();
+            match poll(&mut fds, left.as_ref()) {
+                Ok(ready) => return ready > 0,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => {
+                    tracing::warn!(%errno, "cannot poll a pidfd");
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Ends it at once. The guest gets no notice. A process that has ended already is no error.
+    pub fn kill(&self) {
+        if let Err(errno) = pidfd_send_signal(&self.pidfd, Signal::KILL) {
+            tracing::debug!(%errno, pid = self.identity.pid, "cannot kill");
+        }
+    }
+
+    /// What it wrote to its output last (at most 4 KiB), to quote in an error.
+    pub fn words(&self) -> String {
+        let tail = || -> io::Result<String> {
+            let mut log = File::open(&self.log)?;
+            let end = log.metadata()?.len();
+            log.seek(SeekFrom::Start(end.saturating_sub(MAX_WORDS).max(self.log_start)))?;
+            let mut bytes = Vec::new();
+            log.take(MAX_WORDS).read_to_end(&mut bytes)?;
+            Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+        };
+        tail().unwrap_or_default()
+    }
+}
+
+const NO_SUCH_PROCESS: i32 = rustix::io::Errno::SRCH.raw_os_error();
+
+/// Field 22 of `/proc/PID/stat`. The second field is a name that may hold anything, so count after its end.
+fn start_time(pid: u32) -> io::Result<u64> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => io::Error::from_raw_os_error(NO_SUCH_PROCESS),
+        _ => error,
+    })?;
+    parse_start_time(&stat)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "unknown form of stat file"))
+}
+
+fn parse_start_time(stat: &[u8]) -> Option<u64> {
+    let name_end = stat.iter().rposition(|byte| *byte == b')')?;
+    let rest = std::str::from_utf8(&stat[name_end + 1..]).ok()?;
+    rest.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_name_full_of_brackets_does_not_shift_the_fields() {
+        let mut stat = b"7 (a) b) ( 1) S".to_vec();
+        (4..22).for_each(|field| stat.extend(format!(" {field}").bytes()));
+        stat.extend(b" 4711 23 24\n");
+        assert_eq!(parse_start_time(&stat), Some(4711));
+        assert_eq!(parse_start_time(b"7 (a) S 1 2"), None);
+        assert_eq!(parse_start_time(b""), None);
+    }
+
+    #[test]
+    fn another_process_with_the_same_pid_is_not_adopted() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let process = QemuProcess::spawn(Path::new("sleep"), &["100".into()], &log).unwrap();
+        let identity = process.identity();
+        assert!(QemuProcess::adopt(identity, &log).unwrap().is_alive());
+        let stranger = ProcessIdentity { start_time: identity.start_time + 1, ..identity };
+        assert!(matches!(QemuProcess::adopt(stranger, &log), Err(ProcessError::Gone { .. })));
+        process.kill();
+        assert!(process.wait(Duration::from_secs(10)));
+        assert!(matches!(QemuProcess::adopt(identity, &log), Err(ProcessError::Gone { .. })));
+    }
+}

@@ -1,0 +1,317 @@
+//! The QMP client: commands from any thread, answers matched by id, events to subscribers.
+//!
+//! One reader thread a connection. Invariants: a waiting command is always answered, by QEMU, by its deadline or by
+//! the end of the connection; after the end every command fails at once and every subscriber has got
+//! [`MachineEvent::Disconnected`]. The reader never waits for a subscriber: one that lets [`BACKLOG`] events pile up
+//! is cut off, which it sees as a closed channel.
+
+use super::{event::MachineEvent, line::read_line};
+use serde_json::{Value, json};
+use std::{
+    collections::HashMap,
+    io::{self, BufReader, Write},
+    net::Shutdown,
+    os::unix::net::UnixStream,
+    path::Path,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+    },
+    thread,
+    time::Duration,
+};
+
+/// Events kept for a subscriber that does not read.
+const BACKLOG: usize = 1024;
+/// How long a command may take unless the caller says otherwise. `stop` drains the disks, which may be far away.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A QMP command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum QmpError {
+    /// QEMU refused it.
+    #[error("qemu refuses {command}: {words}")]
+    Refused {
+        /// The command.
+        command: String,
+        /// QEMU's error class, `GenericError`, …
+        class: String,
+        /// QEMU's own words.
+        words: String,
+    },
+    /// No answer in time. The command may still take effect.
+    #[error("qemu did not answer {command} within {after:?}")]
+    TimedOut {
+        /// The command.
+        command: String,
+        /// How long was waited.
+        after: Duration,
+    },
+    /// QEMU died or quit before it answered.
+    #[error("qemu went away during {command}")]
+    Disconnected {
+        /// The command.
+        command: String,
+    },
+    /// The socket could not be reached or written.
+    #[error("cannot reach qemu's control socket")]
+    Io(#[source] io::Error),
+    /// An answer lacks what its command promises.
+    #[error("qemu's answer to {command} makes no sense")]
+    Malformed {
+        /// The command.
+        command: String,
+    },
+}
+
+type Answer = Result<Value, (String, String)>;
+
+#[derive(Default)]
+struct Inbox {
+    closed: bool,
+    waiting: HashMap<u64, SyncSender<Answer>>,
+    subscribers: Vec<SyncSender<MachineEvent>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    inbox: Mutex<Inbox>,
+    running: AtomicBool,
+}
+
+/// A connection to a QEMU's QMP socket. Closed on drop, which QEMU does not mind.
+pub struct Qmp {
+    shared: Arc<Shared>,
+    writer: Mutex<UnixStream>,
+    next_id: AtomicU64,
+}
+
+impl Qmp {
+    /// Connects to the socket at `path` and negotiates.
+    pub fn connect(path: &Path) -> Result<Self, QmpError> {
+        Self::over(UnixStream::connect(path).map_err(QmpError::Io)?)
+    }
+
+    /// Negotiates over a stream whose other end speaks QMP.
+    pub fn over(stream: UnixStream) -> Result<Self, QmpError> {
+        stream.set_write_timeout(Some(COMMAND_TIMEOUT)).map_err(QmpError::Io)?;
+        let reader = BufReader::with_capacity(64 << 10, stream.try_clone().map_err(QmpError::Io)?);
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        thread::Builder::new()
+            .name("qmp".into())
+            .spawn(move || theirs.read_all(reader))
+            .map_err(QmpError::Io)?;
+        let qmp = Self { shared, writer: Mutex::new(stream), next_id: AtomicU64::new(1) };
+        // QEMU greets first, but reads the negotiation whether or not we waited for the greeting.
+        qmp.execute("qmp_capabilities", json!({}))?;
+        let status = qmp.execute("query-status", json!({}))?;
+        if status.get("running").and_then(Value::as_bool) == Some(true) {
+            qmp.shared.running.store(true, Ordering::Release);
+        }
+        Ok(qmp)
+    }
+
+    /// Runs `command` and returns its answer, within 30 s.
+    pub fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        self.execute_within(command, arguments, COMMAND_TIMEOUT)
+    }
+
+    /// Runs `command` and returns its answer, within `timeout`.
+    pub fn execute_within(
+        &self,
+        command: &str,
+        arguments: Value,
+        timeout: Duration,
+    ) -> Result<Value, QmpError> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let gone = || QmpError::Disconnected { command: command.to_owned() };
+        let (sender, answer) = sync_channel(1);
+        {
+            let mut inbox = self.shared.lock();
+            if inbox.closed {
+                return Err(gone());
+            }
+            inbox.waiting.insert(id, sender);
+        }
+        if let Err(error) = self.send(&json!({"execute": command, "arguments": arguments, "id": id})) {
+            self.shared.lock().waiting.remove(&id);
+            let pipe = matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
+            return Err(if pipe { gone() } else { QmpError::Io(error) });
+        }
+        match answer.recv_timeout(timeout) {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err((class, words))) => Err(QmpError::Refused { command: command.to_owned(), class, words }),
+            Err(RecvTimeoutError::Disconnected) => Err(gone()),
+            Err(RecvTimeoutError::Timeout) => {
+                self.shared.lock().waiting.remove(&id);
+                Err(QmpError::TimedOut { command: command.to_owned(), after: timeout })
+            }
+        }
+    }
+
+    /// Every event from now on. After [`MachineEvent::Disconnected`], or when 1,024 events pile up, the channel closes.
+    pub fn subscribe(&self) -> Receiver<MachineEvent> {
+        let (sender, receiver) = sync_channel(BACKLOG);
+        let mut inbox = self.shared.lock();
+        if inbox.closed {
+            // The channel is empty, so this cannot fail.
+            let _ = sender.try_send(MachineEvent::Disconnected);
+        } else {
+            inbox.subscribers.push(sender);
+        }
+        receiver
+    }
+
+    /// Whether the virtual CPUs run, as far as QEMU's events told.
+    pub fn is_running(&self) -> bool {
+        self.shared.running.load(Ordering::Acquire)
+    }
+
+    /// Whether the connection still stands.
+    pub fn is_connected(&self) -> bool {
+        !self.shared.lock().closed
+    }
+
+    fn send(&self, message: &Value) -> io::Result<()> {
+        let mut line = serde_json::to_vec(message)?;
+        line.push(b'\n');
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner).write_all(&line)
+    }
+}
+
+impl Drop for Qmp {
+    fn drop(&mut self) {
+        // Ends the reader thread. The socket may be closed already.
+        let _ = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner).shutdown(Shutdown::Both);
+    }
+}
+
+impl std::fmt::Debug for Qmp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Qmp").field("connected", &self.is_connected()).finish()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Inbox> {
+        // Nothing under the lock panics, and a map of waiting calls has no half-made state.
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read_all(&self, mut from: BufReader<UnixStream>) {
+        let mut line = Vec::new();
+        loop {
+            match read_line(&mut from, &mut line) {
+                Ok(true) => self.dispatch(&line),
+                Ok(false) => break,
+                Err(error) => {
+                    tracing::debug!(%error, "qmp connection lost");
+                    break;
+                }
+            }
+        }
+        self.running.store(false, Ordering::Release);
+        let mut inbox = self.lock();
+        inbox.closed = true;
+        inbox.waiting.clear();
+        for subscriber in std::mem::take(&mut inbox.subscribers) {
+            let _ = subscriber.try_send(MachineEvent::Disconnected);
+        }
+    }
+
+    fn dispatch(&self, line: &[u8]) {
+        let Ok(message) = serde_json::from_slice::<Value>(line) else {
+            tracing::warn!("qmp line that is not json");
+            return;
+        };
+        if let Some(event) = MachineEvent::from_message(&message) {
+            return self.publish(event);
+        }
+        let Some(id) = message.get("id").and_then(Value::as_u64) else { return };
+        let Some(waiting) = self.lock().waiting.remove(&id) else { return };
+        let text = |error: &Value, key| error.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let answer = match message.get("error") {
+            Some(error) => Err((text(error, "class"), text(error, "desc"))),
+            None => Ok(message.get("return").cloned().unwrap_or(Value::Null)),
+        };
+        // A caller whose deadline passed has dropped its end.
+        let _ = waiting.try_send(answer);
+    }
+
+    fn publish(&self, event: MachineEvent) {
+        match event {
+            MachineEvent::Stopped => self.running.store(false, Ordering::Release),
+            MachineEvent::Resumed => self.running.store(true, Ordering::Release),
+            _ => {}
+        }
+        self.lock().subscribers.retain(|subscriber| subscriber.try_send(event.clone()).is_ok());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, Read};
+
+    /// A scripted QEMU that answers the negotiation, then hands the connection to `then`.
+    fn fake(then: impl FnOnce(BufReader<UnixStream>, UnixStream) + Send + 'static) -> Qmp {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        thread::spawn(move || {
+            let mut writer = theirs.try_clone().unwrap();
+            let mut reader = BufReader::new(theirs);
+            writer.write_all(b"{\"QMP\": {}}\r\n").unwrap();
+            for _ in 0..2 {
+                let id = next_id(&mut reader);
+                writeln!(writer, "{{\"return\": {{\"running\": true}}, \"id\": {id}}}").unwrap();
+            }
+            then(reader, writer);
+        });
+        Qmp::over(ours).unwrap()
+    }
+
+    fn next_id(reader: &mut impl BufRead) -> u64 {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        serde_json::from_str::<Value>(&line).unwrap()["id"].as_u64().unwrap()
+    }
+
+    #[test]
+    fn answers_find_their_callers_out_of_order_and_between_events() {
+        let qmp = fake(|mut reader, mut writer| {
+            let (first, second) = (next_id(&mut reader), next_id(&mut reader));
+            writeln!(writer, "{{\"return\": {second}, \"id\": {second}}}").unwrap();
+            writeln!(writer, "nonsense\n{{\"event\": \"STOP\"}}").unwrap();
+            writeln!(writer, "{{\"return\": {first}, \"id\": {first}}}").unwrap();
+            let _ = reader.read_to_end(&mut Vec::new());
+        });
+        let events = qmp.subscribe();
+        let answers = thread::scope(|scope| {
+            let calls = [(); 2].map(|()| scope.spawn(|| qmp.execute("x", json!({})).unwrap()));
+            calls.map(|call| call.join().unwrap().as_u64().unwrap())
+        });
+        assert_ne!(answers[0], answers[1]);
+        assert_eq!(events.recv().unwrap(), MachineEvent::Stopped);
+        assert!(!qmp.is_running());
+    }
+
+    #[test]
+    fn a_silent_qemu_costs_the_timeout_and_a_dead_one_nothing() {
+        let qmp = fake(|mut reader, writer| {
+            next_id(&mut reader);
+            next_id(&mut reader);
+            drop((reader, writer));
+        });
+        let events = qmp.subscribe();
+        let timed_out = qmp.execute_within("x", json!({}), Duration::from_millis(10));
+        assert!(matches!(timed_out, Err(QmpError::TimedOut { .. })), "{timed_out:?}");
+        for _ in 0..2 {
+            let gone = qmp.execute("y", json!({}));
+            assert!(matches!(gone, Err(QmpError::Disconnected { .. })), "{gone:?}");
+        }
+        assert_eq!(events.recv().unwrap(), MachineEvent::Disconnected);
+        assert!(events.recv().is_err());
+        assert_eq!(qmp.subscribe().recv().unwrap(), MachineEvent::Disconnected);
+    }
+}

@@ -1,0 +1,127 @@
+//! Saving and loading device state.
+
+use crate::guest::Guest;
+use whimbrel_machine::Machine;
+use whimbrel_qemu::{Head, Sharing, StateError};
+
+/// Reboots from inside and expects a new life.
+fn reboot(guest: &mut Guest, nonce: &str) {
+    guest.say("run reboot -f");
+    assert_ne!(guest.expect("READY "), nonce, "it did not reboot");
+    assert_eq!(guest.count().0, 1);
+}
+
+#[test]
+fn a_moved_machine_goes_on_where_it_was_and_can_still_reboot() {
+    let mut source = Guest::boot();
+    let nonce = source.expect("READY ");
+    source.qemu().prepare_device_state().unwrap();
+    assert_eq!(source.count(), (1, nonce.clone()));
+    source.qemu().pause().unwrap();
+    let state = source.qemu().device_state().unwrap();
+    let mut target = source.twin(Sharing::Shared);
+    target.qemu().load(&state).unwrap();
+    assert_eq!(target.qemu().status().unwrap().word, "paused");
+    target.qemu().unpause().unwrap();
+    assert_eq!(target.count(), (2, nonce.clone()), "the count is in memory only");
+    // A machine that came this way must be able to go this way.
+    target.qemu().pause().unwrap();
+    let state = target.qemu().device_state().unwrap();
+    let mut second = target.twin(Sharing::Shared);
+    second.qemu().load(&state).unwrap();
+    second.qemu().unpause().unwrap();
+    assert_eq!(second.count(), (3, nonce.clone()));
+    reboot(&mut second, &nonce);
+    // The source was only paused: it has its own future.
+    source.qemu().unpause().unwrap();
+    assert_eq!(source.count(), (2, nonce));
+}
+
+#[test]
+fn a_machine_with_private_memory_can_be_saved_again_and_its_copy_reboots() {
+    let mut source = Guest::boot();
+    let nonce = source.expect("READY ");
+    source.qemu().pause().unwrap();
+    let state = source.qemu().device_state().unwrap();
+    let mut clone = source.twin(Sharing::Private);
+    assert!(matches!(clone.qemu().save_device_state(), Err(StateError::NoHead)));
+    clone.qemu().load(&state).unwrap();
+    // Its memory is still what the file holds, as it has not run. The head comes with the load.
+    let again = clone.qemu().device_state().unwrap();
+    assert_eq!(Head::parse(&again).unwrap(), Head::parse(&state).unwrap());
+    let mut copy = source.twin(Sharing::Shared);
+    copy.qemu().load(&again).unwrap();
+    copy.qemu().unpause().unwrap();
+    assert_eq!(copy.count(), (1, nonce.clone()));
+    reboot(&mut copy, &nonce);
+    clone.qemu().unpause().unwrap();
+    assert_eq!(clone.count(), (1, nonce));
+    clone.qemu().pause().unwrap();
+    clone.qemu().device_state().unwrap();
+}
+
+#[test]
+fn a_hundred_saves_in_a_row_leave_a_machine_that_works() {
+    let mut guest = Guest::boot();
+    let nonce = guest.expect("READY ");
+    for round in 1..=100 {
+        if round % 2 == 0 {
+            guest.qemu().prepare_device_state().unwrap();
+        }
+        guest.qemu().pause().unwrap();
+        let state = guest.qemu().device_state().unwrap();
+        assert!(Head::parse(&state).is_ok());
+        guest.qemu().unpause().unwrap();
+        assert_eq!(guest.count(), (round, nonce.clone()));
+    }
+    reboot(&mut guest, &nonce);
+}
+
+#[test]
+fn a_running_machine_has_no_state_of_one_instant() {
+    let mut guest = Guest::boot();
+    assert!(matches!(guest.qemu().save_device_state(), Err(StateError::NotPaused)));
+    guest.expect("READY ");
+}
+
+#[test]
+fn the_head_follows_what_the_guest_does_to_its_small_blocks() {
+    // Before its first instruction a machine has its tables as QEMU made them; the firmware patches them.
+    let mut guest = Guest::launch(crate::guest::Slot::new(), |_| ());
+    guest.qemu().prepare_device_state().unwrap();
+    let before = guest.qemu().head().unwrap().clone();
+    guest.qemu().unpause().unwrap();
+    let nonce = guest.expect("READY ");
+    guest.qemu().pause().unwrap();
+    let state = guest.qemu().device_state().unwrap();
+    let patched = Head::parse(&state).unwrap();
+    // Taken anew by QEMU itself, it is the same.
+    guest.qemu().prepare_device_state().unwrap();
+    assert_eq!(guest.qemu().head().unwrap().blocks(), patched.blocks());
+    assert!(!guest.qemu().save_device_state().unwrap().devices.is_empty());
+    assert!(!guest.qemu().save_device_state().unwrap().head_changed);
+    assert_ne!(before.blocks(), patched.blocks(), "nothing changed, so nothing was tested");
+    let mut target = guest.twin(Sharing::Shared);
+    target.qemu().load(&state).unwrap();
+    target.qemu().unpause().unwrap();
+    assert_eq!(target.count(), (1, nonce.clone()));
+    reboot(&mut target, &nonce);
+}
+
+#[test]
+fn a_state_of_another_machine_is_refused_in_qemus_words() {
+    let mut source = Guest::boot();
+    source.expect("READY ");
+    source.qemu().pause().unwrap();
+    let mut state = source.qemu().device_state().unwrap();
+    let at = state.windows(10).position(|window| window == b"cpu_common").unwrap();
+    state[at] = b'x';
+    let mut target = source.twin(Sharing::Shared);
+    let refused = target.qemu().load(&state).unwrap_err();
+    assert!(
+        matches!(&refused, StateError::Refused { words, .. } if words.contains("xpu_common")),
+        "{refused:?}"
+    );
+    let mut target = source.twin(Sharing::Shared);
+    assert!(matches!(target.qemu().load(b"nonsense"), Err(StateError::Malformed(_))));
+}
