@@ -19,6 +19,15 @@ pub trait Device: Send + Sync {
     /// Fills `out` from `offset`.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BlockError>;
 
+    /// Fills `out` from `offset` if that needs no waiting at all; `false` says it would, and leaves `out` as it
+    /// may. A server answers such reads where they were received and gives the others a thread of their own.
+    fn try_read_at(&self, offset: u64, out: &mut [u8]) -> Result<bool, BlockError> {
+        if self.may_wait(offset, out.len() as u64) {
+            return Ok(false);
+        }
+        self.read_at(offset, out).map(|()| true)
+    }
+
     /// Stores `data` at `offset`.
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), BlockError>;
 
@@ -39,8 +48,8 @@ pub trait Device: Send + Sync {
         Ok(vec![Extent { len, kind: ExtentKind::Data }])
     }
 
-    /// Whether reading the range may wait for something slow (a network). Such reads are given a thread of
-    /// their own; the others are answered where they were received.
+    /// Whether reading or writing the range may wait for something slow (a network). Such requests are given a
+    /// thread of their own; the others are answered where they were received.
     fn may_wait(&self, offset: u64, len: u64) -> bool {
         let _ = (offset, len);
         false
@@ -89,6 +98,9 @@ pub enum BlockError {
         /// What failed: `write`, `sync`, …
         action: &'static str,
     },
+    /// The device was closed while the request waited, or before.
+    #[error("the device is closed")]
+    Closed,
     /// The operating system refused.
     #[error("cannot {action} at byte {offset}")]
     Io {
@@ -120,5 +132,19 @@ impl BlockError {
             Some(end) if end <= size => Ok(()),
             _ => Err(BlockError::OutOfRange { offset, len, size }),
         }
+    }
+
+    /// The operating system's refusal of `action` at byte `offset`.
+    pub fn io(action: &'static str, offset: u64, source: impl Into<io::Error>) -> Self {
+        BlockError::Io { action, offset, source: source.into() }
+    }
+}
+
+/// Adds `extent` to `list`, merged with the last one if they are of one kind; nothing for an empty one.
+pub(crate) fn push_extent(list: &mut Vec<Extent>, extent: Extent) {
+    match list.last_mut() {
+        Some(last) if last.kind == extent.kind => last.len += extent.len,
+        _ if extent.len == 0 => {}
+        _ => list.push(extent),
     }
 }

@@ -5,6 +5,27 @@
 //! `whimbrel-store`). All calls are plain blocking calls from any thread; a layer never holds a lock while the
 //! layer below works on another range.
 
+mod atomic_pages;
+mod bits;
+mod cow;
 mod device;
+mod disk_pages;
+mod fault;
+mod file;
+mod flush_group;
+mod latch;
+mod memory;
+mod range_lock;
+mod switch;
+mod tracked;
+mod zero;
 
+pub use cow::{Cow, HeaderError, OverlayError, OverlayPlace};
 pub use device::{BlockError, Device, Extent, ExtentKind};
+pub use disk_pages::DiskPages;
+pub use fault::{Fault, FaultPlan};
+pub use file::FileDevice;
+pub use memory::MemDevice;
+pub use switch::{BeforeSet, Switch, SwitchError};
+pub use tracked::Tracked;
+pub use zero::ZeroDevice;

@@ -1,0 +1,38 @@
+//! The words of a live bitmap: a shared mapping of a file in memory. The only unsafe code of this crate.
+//!
+//! The file belongs to one process (the overlay is locked) and lies in a directory nobody else writes to. It is
+//! never shortened, so an access past its end (SIGBUS) cannot happen.
+
+use super::format::HEADER_SIZE;
+use memmap2::{MmapOptions, MmapRaw};
+use std::{fs::File, io, sync::atomic::AtomicU64};
+
+const _: () =
+    assert!(cfg!(target_endian = "little"), "the bitmap's words are mapped as they lie in the file");
+
+/// A mapped bitmap.
+#[derive(Debug)]
+pub(super) struct MappedWords {
+    map: MmapRaw,
+    words: usize,
+}
+
+impl MappedWords {
+    /// Maps the bitmap of `file`, which is at least `HEADER_SIZE + words * 8` bytes long.
+    pub(super) fn new(file: &File, words: usize) -> io::Result<Self> {
+        let bytes = HEADER_SIZE + words * 8;
+        if file.metadata()?.len() < bytes as u64 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(Self { map: MmapOptions::new().len(bytes).map_raw(file)?, words })
+    }
+
+    /// The words.
+    pub(super) fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is `HEADER_SIZE + words * 8` bytes long, page-aligned (so the words are aligned to 8:
+        // `HEADER_SIZE` is a page) and lives as long as `self`, to which the slice is tied. It is readable and
+        // writable, and all access to it in this process is through these atomics; another mapping of the file
+        // would still only race on atomics of the same width.
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(HEADER_SIZE).cast(), self.words) }
+    }
+}

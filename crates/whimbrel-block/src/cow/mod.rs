@@ -1,0 +1,252 @@
+//! Copy-on-write over an immutable base.
+//!
+//! A page is in one of two states, and only ever goes from the first to the second:
+//!
+//! ```text
+//! state       read          write                                     zero, trim
+//! base's      the base      fill the page from the base, then own it  own it, punch a hole
+//! overlay's   the overlay   write the overlay                         punch a hole
+//! ```
+//!
+//! The data lies in a sparse file at the device's own offsets; one bit a page says who owns it. There are two
+//! bitmaps. The *live* one is a mapped file in memory: a bit is set after the page was written and before the write is
+//! acknowledged, so a daemon that is killed and started again in the same boot has every acknowledged write. The
+//! *durable* one lies beside the data and is written by a flush after the data was synced, so after a loss of power
+//! it never names a page whose data was not synced; see `owned.rs` for the order and `format.rs` for every byte.
+//!
+//! Locking: a page that is owned needs no lock. Taking ownership holds a lock on exactly its pages, because two
+//! writers of different parts of one page would each fill the rest from the base and lose the other's part.
+
+mod format;
+mod mapped;
+mod owned;
+mod place;
+
+pub use format::HeaderError;
+pub use place::{OverlayError, OverlayPlace};
+
+use crate::device::push_extent;
+use crate::{BlockError, Device, Extent, FileDevice, flush_group::FlushGroup, range_lock::RangeLock};
+use crate::{latch::Latch, tracked::pages_of};
+use mapped::MappedWords;
+use owned::OwnedPages;
+use place::Files;
+use std::{io::IoSlice, ops::Range, path::PathBuf, sync::Arc};
+use whimbrel_core::{Digest, PAGE_SIZE, PageRun, PageSet};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// An overlay over an immutable base.
+pub struct Cow {
+    base: Arc<dyn Device>,
+    data: FileDevice,
+    owned: OwnedPages,
+    locks: RangeLock,
+    flushes: FlushGroup,
+}
+
+impl Cow {
+    /// Makes an empty overlay over `base`. `base_id` names the base's content (the root digest of its image) and
+    /// is asked for again by `open`.
+    ///
+    /// # Errors
+    /// If there is an overlay already, the base ends inside a page, or a file cannot be made.
+    pub fn create(
+        place: &OverlayPlace,
+        base: Arc<dyn Device>,
+        base_id: Digest,
+    ) -> Result<Self, OverlayError> {
+        let size = page_aligned(&*base)?;
+        Self::over(place, base, place.create(size, base_id)?)
+    }
+
+    /// Opens the overlay that was made over `base`: with all that was acknowledged if this is the boot in which
+    /// it was last open, else with all that was flushed.
+    ///
+    /// # Errors
+    /// If it is not there, in use, damaged, or made over another base.
+    pub fn open(place: &OverlayPlace, base: Arc<dyn Device>, base_id: Digest) -> Result<Self, OverlayError> {
+        let size = page_aligned(&*base)?;
+        Self::over(place, base, place.open(size, base_id)?)
+    }
+
+    fn over(place: &OverlayPlace, base: Arc<dyn Device>, files: Files) -> Result<Self, OverlayError> {
+        let fail = |action, path: &PathBuf| {
+            let path = path.clone();
+            move |source| OverlayError::Io { action, path, source }
+        };
+        let pages = base.size() / PAGE;
+        let live = MappedWords::new(&files.live, pages.div_ceil(64) as usize)
+            .map_err(fail("map a bitmap in", &place.live_dir))?;
+        let owned = OwnedPages::new(pages, live, files.durable)
+            .map_err(fail("compare the bitmaps of", &place.dir))?;
+        let data = FileDevice::new(files.data, false).map_err(fail("open the data in", &place.dir))?;
+        Ok(Self { base, data, owned, locks: RangeLock::default(), flushes: FlushGroup::new() })
+    }
+
+    /// The pages that may differ from the base.
+    pub fn owned(&self) -> PageSet {
+        self.owned.to_set()
+    }
+
+    /// The base.
+    pub fn base(&self) -> &Arc<dyn Device> {
+        &self.base
+    }
+
+    fn latch(&self) -> &Latch {
+        self.data.latch()
+    }
+
+    /// Calls `each` with the maximal stretches of `offset .. offset + len` that one side owns.
+    fn each_stretch(
+        &self,
+        offset: u64,
+        len: u64,
+        mut each: impl FnMut(bool, Range<u64>) -> Result<(), BlockError>,
+    ) -> Result<(), BlockError> {
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            let page = at / PAGE;
+            let (owned, pages) = self.owned.stretch(page, end.div_ceil(PAGE));
+            let until = ((page + pages) * PAGE).min(end);
+            each(owned, at..until)?;
+            at = until;
+        }
+        Ok(())
+    }
+
+    /// Writes `data` and what of its first and last page is still the base's, then owns them all.
+    fn write_and_own(&self, offset: u64, data: &[u8], run: PageRun) -> Result<(), BlockError> {
+        let _guard = self.locks.lock(run.pages());
+        let end = offset + data.len() as u64;
+        let (mut before, mut after) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
+        let before = &mut before[..self.base_part(run.start, offset % PAGE)];
+        let after = &mut after[..self.base_part(run.end() - 1, end.next_multiple_of(PAGE) - end)];
+        self.base.read_at(offset - before.len() as u64, before)?;
+        self.base.read_at(end, after)?;
+        let start = offset - before.len() as u64;
+        self.data.write_parts(start, &mut [IoSlice::new(before), IoSlice::new(data), IoSlice::new(after)])?;
+        self.owned.insert(run);
+        Ok(())
+    }
+
+    /// How many of `bytes` of `page` must be filled from the base: all or none.
+    fn base_part(&self, page: u64, bytes: u64) -> usize {
+        if self.owned.stretch(page, page + 1).0 { 0 } else { bytes as usize }
+    }
+
+    /// Owns the whole pages of the range as holes. Returns the bytes it covered.
+    fn punch(&self, offset: u64, len: u64) -> Result<Range<u64>, BlockError> {
+        let (start, end) = (offset.next_multiple_of(PAGE), (offset + len) / PAGE * PAGE);
+        if start >= end {
+            return Ok(offset..offset);
+        }
+        let run = PageRun::new(start / PAGE, (end - start) / PAGE);
+        let _guard = self.locks.lock(run.pages());
+        // A page that is not owned may still hold what a lost bitmap once named, so it is punched as well.
+        let outcome = self.data.trim(start, end - start);
+        self.flushes.note_write();
+        outcome?;
+        self.owned.insert(run);
+        Ok(start..end)
+    }
+
+    fn sync(&self) -> Result<(), BlockError> {
+        let unsaved = self.owned.take_unsaved();
+        self.data.flush()?;
+        self.latch().sync(self.owned.save(&unsaved))
+    }
+}
+
+fn page_aligned(base: &dyn Device) -> Result<u64, OverlayError> {
+    let size = base.size();
+    if size.is_multiple_of(PAGE) { Ok(size) } else { Err(OverlayError::BaseSize { size }) }
+}
+
+impl Device for Cow {
+    fn size(&self) -> u64 {
+        self.base.size()
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BlockError> {
+        BlockError::check(offset, out.len() as u64, self.size())?;
+        self.each_stretch(offset, out.len() as u64, |owned, range| {
+            let part = &mut out[(range.start - offset) as usize..(range.end - offset) as usize];
+            if owned { self.data.read_at(range.start, part) } else { self.base.read_at(range.start, part) }
+        })
+    }
+
+    fn try_read_at(&self, offset: u64, out: &mut [u8]) -> Result<bool, BlockError> {
+        BlockError::check(offset, out.len() as u64, self.size())?;
+        let mut all = true;
+        self.each_stretch(offset, out.len() as u64, |owned, range| {
+            let part = &mut out[(range.start - offset) as usize..(range.end - offset) as usize];
+            let side: &dyn Device = if owned { &self.data } else { &*self.base };
+            all = all && side.try_read_at(range.start, part)?;
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), BlockError> {
+        BlockError::check(offset, data.len() as u64, self.size())?;
+        if data.is_empty() {
+            return self.latch().check();
+        }
+        let run = pages_of(offset, data.len() as u64);
+        let outcome = if self.owned.has_all(run) {
+            self.data.write_at(offset, data)
+        } else {
+            self.write_and_own(offset, data, run)
+        };
+        self.flushes.note_write();
+        outcome
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), BlockError> {
+        BlockError::check(offset, len, self.size())?;
+        let zeros = [0; 2 * PAGE_SIZE];
+        let punched = self.punch(offset, len)?;
+        // What lies in pages that the range covers in part: before the first whole page, and after the last.
+        // Without a whole page that is everything, less than two pages.
+        self.write_at(punched.end, &zeros[..(offset + len - punched.end) as usize])?;
+        self.write_at(offset, &zeros[..(punched.start - offset) as usize])
+    }
+
+    fn trim(&self, offset: u64, len: u64) -> Result<(), BlockError> {
+        BlockError::check(offset, len, self.size())?;
+        self.latch().check()?;
+        self.punch(offset, len).map(drop)
+    }
+
+    fn flush(&self) -> Result<(), BlockError> {
+        self.flushes.flush(self.latch(), || self.sync())
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, BlockError> {
+        BlockError::check(offset, len, self.size())?;
+        let mut list = Vec::new();
+        self.each_stretch(offset, len, |owned, range| {
+            let side: &dyn Device = if owned { &self.data } else { &*self.base };
+            side.extents(range.start, range.end - range.start)?
+                .into_iter()
+                .for_each(|e| push_extent(&mut list, e));
+            Ok(())
+        })?;
+        Ok(list)
+    }
+
+    fn may_wait(&self, offset: u64, len: u64) -> bool {
+        let mut waits = false;
+        let within = BlockError::check(offset, len, self.size());
+        // Only the base can be far away. A write that owns a page may have to fill it from there.
+        let walk = within.and_then(|()| {
+            self.each_stretch(offset, len, |owned, range| {
+                waits |= !owned && self.base.may_wait(range.start, range.end - range.start);
+                Ok(())
+            })
+        });
+        walk.is_ok() && waits
+    }
+}
