@@ -8,7 +8,9 @@ use std::{
     process::{Child, Command, Stdio},
     time::Duration,
 };
-use whimbrel_testkit::guest::{GuestFiles, GuestOptions, Verdict, Witness, assert_same_life, image};
+use whimbrel_testkit::guest::{
+    DebianGuest, GuestFiles, GuestOptions, Verdict, Witness, Work, assert_same_life, image,
+};
 
 /// A QEMU that ends with the test.
 struct Qemu(Child);
@@ -33,12 +35,7 @@ fn start(options: &GuestOptions, disk: Option<&Path>) -> (Qemu, Witness) {
         "-device",
         "vmgenid,guid=324e6eaf-d1d1-4bf6-bf41-b9bb6c91fb87",
     ]);
-    qemu.arg("-kernel")
-        .arg(&files.kernel)
-        .arg("-initrd")
-        .arg(&files.initrd)
-        .arg("-append")
-        .arg(options.to_string());
+    qemu.arg("-kernel").arg(kernel).arg("-initrd").arg(initrd).arg("-append").arg(options.to_string());
     if let Some(disk) = disk {
         qemu.arg("-drive").arg(format!("file={},format=raw,if=virtio", disk.display()));
     }
@@ -99,4 +96,18 @@ fn a_guest_with_a_file_system_leaves_the_file_system_whole() {
     assert!(check.status.code().is_some_and(|code| code <= 1), "{check:?}");
     let content = Command::new("debugfs").args(["-R", "cat /file"]).arg(&disk).output().unwrap();
     assert_eq!(content.stdout, b"kept");
+}
+
+/// Makes the Debian guest if it is not there (minutes), so only on demand.
+#[test]
+#[ignore = "takes minutes on its first run"]
+fn a_debian_guest_boots_and_compiles() {
+    let files = DebianGuest::get().unwrap();
+    let options = GuestOptions { buffer_mib: 16, work: Work::Compile, ..GuestOptions::default() };
+    let (_qemu, mut witness) =
+        start_with(&files.kernel, &files.initrd, &["-m", "512", "-snapshot"], &options, Some(&files.disk));
+    let before = witness.check().unwrap();
+    assert!(matches!(before.ram, Verdict::Good(_)), "{before:?}");
+    let after = witness.check().unwrap();
+    assert_same_life(&before, &after);
 }

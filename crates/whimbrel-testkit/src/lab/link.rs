@@ -1,0 +1,151 @@
+//! A link between two namespaces on the IP layer, of any rate, delay and loss (for kernels without netem).
+//!
+//! A TUN device `wan` at each end; two threads a direction: one takes packets in and asks the
+//! [`DelayLine`] when they are due, one delivers them then. Carries a Gbit/s in full packets.
+
+use super::{DelayLine, LabError, LinkConfig, Namespace, tun};
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
+use std::{
+    collections::VecDeque,
+    fs::File,
+    net::Ipv4Addr,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+/// How often an idle thread looks whether it should end.
+const LOOK: Duration = Duration::from_millis(50);
+/// Room for the largest packet a device of the default MTU gives out.
+const PACKET_MAX: usize = 2048;
+
+/// A link; it is down when this is dropped.
+pub struct LinkEmulator {
+    threads: Vec<JoinHandle<()>>,
+    shared: [Arc<Direction>; 2],
+}
+
+/// One direction: where packets come from, those on the way with the moment they are due, where they go.
+struct Direction {
+    from: File,
+    to: File,
+    under_way: Mutex<VecDeque<(Instant, Vec<u8>)>>,
+    more: Condvar,
+    stop: AtomicBool,
+    bytes: AtomicU64,
+}
+
+impl LinkEmulator {
+    /// Joins two namespaces; each end gets a device `wan` with its address, point to point.
+    pub fn between(
+        a: (&Namespace, Ipv4Addr),
+        b: (&Namespace, Ipv4Addr),
+        config: LinkConfig,
+        seed: u64,
+    ) -> Result<Self, LabError> {
+        let near = device(a.0, a.1, b.1)?;
+        let far = device(b.0, b.1, a.1)?;
+        let clone = |file: &File| file.try_clone().map_err(LabError::system("share a TUN device"));
+        let shared = [Direction::new(clone(&near)?, clone(&far)?), Direction::new(far, near)].map(Arc::new);
+        let mut threads = Vec::new();
+        for (number, direction) in shared.iter().enumerate() {
+            let (taking, giving) = (Arc::clone(direction), Arc::clone(direction));
+            let noise = SmallRng::seed_from_u64(seed ^ number as u64);
+            threads.push(thread::spawn(move || taking.take_in(DelayLine::new(config), noise)));
+            threads.push(thread::spawn(move || giving.deliver()));
+        }
+        Ok(Self { threads, shared })
+    }
+
+    /// Bytes of IP packets delivered so far, from the first end to the second and back.
+    pub fn bytes(&self) -> [u64; 2] {
+        [0, 1].map(|index: usize| self.shared[index].bytes.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for LinkEmulator {
+    fn drop(&mut self) {
+        for direction in &self.shared {
+            direction.stop.store(true, Ordering::Relaxed);
+            direction.more.notify_all();
+        }
+        for thread in self.threads.drain(..) {
+            // A thread of the link that panicked has nothing left to clean up.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn device(namespace: &Namespace, own: Ipv4Addr, peer: Ipv4Addr) -> Result<File, LabError> {
+    let device = namespace.run(|| tun::open("wan"))?;
+    namespace.ip(&format!("addr add {own} peer {peer} dev wan"))?;
+    // The queue before the device must not be the one that overflows: the model's queue is.
+    namespace.ip("link set wan txqueuelen 1000 up")?;
+    Ok(device)
+}
+
+impl Direction {
+    fn new(from: File, to: File) -> Self {
+        let (under_way, more) = (Mutex::default(), Condvar::new());
+        Self { from, to, under_way, more, stop: AtomicBool::new(false), bytes: AtomicU64::new(0) }
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<(Instant, Vec<u8>)>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes packets in until the link is dropped.
+    fn take_in(&self, mut line: DelayLine, mut noise: SmallRng) {
+        let (begin, mut packet) = (Instant::now(), [0; PACKET_MAX]);
+        while !self.stopped() {
+            match rustix::io::read(&self.from, &mut packet) {
+                Ok(len) => {
+                    if let Some(due) = line.admit(begin.elapsed(), len, noise.random()) {
+                        self.lock().push_back((begin + due, packet[..len].to_vec()));
+                        self.more.notify_one();
+                    }
+                }
+                Err(Errno::AGAIN) => wait_readable(&self.from),
+                // The device is gone with its namespace.
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Delivers what is due until the link is dropped.
+    fn deliver(&self) {
+        while !self.stopped() {
+            let Some((due, packet)) = self.next() else { continue };
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+            // A device that is down loses what comes, as any does.
+            if rustix::io::write(&self.to, &packet).is_ok() {
+                self.bytes.fetch_add(packet.len() as u64, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn next(&self) -> Option<(Instant, Vec<u8>)> {
+        let (mut under_way, _) = self
+            .more
+            .wait_timeout_while(self.lock(), LOOK, |waiting| waiting.is_empty())
+            .unwrap_or_else(PoisonError::into_inner);
+        under_way.pop_front()
+    }
+}
+
+fn wait_readable(file: &File) {
+    let look = Timespec { tv_sec: 0, tv_nsec: LOOK.as_nanos() as i64 };
+    // An interrupted wait is followed by a read that finds nothing: harmless.
+    let _ = poll(&mut [PollFd::new(file, PollFlags::IN)], Some(&look));
+}

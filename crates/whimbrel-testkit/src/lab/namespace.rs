@@ -1,0 +1,117 @@
+//! A network namespace that exists as long as somebody needs it.
+//!
+//! It has no name in the file system: a thread of ours entered it and stays, a descriptor refers to it. When
+//! the process ends, however it ends, nothing of it is left. Threads and child processes started by that
+//! thread are in the namespace too, so nobody ever has to switch.
+
+use super::{LabError, Process};
+use nix::sched::{CloneFlags, unshare};
+use std::{
+    ffi::OsStr,
+    fs::File,
+    net::{SocketAddr, TcpStream},
+    os::fd::AsRawFd,
+    process::{self, Command},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{Sender, channel},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A network namespace with its loopback device up. Clones refer to the same one.
+#[derive(Clone)]
+pub struct Namespace {
+    // The sender is not Sync on its own account in every release; the mutex is never held for longer than a send.
+    jobs: Arc<Mutex<Sender<Job>>>,
+    handle: Arc<File>,
+}
+
+impl Namespace {
+    /// Makes a new namespace.
+    pub fn new() -> Result<Self, LabError> {
+        let (jobs, inbox) = channel::<Job>();
+        let (born, birth) = channel();
+        thread::spawn(move || {
+            let entered = unshare(CloneFlags::CLONE_NEWNET).map_err(LabError::system("unshare the network"));
+            let handle = entered.and_then(|()| {
+                File::open("/proc/thread-self/ns/net")
+                    .map_err(LabError::system("open the new network namespace"))
+            });
+            let failed = handle.is_err();
+            if born.send(handle).is_err() || failed {
+                return;
+            }
+            inbox.into_iter().for_each(|job| job());
+        });
+        let handle = birth.recv().unwrap_or_else(|_| Err(lost()))?;
+        let namespace = Self { jobs: Arc::new(Mutex::new(jobs)), handle: Arc::new(handle) };
+        namespace.ip("link set lo up")?;
+        Ok(namespace)
+    }
+
+    /// Runs `work` in the namespace and waits for it. Not for long work: one at a time.
+    pub fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (answer, result) = channel();
+        let job: Job = Box::new(move || {
+            let _ = answer.send(work());
+        });
+        let sent = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(job);
+        sent.expect("the namespace's thread lives as long as the namespace");
+        result.recv().expect("work in a namespace does not panic")
+    }
+
+    /// Starts a thread in the namespace.
+    pub fn spawn<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+        self.run(move || thread::spawn(work))
+    }
+
+    /// Starts a process in the namespace. It is killed when the [`Process`] is dropped, and when this process ends.
+    pub fn start(&self, command: Command) -> Result<Process, LabError> {
+        let namespace = self.clone();
+        self.run(move || Process::start(command, namespace))
+    }
+
+    /// Runs a command in the namespace to its end; standard output if it succeeded.
+    pub fn output<S: AsRef<OsStr>>(&self, program: &str, arguments: &[S]) -> Result<String, LabError> {
+        let mut command = Command::new(program);
+        command.args(arguments);
+        self.run(move || {
+            let output = command.output().map_err(LabError::system("start a command"))?;
+            if output.status.success() {
+                return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+            }
+            let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+            Err(LabError::Command { command: format!("{command:?}"), errors })
+        })
+    }
+
+    /// Runs `ip` with these words.
+    pub fn ip(&self, words: &str) -> Result<String, LabError> {
+        self.output("ip", &words.split_whitespace().collect::<Vec<_>>())
+    }
+
+    /// Runs `tc` with these words.
+    pub fn tc(&self, words: &str) -> Result<String, LabError> {
+        self.output("tc", &words.split_whitespace().collect::<Vec<_>>())
+    }
+
+    /// Connects to `address` from within the namespace, for at most `patience`.
+    pub fn connect(&self, address: SocketAddr, patience: Duration) -> std::io::Result<TcpStream> {
+        self.spawn(move || TcpStream::connect_timeout(&address, patience))
+            .join()
+            .expect("connecting does not panic")
+    }
+
+    /// A path that names the namespace for `ip link … netns PATH`, valid as long as this value.
+    pub fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", process::id(), self.handle.as_raw_fd())
+    }
+}
+
+fn lost() -> LabError {
+    LabError::System { action: "start a thread", source: std::io::ErrorKind::BrokenPipe.into() }
+}

@@ -1,0 +1,123 @@
+//! Hosts on one switch: each host is a namespace with a bridge `br0` that holds its uplink.
+//!
+//! ```text
+//!   alpha: br0 10.77.0.11      beta: br0 10.77.0.12      client: br0 10.77.0.13     (in the order named)
+//!            | uplink                   | uplink                    | uplink
+//!            +------------------ switch: sw0 ----------------------+
+//! ```
+//!
+//! A guest's tap joins `br0` and so stands on the same segment as everyone else. Addresses 10.77.0.100 and up are free
+//! for guests.
+
+use super::{LabError, Namespace, Process};
+use std::{net::Ipv4Addr, ops::Deref, process::Command};
+
+/// Some hosts and the switch between them.
+pub struct Lab {
+    hosts: Vec<Host>,
+    switch: Namespace,
+}
+
+/// A host: a namespace with an address.
+pub struct Host {
+    name: String,
+    namespace: Namespace,
+    address: Ipv4Addr,
+}
+
+impl Lab {
+    /// The usual one: `alpha`, `beta`, `client`.
+    pub fn new() -> Result<Self, LabError> {
+        Self::with_hosts(&["alpha", "beta", "client"])
+    }
+
+    /// Hosts of these names (up to 80, of at most ten letters), all on one switch.
+    pub fn with_hosts(names: &[&str]) -> Result<Self, LabError> {
+        let switch = Namespace::new()?;
+        switch.ip("link add sw0 type bridge mcast_snooping 0")?;
+        switch.ip("link set sw0 up")?;
+        let mut lab = Self { hosts: Vec::new(), switch };
+        for name in names {
+            let host = lab.plug_in(name)?;
+            lab.hosts.push(host);
+        }
+        Ok(lab)
+    }
+
+    fn plug_in(&self, name: &str) -> Result<Host, LabError> {
+        let namespace = Namespace::new()?;
+        let address = Ipv4Addr::new(10, 77, 0, 11 + self.hosts.len() as u8);
+        let (port, switch) = (port_of(name), &self.switch);
+        namespace.ip(&format!("link add uplink type veth peer name {port} netns {}", switch.path()))?;
+        switch.ip(&format!("link set {port} master sw0 up"))?;
+        namespace.ip("link add br0 type bridge mcast_snooping 0")?;
+        namespace.ip("link set uplink master br0 up")?;
+        namespace.ip(&format!("addr add {address}/24 dev br0"))?;
+        namespace.ip("link set br0 up")?;
+        Ok(Host { name: name.to_owned(), namespace, address })
+    }
+
+    /// The host of this name.
+    ///
+    /// # Panics
+    /// If there is none: a mistake in the test.
+    pub fn host(&self, name: &str) -> &Host {
+        self.hosts
+            .iter()
+            .find(|host| host.name == name)
+            .unwrap_or_else(|| panic!("the lab has no host {name:?}"))
+    }
+
+    /// Limits what a host sends and receives to `mbit` Mbit/s each (token bucket; 50 ms of queue).
+    pub fn limit(&self, name: &str, mbit: u64) -> Result<(), LabError> {
+        let limit = |device: &str| {
+            format!("qdisc replace dev {device} root tbf rate {mbit}mbit burst 256k latency 50ms")
+        };
+        self.host(name).tc(&limit("uplink"))?;
+        self.switch.tc(&limit(&port_of(name))).map(drop)
+    }
+
+    /// Takes a host off the switch: its cable is pulled.
+    pub fn unplug(&self, name: &str) -> Result<(), LabError> {
+        self.switch.ip(&format!("link set {} down", port_of(name))).map(drop)
+    }
+
+    /// Puts the cable of a host back.
+    pub fn replug(&self, name: &str) -> Result<(), LabError> {
+        self.switch.ip(&format!("link set {} up", port_of(name))).map(drop)
+    }
+
+    /// The switch itself, to watch what crosses it.
+    pub fn switch(&self) -> &Namespace {
+        &self.switch
+    }
+}
+
+impl Host {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its address.
+    pub fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
+    /// Starts a process on this host.
+    pub fn command(&self, command: Command) -> Result<Process, LabError> {
+        self.namespace.start(command)
+    }
+}
+
+impl Deref for Host {
+    type Target = Namespace;
+
+    fn deref(&self) -> &Namespace {
+        &self.namespace
+    }
+}
+
+fn port_of(host: &str) -> String {
+    format!("to-{host}")
+}
