@@ -17,7 +17,7 @@ mod process;
 mod qmp;
 mod state;
 
-pub use console::{Console, Subscription};
+pub use console::{Console, Ended, Subscription};
 pub use launch::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgenid};
 pub use machine::{BalloonStats, Qemu, Status};
 pub use pool::{Pool, Prepare, Shape, Slot, WarmQemu};

@@ -207,6 +207,10 @@ impl Qemu {
         let uri = format!("unix:{}", path.display());
         let asked = self.qmp.execute("migrate", json!({"uri": uri})).map_err(StateError::from);
         let saved = asked.and_then(|_| self.wait_migrated("save", &events));
+        if matches!(saved, Err(StateError::TimedOut { .. })) {
+            // A transfer still under way would forbid the next one. If this fails too, QEMU obeys no more.
+            let _ = self.qmp.execute("migrate_cancel", json!({}));
+        }
         // Whatever happened, the reader waits no longer: closed unread, this connection makes its accept or read return.
         drop(UnixStream::connect(&path));
         let removed = remove(&path);

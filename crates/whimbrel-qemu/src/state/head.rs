@@ -375,3 +375,7 @@ struct Page {
     block: usize,
     range: Range<usize>,
 }
+
+#[cfg(test)]
+#[path = "head_tests.rs"]
+mod tests;

@@ -1,8 +1,14 @@
 //! Saving and loading device state.
 
-use crate::guest::Guest;
+use crate::guest::{Guest, MEMORY, SOON, Slot};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use std::{
+    fs::{self, File},
+    os::{fd::AsRawFd, unix::fs::FileExt},
+};
+use whimbrel_core::ByteSize;
 use whimbrel_machine::Machine;
-use whimbrel_qemu::{Head, Sharing, StateError};
+use whimbrel_qemu::{Head, MachineEvent, RamBacking, Sharing, StateError};
 
 /// Reboots from inside and expects a new life.
 fn reboot(guest: &mut Guest, nonce: &str) {
@@ -87,7 +93,7 @@ fn a_running_machine_has_no_state_of_one_instant() {
 #[test]
 fn the_head_follows_what_the_guest_does_to_its_small_blocks() {
     // Before its first instruction a machine has its tables as QEMU made them; the firmware patches them.
-    let mut guest = Guest::launch(crate::guest::Slot::new(), |_| ());
+    let mut guest = Guest::launch(Slot::new(), |_| ());
     guest.qemu().prepare_device_state().unwrap();
     let before = guest.qemu().head().unwrap().clone();
     guest.qemu().unpause().unwrap();
@@ -124,4 +130,37 @@ fn a_state_of_another_machine_is_refused_in_qemus_words() {
     );
     let mut target = source.twin(Sharing::Shared);
     assert!(matches!(target.qemu().load(b"nonsense"), Err(StateError::Malformed(_))));
+}
+
+#[test]
+fn a_clone_that_gives_memory_back_leaves_the_image_and_its_siblings_alone() {
+    let mut source = Guest::boot();
+    let nonce = source.expect("READY ");
+    source.qemu().pause().unwrap();
+    let state = source.qemu().device_state().unwrap();
+    // Sealed, because QEMU 7.2 would punch the balloon's holes into the file of a private mapping.
+    let image = File::from(memfd_create("image", MemfdFlags::ALLOW_SEALING).unwrap());
+    let before = fs::read(&source.slot.ram).unwrap();
+    image.write_all_at(&before, 0).unwrap();
+    fcntl_add_seals(&image, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    let path = format!("/proc/{}/fd/{}", std::process::id(), image.as_raw_fd());
+    let mut clones = [(); 2].map(|()| {
+        Guest::launch(Slot::new(), |spec| {
+            spec.incoming = true;
+            spec.ram = RamBacking { path: path.clone().into(), sharing: Sharing::Private };
+        })
+    });
+    for clone in &mut clones {
+        clone.qemu().load(&state).unwrap();
+        clone.qemu().unpause().unwrap();
+        assert_eq!(clone.count(), (1, nonce.clone()));
+    }
+    let events = clones[0].qemu().events();
+    let smaller = ByteSize(MEMORY.0 - (32 << 20));
+    clones[0].qemu().balloon(smaller).unwrap();
+    while events.recv_timeout(SOON).unwrap() != (MachineEvent::BalloonChanged { actual: smaller.0 }) {}
+    let mut after = vec![0; before.len()];
+    image.read_exact_at(&mut after, 0).unwrap();
+    assert!(before == after, "the image changed");
+    assert_eq!(clones.each_mut().map(|clone| clone.count().0), [2, 2]);
 }

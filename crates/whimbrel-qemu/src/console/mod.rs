@@ -3,24 +3,24 @@
 //! A thread reads the socket, keeps the last [`RING`] bytes and connects again when the connection ends, until the [`Console`]
 //! is dropped. A subscriber that does not read is cut off, never waited for: the guest must not stall on a slow terminal.
 
+mod feed;
+
+pub use feed::Ended;
+
+use feed::Feed;
 use std::{
     collections::VecDeque,
     io::{self, Read, Write},
     net::Shutdown,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        mpsc::{Receiver, SyncSender, sync_channel},
-    },
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
     time::Duration,
 };
 
 /// Bytes of output that are kept.
 const RING: usize = 64 << 10;
-/// Pieces of output kept for a subscriber that does not read.
-const BACKLOG: usize = 256;
 /// How soon a lost connection is tried again.
 const RECONNECT: Duration = Duration::from_millis(200);
 /// How long the guest may refuse what is typed.
@@ -33,13 +33,23 @@ pub struct Console {
     reader: Option<JoinHandle<()>>,
 }
 
-/// The output of a console.
+/// The output of a console, from what it printed lately on. Up to 1 MiB waits for a subscriber that does not read.
 #[derive(Debug)]
 pub struct Subscription {
-    /// What it printed before, at most 64 KiB.
-    pub past: Vec<u8>,
-    /// What it prints from there on, without a gap. Closes when the console goes away or the receiver falls behind.
-    pub live: Receiver<Arc<[u8]>>,
+    feed: Arc<Feed>,
+}
+
+impl Subscription {
+    /// All output that was not received yet, waiting at most `timeout` for some; empty if there is none.
+    pub fn receive(&self, timeout: Duration) -> Result<Vec<u8>, Ended> {
+        self.feed.take(timeout)
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.feed.close();
+    }
 }
 
 #[derive(Debug)]
@@ -54,7 +64,7 @@ struct State {
     closed: bool,
     stream: Option<UnixStream>,
     ring: VecDeque<u8>,
-    subscribers: Vec<SyncSender<Arc<[u8]>>>,
+    subscribers: Vec<Arc<Feed>>,
 }
 
 impl Console {
@@ -67,12 +77,15 @@ impl Console {
         Ok(Self { shared, reader: Some(reader) })
     }
 
-    /// Its output, the latest first piece included.
+    /// Its output: the last 64 KiB and, without a gap, what follows.
     pub fn subscribe(&self) -> Subscription {
-        let (sender, live) = sync_channel(BACKLOG);
+        let feed = Arc::new(Feed::default());
         let mut state = self.shared.lock();
-        state.subscribers.push(sender);
-        Subscription { past: state.ring.iter().copied().collect(), live }
+        let (front, back) = state.ring.as_slices();
+        feed.push(front);
+        feed.push(back);
+        state.subscribers.push(Arc::clone(&feed));
+        Subscription { feed }
     }
 
     /// Types `input`. An error if the console is not connected now.
@@ -89,6 +102,7 @@ impl Drop for Console {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.closed = true;
+        state.subscribers.drain(..).for_each(|feed| feed.close());
         if let Some(stream) = &state.stream {
             // Fails if it is closed already, which is what is wanted.
             let _ = stream.shutdown(Shutdown::Both);
@@ -144,8 +158,7 @@ impl Shared {
         let excess = (state.ring.len() + output.len()).saturating_sub(RING).min(state.ring.len());
         state.ring.drain(..excess);
         state.ring.extend(output);
-        let piece: Arc<[u8]> = output.into();
-        state.subscribers.retain(|subscriber| subscriber.try_send(Arc::clone(&piece)).is_ok());
+        state.subscribers.retain(|feed| feed.push(output));
     }
 }
 
@@ -157,9 +170,9 @@ mod tests {
     const SOON: Duration = Duration::from_secs(20);
 
     fn receive(from: &Subscription, len: usize) -> Vec<u8> {
-        let mut all = from.past.clone();
+        let mut all = Vec::new();
         while all.len() < len {
-            all.extend_from_slice(&from.live.recv_timeout(SOON).unwrap());
+            all.extend(from.receive(SOON).unwrap());
         }
         all
     }
@@ -192,14 +205,18 @@ mod tests {
         let mut typed = [0; 5];
         guest.read_exact(&mut typed).unwrap();
         assert_eq!(&typed, b"typed");
-        guest.write_all(&vec![b'x'; (BACKLOG + 9) * (8 << 10)]).unwrap();
+        guest.write_all(&vec![b'x'; feed::BACKLOG + RING]).unwrap();
         guest.write_all(b"end").unwrap();
         let deadline = std::time::Instant::now() + SOON;
-        while !console.subscribe().past.ends_with(b"end") {
+        let past = loop {
+            let past = console.subscribe().receive(SOON).unwrap();
+            if past.ends_with(b"end") {
+                break past;
+            }
             assert!(std::time::Instant::now() < deadline);
-            thread::yield_now();
-        }
-        assert_eq!(console.subscribe().past.len(), RING);
-        assert_eq!(sleeping.live.iter().count(), BACKLOG);
+        };
+        assert_eq!(past.len(), RING);
+        assert!(sleeping.receive(SOON).unwrap().len() <= feed::BACKLOG);
+        assert_eq!(sleeping.receive(SOON), Err(Ended));
     }
 }
