@@ -1,0 +1,209 @@
+//! Listens, starts a thread a client, and ends them all.
+
+use crate::{connection, handshake::Export};
+use std::collections::HashMap;
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use std::{fs, io};
+use whimbrel_block::Device;
+
+/// Pause after a failed accept (no descriptors left), so that it does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How a device is served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Name of the export. Clients may also ask for the empty name. At most 4096 bytes.
+    pub export_name: String,
+    /// Clients at a time; one more is cut off at once.
+    pub max_connections: usize,
+    /// Threads of one client for requests that may wait. They are started when they are needed.
+    pub workers_per_connection: usize,
+    /// Time for the whole handshake.
+    pub handshake_timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            export_name: String::new(),
+            max_connections: 128,
+            workers_per_connection: 16,
+            handshake_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A running server. Dropping it stops it.
+pub struct Server {
+    inner: Arc<Inner>,
+    listener: Arc<UnixListener>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+struct Inner {
+    device: Arc<dyn Device>,
+    export: Export,
+    options: Options,
+    clients: Mutex<Clients>,
+    /// A client left.
+    left: Condvar,
+}
+
+#[derive(Default)]
+struct Clients {
+    stopping: bool,
+    next_id: u64,
+    sockets: HashMap<u64, Arc<UnixStream>>,
+}
+
+/// Listens on `path`. A socket that a server left behind is replaced.
+///
+/// # Errors
+/// `AddrInUse` if a server answers there; others as `bind(2)`.
+pub fn bind(path: &Path) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            let stale =
+                UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
+            if !stale {
+                return Err(error);
+            }
+            fs::remove_file(path)?;
+            UnixListener::bind(path)
+        }
+        other => other,
+    }
+}
+
+/// Serves `device` to everyone who connects to `listener`, in threads of its own.
+///
+/// # Errors
+/// If the export's name is too long or no thread can be started.
+pub fn serve(device: Arc<dyn Device>, listener: UnixListener, options: Options) -> io::Result<Server> {
+    if options.export_name.len() > 4096 {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the export's name is longer than 4096 bytes",
+        ));
+    }
+    let (name, size, read_only) = (options.export_name.clone(), device.size(), device.is_read_only());
+    let export = Export { name, size, read_only };
+    let inner = Arc::new(Inner { device, export, options, clients: Mutex::default(), left: Condvar::new() });
+    let listener = Arc::new(listener);
+    let acceptor = thread::Builder::new().name("nbd-accept".to_owned()).spawn({
+        let (inner, listener) = (inner.clone(), listener.clone());
+        move || inner.accept(&listener)
+    })?;
+    Ok(Server { inner, listener, acceptor: Some(acceptor) })
+}
+
+impl Server {
+    /// Clients that are connected now.
+    pub fn connections(&self) -> usize {
+        self.inner.lock().sockets.len()
+    }
+
+    /// Cuts all clients off and returns when the last of their requests has ended: the device is not touched
+    /// afterwards. Does not flush. Close a [`Switch`](whimbrel_block::Switch) first, or its waiting requests are waited for.
+    pub fn stop(self) {}
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.inner.lock().stopping = true;
+        // Wakes `accept`, which then fails (unix(7) sockets do that on Linux).
+        let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
+        if let Some(acceptor) = self.acceptor.take() {
+            // It fails only if it panicked, and then it does not accept any more either.
+            let _ = acceptor.join();
+        }
+        let clients = self.inner.lock();
+        for socket in clients.sockets.values() {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        let some = |clients: &mut Clients| !clients.sockets.is_empty();
+        drop(self.inner.left.wait_while(clients, some).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, Clients> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn accept(self: &Arc<Self>, listener: &UnixListener) {
+        loop {
+            let accepted = listener.accept();
+            if self.lock().stopping {
+                return;
+            }
+            match accepted {
+                Ok((socket, _)) => self.admit(socket),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a client");
+                    thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+    }
+
+    fn admit(self: &Arc<Self>, socket: UnixStream) {
+        let Some(client) = Client::register(self, socket) else {
+            tracing::warn!(limit = self.options.max_connections, "too many clients, one was cut off");
+            return;
+        };
+        let started = thread::Builder::new().name("nbd-client".to_owned()).spawn(move || client.run());
+        if let Err(error) = started {
+            tracing::warn!(%error, "cannot start a thread for a client");
+        }
+    }
+}
+
+/// A client in the list of those who are connected; leaves the list when dropped, also by a panic.
+struct Client {
+    inner: Arc<Inner>,
+    id: u64,
+    socket: Arc<UnixStream>,
+}
+
+impl Client {
+    fn register(inner: &Arc<Inner>, socket: UnixStream) -> Option<Self> {
+        let socket = Arc::new(socket);
+        let mut clients = inner.lock();
+        if clients.sockets.len() >= inner.options.max_connections {
+            return None;
+        }
+        let id = clients.next_id;
+        clients.next_id += 1;
+        clients.sockets.insert(id, socket.clone());
+        drop(clients);
+        Some(Self { inner: inner.clone(), id, socket })
+    }
+
+    fn run(self) {
+        let Options { handshake_timeout, workers_per_connection, .. } = self.inner.options;
+        let (device, export) = (self.inner.device.clone(), &self.inner.export);
+        let outcome =
+            connection::serve(&self.socket, device, export, handshake_timeout, workers_per_connection);
+        if let Err(error) = outcome {
+            tracing::debug!(
+                client = self.id,
+                error = &error as &dyn std::error::Error,
+                "a client was cut off"
+            );
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.socket.shutdown(Shutdown::Both);
+        self.inner.lock().sockets.remove(&self.id);
+        self.inner.left.notify_all();
+    }
+}
