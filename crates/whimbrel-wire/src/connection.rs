@@ -1,0 +1,367 @@
+//! A connection as its users see it: calls, pending replies, counters, the end.
+//!
+//! Handles are cheap clones. The connection closes politely when the last [`Connection`] and the last [`Pending`]
+//! of it are gone; what was sent before still goes out. Dropping a `Pending` only forgets the reply: the
+//! request is carried out, the reply's bytes are given back as credit, and nothing gets out of step.
+
+use crate::{
+    Call, CallError, CloseReason, Order, Refusal, Reply, Request,
+    credit::{Class, PerClass, ReceiveCredit, SendCredit},
+    frame::{Flags, Frame, FrameError},
+    limit::TokenBucket,
+    outbox::Outbox,
+};
+use bytes::Bytes;
+use std::{
+    collections::HashMap,
+    fmt,
+    pin::{Pin, pin},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+    thread::{self, Thread},
+    time::{Duration, Instant},
+};
+use tokio::sync::{Notify, oneshot, watch};
+
+/// Everything the tasks and the handles of one connection share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) outbox: Outbox,
+    pub(crate) send: PerClass<SendCredit>,
+    pub(crate) receive: PerClass<ReceiveCredit>,
+    pub(crate) meters: Meters,
+    pub(crate) limit: Mutex<TokenBucket>,
+    pub(crate) limit_changed: Notify,
+    calls: Mutex<Calls>,
+    ended: watch::Sender<Option<CloseReason>>,
+}
+
+#[derive(Debug, Default)]
+struct Calls {
+    next: u64,
+    waiting: HashMap<u64, oneshot::Sender<Arrived>>,
+}
+
+/// Counters and clocks; all times are microseconds since the connection began.
+#[derive(Debug)]
+pub(crate) struct Meters {
+    began: Instant,
+    pub(crate) sent: AtomicU64,
+    pub(crate) received: AtomicU64,
+    pub(crate) heard_at: AtomicU64,
+    /// When the write under way began or last made progress; `u64::MAX` without one.
+    pub(crate) write_at: AtomicU64,
+    pub(crate) round_trip: AtomicU64,
+}
+
+/// A reply that came and the credit it holds until somebody takes it.
+#[derive(Debug)]
+struct Arrived {
+    answer: Result<Reply, Refusal>,
+    _held: Held,
+}
+
+/// Received bytes that count against the peer's credit until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) class: Class,
+    pub(crate) bytes: u32,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.shared.receive.of(self.class).release(self.bytes) {
+            self.shared.outbox.wake();
+        }
+    }
+}
+
+impl Meters {
+    pub(crate) fn now(&self) -> u64 {
+        self.began.elapsed().as_micros() as u64
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(window: u32) -> Arc<Self> {
+        let meters = Meters {
+            began: Instant::now(),
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            heard_at: AtomicU64::new(0),
+            write_at: AtomicU64::new(u64::MAX),
+            round_trip: AtomicU64::new(0),
+        };
+        Arc::new(Self {
+            outbox: Outbox::default(),
+            send: PerClass::new(window, SendCredit::new),
+            receive: PerClass::new(window, ReceiveCredit::new),
+            meters,
+            limit: Mutex::default(),
+            limit_changed: Notify::new(),
+            calls: Mutex::default(),
+            ended: watch::Sender::new(None),
+        })
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection is over: every waiting and every later call fails with `reason`. The first reason counts.
+    pub(crate) fn end(&self, reason: CloseReason) {
+        let mut calls = self.calls();
+        self.ended.send_if_modified(|ended| {
+            let first = ended.is_none();
+            ended.get_or_insert(reason);
+            first
+        });
+        let forgotten = std::mem::take(&mut calls.waiting);
+        drop(calls);
+        self.send.of(Class::Bulk).close();
+        self.send.of(Class::Control).close();
+        self.outbox.clear();
+        // Dropping a sender wakes its caller, who then asks for the reason.
+        drop(forgotten);
+    }
+
+    pub(crate) fn reason(&self) -> CloseReason {
+        self.ended.borrow().clone().unwrap_or(CloseReason::Local)
+    }
+
+    /// Hands a reply to whoever waits for it.
+    pub(crate) fn reply(&self, frame: Frame, held: Held) -> Result<(), FrameError> {
+        let request = frame.head.request;
+        let waiting = self.calls().waiting.remove(&request).ok_or(FrameError::UnknownReply { request })?;
+        let answer = if frame.head.flags == Flags::REFUSAL {
+            Err(Refusal::from_header(&frame.header).ok_or(FrameError::Malformed { kind: frame.head.kind })?)
+        } else {
+            Ok(Reply { header: frame.header, payload: frame.payload })
+        };
+        // A caller who has gone gets nothing, and the credit goes back as the value is dropped.
+        drop(waiting.send(Arrived { answer, _held: held }));
+        Ok(())
+    }
+
+    /// Sends a frame as soon as there is credit for it; false when the connection is over.
+    pub(crate) async fn send_frame(&self, frame: Frame) -> bool {
+        let credit = self.send.of(Class::of(&frame.head));
+        let sent = credit.take(frame.head.frame_len()).await;
+        if sent {
+            self.outbox.push(frame);
+        }
+        sent
+    }
+}
+
+/// Closes the connection when the last handle is gone.
+#[derive(Debug)]
+pub(crate) struct Link {
+    shared: Arc<Shared>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.shared.outbox.goodbye("");
+    }
+}
+
+/// A handle on a connection to another host.
+#[derive(Clone)]
+pub struct Connection {
+    link: Arc<Link>,
+    pub(crate) peer: Arc<crate::Peer>,
+}
+
+/// What a connection carried, in bytes of frames (TLS and TCP add under 1 %).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Traffic {
+    /// Handed to the carrier.
+    pub sent: u64,
+    /// Got from the carrier.
+    pub received: u64,
+    /// Sent or queued, and not yet used up by the peer.
+    pub in_flight: u64,
+    /// Received, and not yet used up here.
+    pub queued: u64,
+}
+
+/// A reply on its way. A future; plain threads call [`Pending::wait`].
+#[derive(Debug)]
+#[must_use = "dropping it forgets the reply"]
+pub struct Pending {
+    reply: oneshot::Receiver<Arrived>,
+    link: Arc<Link>,
+}
+
+impl Connection {
+    pub(crate) fn new(shared: Arc<Shared>, peer: impl FnOnce(Weak<Link>) -> crate::Peer) -> Self {
+        let link = Arc::new(Link { shared });
+        let peer = Arc::new(peer(Arc::downgrade(&link)));
+        Self { link, peer }
+    }
+
+    pub(crate) fn upgrade(link: &Weak<Link>, peer: Arc<crate::Peer>) -> Option<Self> {
+        link.upgrade().map(|link| Self { link, peer })
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.link.shared
+    }
+
+    /// Who is at the other end.
+    pub fn peer(&self) -> &crate::Peer {
+        &self.peer
+    }
+
+    /// Sends a request and waits for its reply.
+    pub async fn call(&self, request: Request) -> Result<Reply, CallError> {
+        self.start(request).await?.await
+    }
+
+    /// Sends a request, waiting only for credit. Requests started one after the other are sent in that order,
+    /// save that one without payload and order may overtake. Cancelled before it is done, it sent nothing.
+    pub async fn start(&self, request: Request) -> Result<Pending, CallError> {
+        let unsendable = |source| CallError::Unsendable { source };
+        if request.kind & 0xff00 == crate::range::WIRE {
+            return Err(unsendable(FrameError::Malformed { kind: request.kind }));
+        }
+        let (flags, stream) = match request.order {
+            Order::Any => (Flags::NONE, 0),
+            Order::Stream(stream) => (Flags::ORDERED, stream),
+        };
+        let frame = Frame::new(flags, request.kind, stream, 0, request.header, request.payload);
+        let mut frame = frame.map_err(unsendable)?;
+        let credit = self.shared().send.of(Class::of(&frame.head));
+        if !credit.take(frame.head.frame_len()).await {
+            return Err(CallError::Closed { source: self.shared().reason() });
+        }
+        let (answer, reply) = oneshot::channel();
+        let mut calls = self.shared().calls();
+        if self.shared().ended.borrow().is_some() {
+            return Err(CallError::Closed { source: self.shared().reason() });
+        }
+        calls.next += 1;
+        frame.head.request = calls.next;
+        calls.waiting.insert(frame.head.request, answer);
+        drop(calls);
+        self.shared().outbox.push(frame);
+        Ok(Pending { reply, link: self.link.clone() })
+    }
+
+    /// A typed call: header in, header and payload out.
+    pub async fn request<C: Call>(
+        &self,
+        header: &C::Header,
+        payload: Bytes,
+    ) -> Result<(C::Reply, Bytes), CallError> {
+        let reply = self.call(Request::of::<C>(header, payload)?).await?;
+        Ok((reply.decode::<C>()?, reply.payload))
+    }
+
+    /// [`Connection::call`] for plain threads. Needs no runtime; blocks the thread.
+    pub fn call_blocking(&self, request: Request) -> Result<Reply, CallError> {
+        block_on(self.call(request))
+    }
+
+    /// [`Connection::start`] for plain threads. Needs no runtime; blocks the thread until there is credit.
+    pub fn send_blocking(&self, request: Request) -> Result<Pending, CallError> {
+        block_on(self.start(request))
+    }
+
+    /// Limits what is sent to `rate` bytes a second from now on; `None` lifts the limit.
+    pub fn limit_rate(&self, rate: Option<u64>) {
+        let now = Duration::from_micros(self.shared().meters.now());
+        self.shared().limit.lock().unwrap_or_else(PoisonError::into_inner).set_rate(rate, now);
+        self.shared().limit_changed.notify_one();
+    }
+
+    /// What was carried so far.
+    pub fn traffic(&self) -> Traffic {
+        let both = |of: &dyn Fn(Class) -> u64| of(Class::Bulk) + of(Class::Control);
+        Traffic {
+            sent: self.shared().meters.sent.load(Ordering::Relaxed),
+            received: self.shared().meters.received.load(Ordering::Relaxed),
+            in_flight: both(&|class| self.shared().send.of(class).in_flight()),
+            queued: both(&|class| self.shared().receive.of(class).queued()),
+        }
+    }
+
+    /// Time from the last ping to its answer, behind whatever was queued then; none before the first.
+    pub fn round_trip(&self) -> Option<Duration> {
+        let micros = self.shared().meters.round_trip.load(Ordering::Relaxed);
+        (micros > 0).then(|| Duration::from_micros(micros))
+    }
+
+    /// Closes the connection politely; calls that wait for a reply fail with [`CloseReason::Local`].
+    pub fn close(&self) {
+        self.shared().outbox.goodbye("");
+    }
+
+    /// Waits for the end and says why.
+    pub async fn closed(&self) -> CloseReason {
+        closed(self.shared()).await
+    }
+
+    /// Why the connection ended, if it did.
+    pub fn close_reason(&self) -> Option<CloseReason> {
+        self.shared().ended.borrow().clone()
+    }
+}
+
+pub(crate) async fn closed(shared: &Shared) -> CloseReason {
+    // The sender lives in `shared`, so waiting cannot fail.
+    let _ = shared.ended.subscribe().wait_for(Option::is_some).await;
+    shared.reason()
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
+impl Pending {
+    /// Waits for the reply on a plain thread. Needs no runtime; blocks the thread.
+    pub fn wait(self) -> Result<Reply, CallError> {
+        block_on(self)
+    }
+}
+
+impl Future for Pending {
+    type Output = Result<Reply, CallError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let arrived = std::task::ready!(Pin::new(&mut self.reply).poll(context));
+        Poll::Ready(match arrived {
+            Ok(Arrived { answer: Ok(reply), .. }) => Ok(reply),
+            Ok(Arrived { answer: Err(source), .. }) => Err(CallError::Refused { source }),
+            Err(_) => Err(CallError::Closed { source: self.link.shared.reason() }),
+        })
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Runs a future that needs no runtime (a semaphore, a oneshot) on this thread.
+fn block_on<F: Future>(future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! This side of any connection: its name, service and limits; and the hello over any pair of byte streams.
+
+use crate::{
+    ConnectError, Connection, Hello, HelloError, Peer, PeerIdentity, Rights, Role, Service, Stage,
+    VersionRange, connection::Shared, credit, hello, pump,
+};
+use std::{io, sync::Arc, time::Duration};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    time::timeout,
+};
+use whimbrel_core::HostName;
+
+/// Limits of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Bytes of bulk in flight each way; at least [`crate::MIN_WINDOW`], the smaller of both sides counts.
+    pub window: u32,
+    /// A peer that makes no progress for so long is dead.
+    pub dead_after: Duration,
+    /// How long each stage of connecting may take.
+    pub handshake: Duration,
+    /// Unordered requests handled at once per connection.
+    pub max_handlers: usize,
+    /// Connections that may be in their handshake at once: what strangers can occupy.
+    pub max_handshakes: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            window: credit::DEFAULT_WINDOW,
+            dead_after: Duration::from_secs(10),
+            handshake: Duration::from_secs(10),
+            max_handlers: 256,
+            max_handshakes: 64,
+        }
+    }
+}
+
+/// This side of connections.
+#[derive(Clone)]
+pub struct Endpoint {
+    /// What we call ourselves.
+    pub name: HostName,
+    /// What we are.
+    pub role: Role,
+    /// Answers what peers ask.
+    pub service: Arc<dyn Service>,
+    /// Limits.
+    pub settings: Settings,
+    /// Versions we offer.
+    pub versions: VersionRange,
+}
+
+impl Endpoint {
+    /// A host called `name` whose peers are answered by `service` (`()` refuses everything).
+    pub fn new(name: HostName, service: impl Service) -> Self {
+        let settings = Settings::default();
+        Self { name, role: Role::HOST, service: Arc::new(service), settings, versions: VersionRange::OURS }
+    }
+
+    fn hello(&self) -> Hello {
+        let window = self.settings.window.max(credit::MIN_WINDOW);
+        Hello { versions: self.versions, role: self.role, window, name: self.name.clone() }
+    }
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Endpoint").field("name", &self.name).field("role", &self.role).finish_non_exhaustive()
+    }
+}
+
+/// What the carrier knows of a peer before it speaks.
+pub(crate) struct Introduction {
+    pub(crate) identity: PeerIdentity,
+    pub(crate) rights: Rights,
+    /// The name it is trusted under; without one it goes by the name it gives.
+    pub(crate) name: Option<HostName>,
+}
+
+/// Says hello over a byte stream and makes it a connection. The stream is trusted to lead to `identity`.
+/// Must be called inside a runtime, which then runs the connection.
+pub async fn connect_io(
+    reader: impl AsyncRead + Unpin + Send + 'static,
+    writer: impl AsyncWrite + Unpin + Send + 'static,
+    identity: PeerIdentity,
+    rights: Rights,
+    endpoint: &Endpoint,
+) -> Result<Connection, ConnectError> {
+    connect_known(reader, writer, Introduction { identity, rights, name: None }, endpoint).await
+}
+
+pub(crate) async fn connect_known(
+    mut reader: impl AsyncRead + Unpin + Send + 'static,
+    mut writer: impl AsyncWrite + Unpin + Send + 'static,
+    peer: Introduction,
+    endpoint: &Endpoint,
+) -> Result<Connection, ConnectError> {
+    let after = endpoint.settings.handshake;
+    let exchanged = timeout(after, exchange(&mut reader, &mut writer, &endpoint.hello())).await;
+    let theirs = exchanged.map_err(|_| ConnectError::Timeout { stage: Stage::Hello, after })??;
+    let agreed = endpoint.hello().agree(&theirs);
+    if agreed.is_err() {
+        part(&mut reader, &mut writer).await;
+    }
+    let (version, window) = agreed.map_err(|source| ConnectError::Hello { source })?;
+    let shared = Shared::new(window);
+    let connection = Connection::new(shared.clone(), |link| Peer {
+        identity: peer.identity,
+        name: peer.name.unwrap_or(theirs.name),
+        role: theirs.role,
+        rights: peer.rights,
+        version,
+        window,
+        link,
+    });
+    pump::start(reader, writer, shared, &connection, endpoint);
+    endpoint.service.connected(connection.clone());
+    Ok(connection)
+}
+
+async fn exchange(
+    reader: &mut (impl AsyncRead + Unpin),
+    writer: &mut (impl AsyncWrite + Unpin),
+    ours: &Hello,
+) -> Result<Hello, ConnectError> {
+    let failed = |source: io::Error| ConnectError::Io { stage: Stage::Hello, source };
+    writer.write_all(&ours.encode()).await.map_err(failed)?;
+    writer.flush().await.map_err(failed)?;
+    let mut fixed = [0; hello::FIXED];
+    let mut got = 0;
+    while got < fixed.len() {
+        match reader.read(&mut fixed[got..]).await.map_err(failed)? {
+            0 if got == 0 => return Err(failed(io::ErrorKind::UnexpectedEof.into())),
+            0 => break,
+            more => got += more,
+        }
+    }
+    let bad = |source: HelloError| ConnectError::Hello { source };
+    if got < fixed.len() {
+        return Hello::parse(&fixed[..got]).map_err(bad);
+    }
+    let rest = Hello::rest_len(&fixed).map_err(bad)?;
+    let mut whole = fixed.to_vec();
+    whole.resize(fixed.len() + rest, 0);
+    reader.read_exact(&mut whole[fixed.len()..]).await.map_err(failed)?;
+    Hello::parse(&whole).map_err(bad)
+}
+
+/// Ends a stream so that the peer still gets what we sent: a socket closed over unread bytes would reset and
+/// take our last words with it. Bounded in time and bytes.
+pub(crate) async fn part(reader: &mut (impl AsyncRead + Unpin), writer: &mut (impl AsyncWrite + Unpin)) {
+    let parting = async {
+        writer.shutdown().await?;
+        tokio::io::copy(&mut reader.take(1 << 20), &mut tokio::io::sink()).await
+    };
+    // However it goes, the stream is dropped next.
+    let _ = timeout(pump::LINGER, parting).await;
+}

@@ -1,0 +1,383 @@
+//! Frames: a fixed head, a small header, a raw payload. Pure: bytes in, frames out.
+//!
+//! Invariants: a length is checked before anything is allocated for it; a payload is received straight into the
+//! buffer it stays in; the decoder gives the same frames however the bytes were cut. There is no checksum: both
+//! carriers authenticate every byte already. The magic catches what they cannot, a program that prints into
+//! the stream (a login script behind ssh). After an error a stream is out of step and must be closed.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The first two bytes of every frame, `Wf` as a little-endian number.
+const MAGIC: u16 = u16::from_le_bytes(*b"Wf");
+/// Bytes of a frame's head.
+pub const HEAD_SIZE: usize = 24;
+/// Longest header in bytes: headers are typed and small, bulk belongs into the payload.
+pub const MAX_HEADER: u32 = 64 << 10;
+/// Longest payload in bytes: two 4 MiB batches of pages; more would let one frame block a slow line for long.
+pub const MAX_PAYLOAD: u32 = 8 << 20;
+/// What the decoder reads ahead: enough for hundreds of small frames a system call, little to copy for large ones.
+const READ_AHEAD: usize = 32 << 10;
+
+/// Flag bits of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Flags(u16);
+
+impl Flags {
+    /// A request without order.
+    pub const NONE: Flags = Flags(0);
+    /// The frame answers a request.
+    pub const REPLY: Flags = Flags(1);
+    /// With `REPLY`: the answer is a refusal.
+    pub const REFUSAL: Flags = Flags(1 | 2);
+    /// The request is handled in order of arrival within its stream.
+    pub const ORDERED: Flags = Flags(4);
+
+    /// The flags of `bits`, if they are a combination that means something.
+    pub fn from_bits(bits: u16) -> Option<Self> {
+        matches!(bits, 0 | 1 | 3 | 4).then_some(Self(bits))
+    }
+
+    /// As sent.
+    pub fn bits(self) -> u16 {
+        self.0
+    }
+}
+
+/// The head of a frame, decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrameHead {
+    /// What the frame is.
+    pub flags: Flags,
+    /// What is asked for, or was.
+    pub kind: u16,
+    /// With `ORDERED`: the stream whose order counts.
+    pub stream: u16,
+    /// Number of the request, counted by the side that asks.
+    pub request: u64,
+    /// Bytes of header.
+    pub header_len: u32,
+    /// Bytes of payload.
+    pub payload_len: u32,
+}
+
+/// One frame. Its head's lengths are those of its parts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// The head.
+    pub head: FrameHead,
+    /// Small typed header.
+    pub header: Bytes,
+    /// Raw bytes.
+    pub payload: Bytes,
+}
+
+/// The bytes are not this protocol, or break one of its promises.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// No frame begins here.
+    #[error("the stream is out of step: {found:#06x} where a frame should begin")]
+    Magic {
+        /// What stands in place of the magic.
+        found: u16,
+    },
+    /// Flags nobody defined.
+    #[error("frame with unknown flags {flags:#06x}")]
+    Flags {
+        /// The bits.
+        flags: u16,
+    },
+    /// A header over [`MAX_HEADER`].
+    #[error("frame header of {len} bytes, the limit is {MAX_HEADER}")]
+    HeaderTooLong {
+        /// Claimed length.
+        len: u64,
+    },
+    /// A payload over [`MAX_PAYLOAD`].
+    #[error("frame payload of {len} bytes, the limit is {MAX_PAYLOAD}")]
+    PayloadTooLong {
+        /// Claimed length.
+        len: u64,
+    },
+    /// The stream ended inside a frame.
+    #[error("the stream ended inside a frame")]
+    Torn,
+    /// More bytes than credit was given for.
+    #[error("the peer sent {over} bytes more than it has credit for")]
+    CreditExceeded {
+        /// Bytes over.
+        over: u64,
+    },
+    /// More credit given back than was used.
+    #[error("the peer gave back {over} bytes of credit more than were used")]
+    GrantExceeded {
+        /// Bytes over.
+        over: u64,
+    },
+    /// A reply to nothing.
+    #[error("reply to request {request}, which was never sent")]
+    UnknownReply {
+        /// The number in the reply.
+        request: u64,
+    },
+    /// A frame of the connection itself that makes no sense.
+    #[error("malformed connection frame of kind {kind:#06x}")]
+    Malformed {
+        /// Its kind.
+        kind: u16,
+    },
+}
+
+/// The head as it lies on the wire: little-endian, no padding.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawHead {
+    magic: U16,
+    flags: U16,
+    kind: U16,
+    stream: U16,
+    request: U64,
+    header_len: U32,
+    payload_len: U32,
+}
+
+const _: () = assert!(size_of::<RawHead>() == HEAD_SIZE);
+
+impl Frame {
+    /// A frame of these parts; refuses parts over the limits.
+    pub fn new(
+        flags: Flags,
+        kind: u16,
+        stream: u16,
+        request: u64,
+        header: Bytes,
+        payload: Bytes,
+    ) -> Result<Self, FrameError> {
+        let header_len = bounded(header.len() as u64, MAX_HEADER)
+            .ok_or(FrameError::HeaderTooLong { len: header.len() as u64 })?;
+        let payload_len = bounded(payload.len() as u64, MAX_PAYLOAD)
+            .ok_or(FrameError::PayloadTooLong { len: payload.len() as u64 })?;
+        let head = FrameHead { flags, kind, stream, request, header_len, payload_len };
+        Ok(Self { head, header, payload })
+    }
+}
+
+fn bounded(len: u64, limit: u32) -> Option<u32> {
+    u32::try_from(len).ok().filter(|len| *len <= limit)
+}
+
+impl FrameHead {
+    /// Bytes of the whole frame on the wire.
+    pub fn frame_len(&self) -> u32 {
+        HEAD_SIZE as u32 + self.header_len + self.payload_len
+    }
+
+    fn parse(raw: &RawHead) -> Result<Self, FrameError> {
+        if raw.magic.get() != MAGIC {
+            return Err(FrameError::Magic { found: raw.magic.get() });
+        }
+        let flags = raw.flags.get();
+        let flags = Flags::from_bits(flags).ok_or(FrameError::Flags { flags })?;
+        let (header, payload) = (u64::from(raw.header_len.get()), u64::from(raw.payload_len.get()));
+        Ok(Self {
+            flags,
+            kind: raw.kind.get(),
+            stream: raw.stream.get(),
+            request: raw.request.get(),
+            header_len: bounded(header, MAX_HEADER).ok_or(FrameError::HeaderTooLong { len: header })?,
+            payload_len: bounded(payload, MAX_PAYLOAD).ok_or(FrameError::PayloadTooLong { len: payload })?,
+        })
+    }
+}
+
+/// Appends the bytes of `head` to `out`; header and payload follow it on the wire.
+pub fn encode_head(head: &FrameHead, out: &mut BytesMut) {
+    let raw = RawHead {
+        magic: MAGIC.into(),
+        flags: head.flags.0.into(),
+        kind: head.kind.into(),
+        stream: head.stream.into(),
+        request: head.request.into(),
+        header_len: head.header_len.into(),
+        payload_len: head.payload_len.into(),
+    };
+    out.extend_from_slice(raw.as_bytes());
+}
+
+/// A frame whose payload is on its way.
+#[derive(Debug)]
+struct Filling {
+    head: FrameHead,
+    header: Bytes,
+    payload: BytesMut,
+}
+
+impl Filling {
+    fn missing(&self) -> usize {
+        self.head.payload_len as usize - self.payload.len()
+    }
+}
+
+/// Cuts a stream of bytes into frames. Put bytes into [`Decoder::space`], then take frames until there is none.
+///
+/// It holds at most one frame and 32 KiB.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    ahead: BytesMut,
+    filling: Option<Filling>,
+}
+
+impl Decoder {
+    /// Where the next bytes of the stream go: the payload that is being filled, or the read-ahead buffer.
+    /// Never without room once [`Decoder::next_frame`] returned `None`.
+    pub fn space(&mut self) -> impl BufMut + '_ {
+        match &mut self.filling {
+            Some(filling) => {
+                let missing = filling.missing();
+                (&mut filling.payload).limit(missing)
+            }
+            None => {
+                self.ahead.reserve(READ_AHEAD);
+                (&mut self.ahead).limit(READ_AHEAD)
+            }
+        }
+    }
+
+    /// The head of the frame that comes next, as soon as it is there: lets a receiver refuse a frame before
+    /// memory is spent on it.
+    pub fn peek(&self) -> Result<Option<FrameHead>, FrameError> {
+        match &self.filling {
+            Some(filling) => Ok(Some(filling.head)),
+            None => {
+                RawHead::ref_from_prefix(&self.ahead).ok().map(|(raw, _)| FrameHead::parse(raw)).transpose()
+            }
+        }
+    }
+
+    /// The next complete frame.
+    pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
+        if self.filling.is_none() {
+            let Some(head) = self.peek()? else { return Ok(None) };
+            let before_payload = HEAD_SIZE + head.header_len as usize;
+            if self.ahead.len() < before_payload {
+                return Ok(None);
+            }
+            self.ahead.advance(HEAD_SIZE);
+            // Copied, not split off: a header of ten bytes must not keep 32 KiB alive.
+            let header = Bytes::copy_from_slice(&self.ahead[..head.header_len as usize]);
+            self.ahead.advance(head.header_len as usize);
+            let mut payload = BytesMut::with_capacity(head.payload_len as usize);
+            let here = self.ahead.len().min(head.payload_len as usize);
+            payload.extend_from_slice(&self.ahead[..here]);
+            self.ahead.advance(here);
+            self.filling = Some(Filling { head, header, payload });
+        }
+        let complete = self.filling.take_if(|filling| filling.missing() == 0);
+        Ok(complete.map(|done| Frame {
+            head: done.head,
+            header: done.header,
+            payload: done.payload.freeze(),
+        }))
+    }
+
+    /// Says whether the stream may end here.
+    pub fn finish(&self) -> Result<(), FrameError> {
+        if self.filling.is_none() && self.ahead.is_empty() { Ok(()) } else { Err(FrameError::Torn) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn frames() -> impl Strategy<Value = Vec<Frame>> {
+        let flags = prop::sample::select(vec![Flags::NONE, Flags::REPLY, Flags::REFUSAL, Flags::ORDERED]);
+        let bytes = |max| prop::collection::vec(any::<u8>(), 0..max).prop_map(Bytes::from);
+        let frame = (flags, any::<u16>(), any::<u16>(), any::<u64>(), bytes(300), bytes(70_000));
+        let frame = frame.prop_map(|(f, k, s, r, h, p)| Frame::new(f, k, s, r, h, p).unwrap());
+        prop::collection::vec(frame, 0..6)
+    }
+
+    fn encode(frames: &[Frame]) -> BytesMut {
+        let mut out = BytesMut::new();
+        for frame in frames {
+            encode_head(&frame.head, &mut out);
+            out.extend_from_slice(&frame.header);
+            out.extend_from_slice(&frame.payload);
+        }
+        out
+    }
+
+    fn feed(decoder: &mut Decoder, mut bytes: &[u8], cut: usize) -> Result<Vec<Frame>, FrameError> {
+        let mut frames = Vec::new();
+        while !bytes.is_empty() {
+            let mut space = decoder.space();
+            let take = cut.min(space.remaining_mut()).min(bytes.len());
+            assert!(take > 0, "the decoder always has room");
+            space.put_slice(&bytes[..take]);
+            drop(space);
+            bytes = &bytes[take..];
+            while let Some(frame) = decoder.next_frame()? {
+                frames.push(frame);
+            }
+        }
+        Ok(frames)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn the_same_frames_come_out_however_the_stream_is_cut(frames in frames(), cut in 1usize..40_000) {
+            let mut decoder = Decoder::default();
+            prop_assert_eq!(feed(&mut decoder, &encode(&frames), cut).unwrap(), frames);
+            prop_assert_eq!(decoder.finish(), Ok(()));
+        }
+
+        #[test]
+        fn a_stream_cut_short_is_torn_unless_between_frames(frames in frames(), at: prop::sample::Index) {
+            let bytes = encode(&frames);
+            let at = at.index(bytes.len() + 1);
+            let mut decoder = Decoder::default();
+            let whole = feed(&mut decoder, &bytes[..at], 4096).unwrap();
+            let sound = encode(&frames[..whole.len()]).len() == at;
+            prop_assert_eq!(decoder.finish().is_ok(), sound);
+        }
+
+        #[test]
+        fn garbage_never_panics_nor_allocates_what_it_claims(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut decoder = Decoder::default();
+            let _ = feed(&mut decoder, &bytes, 7);
+        }
+    }
+
+    #[test]
+    fn a_head_is_these_bytes_for_ever() {
+        let frame = Frame::new(
+            Flags::ORDERED,
+            0x0102,
+            0x0304,
+            0x1122_3344_5566_7788,
+            Bytes::from_static(b"h"),
+            Bytes::from_static(b"pp"),
+        );
+        let expected = b"Wf\x04\x00\x02\x01\x04\x03\x88\x77\x66\x55\x44\x33\x22\x11\x01\0\0\0\x02\0\0\0hpp";
+        assert_eq!(&encode(&[frame.unwrap()])[..], expected);
+    }
+
+    #[test]
+    fn hostile_lengths_are_refused_before_allocation() {
+        let mut head = [0; HEAD_SIZE];
+        head[..2].copy_from_slice(b"Wf");
+        head[16..20].copy_from_slice(&(MAX_HEADER + 1).to_le_bytes());
+        let long = FrameError::HeaderTooLong { len: u64::from(MAX_HEADER) + 1 };
+        assert_eq!(feed(&mut Decoder::default(), &head, 64), Err(long));
+        head[16..20].copy_from_slice(&0u32.to_le_bytes());
+        head[20..24].copy_from_slice(&u32::MAX.to_le_bytes());
+        let long = FrameError::PayloadTooLong { len: u64::from(u32::MAX) };
+        assert_eq!(feed(&mut Decoder::default(), &head, 64), Err(long));
+        let over = Bytes::from(vec![0; MAX_PAYLOAD as usize + 1]);
+        assert!(Frame::new(Flags::NONE, 1, 0, 1, Bytes::new(), over).is_err());
+    }
+}

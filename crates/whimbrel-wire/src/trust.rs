@@ -1,0 +1,198 @@
+//! Whom this host trusts: `trust.toml`, one `[[peer]]` each, by key like ssh's `authorized_keys`.
+//!
+//! The file is the truth: every look-up notices a changed file, so `whimbrel trust add` needs no restart. It
+//! is replaced atomically under a lock on `trust.lock`. A damaged file trusts nobody and is never overwritten.
+
+use crate::{PublicKey, Rights, TrustError, durable};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+use whimbrel_core::HostName;
+
+/// More than any trust file needs; beyond it the file is not ours.
+const MAX_FILE: u64 = 4 << 20;
+
+/// One trusted host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrustedPeer {
+    /// What we call it.
+    pub name: HostName,
+    /// Its key.
+    pub key: PublicKey,
+    /// Where it listens, as `host:port`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// What it may ask of us.
+    #[serde(default = "Rights::all")]
+    pub rights: Rights,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TrustFile {
+    #[serde(default)]
+    peer: Vec<TrustedPeer>,
+}
+
+/// Tells one content of the file from another: inode, size, seconds and nanoseconds of change.
+type Stamp = (u64, u64, i64, i64);
+
+/// The trust file of a host.
+#[derive(Debug)]
+pub struct Trust {
+    path: PathBuf,
+    seen: Mutex<(Option<Stamp>, Vec<TrustedPeer>)>,
+}
+
+impl Trust {
+    /// The trust file `trust.toml` in `dir`; absent, it trusts nobody.
+    pub fn load(dir: &Path) -> Result<Self, TrustError> {
+        let trust = Self { path: dir.join("trust.toml"), seen: Mutex::default() };
+        trust.list()?;
+        Ok(trust)
+    }
+
+    /// All trusted hosts, as the file says now.
+    pub fn list(&self) -> Result<Vec<TrustedPeer>, TrustError> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let stamp = match fs::metadata(&self.path) {
+            Ok(meta) if meta.len() > MAX_FILE => {
+                return Err(TrustError::TooLarge { path: self.path.clone() });
+            }
+            Ok(meta) => Some((meta.ino(), meta.size(), meta.ctime(), meta.ctime_nsec())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(source) => return Err(self.file("read", source)),
+        };
+        if stamp.is_none() || stamp != seen.0 {
+            let peers = if stamp.is_some() { self.read()? } else { Vec::new() };
+            *seen = (stamp, peers);
+        }
+        Ok(seen.1.clone())
+    }
+
+    fn read(&self) -> Result<Vec<TrustedPeer>, TrustError> {
+        let text = fs::read_to_string(&self.path).map_err(|source| self.file("read", source))?;
+        let file: TrustFile = toml::from_str(&text)
+            .map_err(|source| TrustError::Damaged { path: self.path.clone(), source: Box::new(source) })?;
+        Ok(file.peer)
+    }
+
+    /// The entry of `key`, if it is trusted.
+    pub fn find(&self, key: &PublicKey) -> Result<Option<TrustedPeer>, TrustError> {
+        Ok(self.list()?.into_iter().find(|peer| peer.key == *key))
+    }
+
+    /// The entry called `name`.
+    pub fn named(&self, name: &HostName) -> Result<Option<TrustedPeer>, TrustError> {
+        Ok(self.list()?.into_iter().find(|peer| peer.name == *name))
+    }
+
+    /// Trusts `peer`. Durable when it returns. A name or key that is already there is refused.
+    pub fn add(&self, peer: TrustedPeer) -> Result<(), TrustError> {
+        self.change(|peers| {
+            if let Some(old) = peers.iter().find(|old| old.name == peer.name || old.key == peer.key) {
+                return Err(TrustError::Known { name: old.name.clone(), key: old.key });
+            }
+            peers.push(peer);
+            Ok(())
+        })
+    }
+
+    /// Trusts the host called `name` no more and returns its entry. Durable when it returns; connections that
+    /// stand go on until they end.
+    pub fn remove(&self, name: &HostName) -> Result<TrustedPeer, TrustError> {
+        self.change(|peers| {
+            let at = peers.iter().position(|peer| peer.name == *name);
+            at.map(|at| peers.remove(at)).ok_or_else(|| TrustError::Unknown { name: name.clone() })
+        })
+    }
+
+    fn change<T>(
+        &self,
+        edit: impl FnOnce(&mut Vec<TrustedPeer>) -> Result<T, TrustError>,
+    ) -> Result<T, TrustError> {
+        let lock_path = self.path.with_extension("lock");
+        let lock = File::options().create(true).append(true).open(lock_path);
+        let lock = lock.map_err(|source| self.file("lock", source))?;
+        lock.lock().map_err(|source| self.file("lock", source))?;
+        let mut file = TrustFile { peer: self.list()? };
+        let outcome = edit(&mut file.peer)?;
+        let text = toml::to_string_pretty(&file)
+            .map_err(|source| TrustError::Encode { path: self.path.clone(), source: Box::new(source) })?;
+        durable::replace(&self.path, text.as_bytes()).map_err(|source| self.file("write", source))?;
+        Ok(outcome)
+    }
+
+    fn file(&self, action: &'static str, source: io::Error) -> TrustError {
+        TrustError::File { action, path: self.path.clone(), source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Right;
+
+    fn peer(name: &str, byte: u8) -> TrustedPeer {
+        let address = Some("10.0.0.1:7400".to_owned());
+        TrustedPeer {
+            name: name.parse().unwrap(),
+            key: PublicKey([byte; 32]),
+            address,
+            rights: Rights::all(),
+        }
+    }
+
+    #[test]
+    fn a_change_is_seen_by_a_process_that_runs_already() {
+        let dir = tempfile::tempdir().unwrap();
+        let (running, editor) = (Trust::load(dir.path()).unwrap(), Trust::load(dir.path()).unwrap());
+        let limited = TrustedPeer { rights: Rights(vec![Right::Store]), ..peer("beta", 2) };
+        editor.add(peer("alpha", 1)).unwrap();
+        editor.add(limited.clone()).unwrap();
+        assert_eq!(running.list().unwrap(), [peer("alpha", 1), limited.clone()]);
+        assert_eq!(running.find(&PublicKey([2; 32])).unwrap(), Some(limited));
+        editor.remove(&"alpha".parse().unwrap()).unwrap();
+        assert_eq!(running.find(&PublicKey([1; 32])).unwrap(), None);
+        assert!(matches!(editor.remove(&"alpha".parse().unwrap()), Err(TrustError::Unknown { .. })));
+    }
+
+    #[test]
+    fn one_name_never_stands_for_two_keys() {
+        let dir = tempfile::tempdir().unwrap();
+        let trust = Trust::load(dir.path()).unwrap();
+        trust.add(peer("alpha", 1)).unwrap();
+        assert!(matches!(trust.add(peer("alpha", 2)), Err(TrustError::Known { .. })));
+        assert!(matches!(trust.add(peer("beta", 1)), Err(TrustError::Known { .. })));
+        assert_eq!(trust.list().unwrap(), [peer("alpha", 1)]);
+    }
+
+    #[test]
+    fn editors_at_once_lose_no_entry() {
+        let dir = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for byte in 0..16 {
+                let dir = dir.path();
+                scope.spawn(move || Trust::load(dir).unwrap().add(peer(&format!("h{byte}"), byte)).unwrap());
+            }
+        });
+        assert_eq!(Trust::load(dir.path()).unwrap().list().unwrap().len(), 16);
+    }
+
+    #[test]
+    fn a_damaged_file_trusts_nobody_and_is_not_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let trust = Trust::load(dir.path()).unwrap();
+        trust.add(peer("alpha", 1)).unwrap();
+        fs::write(dir.path().join("trust.toml"), "[[peer]]\nname = 3").unwrap();
+        assert!(matches!(trust.find(&PublicKey([1; 32])), Err(TrustError::Damaged { .. })));
+        assert!(trust.add(peer("beta", 2)).is_err());
+        assert_eq!(fs::read_to_string(dir.path().join("trust.toml")).unwrap(), "[[peer]]\nname = 3");
+    }
+}

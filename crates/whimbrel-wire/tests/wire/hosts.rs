@@ -1,0 +1,151 @@
+//! Hosts on loopback for these tests: a service that can echo, hold, record and panic.
+
+use bytes::Bytes;
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use tokio::{net::TcpListener, sync::Semaphore, task::JoinHandle};
+use whimbrel_wire::{
+    Answer, BoxFuture, Code, ConnectError, Connection, Endpoint, Identity, Order, Peer, Refusal, Reply,
+    Request, Rights, Service, Trust, TrustedPeer, connect_tls, serve_tls,
+};
+
+pub const ECHO: u16 = 0x0601;
+pub const HOLD: u16 = 0x0602;
+pub const RECORD: u16 = 0x0603;
+pub const PANIC: u16 = 0x0604;
+pub const CALL_BACK: u16 = 0x0605;
+pub const FILL: u16 = 0x0606;
+
+/// What the service has seen, and the gate behind which held requests wait.
+pub struct Bench {
+    pub gate: Semaphore,
+    pub seen: Mutex<Vec<(Order, Bytes)>>,
+    pub connections: Mutex<Vec<Connection>>,
+    pub keep: bool,
+}
+
+impl Default for Bench {
+    fn default() -> Self {
+        Self { gate: Semaphore::new(0), seen: Mutex::default(), connections: Mutex::default(), keep: false }
+    }
+}
+
+#[derive(Clone, Default)]
+pub struct TestService(pub Arc<Bench>);
+
+impl Service for TestService {
+    fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
+        Box::pin(async move {
+            match request.kind {
+                ECHO => {}
+                HOLD => self.0.gate.acquire().await.unwrap().forget(),
+                RECORD => {
+                    // A yield gives a wrong order every chance to show.
+                    tokio::task::yield_now().await;
+                    self.0.seen.lock().unwrap().push((request.order, request.header.clone()));
+                }
+                PANIC => panic!("as asked"),
+                CALL_BACK => {
+                    let connection = self.0.connections.lock().unwrap().last().cloned().unwrap();
+                    assert_eq!(connection.peer().name, peer.name);
+                    let back = Request::new(ECHO, request.header, request.payload);
+                    let failed = |error| Refusal::new(Code::INTERNAL, format!("{error}"));
+                    return connection.call(back).await.map_err(failed);
+                }
+                FILL => return Ok(Reply { header: Bytes::new(), payload: vec![7; 4 << 20].into() }),
+                kind => return Err(Refusal::unknown_kind(kind)),
+            }
+            Ok(Reply { header: request.header, payload: request.payload })
+        })
+    }
+
+    fn connected(&self, connection: Connection) {
+        if self.0.keep {
+            self.0.connections.lock().unwrap().push(connection);
+        }
+    }
+}
+
+/// A listening host; it stops when dropped.
+pub struct Host {
+    pub address: String,
+    pub identity: Arc<Identity>,
+    pub trust: Arc<Trust>,
+    pub bench: Arc<Bench>,
+    pub dir: tempfile::TempDir,
+    task: JoinHandle<Result<(), ConnectError>>,
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+pub fn endpoint(name: &str) -> Endpoint {
+    Endpoint::new(name.parse().unwrap(), TestService::default())
+}
+
+pub async fn host_with(change: impl FnOnce(&mut Endpoint), keep: bool) -> Host {
+    let dir = tempfile::tempdir().unwrap();
+    let identity = Arc::new(Identity::load_or_create(dir.path()).unwrap());
+    let trust = Arc::new(Trust::load(dir.path()).unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let bench = Arc::new(Bench { keep, ..Bench::default() });
+    let mut endpoint = Endpoint::new("server".parse().unwrap(), TestService(bench.clone()));
+    change(&mut endpoint);
+    let (served, trusted) = (identity.clone(), trust.clone());
+    let task = tokio::spawn(async move { serve_tls(listener, &served, trusted, endpoint).await });
+    Host { address, identity, trust, bench, dir, task }
+}
+
+pub async fn host() -> Host {
+    host_with(|_| (), false).await
+}
+
+impl Host {
+    pub fn admit(&self, name: &str, identity: &Identity, rights: Rights) {
+        let entry =
+            TrustedPeer { name: name.parse().unwrap(), key: identity.public_key(), address: None, rights };
+        self.trust.add(entry).unwrap();
+    }
+
+    pub async fn connect_as(
+        &self,
+        identity: &Identity,
+        endpoint: &Endpoint,
+    ) -> Result<Connection, ConnectError> {
+        connect_tls(&self.address, self.identity.public_key(), identity, endpoint).await
+    }
+
+    /// A new trusted client.
+    pub async fn client(&self) -> Connection {
+        let identity = Identity::ephemeral().unwrap();
+        let name = format!("client-{}", self.trust.list().unwrap().len());
+        self.admit(&name, &identity, Rights::all());
+        self.connect_as(&identity, &endpoint(&name)).await.unwrap()
+    }
+}
+
+pub fn request(kind: u16, header: impl AsRef<[u8]>, payload: impl Into<Bytes>) -> Request {
+    Request::new(kind, Bytes::copy_from_slice(header.as_ref()), payload.into())
+}
+
+/// Waits until `done`, which must come true within a minute.
+pub async fn until(what: &str, mut done: impl FnMut() -> bool) {
+    for _ in 0..12_000 {
+        if done() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("never happened: {what}");
+}
+
+/// A future that must end within a minute: a hang is a failure, not a stuck test run.
+pub async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(60), future).await.expect("ends within a minute")
+}
