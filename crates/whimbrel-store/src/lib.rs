@@ -1,1 +1,38 @@
-//! Content-addressed store of pages, trees and capsules.
+//! Content-addressed store of pages, image trees and capsules.
+//!
+//! A directory of append-only packs, immutable index files and small refs; `docs/formats/store.md` has every byte.
+//! Order of durability: pack, index, ref. Any crash leaves the old or the new ref and a store that verifies. Many
+//! processes may read and write at once, and collect garbage beside each other (`gc` has the argument).
+//!
+//! Calls block; handles are cheap to clone and may be used from any thread. After a failed write or sync the handle
+//! is latched: it still reads, and refuses to write until the store is opened again.
+
+mod append;
+mod cache;
+mod capsules;
+mod catalog;
+mod closure;
+mod disk;
+mod error;
+pub mod files;
+mod image_writer;
+mod index;
+mod layout;
+mod lease;
+mod object;
+mod os;
+mod refs;
+mod store;
+mod stored;
+mod worker;
+mod writer;
+
+pub use capsules::{CapsuleInfo, ImageChange};
+pub use disk::StoredDisk;
+pub use error::{Result, StoreError};
+pub use image_writer::{FinishedImage, ImageWriter};
+pub use os::OsFiles;
+pub use refs::Expected;
+pub use store::{Options, Pin, Store};
+pub use stored::StoredImage;
+pub use writer::Writer;

@@ -1,0 +1,307 @@
+//! One index file: which object lies in which frame of which pack. Immutable once published.
+//!
+//! ```text
+//! 0   magic "WHINDEX" 1       packs   x 16: lease u64, seq u32, length of the pack u32
+//! 8   packs, u32              frames  x 12: pack u16, kind u8, depth u8, offset u32, length u32
+//! 12  frames, u32             keys    x 16: ascending
+//! 16  entries, u64            values  x 4:  frame << 8 | slot
+//! 24  xxh3 of bytes 0..24 and the pack table, u64
+//! 32  xxh3 of frames, keys and values, u64          integers little-endian
+//! ```
+//!
+//! Keys are halves of digests, hence uniform: interpolation lands within a few entries of the place, about one cache miss
+//! for the guess and one for the value. The head is checked when a file is opened, the body (which may be gigabytes)
+//! by `verify` and before a merge; every number taken from the body is bounded where it is used.
+
+use crate::{files::Mapping, layout::PackId};
+use std::ops::Range;
+use whimbrel_image::{Key, frame::Kind};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+const MAGIC: [u8; 8] = *b"WHINDEX\x01";
+const HEAD: usize = 40;
+const PACK: usize = 16;
+const FRAME: usize = 12;
+/// Frames of the largest index: their number has 24 bits.
+pub(crate) const MAX_FRAMES: usize = 1 << 24;
+/// Packs of the largest index.
+pub(crate) const MAX_PACKS: usize = 1 << 16;
+
+/// A frame in a pack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Place {
+    pub(crate) pack: PackId,
+    pub(crate) offset: u32,
+    pub(crate) len: u32,
+    pub(crate) kind: Kind,
+    pub(crate) depth: u8,
+}
+
+/// An object in a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Location {
+    pub(crate) place: Place,
+    pub(crate) slot: u8,
+}
+
+/// One frame and the keys of its objects in slot order: what an index is made from.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub(crate) place: Place,
+    pub(crate) keys: Vec<Key>,
+}
+
+/// An opened index file.
+pub(crate) struct Index {
+    pub(crate) name: String,
+    map: Mapping,
+    packs: Vec<(PackId, u32)>,
+    frames: usize,
+    entries: usize,
+}
+
+fn long(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn wide(bytes: &[u8], at: usize) -> u64 {
+    u64::from(long(bytes, at)) | u64::from(long(bytes, at + 4)) << 32
+}
+
+impl Index {
+    /// Opens the mapped file; says what is wrong with it otherwise.
+    pub(crate) fn open(name: &str, map: Mapping) -> Result<Self, &'static str> {
+        let bytes = (*map).as_ref();
+        if bytes.len() < HEAD || bytes[..8] != MAGIC {
+            return Err("no head");
+        }
+        let (packs, frames, entries) = (long(bytes, 8) as usize, long(bytes, 12) as usize, wide(bytes, 16));
+        let entries = usize::try_from(entries).map_err(|_| "too many entries")?;
+        if packs > MAX_PACKS || frames > MAX_FRAMES || entries > frames.saturating_mul(256) {
+            return Err("impossible counts");
+        }
+        if bytes.len() != HEAD + packs * PACK + frames * FRAME + entries * (Key::LEN + 4) {
+            return Err("wrong length");
+        }
+        if head_sum(bytes, packs) != wide(bytes, 24) {
+            return Err("head checksum");
+        }
+        let table = bytes[HEAD..HEAD + packs * PACK].chunks_exact(PACK);
+        let packs = table.map(|p| (PackId { lease: wide(p, 0), seq: long(p, 8) }, long(p, 12))).collect();
+        Ok(Self { name: name.to_owned(), map: map.clone(), packs, frames, entries })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        (*self.map).as_ref()
+    }
+
+    fn body(&self) -> usize {
+        HEAD + self.packs.len() * PACK
+    }
+
+    /// The packs it covers, with their lengths in bytes.
+    pub(crate) fn packs(&self) -> &[(PackId, u32)] {
+        &self.packs
+    }
+
+    pub(crate) fn frame_count(&self) -> usize {
+        self.frames
+    }
+
+    /// Whether the body is what was written. Reads all of it.
+    pub(crate) fn body_is_intact(&self) -> bool {
+        xxh3_64(&self.bytes()[self.body()..]) == wide(self.bytes(), 32)
+    }
+
+    fn key(&self, entry: usize) -> Key {
+        let at = self.body() + self.frames * FRAME + entry * Key::LEN;
+        let mut key = [0; Key::LEN];
+        key.copy_from_slice(&self.bytes()[at..at + Key::LEN]);
+        Key(key)
+    }
+
+    fn place(&self, frame: usize) -> Option<Place> {
+        let at = self.body() + frame * FRAME;
+        let bytes = self.bytes().get(at..at + FRAME).filter(|_| frame < self.frames)?;
+        let (pack, _) = self.packs.get(usize::from(u16::from_le_bytes([bytes[0], bytes[1]])))?;
+        let kind = Kind::from_number(bytes[2])?;
+        Some(Place { pack: *pack, kind, depth: bytes[3], offset: long(bytes, 4), len: long(bytes, 8) })
+    }
+
+    fn location(&self, entry: usize) -> Option<Location> {
+        let at = self.body() + self.frames * FRAME + self.entries * Key::LEN + entry * 4;
+        let value = long(self.bytes(), at);
+        Some(Location { place: self.place((value >> 8) as usize)?, slot: value as u8 })
+    }
+
+    /// First entry whose key is not below `key`, by interpolation with a bisection as the safety net.
+    fn lower_bound(&self, key: Key) -> usize {
+        let mut range = 0..self.entries;
+        let (mut low, mut high) = (0u64, u64::MAX);
+        while range.len() > 8 {
+            let share = u128::from(key.prefix().clamp(low, high) - low) * range.len() as u128;
+            let guess = (share / (u128::from(high - low) + 1)) as usize;
+            // A step of a few entries past the guess brackets the key from the other side.
+            let margin = 4 + range.len() / 64;
+            for probe in [guess.saturating_sub(margin / 2), guess + margin / 2, range.len() / 2] {
+                let probe = range.start + probe.min(range.len().saturating_sub(1));
+                if !range.contains(&probe) {
+                    continue;
+                }
+                let found = self.key(probe);
+                if found < key {
+                    (range.start, low) = (probe + 1, found.prefix());
+                } else {
+                    (range.end, high) = (probe, found.prefix());
+                }
+                if range.len() <= 8 * margin {
+                    break;
+                }
+            }
+        }
+        range.clone().find(|entry| self.key(*entry) >= key).unwrap_or(range.end)
+    }
+
+    /// Every place that holds `key`.
+    pub(crate) fn find(&self, key: Key) -> impl Iterator<Item = Location> {
+        let first = self.lower_bound(key);
+        let equal = (first..self.entries).take_while(move |entry| self.key(*entry) == key);
+        equal.filter_map(|entry| self.location(entry))
+    }
+
+    /// The frames and the keys in them, as they were given to [`encode`]; none if the body is damaged.
+    pub(crate) fn contents(&self) -> Option<Vec<Entry>> {
+        if !self.body_is_intact() {
+            return None;
+        }
+        let frames =
+            (0..self.frames).map(|frame| Some(Entry { place: self.place(frame)?, keys: Vec::new() }));
+        let mut frames = frames.collect::<Option<Vec<_>>>()?;
+        for entry in 0..self.entries {
+            let at = self.body() + self.frames * FRAME + self.entries * Key::LEN + entry * 4;
+            let value = long(self.bytes(), at);
+            let (frame, slot) = ((value >> 8) as usize, value as u8 as usize);
+            let keys = &mut frames.get_mut(frame)?.keys;
+            keys.resize(keys.len().max(slot + 1), Key([0; Key::LEN]));
+            keys[slot] = self.key(entry);
+        }
+        Some(frames)
+    }
+
+    /// Places of all frames of one kind.
+    pub(crate) fn places(&self) -> impl Iterator<Item = Place> {
+        (0..self.frames).filter_map(|frame| self.place(frame))
+    }
+}
+
+fn head_sum(bytes: &[u8], packs: usize) -> u64 {
+    let mut hash = Xxh3::new();
+    hash.update(&bytes[..24]);
+    hash.update(&bytes[HEAD..HEAD + packs * PACK]);
+    hash.digest()
+}
+
+/// The bytes of an index over `packs` (with their lengths) that hold `entries`. The caller keeps to the limits.
+pub(crate) fn encode(packs: &[(PackId, u32)], entries: &[Entry]) -> Vec<u8> {
+    let mut numbers: Vec<_> = packs.iter().enumerate().map(|(i, (id, _))| (*id, i as u16)).collect();
+    numbers.sort_unstable();
+    let number = |id: &PackId| numbers[numbers.partition_point(|(other, _)| other < id)].1;
+    let keyed = |(frame, entry): (usize, &Entry)| {
+        let frame = (frame as u32) << 8;
+        entry.keys.iter().enumerate().map(move |(slot, key)| (*key, frame | slot as u32)).collect::<Vec<_>>()
+    };
+    let mut keys: Vec<(Key, u32)> = entries.iter().enumerate().flat_map(keyed).collect();
+    keys.sort_unstable();
+
+    let mut bytes = Vec::with_capacity(HEAD + packs.len() * PACK + entries.len() * FRAME + keys.len() * 20);
+    bytes.extend(MAGIC);
+    bytes.extend((packs.len() as u32).to_le_bytes());
+    bytes.extend((entries.len() as u32).to_le_bytes());
+    bytes.extend((keys.len() as u64).to_le_bytes());
+    bytes.extend([0; 16]);
+    for (id, len) in packs {
+        bytes.extend(id.lease.to_le_bytes());
+        bytes.extend(id.seq.to_le_bytes());
+        bytes.extend(len.to_le_bytes());
+    }
+    let body: Range<usize> = bytes.len()..usize::MAX;
+    for Entry { place, .. } in entries {
+        bytes.extend(number(&place.pack).to_le_bytes());
+        bytes.extend([place.kind as u8, place.depth]);
+        bytes.extend(place.offset.to_le_bytes());
+        bytes.extend(place.len.to_le_bytes());
+    }
+    keys.iter().for_each(|(key, _)| bytes.extend(key.0));
+    keys.iter().for_each(|(_, value)| bytes.extend(value.to_le_bytes()));
+    let sums = [head_sum(&bytes, packs.len()), xxh3_64(&bytes[body.start..])];
+    bytes[24..32].copy_from_slice(&sums[0].to_le_bytes());
+    bytes[32..40].copy_from_slice(&sums[1].to_le_bytes());
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::Arc;
+    use whimbrel_core::Digest;
+
+    fn build(count: u32, clustered: bool) -> (Vec<(PackId, u32)>, Vec<Entry>) {
+        let packs = [PackId { lease: 9, seq: 1 }, PackId { lease: 2, seq: 0 }];
+        let entry = |frame: u32| {
+            let pack = packs[frame as usize % 2];
+            let keys = (0..5u32).map(|slot| {
+                let mut key = Key::from(&Digest::of(&(frame * 5 + slot).to_le_bytes()));
+                if clustered {
+                    key.0[..7].fill(0x41);
+                }
+                key
+            });
+            Entry {
+                place: Place { pack, offset: frame * 100, len: 99, kind: Kind::Pages, depth: 0 },
+                keys: keys.collect(),
+            }
+        };
+        (packs.map(|id| (id, 1000)).to_vec(), (0..count).map(entry).collect())
+    }
+
+    fn open(bytes: Vec<u8>) -> Result<Index, &'static str> {
+        Index::open("test", Arc::new(bytes))
+    }
+
+    #[test]
+    fn every_key_is_found_and_no_other_even_when_digests_are_not_uniform() {
+        for (count, clustered) in [(0, false), (1, false), (3000, false), (3000, true)] {
+            let (packs, entries) = build(count, clustered);
+            let index = open(encode(&packs, &entries)).unwrap();
+            for entry in &entries {
+                for (slot, key) in entry.keys.iter().enumerate() {
+                    let found: Vec<_> = index.find(*key).collect();
+                    assert!(found.contains(&Location { place: entry.place, slot: slot as u8 }));
+                }
+            }
+            for other in 0..2000u32 {
+                assert_eq!(index.find(Key::from(&Digest::of(&(other + 1_000_000).to_le_bytes()))).count(), 0);
+            }
+            for edge in [Key([0; 16]), Key([255; 16])] {
+                assert_eq!(index.find(edge).count(), 0);
+            }
+            let contents = index.contents().unwrap();
+            assert!(contents.iter().zip(&entries).all(|(a, b)| a.place == b.place && a.keys == b.keys));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_damaged_index_is_refused_or_answers_without_panic(at in any::<prop::sample::Index>(), bit in 0..8u8, cut in any::<bool>()) {
+            let (packs, entries) = build(20, false);
+            let mut bytes = encode(&packs, &entries);
+            let at = at.index(bytes.len());
+            if cut { bytes.truncate(at) } else { bytes[at] ^= 1 << bit }
+            if let Ok(index) = open(bytes) {
+                prop_assert!(!index.body_is_intact() && index.contents().is_none());
+                for key in entries.iter().flat_map(|e| &e.keys) { index.find(*key).for_each(drop); }
+            }
+        }
+    }
+}

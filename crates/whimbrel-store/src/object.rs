@@ -1,0 +1,274 @@
+//! Reading objects: find, read, decode, check.
+//!
+//! Every object handed out was hashed and compared with the digest asked for, once per decoded frame. Where several packs
+//! hold an object, a damaged or vanished copy is passed over for the next one. Recursion ends because a delta's base is
+//! only looked for in frames of less depth.
+
+use crate::{
+    cache::{Cache, Weight},
+    catalog::Catalog,
+    error::{Result, StoreError},
+    files::{Files, ReadAt},
+    index::{Location, Place},
+    layout::PackId,
+};
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{Arc, Mutex, OnceLock},
+};
+use whimbrel_core::Digest;
+use whimbrel_image::{
+    Key, Node,
+    frame::{Frame, FrameError, MAX_RAW},
+    tree::Nodes,
+};
+
+/// Packs held open at once.
+const MAX_HANDLES: usize = 256;
+
+/// A frame in the clear.
+pub(crate) struct Decoded {
+    raw: Vec<u8>,
+    ranges: Vec<Range<usize>>,
+    digests: Vec<OnceLock<Digest>>,
+}
+
+impl Weight for Decoded {
+    fn weight(&self) -> usize {
+        self.raw.len() + self.ranges.len() * 64 + 128
+    }
+}
+
+impl Weight for Node {
+    fn weight(&self) -> usize {
+        whimbrel_image::MAX_NODE
+    }
+}
+
+impl Decoded {
+    pub(crate) fn objects(&self) -> usize {
+        self.ranges.len()
+    }
+
+    pub(crate) fn bytes(&self, slot: u8) -> &[u8] {
+        &self.raw[self.ranges[usize::from(slot)].clone()]
+    }
+
+    /// Digest of the object in `slot`, computed once.
+    pub(crate) fn digest(&self, slot: u8) -> Option<&Digest> {
+        let cell = self.digests.get(usize::from(slot))?;
+        Some(cell.get_or_init(|| Digest::of(self.bytes(slot))))
+    }
+}
+
+/// An object in a decoded frame.
+#[derive(Clone)]
+pub(crate) struct Object {
+    frame: Arc<Decoded>,
+    pub(crate) location: Location,
+}
+
+impl Object {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.frame.bytes(self.location.slot)
+    }
+}
+
+/// All objects of a store, for reading.
+pub(crate) struct Objects {
+    files: Arc<dyn Files>,
+    pub(crate) catalog: Catalog,
+    frames: Cache<(PackId, u32), Decoded>,
+    nodes: Cache<Digest, Node>,
+    handles: Mutex<HashMap<PackId, Arc<dyn ReadAt>>>,
+}
+
+/// What was asked for: a whole digest, or the key of a delta's base.
+#[derive(Clone, Copy)]
+enum Wanted<'a> {
+    Digest(&'a Digest),
+    Key(Key),
+}
+
+impl Wanted<'_> {
+    fn key(&self) -> Key {
+        match self {
+            Self::Digest(digest) => Key::from(*digest),
+            Self::Key(key) => *key,
+        }
+    }
+
+    fn is(&self, found: &Digest) -> bool {
+        match self {
+            Self::Digest(digest) => *digest == found,
+            Self::Key(key) => key.matches(found),
+        }
+    }
+
+    fn missing(&self) -> StoreError {
+        match self {
+            Self::Digest(digest) => StoreError::Missing { digest: **digest },
+            Self::Key(key) => StoreError::MissingBase { key: *key },
+        }
+    }
+}
+
+impl Objects {
+    pub(crate) fn new(files: Arc<dyn Files>, cache_bytes: usize) -> Result<Self> {
+        let catalog = Catalog::open(files.clone())?;
+        let frames = Cache::new(cache_bytes);
+        let nodes = Cache::new(cache_bytes / 4);
+        Ok(Self { files, catalog, frames, nodes, handles: Mutex::default() })
+    }
+
+    /// The object with this digest.
+    pub(crate) fn get(&self, digest: &Digest) -> Result<Object> {
+        self.fetch(Wanted::Digest(digest), u8::MAX)
+    }
+
+    fn fetch(&self, wanted: Wanted<'_>, below: u8) -> Result<Object> {
+        match self.fetch_once(wanted, below) {
+            Err(StoreError::Missing { .. } | StoreError::MissingBase { .. } | StoreError::Io { .. }) => {
+                // Another process may have published it, or moved it to another pack.
+                self.catalog.refresh()?;
+                self.fetch_once(wanted, below)
+            }
+            other => other,
+        }
+    }
+
+    fn fetch_once(&self, wanted: Wanted<'_>, below: u8) -> Result<Object> {
+        let mut failure = None;
+        for location in self.catalog.find(wanted.key()).into_iter().filter(|l| l.place.depth < below) {
+            match self.read(wanted, location) {
+                Ok(object) => return Ok(object),
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.unwrap_or_else(|| wanted.missing()))
+    }
+
+    fn read(&self, wanted: Wanted<'_>, location: Location) -> Result<Object> {
+        let frame = self.frame(&location.place).map_err(|error| match error {
+            StoreError::Damaged { pack, offset, source, .. } => {
+                StoreError::Damaged { object: describe(wanted), pack, offset, source }
+            }
+            other => other,
+        })?;
+        match frame.digest(location.slot) {
+            Some(found) if wanted.is(found) => Ok(Object { frame, location }),
+            Some(found) => {
+                Err(damaged(describe(wanted), &location.place, StoreError::Digest { found: *found }))
+            }
+            None => {
+                Err(damaged(describe(wanted), &location.place, FrameError::Head { field: "object count" }))
+            }
+        }
+    }
+
+    /// The frame at `place`, decoded; its checksum is right, its digests are not yet compared with anything.
+    pub(crate) fn frame(&self, place: &Place) -> Result<Arc<Decoded>> {
+        let cached = (place.pack, place.offset);
+        if let Some(frame) = self.frames.get(&cached) {
+            return Ok(frame);
+        }
+        let frame = Arc::new(self.decode(place)?);
+        self.frames.insert(cached, frame.clone());
+        Ok(frame)
+    }
+
+    fn decode(&self, place: &Place) -> Result<Decoded> {
+        let bytes = self.encoded(place)?;
+        let damaged = |source: FrameError| damaged(String::from("of a frame"), place, source);
+        let frame = Frame::parse(&bytes).map_err(damaged)?;
+        if frame.head.depth > place.depth {
+            return Err(damaged(FrameError::Head { field: "depth" }));
+        }
+        let mut base = Vec::new();
+        for key in frame.bases() {
+            base.extend(self.fetch(Wanted::Key(key), frame.head.depth)?.bytes());
+            if base.len() > MAX_RAW {
+                return Err(damaged(FrameError::Head { field: "base length" }));
+            }
+        }
+        let raw = frame.decode(&base).map_err(damaged)?;
+        let ranges = frame.ranges();
+        let digests = ranges.iter().map(|_| OnceLock::new()).collect();
+        Ok(Decoded { raw, ranges, digests })
+    }
+
+    /// The stored bytes of a frame, unchecked.
+    pub(crate) fn encoded(&self, place: &Place) -> Result<Vec<u8>> {
+        let path = place.pack.path();
+        let pack = self.handle(place.pack)?;
+        let mut bytes = vec![0; place.len as usize];
+        match pack.read_at(u64::from(place.offset), &mut bytes) {
+            Ok(()) => Ok(bytes),
+            Err(source) if source.kind() == std::io::ErrorKind::UnexpectedEof => {
+                Err(damaged(String::from("of a frame"), place, source))
+            }
+            Err(source) => Err(StoreError::Io { action: "read", path, source }),
+        }
+    }
+
+    pub(crate) fn handle(&self, pack: PackId) -> Result<Arc<dyn ReadAt>> {
+        let handles = || self.handles.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(handle) = handles().get(&pack) {
+            return Ok(handle.clone());
+        }
+        let path = pack.path();
+        let opened = self.files.open(&path).map_err(StoreError::io("open", &path))?;
+        let mut handles = handles();
+        if handles.len() >= MAX_HANDLES {
+            handles.clear();
+        }
+        handles.insert(pack, opened.clone());
+        Ok(opened)
+    }
+
+    /// Lets go of packs that were removed, so that their space is freed.
+    pub(crate) fn close(&self, packs: impl IntoIterator<Item = PackId>) {
+        let mut handles = self.handles.lock().unwrap_or_else(|e| e.into_inner());
+        packs.into_iter().for_each(|pack| drop(handles.remove(&pack)));
+    }
+
+    /// Whether the index knows the object.
+    pub(crate) fn has(&self, digest: &Digest) -> bool {
+        let key = Key::from(digest);
+        self.catalog.snapshot().iter().any(|index| index.find(key).next().is_some())
+    }
+}
+
+fn describe(wanted: Wanted<'_>) -> String {
+    match wanted {
+        Wanted::Digest(digest) => digest.to_string(),
+        Wanted::Key(key) => format!("{key}…"),
+    }
+}
+
+pub(crate) fn damaged(
+    object: String,
+    place: &Place,
+    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> StoreError {
+    StoreError::Damaged {
+        object,
+        pack: place.pack.to_string(),
+        offset: place.offset.into(),
+        source: source.into(),
+    }
+}
+
+impl Nodes for Objects {
+    type Error = StoreError;
+
+    fn node(&self, digest: &Digest) -> Result<Arc<Node>> {
+        if let Some(node) = self.nodes.get(digest) {
+            return Ok(node);
+        }
+        let node = Arc::new(Node::decode(self.get(digest)?.bytes())?);
+        self.nodes.insert(*digest, node.clone());
+        Ok(node)
+    }
+}

@@ -1,0 +1,170 @@
+//! Opening a store; what its handles share.
+
+use crate::{
+    closure,
+    error::{Result, StoreError},
+    files::{Files, LockMode},
+    layout::{INDEX, LEASES, MARKER, MARKER_TEXT, PACKS, REFS, TEMP, publish},
+    lease::{Condemned, Lease, Pinned, Purpose, gate},
+    object::Objects,
+    os::OsFiles,
+};
+use std::{
+    path::Path,
+    sync::{Arc, OnceLock},
+};
+use whimbrel_core::{CapsuleId, Digest};
+use whimbrel_image::Manifest;
+
+/// How a store is used. The stored bytes do not depend on any of it.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Create the store if there is none.
+    pub create: bool,
+    /// zstd level of new content.
+    pub level: i32,
+    /// zstd level of deltas; they are few, so it may be higher.
+    pub delta_level: i32,
+    /// Pages of one image written against a base that are tried as deltas; more are stored plain, at full speed.
+    pub delta_pages: u64,
+    /// Threads that digest and compress for one writer.
+    pub workers: usize,
+    /// Bytes of decoded frames kept.
+    pub cache: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let workers = std::thread::available_parallelism().map_or(2, |n| n.get().min(8));
+        Self { create: false, level: 1, delta_level: 6, delta_pages: 16_384, workers, cache: 64 << 20 }
+    }
+}
+
+impl Options {
+    /// The defaults, creating the store if there is none.
+    pub fn create() -> Self {
+        Self { create: true, ..Self::default() }
+    }
+}
+
+pub(crate) struct Inner {
+    pub(crate) files: Arc<dyn Files>,
+    pub(crate) objects: Objects,
+    pub(crate) options: Options,
+    latch: OnceLock<&'static str>,
+}
+
+impl Inner {
+    /// Refuses work after a failure.
+    pub(crate) fn check_latch(&self) -> Result<()> {
+        self.latch.get().map_or(Ok(()), |action| Err(StoreError::Latched { action }))
+    }
+
+    /// Passes the result of a step that writes through, latching the store if the disk failed it.
+    pub(crate) fn latching<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(StoreError::Io { action, .. }) = &result {
+            let _ = self.latch.set(action);
+        }
+        result
+    }
+}
+
+/// A handle on a store; clones share one cache and one latch.
+#[derive(Clone)]
+pub struct Store {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("options", &self.inner.options).finish_non_exhaustive()
+    }
+}
+
+impl Store {
+    /// Opens the store in `dir`.
+    pub fn open(dir: &Path, options: Options) -> Result<Self> {
+        if options.create {
+            let path = dir.display().to_string();
+            std::fs::create_dir_all(dir).map_err(StoreError::io("create", &path))?;
+        } else if !dir.join(MARKER).exists() {
+            return Err(StoreError::NoStore { path: dir.display().to_string() });
+        }
+        Self::open_on(Arc::new(OsFiles::new(dir)), options)
+    }
+
+    /// Opens the store on `files`: another kind of disk, or one that fails on purpose.
+    pub fn open_on(files: Arc<dyn Files>, options: Options) -> Result<Self> {
+        check_marker(&*files, options.create)?;
+        let objects = Objects::new(files.clone(), options.cache)?;
+        Ok(Self { inner: Arc::new(Inner { files, objects, options, latch: OnceLock::new() }) })
+    }
+
+    /// The manifest of a capsule.
+    pub fn manifest(&self, id: &CapsuleId) -> Result<Manifest> {
+        Ok(Manifest::decode(self.inner.objects.get(&id.0)?.bytes())?)
+    }
+
+    /// A blob.
+    pub fn blob(&self, digest: &Digest) -> Result<Vec<u8>> {
+        Ok(self.inner.objects.get(digest)?.bytes().to_vec())
+    }
+
+    /// Whether the store holds each object, by its index.
+    pub fn has(&self, digests: &[Digest]) -> Vec<bool> {
+        digests.iter().map(|digest| self.inner.objects.has(digest)).collect()
+    }
+
+    /// Keeps a capsule whole, whatever happens to its refs, for as long as the pin lives: for a machine that reads
+    /// its pages lazily.
+    pub fn pin(&self, id: &CapsuleId) -> Result<Pin> {
+        let inner = &self.inner;
+        let _gate = gate(&*inner.files, LockMode::Shared)?;
+        let manifest = self.manifest(id)?;
+        closure::check_capsule(self, id)?;
+        let lease =
+            Lease::new(inner.files.clone(), Purpose::Pin, Condemned::read(&*inner.files)?.generation)?;
+        lease.pin(Pinned::Object(id.0))?;
+        manifest.blobs().try_for_each(|blob| lease.pin(Pinned::Object(blob)))?;
+        for image in &manifest.images {
+            image.root.map_or(Ok(()), |root| lease.pin(Pinned::Image { root, pages: image.pages }))?;
+        }
+        Ok(Pin { _lease: lease })
+    }
+}
+
+/// Keeps a capsule from being collected; see [`Store::pin`].
+pub struct Pin {
+    _lease: Lease,
+}
+
+impl std::fmt::Debug for Pin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pin").finish_non_exhaustive()
+    }
+}
+
+fn check_marker(files: &dyn Files, create: bool) -> Result<()> {
+    match files.open(MARKER) {
+        Ok(file) => {
+            let mut text = vec![0; file.size().map_err(StoreError::io("size", MARKER))?.min(80) as usize];
+            file.read_at(0, &mut text).map_err(StoreError::io("read", MARKER))?;
+            match text == MARKER_TEXT.as_bytes() {
+                true => Ok(()),
+                false => Err(StoreError::Layout { found: String::from_utf8_lossy(&text).into_owned() }),
+            }
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && create => {
+            // The marker comes last: a store that has it has its directories.
+            for dir in [PACKS, INDEX, REFS, LEASES, TEMP] {
+                files.make_dir(dir).map_err(StoreError::io("create", dir))?;
+            }
+            files.sync_dir("").map_err(StoreError::io("sync", "."))?;
+            publish(files, "", MARKER, MARKER_TEXT.as_bytes())
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(StoreError::NoStore { path: String::from(".") })
+        }
+        Err(error) => Err(StoreError::io("open", MARKER)(error)),
+    }
+}

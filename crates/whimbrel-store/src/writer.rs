@@ -1,0 +1,181 @@
+//! A writing session: images and blobs go in, a commit makes them a capsule.
+//!
+//! The session holds a lease from begin to end, so that collection leaves alone what it wrote and what it found there
+//! already. A commit is: flush (packs durable, index durable), check that the capsule is whole, set the refs.
+
+use crate::{
+    append::{self, Message},
+    closure,
+    error::{Result, StoreError},
+    files::{Lock, LockMode},
+    image_writer::ImageWriter,
+    lease::{Condemned, Lease, Pinned, Purpose, gate},
+    refs::Expected,
+    store::Store,
+    worker::{self, Batch, Framer, Session},
+};
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, Mutex,
+        mpsc::{SyncSender, sync_channel},
+    },
+    thread::{self, JoinHandle},
+};
+use whimbrel_core::{CapsuleId, Digest, RefName};
+use whimbrel_image::{Manifest, frame::Kind};
+
+/// The threads of a session; they end when the last writer of it is dropped.
+pub(crate) struct Pool {
+    pub(crate) session: Arc<Session>,
+    batches: Option<SyncSender<Batch>>,
+    pack: Option<SyncSender<Message>>,
+    threads: Vec<JoinHandle<()>>,
+    roots: Mutex<HashSet<(Digest, u64)>>,
+}
+
+impl Pool {
+    fn start(session: Arc<Session>) -> Self {
+        let (pack, appender) = append::start(session.inner.clone(), session.lease.id);
+        let workers = session.inner.options.workers.max(1);
+        let (batches, queue) = sync_channel(workers * 2);
+        let queue = Arc::new(Mutex::new(queue));
+        let worker = |_| {
+            let (session, queue, pack) = (session.clone(), queue.clone(), pack.clone());
+            thread::spawn(move || worker::run(session, queue, pack))
+        };
+        let threads = (0..workers).map(worker).chain([appender]).collect();
+        Self { session, batches: Some(batches), pack: Some(pack), threads, roots: Mutex::default() }
+    }
+
+    pub(crate) fn submit(&self, batch: Batch) -> Result<()> {
+        let gone = || StoreError::Latched { action: "worker" };
+        self.batches.as_ref().ok_or_else(gone)?.send(batch).map_err(|_| gone())
+    }
+
+    pub(crate) fn pack(&self) -> SyncSender<Message> {
+        self.pack.clone().expect("the sender lives as long as the pool")
+    }
+
+    pub(crate) fn remember_root(&self, root: Digest, pages: u64) {
+        self.roots.lock().unwrap_or_else(|e| e.into_inner()).insert((root, pages));
+    }
+
+    fn knows_root(&self, root: Digest, pages: u64) -> bool {
+        self.roots.lock().unwrap_or_else(|e| e.into_inner()).contains(&(root, pages))
+    }
+
+    fn flush(&self) -> Result<()> {
+        let gone = || StoreError::Latched { action: "append" };
+        let (reply, answer) = sync_channel(1);
+        self.pack().send(Message::Flush(reply)).map_err(|_| gone())?;
+        answer.recv().map_err(|_| gone())?
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.batches = None;
+        self.pack = None;
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// A writing session. What is not committed when it is dropped is garbage.
+pub struct Writer {
+    store: Store,
+    pool: Arc<Pool>,
+}
+
+impl std::fmt::Debug for Writer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Writer").finish_non_exhaustive()
+    }
+}
+
+impl Store {
+    /// Begins a writing session, with threads of its own.
+    pub fn writer(&self) -> Result<Writer> {
+        let inner = &self.inner;
+        inner.check_latch()?;
+        let _gate = gate(&*inner.files, LockMode::Shared)?;
+        let condemned = Condemned::read(&*inner.files)?;
+        let lease = inner.latching(Lease::new(inner.files.clone(), Purpose::Write, condemned.generation))?;
+        inner.objects.catalog.refresh()?;
+        let session = Session::new(inner.clone(), lease, condemned.ids());
+        Ok(Writer { store: self.clone(), pool: Arc::new(Pool::start(Arc::new(session))) })
+    }
+}
+
+impl Writer {
+    /// Begins an image of `pages` pages: all zeros, or all of `base` (the root of an image as long), until pages are put.
+    /// Several images may be written at once.
+    pub fn image(&self, base: Option<Digest>, pages: u64) -> Result<ImageWriter> {
+        self.pool.session.check()?;
+        if let Some(root) = base {
+            self.hold(root, pages)?;
+        }
+        Ok(ImageWriter::new(self.pool.clone(), base, pages))
+    }
+
+    /// Sees to it that the image is whole and stays so.
+    fn hold(&self, root: Digest, pages: u64) -> Result<()> {
+        if self.pool.knows_root(root, pages) {
+            return self.pool.flush();
+        }
+        let _gate = self.gate()?;
+        if !self.store.refs_hold_image(root, pages)? {
+            closure::check_image(&self.store, Some(root), pages, &mut HashSet::new())?;
+        }
+        self.pool.session.lease.pin(Pinned::Image { root, pages })?;
+        self.pool.remember_root(root, pages);
+        Ok(())
+    }
+
+    fn gate(&self) -> Result<Lock> {
+        gate(&*self.store.inner.files, LockMode::Shared)
+    }
+
+    /// Stores a blob of at most 256 MiB.
+    pub fn put_blob(&self, bytes: &[u8]) -> Result<Digest> {
+        self.put_object(Kind::Blob, bytes)
+    }
+
+    fn put_object(&self, kind: Kind, bytes: &[u8]) -> Result<Digest> {
+        let session = &self.pool.session;
+        session.check()?;
+        let digest = Digest::of(bytes);
+        if session.claim(&digest, &session.inner.objects.catalog.snapshot()) {
+            Framer::new(&session.inner, self.pool.pack()).plain(kind, &[(digest, bytes)], 1)?;
+        }
+        Ok(digest)
+    }
+
+    /// Makes the capsule and points `refs` at it. When this returns, all of it is durable.
+    pub fn commit(&self, manifest: &Manifest, refs: &[RefName]) -> Result<CapsuleId> {
+        let bytes = manifest.encode()?;
+        let id = CapsuleId(self.put_object(Kind::Manifest, &bytes)?);
+        self.pool.flush()?;
+        self.pool.session.check()?;
+        let _gate = self.gate()?;
+        self.check_whole(manifest)?;
+        for name in refs {
+            self.store.write_ref(name, &id, Expected::Anything)?;
+        }
+        drop(_gate);
+        self.store.inner.latching(self.store.inner.objects.catalog.merge())?;
+        Ok(id)
+    }
+
+    fn check_whole(&self, manifest: &Manifest) -> Result<()> {
+        let not_whole = |source| StoreError::NotWhole { source: Box::new(source) };
+        manifest.blobs().try_for_each(|blob| closure::check_object(&self.store, &blob)).map_err(not_whole)?;
+        let mut seen = HashSet::new();
+        for image in &manifest.images {
+            if image.root.is_some_and(|root| !self.pool.knows_root(root, image.pages)) {
+                closure::check_image(&self.store, image.root, image.pages, &mut seen).map_err(not_whole)?;
+            }
+        }
+        Ok(())
+    }
+}
