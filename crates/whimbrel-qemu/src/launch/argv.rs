@@ -13,6 +13,10 @@ use whimbrel_core::Accel;
 
 /// Seconds for which a disk keeps trying to reach its NBD server again, requests waiting: the server is ours and may restart.
 const RECONNECT_DELAY: u32 = 3600;
+/// Every virtio device speaks the older of the two register layouts. The newer one adds the place of 1,024 possible queues to the
+/// state of each device: 45 KB and 0.4 ms at every stop. The features are the same but for those of no use here
+/// (packed rings, an IOMMU).
+const LEGACY: &str = "disable-modern=on,disable-legacy=off";
 const FIRST_NIC_SLOT: usize = 0x08;
 const FIRST_DISK_SLOT: usize = 0x10;
 
@@ -131,10 +135,11 @@ impl LaunchSpec {
 
     fn platform_devices(&self, args: &mut Args) {
         if self.balloon {
-            args.option("-device", "virtio-balloon-pci,id=balloon0,addr=0x2,free-page-reporting=on");
+            let balloon = format!("virtio-balloon-pci,id=balloon0,addr=0x2,free-page-reporting=on,{LEGACY}");
+            args.option("-device", balloon);
         }
-        args.option("-device", "virtio-rng-pci,id=rng0,addr=0x3");
-        args.option("-device", "virtio-serial-pci,id=port0,addr=0x4,max_ports=2");
+        args.option("-device", format!("virtio-rng-pci,id=rng0,addr=0x3,{LEGACY}"));
+        args.option("-device", format!("virtio-serial-pci,id=port0,addr=0x4,max_ports=2,{LEGACY}"));
         args.option(
             "-device",
             "virtserialport,id=guest0-port,bus=port0.0,nr=1,chardev=guest0,name=org.whimbrel.guest.0",
@@ -150,8 +155,9 @@ impl LaunchSpec {
         let netdev = Value::new(format!("stream,id=net{index},server=on,addr.type=unix,addr.path="));
         args.value("-netdev", netdev.path(&self.net_socket(index)));
         // No boot ROM: it would be 256 KiB more of memory outside RAM that travels with every state.
-        let device =
-            format!("virtio-net-pci,id=nic{index},netdev=net{index},mac={mac},addr={slot:#x},romfile=");
+        let device = format!(
+            "virtio-net-pci,id=nic{index},netdev=net{index},mac={mac},addr={slot:#x},romfile=,{LEGACY}"
+        );
         args.option("-device", device);
     }
 
@@ -166,7 +172,10 @@ impl LaunchSpec {
         // The guest never sees trouble of the host's storage: the machine pauses and its owner is told.
         let errors = "werror=stop,rerror=stop";
         let boot = if self.kernel.is_none() { format!(",bootindex={index}") } else { String::new() };
-        args.option("-device", format!("virtio-blk-pci,id={id},drive={id},addr={slot:#x},{errors}{boot}"));
+        args.option(
+            "-device",
+            format!("virtio-blk-pci,id={id},drive={id},addr={slot:#x},{errors},{LEGACY}{boot}"),
+        );
     }
 }
 
