@@ -1,0 +1,107 @@
+//! x86_64, 64-bit mode only.
+//!
+//! The detour is position-dependent code with every value it restores built in, so it needs neither the
+//! stack nor any memory. `syscall` changes only `rax`, `rcx` and `r11` and keeps the flags; `mov` and `jmp`
+//! keep them too. Shadow stacks do not mind: there is no `ret`.
+
+use super::{Detour, ForeignMode};
+
+/// General registers as ptrace gives them (`NT_PRSTATUS`).
+pub(crate) type Registers = libc::user_regs_struct;
+
+/// Room for a detour, in bytes.
+pub(crate) const SLOT: usize = 80;
+
+/// `__USER_CS` of the kernel's `asm/segment.h`: the code segment of 64-bit programs.
+const USER_CS: u64 = 0x33;
+
+// Codes by which the kernel marks a system call that a stop interrupted (include/linux/errno.h).
+const ERESTARTSYS: i64 = -512;
+const ERESTARTNOINTR: i64 = -513;
+const ERESTARTNOHAND: i64 = -514;
+const ERESTART_RESTARTBLOCK: i64 = -516;
+/// Length of the `syscall` instruction.
+const SYSCALL_LEN: u64 = 2;
+
+/// The program counter.
+pub(crate) fn counter(regs: &Registers) -> u64 {
+    regs.rip
+}
+
+/// Code for address `at` that makes system call `number` with one argument in a thread stopped with `regs`,
+/// and then continues as the thread would have without us.
+pub(crate) fn detour(regs: &Registers, at: u64, number: u32, argument: u32) -> Result<Detour, ForeignMode> {
+    if regs.cs != USER_CS {
+        return Err(ForeignMode);
+    }
+    let (rip, rax) = resumption(regs);
+    let mut code = Vec::with_capacity(SLOT);
+    put32(&mut code, &[0xb8], number); // mov eax, number
+    put32(&mut code, &[0xbf], argument); // mov edi, argument
+    code.extend([0x0f, 0x05]); // syscall
+    let returned = at + code.len() as u64;
+    put64(&mut code, &[0x48, 0xb8], rax); // movabs rax, …
+    put64(&mut code, &[0x48, 0xbf], regs.rdi);
+    put64(&mut code, &[0x48, 0xb9], regs.rcx);
+    put64(&mut code, &[0x49, 0xbb], regs.r11);
+    put64(&mut code, &[0xff, 0x25, 0, 0, 0, 0], rip); // jmp [rip + 0], with the address behind it
+    // A negative orig_rax says that no system call is under way, so the kernel leaves rax and rip alone.
+    let start = Registers { rip: at, rax: 0, orig_rax: u64::MAX, ..*regs };
+    Ok(Detour { code, start, returned })
+}
+
+/// Where the thread goes on and with what in `rax`: the kernel's `arch_do_signal_or_restart`, for the case that no
+/// handler runs. The detour must not disturb the thread's restart block, and `userfaultfd` does not.
+fn resumption(regs: &Registers) -> (u64, u64) {
+    if (regs.orig_rax as i64) < 0 {
+        return (regs.rip, regs.rax);
+    }
+    match regs.rax as i64 {
+        ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND => (regs.rip - SYSCALL_LEN, regs.orig_rax),
+        ERESTART_RESTARTBLOCK => (regs.rip - SYSCALL_LEN, libc::SYS_restart_syscall as u64),
+        _ => (regs.rip, regs.rax),
+    }
+}
+
+fn put32(code: &mut Vec<u8>, opcode: &[u8], value: u32) {
+    code.extend(opcode);
+    code.extend(value.to_le_bytes());
+}
+
+fn put64(code: &mut Vec<u8>, opcode: &[u8], value: u64) {
+    code.extend(opcode);
+    code.extend(value.to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stopped(rax: i64, orig_rax: i64) -> Registers {
+        // SAFETY: a structure of plain integers, for which zero is a value.
+        let zero: Registers = unsafe { std::mem::zeroed() };
+        Registers { cs: USER_CS, rip: 0x1000, rax: rax as u64, orig_rax: orig_rax as u64, ..zero }
+    }
+
+    #[test]
+    fn an_interrupted_call_restarts_as_the_kernel_would_restart_it() {
+        let ppoll = libc::SYS_ppoll;
+        assert_eq!(resumption(&stopped(ERESTARTNOHAND, ppoll)), (0xffe, ppoll as u64));
+        assert_eq!(resumption(&stopped(ERESTART_RESTARTBLOCK, ppoll)), (0xffe, 219));
+        assert_eq!(resumption(&stopped(-4, ppoll)), (0x1000, -4_i64 as u64));
+        assert_eq!(
+            resumption(&stopped(ERESTARTSYS, -1)),
+            (0x1000, ERESTARTSYS as u64),
+            "a computed value, no call"
+        );
+    }
+
+    #[test]
+    fn the_detour_fits_its_slot_and_a_32_bit_thread_is_refused() {
+        let made = detour(&stopped(0, -1), 0x2000, 323, 0).unwrap();
+        assert!(made.code.len() <= SLOT);
+        assert_eq!((made.start.rip, made.returned), (0x2000, 0x200c));
+        let compat = Registers { cs: 0x23, ..stopped(0, -1) };
+        assert_eq!(detour(&compat, 0x2000, 323, 0).unwrap_err(), ForeignMode);
+    }
+}

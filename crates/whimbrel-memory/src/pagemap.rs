@@ -1,0 +1,127 @@
+//! `PAGEMAP_SCAN` (Linux 6.7, Documentation/admin-guide/mm/pagemap.rst): finds pages by state, and re-arms write
+//! tracking in the same step, so that no write falls between the two.
+
+use crate::uffd::Span;
+use linux_raw_sys::general as sys;
+use std::{ffi::c_ulong, fs::File, io, os::fd::AsRawFd};
+use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+
+/// `_IOWR('f', 16, struct pm_scan_arg)`.
+const PAGEMAP_SCAN: c_ulong = 0xc060_6610;
+/// Runs taken from the kernel at a time: 96 KiB of answer.
+const BATCH: usize = 4096;
+
+/// Which pages a scan returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scan {
+    /// Written since they were last armed; arms them again. A page that was never armed and is not there counts too,
+    /// since one that was written and then taken out of the page table looks the same.
+    TakeWritten,
+    /// The same for private mappings of a file: a page only read still shows the file, and a page of
+    /// one's own is in memory or swapped out with its mark.
+    TakeWrittenPrivate,
+    /// Private copies, and pages of no file, that are in memory or swapped out.
+    Anonymous,
+}
+
+/// `/proc/PID/pagemap` and the room for the kernel's answers.
+#[derive(Debug)]
+pub(crate) struct Pagemap {
+    file: File,
+    span: Span,
+    regions: Vec<sys::page_region>,
+}
+
+impl Pagemap {
+    pub(crate) fn new(file: File, span: Span) -> Self {
+        Self { file, span, regions: Vec::new() }
+    }
+
+    /// Adds the pages that match to `pages`, a set over the whole span. When it fails midway, what was taken
+    /// so far is in `pages` and nothing is lost.
+    pub(crate) fn scan(&mut self, scan: Scan, pages: &mut PageSet) -> io::Result<()> {
+        let mut from = self.span.start;
+        let end = self.span.start + self.span.bytes;
+        let empty = sys::page_region { start: 0, end: 0, categories: 0 };
+        self.regions.resize(BATCH, empty);
+        while from < end {
+            let (found, walked) = self.call(scan, from, end)?;
+            for region in &self.regions[..found] {
+                let start = (region.start - self.span.start) / PAGE_SIZE as u64;
+                pages.insert_run(PageRun::new(start, (region.end - region.start) / PAGE_SIZE as u64));
+            }
+            if walked <= from {
+                return Err(io::Error::other("the scan does not advance"));
+            }
+            from = walked;
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, scan: Scan, start: u64, end: u64) -> io::Result<(usize, u64)> {
+        let written = u64::from(sys::PAGE_IS_WRITTEN);
+        let file = u64::from(sys::PAGE_IS_FILE);
+        let take = u64::from(sys::PM_SCAN_WP_MATCHING | sys::PM_SCAN_CHECK_WPASYNC);
+        let any = u64::from(sys::PAGE_IS_PRESENT | sys::PAGE_IS_SWAPPED);
+        let (flags, inverted, all, any) = match scan {
+            Scan::TakeWritten => (take, 0, written, 0),
+            Scan::TakeWrittenPrivate => (take, file, written | file, any),
+            Scan::Anonymous => (0, file, file, any),
+        };
+        let mut argument = sys::pm_scan_arg {
+            flags,
+            vec: self.regions.as_mut_ptr() as u64,
+            vec_len: self.regions.len() as u64,
+            category_inverted: inverted,
+            category_mask: all,
+            category_anyof_mask: any,
+            // Only what all matches share, so that neighbours come as one region.
+            return_mask: all & written,
+            ..argument(start, end)
+        };
+        // SAFETY: PAGEMAP_SCAN reads and writes one `pm_scan_arg` and writes at most `vec_len` regions at `vec`,
+        // which is the vector that we hold alone.
+        let found = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut argument) };
+        if found < 0 { Err(io::Error::last_os_error()) } else { Ok((found as usize, argument.walk_end)) }
+    }
+}
+
+/// Whether write tracking that needs no answers (`WP_ASYNC`) is registered for the first page of `span`.
+pub(crate) fn is_tracked(pagemap: &File, span: Span) -> io::Result<bool> {
+    let mut region = sys::page_region { start: 0, end: 0, categories: 0 };
+    let allowed = u64::from(sys::PAGE_IS_WPALLOWED);
+    let mut argument = sys::pm_scan_arg {
+        vec: &raw mut region as u64,
+        vec_len: 1,
+        category_mask: allowed,
+        return_mask: allowed,
+        ..argument(span.start, span.start + PAGE_SIZE as u64)
+    };
+    // SAFETY: PAGEMAP_SCAN reads and writes one `pm_scan_arg` and writes at most one region at `vec`, a live local.
+    let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut argument) };
+    if found < 0 { Err(io::Error::last_os_error()) } else { Ok(found > 0) }
+}
+
+fn argument(start: u64, end: u64) -> sys::pm_scan_arg {
+    sys::pm_scan_arg {
+        size: size_of::<sys::pm_scan_arg>() as u64,
+        flags: 0,
+        start,
+        end,
+        walk_end: 0,
+        vec: 0,
+        vec_len: 0,
+        max_pages: 0,
+        category_inverted: 0,
+        category_mask: 0,
+        category_anyof_mask: 0,
+        return_mask: 0,
+    }
+}
+
+/// Whether the kernel knows the request, asked about a page of our own.
+pub(crate) fn is_offered() -> io::Result<()> {
+    let local = 0_u8;
+    let start = &raw const local as u64 & !(PAGE_SIZE as u64 - 1);
+    is_tracked(&File::open("/proc/self/pagemap")?, Span { start, bytes: PAGE_SIZE as u64 }).map(|_| ())
+}

@@ -1,0 +1,90 @@
+//! The thread that fetches in the background.
+
+use super::{
+    PagerEnd, Prefetch, Shared,
+    faults::reason,
+    fill::{FillError, Filler, MAX_RUN},
+};
+use std::{
+    sync::{Arc, PoisonError, atomic::Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+use whimbrel_core::PageRun;
+
+/// Niceness: behind the fault thread, the target and everybody else.
+const NICE: i32 = 10;
+/// Pages fetched at a time where the source has no wish: enough for bandwidth, short enough to step aside soon.
+const RUN: u64 = 64;
+/// Longest wait for a fault that is being served (its source may hang, and ours may not).
+const STEP_ASIDE: Duration = Duration::from_millis(20);
+const NAP: Duration = Duration::from_micros(50);
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(200);
+
+pub(super) fn run(shared: Arc<Shared>) {
+    // On Linux this sets the calling thread. Refused, the thread works all the same.
+    let _ = rustix::process::setpriority_process(None, NICE);
+    let mut filler = Filler::new(shared.clone());
+    while let Some(run) = next_run(&shared) {
+        step_aside(&shared);
+        match filler.run(run) {
+            Ok(()) => done(&shared, run),
+            Err(FillError::TargetEnded) => return shared.end(PagerEnd::TargetEnded),
+            Err(error) => pause(&shared, &error),
+        }
+    }
+}
+
+/// Waits for work; `None` when the pager ends.
+fn next_run(shared: &Shared) -> Option<PageRun> {
+    let mut progress = shared.progress();
+    loop {
+        if shared.stopped() {
+            return None;
+        }
+        if progress.state.prefetch == Prefetch::Running {
+            match progress.wanted.runs().next() {
+                Some(wanted) => {
+                    drop(progress);
+                    return Some(widened(shared, wanted));
+                }
+                None => {
+                    progress.state.prefetch = Prefetch::Idle;
+                    shared.changed.notify_all();
+                }
+            }
+        }
+        progress = shared.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+/// The wanted run's beginning, with the rest of its last page's frame: no frame is fetched twice.
+fn widened(shared: &Shared, wanted: PageRun) -> PageRun {
+    let last = wanted.start + wanted.len.min(RUN) - 1;
+    let frame = shared.lazy.source.preferred_run(last);
+    let end = frame.start.saturating_add(frame.len).max(last + 1).min(shared.inner.page_count());
+    PageRun::new(wanted.start, (end - wanted.start).min(MAX_RUN))
+}
+
+fn done(shared: &Shared, run: PageRun) {
+    let mut progress = shared.progress();
+    progress.wanted.remove_run(run);
+    if progress.wanted.is_empty() && progress.state.prefetch == Prefetch::Running {
+        progress.state.prefetch = Prefetch::Idle;
+        shared.changed.notify_all();
+    }
+}
+
+fn step_aside(shared: &Shared) {
+    let until = Instant::now() + STEP_ASIDE;
+    while shared.busy.load(Ordering::Acquire) && !shared.stopped() && Instant::now() < until {
+        thread::sleep(NAP);
+    }
+}
+
+fn pause(shared: &Shared, error: &FillError) {
+    shared.set_stalled(Some(reason(error)));
+    let waits = |_: &mut super::Progress| !shared.stopped();
+    let waited = shared.changed.wait_timeout_while(shared.progress(), PAUSE_AFTER_FAILURE, waits);
+    drop(waited.unwrap_or_else(PoisonError::into_inner));
+}

@@ -1,0 +1,157 @@
+//! One process, held by a pidfd so that its number cannot come to mean another one, and what `/proc` tells of it.
+
+use crate::AttachError;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open},
+};
+use std::{
+    fs::{self, File},
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
+};
+
+/// The process whose memory we attach to.
+#[derive(Debug)]
+pub(crate) struct Process {
+    id: Pid,
+    pidfd: OwnedFd,
+}
+
+/// One line of `/proc/PID/maps`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Mapping {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) readable: bool,
+    pub(crate) executable: bool,
+    pub(crate) shared: bool,
+    pub(crate) offset: u64,
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+    pub(crate) name: String,
+}
+
+impl Process {
+    /// Opens the running process `pid`.
+    pub(crate) fn open(pid: i32) -> Result<Self, AttachError> {
+        let id = Pid::from_raw(pid).filter(|_| pid > 0).ok_or(AttachError::Gone { pid })?;
+        let pidfd = pidfd_open(id, PidfdFlags::empty()).map_err(|e| match e {
+            rustix::io::Errno::INVAL => AttachError::Gone { pid },
+            e => AttachError::io(pid, "open a descriptor")(e.into()),
+        })?;
+        let process = Self { id, pidfd };
+        process.alive()?;
+        Ok(process)
+    }
+
+    pub(crate) fn id(&self) -> Pid {
+        self.id
+    }
+
+    pub(crate) fn number(&self) -> i32 {
+        self.id.as_raw_nonzero().get()
+    }
+
+    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Whether it has ended (a zombie has).
+    pub(crate) fn has_ended(&self) -> bool {
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
+    pub(crate) fn alive(&self) -> Result<(), AttachError> {
+        if self.has_ended() { Err(AttachError::Gone { pid: self.number() }) } else { Ok(()) }
+    }
+
+    /// Our own copy of descriptor `fd` of the process.
+    pub(crate) fn descriptor(&self, fd: RawFd) -> Result<OwnedFd, AttachError> {
+        pidfd_getfd(&self.pidfd, fd, PidfdGetfdFlags::empty())
+            .map_err(|e| AttachError::io(self.number(), "fetch a descriptor")(e.into()))
+    }
+
+    /// A file of the process's folder in `/proc`, open for reading.
+    pub(crate) fn file(&self, name: &str) -> Result<File, AttachError> {
+        let file = File::open(format!("/proc/{}/{name}", self.number()));
+        let file = file.map_err(AttachError::io(self.number(), "open the /proc files"))?;
+        self.alive().map(|()| file)
+    }
+
+    /// Its mappings in ascending order.
+    pub(crate) fn mappings(&self) -> Result<Vec<Mapping>, AttachError> {
+        let text = self.text("maps")?;
+        Ok(text.lines().filter_map(parse_mapping).collect())
+    }
+
+    /// State letter of the main thread, and its tracer if there is one.
+    pub(crate) fn state(&self) -> Result<(char, Option<i32>), AttachError> {
+        let text = self.text("status")?;
+        let field = |name| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let letter = field("State:").and_then(|value| value.chars().next()).unwrap_or('?');
+        Ok((letter, field("TracerPid:").and_then(|value| value.parse().ok()).filter(|by| *by != 0)))
+    }
+
+    /// The userfaultfds the process holds, by number.
+    pub(crate) fn userfaultfds(&self) -> Result<Vec<RawFd>, AttachError> {
+        let folder = format!("/proc/{}/fd", self.number());
+        let entries = fs::read_dir(folder).map_err(AttachError::io(self.number(), "list the descriptors"))?;
+        let is_ours = |entry: &fs::DirEntry| {
+            fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:[userfaultfd]")
+        };
+        let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+        let mut fds: Vec<_> = entries.filter_map(Result::ok).filter(is_ours).filter_map(number).collect();
+        fds.sort_unstable();
+        Ok(fds)
+    }
+
+    fn text(&self, name: &str) -> Result<String, AttachError> {
+        let read = |mut file: File| io::read_to_string(&mut file);
+        read(self.file(name)?).map_err(AttachError::io(self.number(), "read the /proc files"))
+    }
+}
+
+fn parse_mapping(line: &str) -> Option<Mapping> {
+    let mut fields = line.splitn(6, ' ');
+    let (start, end) = fields.next()?.split_once('-')?;
+    let rights = fields.next()?.as_bytes();
+    let hex = |text| u64::from_str_radix(text, 16).ok();
+    let offset = hex(fields.next()?)?;
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let device = rustix::fs::makedev(hex(major)? as u32, hex(minor)? as u32);
+    let inode = fields.next()?.parse().ok()?;
+    let name = fields.next().unwrap_or("").trim().to_owned();
+    let (readable, executable) = (rights.first() == Some(&b'r'), rights.get(2) == Some(&b'x'));
+    let shared = rights.get(3) == Some(&b's');
+    Some(Mapping {
+        start: hex(start)?,
+        end: hex(end)?,
+        readable,
+        executable,
+        shared,
+        offset,
+        device,
+        inode,
+        name,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_mappings_is_read_with_blanks_in_its_name() {
+        let line = "7f00-8f00 rw-s 00001000 fd:02 77                         /dev/shm/a b (deleted)";
+        let mapping = parse_mapping(line).unwrap();
+        assert_eq!((mapping.start, mapping.end, mapping.offset, mapping.inode), (0x7f00, 0x8f00, 0x1000, 77));
+        assert!(mapping.shared && mapping.readable && !mapping.executable);
+        assert_eq!(
+            (mapping.name.as_str(), mapping.device),
+            ("/dev/shm/a b (deleted)", rustix::fs::makedev(0xfd, 2))
+        );
+        assert_eq!(parse_mapping("nonsense"), None);
+    }
+}

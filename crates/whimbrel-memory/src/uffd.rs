@@ -1,0 +1,155 @@
+//! Our copy of a userfaultfd that lives in another process (`userfaultfd(2)`, `ioctl_userfaultfd(2)`).
+//!
+//! The descriptor acts on the address space it was made in, whoever calls it; every address here is one of the target.
+
+use linux_raw_sys::{general as sys, ioctl};
+use std::{
+    ffi::c_ulong,
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+};
+
+/// A range of the target's addresses in whole pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) start: u64,
+    pub(crate) bytes: u64,
+}
+
+/// What tracking and lazy pages need of the kernel.
+pub(crate) const FEATURES: u32 =
+    sys::UFFD_FEATURE_WP_ASYNC | sys::UFFD_FEATURE_WP_UNPOPULATED | sys::UFFD_FEATURE_MISSING_SHMEM;
+
+/// How a fill attempt ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Filled {
+    /// This many bytes from the start were copied; all, unless something stood in the way behind them.
+    Bytes(usize),
+    /// The first page is there already.
+    Present,
+    /// The address space is being changed (a fork, an unmap): try again.
+    Again,
+}
+
+/// A userfaultfd.
+#[derive(Debug)]
+pub(crate) struct Userfaultfd(OwnedFd);
+
+impl Userfaultfd {
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
+    /// The handshake, which makes the descriptor usable. Once only.
+    pub(crate) fn handshake(&self, features: u32) -> io::Result<()> {
+        let mut api = sys::uffdio_api { api: sys::UFFD_API.into(), features: features.into(), ioctls: 0 };
+        // SAFETY: UFFDIO_API reads and writes one `uffdio_api`.
+        unsafe { self.call(ioctl::UFFDIO_API, &mut api) }
+    }
+
+    /// Registers `span` for write tracking, and for missing pages if `missing`. Harmless when it is registered here
+    /// already; `EBUSY` when it is with another userfaultfd.
+    pub(crate) fn register(&self, span: Span, missing: bool) -> io::Result<()> {
+        let missing = if missing { sys::UFFDIO_REGISTER_MODE_MISSING } else { 0 };
+        let mode = u64::from(sys::UFFDIO_REGISTER_MODE_WP | missing);
+        let mut register = sys::uffdio_register { range: span.into(), mode, ioctls: 0 };
+        // SAFETY: UFFDIO_REGISTER reads and writes one `uffdio_register`.
+        unsafe { self.call(ioctl::UFFDIO_REGISTER, &mut register) }
+    }
+
+    /// Ends the registration of `span`; every fault waiting in it is tried again by the kernel.
+    pub(crate) fn unregister(&self, span: Span) -> io::Result<()> {
+        // SAFETY: UFFDIO_UNREGISTER reads one `uffdio_range`.
+        unsafe { self.call(ioctl::UFFDIO_UNREGISTER, &mut sys::uffdio_range::from(span)) }
+    }
+
+    /// Lets every thread that waits for a page of `span` try again.
+    pub(crate) fn wake(&self, span: Span) -> io::Result<()> {
+        // SAFETY: UFFDIO_WAKE reads one `uffdio_range`.
+        unsafe { self.call(ioctl::UFFDIO_WAKE, &mut sys::uffdio_range::from(span)) }
+    }
+
+    /// Marks every page of `span`, there or not, as not written.
+    pub(crate) fn protect(&self, span: Span) -> io::Result<()> {
+        const MODE_WP: u64 = 1; // UFFDIO_WRITEPROTECT_MODE_WP of linux/userfaultfd.h
+        let mut protect = sys::uffdio_writeprotect { range: span.into(), mode: MODE_WP };
+        // SAFETY: UFFDIO_WRITEPROTECT reads one `uffdio_writeprotect`.
+        unsafe { self.call(ioctl::UFFDIO_WRITEPROTECT, &mut protect) }
+    }
+
+    /// Puts `content` where nothing is at address `at`, marked as not written, and wakes who waits for it.
+    pub(crate) fn copy(&self, at: u64, content: &[u8]) -> io::Result<Filled> {
+        let mut copy = sys::uffdio_copy {
+            dst: at,
+            src: content.as_ptr() as u64,
+            len: content.len() as u64,
+            mode: sys::UFFDIO_COPY_MODE_WP.into(),
+            copy: 0,
+        };
+        // SAFETY: UFFDIO_COPY reads and writes one `uffdio_copy`, and reads `len` bytes at `src`, which is `content`.
+        match unsafe { self.call(ioctl::UFFDIO_COPY, &mut copy) } {
+            Ok(()) => Ok(Filled::Bytes(content.len())),
+            Err(_) if copy.copy > 0 => Ok(Filled::Bytes(copy.copy as usize)),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EEXIST) => Ok(Filled::Present),
+                Some(libc::EAGAIN) => Ok(Filled::Again),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Appends the addresses of waiting faults to `out`, as many as one read gives. Does not block.
+    pub(crate) fn faults(&self, out: &mut Vec<u64>) -> io::Result<()> {
+        const BATCH: usize = 64;
+        // SAFETY: a structure of plain integers and a union of them, for which zero is a value.
+        let mut messages: [sys::uffd_msg; BATCH] = unsafe { std::mem::zeroed() };
+        let bytes = size_of_val(&messages);
+        // SAFETY: the pointer and length are those of `messages`, in which any bytes make a value.
+        let got = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut messages).cast(), bytes) };
+        if got < 0 {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::WouldBlock { Ok(()) } else { Err(error) };
+        }
+        let whole = got as usize / size_of::<sys::uffd_msg>();
+        let faults = messages[..whole].iter().filter(|m| u32::from(m.event) == sys::UFFD_EVENT_PAGEFAULT);
+        // SAFETY: the event says which member of the union the kernel filled, and it is this one.
+        out.extend(faults.map(|m| unsafe { m.arg.pagefault.address }));
+        Ok(())
+    }
+
+    /// # Safety
+    /// `request` must be one that reads and writes at most a `T`, apart from what the fields of `T` point to, and
+    /// those must be valid for it.
+    unsafe fn call<T>(&self, request: u32, argument: &mut T) -> io::Result<()> {
+        // SAFETY: the caller vouches that the request fits the argument, which is live and ours alone.
+        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), c_ulong::from(request), &raw mut *argument) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+impl AsFd for Userfaultfd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<Span> for sys::uffdio_range {
+    fn from(span: Span) -> Self {
+        Self { start: span.start, len: span.bytes }
+    }
+}
+
+/// A userfaultfd of our own process, for asking what the kernel can do. With the features it offers.
+pub(crate) fn offered() -> io::Result<u64> {
+    // SAFETY: the call takes flags and no pointers.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call just returned this descriptor, and nothing else owns it.
+    let own = Userfaultfd(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd as i32) });
+    let mut api = sys::uffdio_api { api: sys::UFFD_API.into(), features: 0, ioctls: 0 };
+    // SAFETY: UFFDIO_API reads and writes one `uffdio_api`.
+    unsafe { own.call(ioctl::UFFDIO_API, &mut api) }?;
+    Ok(api.features)
+}

@@ -1,0 +1,166 @@
+//! The other process of the tests: a target that maps memory and does what it is told, line by line on its standard
+//! input, answering each line with one; or a tracer that attaches to one and may be killed while it does.
+//!
+//! Not part of the product.
+
+use std::{
+    fs::File,
+    io::{BufRead, Write},
+    os::fd::AsRawFd,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::Duration,
+};
+use whimbrel_memory::{Attachment, Mode, RamTarget};
+
+const PAGE: usize = 4096;
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["serve", kind, path, pages] => serve(kind, path, pages.parse().expect("pages")),
+        ["compute"] => compute(),
+        ["attach", pid, path] => attach(pid.parse().expect("pid"), path),
+        _ => panic!("unknown arguments {args:?}"),
+    }
+}
+
+/// Maps memory and serves `write PAGE BYTE`, `sum PAGE`, `writers …`; prints the address first.
+fn serve(kind: &str, path: &str, pages: usize) {
+    let (flags, fd) = match kind {
+        "shared" => (libc::MAP_SHARED, open(path)),
+        "private" => (libc::MAP_PRIVATE, open(path)),
+        _ => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None),
+    };
+    let raw = fd.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+    // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing of ours.
+    let base = unsafe {
+        libc::mmap(std::ptr::null_mut(), pages * PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, raw, 0)
+    };
+    assert_ne!(base, libc::MAP_FAILED);
+    // SAFETY: the mapping was just made for so many pages and is never unmapped.
+    unsafe { libc::madvise(base, pages * PAGE, libc::MADV_NOHUGEPAGE) };
+    let at = |page: usize| {
+        assert!(page < pages);
+        // SAFETY: inside the mapping, by the assertion.
+        unsafe { base.cast::<u8>().add(page * PAGE) }
+    };
+    println!("{base:p}");
+    for line in std::io::stdin().lock().lines() {
+        let line = line.expect("a line");
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |at: usize| words[at].parse::<usize>().expect("a number");
+        let answer = match words[0] {
+            // SAFETY: a volatile write of one byte inside the mapping.
+            "write" => unsafe {
+                at(number(1)).add(17).write_volatile(number(2) as u8);
+                0
+            },
+            // SAFETY: volatile reads of one page inside the mapping.
+            "sum" => unsafe {
+                let page = at(number(1));
+                (0..PAGE).fold(0_u64, |sum, i| sum.rotate_left(5) ^ u64::from(page.add(i).read_volatile()))
+            },
+            word => panic!("unknown word {word}"),
+        };
+        println!("{answer}");
+    }
+}
+
+fn open(path: &str) -> Option<File> {
+    Some(File::options().read(true).write(true).open(path).expect("open the RAM file"))
+}
+
+static DONE: AtomicBool = AtomicBool::new(false);
+static TICKS: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn tick(_: i32) {
+    TICKS.fetch_add(1, Ordering::Relaxed);
+}
+
+extern "C" fn finish(_: i32) {
+    DONE.store(true, Ordering::Relaxed);
+}
+
+/// Computes with floating point and blocks in system calls by turns, until SIGTERM; then checks that every
+/// result and every sleep was what it is undisturbed. Exit code 0 says so.
+fn compute() {
+    for (signal, handler) in [(libc::SIGUSR1, tick as extern "C" fn(i32)), (libc::SIGTERM, finish)] {
+        // SAFETY: both handlers only touch atomics. No SA_RESTART, so a signal ends a sleep, as one would notice.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handler as *const () as usize;
+            assert_eq!(libc::sigaction(signal, &raw const action, std::ptr::null_mut()), 0);
+        }
+    }
+    let expected = numbers();
+    println!("ready");
+    std::io::stdout().flush().expect("flush");
+    let mut rounds = 0_u64;
+    while !DONE.load(Ordering::Relaxed) {
+        assert_eq!(numbers(), expected, "a register was disturbed");
+        blocked(rounds);
+        rounds += 1;
+    }
+    println!("{rounds} {}", TICKS.load(Ordering::Relaxed));
+}
+
+/// A sum that keeps many vector registers live.
+fn numbers() -> [u64; 8] {
+    let mut lanes = [1.0_f64, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7];
+    for step in 0..2000 {
+        for lane in &mut lanes {
+            *lane = (*lane * 1.000_001 + f64::from(step)).sqrt() + 1.0;
+        }
+    }
+    lanes.map(f64::to_bits)
+}
+
+/// One of three calls that restart in three different ways. EINTR is right only when a signal came.
+fn blocked(round: u64) {
+    let before = TICKS.load(Ordering::Relaxed);
+    let wait = libc::timespec { tv_sec: 0, tv_nsec: 3_000_000 };
+    // SAFETY: calls that read the structures given, which are live locals, and an empty list of descriptors.
+    let result = unsafe {
+        match round % 3 {
+            0 => libc::nanosleep(&raw const wait, std::ptr::null_mut()),
+            1 => {
+                let mut mask: libc::sigset_t = std::mem::zeroed();
+                libc::sigfillset(&raw mut mask);
+                libc::sigdelset(&raw mut mask, libc::SIGUSR1);
+                libc::ppoll(std::ptr::null_mut(), 0, &raw const wait, &raw const mask)
+            }
+            _ => libc::poll(std::ptr::null_mut(), 0, 3),
+        }
+    };
+    if result != 0 {
+        let error = std::io::Error::last_os_error();
+        assert_eq!(error.raw_os_error(), Some(libc::EINTR));
+        let signalled = TICKS.load(Ordering::Relaxed) > before || DONE.load(Ordering::Relaxed);
+        assert!(signalled, "call {} was cut short without a signal", round % 3);
+    }
+    let mut mask: libc::sigset_t = {
+        // SAFETY: a signal set of plain integers, for which zero is a value.
+        unsafe { std::mem::zeroed() }
+    };
+    // SAFETY: asks for the mask of this thread into a live local.
+    let blocked = unsafe {
+        libc::sigprocmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut mask);
+        libc::sigismember(&raw const mask, libc::SIGTERM)
+    };
+    assert_eq!(blocked, 0, "a temporary signal mask was left in place");
+}
+
+/// Attaches, says so, and waits to be killed.
+fn attach(pid: i32, path: &str) {
+    let target = match path.split_once("+") {
+        Some((start, bytes)) => {
+            let start = u64::from_str_radix(start.trim_start_matches("0x"), 16).expect("an address");
+            RamTarget::Range(start, bytes.parse().expect("bytes"))
+        }
+        None => RamTarget::Path(path.into()),
+    };
+    let mode = if path.contains("lazy") { Mode::Lazy } else { Mode::Track };
+    let attachment = Attachment::attach(pid, target, mode).expect("attach");
+    println!("attached {}", attachment.page_count());
+    std::thread::sleep(Duration::from_secs(600));
+}
