@@ -1,0 +1,126 @@
+//! The overlay's files: what may be opened, by whom, and what is refused.
+
+use std::{fs, sync::Arc};
+use whimbrel_block::{
+    BlockError, Cow, Device, Extent, ExtentKind, MemDevice, OverlayError, OverlayPlace, ZeroDevice,
+};
+use whimbrel_core::Digest;
+
+const SIZE: u64 = 1 << 20;
+
+fn place(dir: &tempfile::TempDir) -> OverlayPlace {
+    OverlayPlace { dir: dir.path().join("overlay"), live_dir: dir.path().join("live") }
+}
+
+fn create(place: &OverlayPlace) -> Result<Cow, OverlayError> {
+    Cow::create(place, Arc::new(ZeroDevice { size: SIZE }), Digest([1; 32]))
+}
+
+fn open(place: &OverlayPlace, size: u64, base: Digest) -> Result<Cow, OverlayError> {
+    Cow::open(place, Arc::new(ZeroDevice { size }), base)
+}
+
+#[test]
+fn an_overlay_in_use_is_not_opened_twice_nor_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = place(&dir);
+    let cow = create(&place).unwrap();
+    assert!(matches!(open(&place, SIZE, Digest([1; 32])), Err(OverlayError::InUse { .. })));
+    assert!(matches!(place.remove(), Err(OverlayError::InUse { .. })));
+    drop(cow);
+    assert!(matches!(create(&place), Err(OverlayError::Exists { .. })));
+    place.remove().unwrap();
+    assert!(!place.dir.exists());
+    assert_eq!(fs::read_dir(&place.live_dir).unwrap().count(), 0);
+    create(&place).unwrap();
+}
+
+#[test]
+fn an_overlay_over_another_base_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = place(&dir);
+    drop(create(&place).unwrap());
+    assert!(matches!(open(&place, SIZE, Digest([2; 32])), Err(OverlayError::OtherBase { .. })));
+    assert!(matches!(open(&place, SIZE * 2, Digest([1; 32])), Err(OverlayError::OtherBase { .. })));
+    assert!(matches!(open(&place, SIZE + 512, Digest([1; 32])), Err(OverlayError::BaseSize { .. })));
+    open(&place, SIZE, Digest([1; 32])).unwrap();
+}
+
+#[test]
+fn a_damaged_bitmap_is_refused_and_not_guessed_at() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = place(&dir);
+    drop(create(&place).unwrap());
+    let owned = place.dir.join("owned");
+    let whole = fs::read(&owned).unwrap();
+    for len in [0, 100, 4096, whole.len() - 1] {
+        fs::write(&owned, &whole[..len]).unwrap();
+        assert!(open(&place, SIZE, Digest([1; 32])).is_err(), "{len} bytes");
+    }
+    let mut damaged = whole.clone();
+    damaged[50] ^= 1;
+    fs::write(&owned, &damaged).unwrap();
+    assert!(matches!(open(&place, SIZE, Digest([1; 32])), Err(OverlayError::Header { .. })));
+    fs::write(&owned, &whole).unwrap();
+    open(&place, SIZE, Digest([1; 32])).unwrap();
+}
+
+#[test]
+fn a_live_bitmap_of_another_boot_does_not_count() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = place(&dir);
+    let cow = create(&place).unwrap();
+    cow.write_at(0, &[1; 4096]).unwrap();
+    cow.flush().unwrap();
+    let live = fs::read_dir(&place.live_dir).unwrap().next().unwrap().unwrap().path();
+    let of_this_boot = fs::read(&live).unwrap();
+    assert_ne!(of_this_boot[32..48], [0; 16], "the boot id");
+    cow.write_at(8192, &[2; 4096]).unwrap();
+    drop(cow);
+    // What another boot would have left: the same header but for the boot id, checksum included.
+    let mut other = fs::read(&live).unwrap();
+    other[32] ^= 1;
+    let sum = xxhash_rust::xxh3::xxh3_64(&other[..4088]);
+    other[4088..4096].copy_from_slice(&sum.to_le_bytes());
+    fs::write(&live, &other).unwrap();
+    let cow = open(&place, SIZE, Digest([1; 32])).unwrap();
+    assert_eq!(cow.owned().iter().collect::<Vec<_>>(), [0], "page 2 was never flushed");
+    let mut page = [9; 4096];
+    cow.read_at(8192, &mut page).unwrap();
+    assert_eq!(page, [0; 4096]);
+}
+
+#[test]
+fn writers_of_different_parts_of_one_page_do_not_lose_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Arc::new(MemDevice::new(vec![0xBB; SIZE as usize]));
+    let cow = Cow::create(&place(&dir), base, Digest([1; 32])).unwrap();
+    std::thread::scope(|scope| {
+        for part in 0..8u64 {
+            let cow = &cow;
+            scope.spawn(move || {
+                for page in 0..SIZE / 4096 {
+                    cow.write_at(page * 4096 + part * 500, &[part as u8 + 1; 500]).unwrap();
+                }
+            });
+        }
+    });
+    let mut content = vec![0; SIZE as usize];
+    cow.read_at(0, &mut content).unwrap();
+    for (index, page) in content.chunks(4096).enumerate() {
+        let fine = (0..8).all(|part| page[part * 500..][..500].iter().all(|b| *b == part as u8 + 1));
+        assert!(fine && page[4000..].iter().all(|b| *b == 0xBB), "page {index}");
+    }
+}
+
+#[test]
+fn holes_are_reported_through_both_sides() {
+    let dir = tempfile::tempdir().unwrap();
+    let cow = create(&place(&dir)).unwrap();
+    cow.write_at(40960, &[1; 8192]).unwrap();
+    cow.trim(45056, 4096).unwrap();
+    let hole = |len| Extent { len, kind: ExtentKind::Hole };
+    let data = |len| Extent { len, kind: ExtentKind::Data };
+    assert_eq!(cow.extents(0, SIZE).unwrap(), [hole(40960), data(4096), hole(SIZE - 45056)]);
+    assert!(matches!(cow.extents(1, SIZE), Err(BlockError::OutOfRange { .. })));
+}
