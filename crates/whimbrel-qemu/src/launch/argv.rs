@@ -103,8 +103,6 @@ impl LaunchSpec {
         };
         let ram = Value::new(format!("memory-backend-file,id=ram0,size={mib}M,share={share},mem-path="));
         args.value("-object", ram.path(&self.ram.path));
-        // The device state would otherwise begin with a section that names the machine type; the fast form has none.
-        args.option("-global", "migration.send-configuration=off");
         // A machine that is off stays, so that nobody mistakes its end for a crash, and its disks can still be saved.
         // What a guest does about its own panic is the guest's affair.
         args.option("-action", "shutdown=pause,panic=none");

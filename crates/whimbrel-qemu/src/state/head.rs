@@ -3,7 +3,8 @@
 //! The format (QEMU docs/devel/migration, migration/savevm.c and ram.c), numbers big endian:
 //!
 //! ```text
-//! stream   = "QEVM" u32:3 section* 00 [06 u32:len json]
+//! stream   = "QEVM" u32:3 [config] section* 00 [06 u32:len json]
+//! config   = 07 u32:len machine-type [05 "configuration/capabilities" u32:version u32:count name*]
 //! section  = 01 u32:id name u32:instance u32:version DATA footer      START, here only of "ram"
 //!          | 02 u32:id DATA footer | 03 u32:id DATA footer            PART, END of the same
 //!          | 04 u32:id name u32:instance u32:version DATA footer      FULL: a device
@@ -14,6 +15,7 @@
 //! record   = u64:offset|flags [name, unless flag 20] (flag 02: u8 fill | flag 08: 4096 bytes)
 //! ```
 //!
+//! Names are text after its length in one byte, that of the capabilities too.
 //! The `address` is there because the capability `x-ignore-shared` is on, which also leaves the shared guest RAM out of the
 //! records. What remains are the small blocks (BIOS, option ROMs, ACPI tables), which a target does not load by itself: without
 //! them a machine runs on and then hangs at its next reboot. The data of device sections cannot be parsed
@@ -39,6 +41,8 @@ const START: u8 = 0x01;
 const PART: u8 = 0x02;
 const END: u8 = 0x03;
 pub(super) const FULL: u8 = 0x04;
+const SUBSECTION: u8 = 0x05;
+const CONFIGURATION: u8 = 0x07;
 const COMMAND: u8 = 0x08;
 const FOOTER: u8 = 0x7e;
 
@@ -110,7 +114,7 @@ pub struct RamBlock {
 pub struct Head {
     /// The stream as it is written.
     bytes: Vec<u8>,
-    /// The section that announces the blocks, and what comes before it, as it was.
+    /// The configuration, the section that announces the blocks and commands before it, as they were.
     lead: Vec<u8>,
     /// Commands between the memory and the devices, as they were.
     commands: Vec<u8>,
@@ -202,6 +206,7 @@ impl Cut {
         if parser.from.take(MAGIC.len())? != MAGIC {
             return Err(StreamError::Magic);
         }
+        parser.configuration()?;
         parser.start()?;
         let lead = stream[..parser.from.at()].to_vec();
         let commands = parser.memory(stream)?;
@@ -228,6 +233,28 @@ struct Parser<'a> {
 impl Parser<'_> {
     fn unexpected<T>(&self, what: &'static str, value: impl Into<u64>) -> Result<T, StreamError> {
         Err(StreamError::Unexpected { what, value: value.into(), at: self.from.at() as u64 })
+    }
+
+    /// What the target compares with its own: machine type and capabilities.
+    fn configuration(&mut self) -> Result<(), StreamError> {
+        if self.from.peek()? != CONFIGURATION {
+            return Ok(());
+        }
+        self.from.u8()?;
+        let len = self.from.u32()?;
+        self.from.take(len as usize)?;
+        while self.from.peek()? == SUBSECTION {
+            self.from.u8()?;
+            if self.from.name()? != "configuration/capabilities" {
+                return self.unexpected("subsection", SUBSECTION);
+            }
+            let _version = self.from.u32()?;
+            // Each takes a byte at least, so a wrong count ends with the stream.
+            for _ in 0..self.from.u32()? {
+                self.from.name()?;
+            }
+        }
+        Ok(())
     }
 
     /// Commands and the START section of `ram`.

@@ -10,6 +10,8 @@ struct Model {
     /// After how many records another section begins.
     split: usize,
     commands: Vec<Vec<u8>>,
+    /// The capabilities it was taken with, if it says so.
+    configuration: Option<Vec<u8>>,
 }
 
 fn model() -> impl Strategy<Value = Model> {
@@ -19,7 +21,13 @@ fn model() -> impl Strategy<Value = Model> {
         blocks.into_iter().enumerate().map(named).collect()
     });
     let commands = prop::collection::vec(prop::collection::vec(any::<u8>(), 0..9), 0..3);
-    (blocks, 1..9usize, commands).prop_map(|(blocks, split, commands)| Model { blocks, split, commands })
+    let configuration = prop::option::of(prop::collection::vec(0..20u8, 0..3));
+    (blocks, 1..9usize, commands, configuration).prop_map(|(blocks, split, commands, configuration)| Model {
+        blocks,
+        split,
+        commands,
+        configuration,
+    })
 }
 
 /// A page of the model: a fill byte, or none for one of mixed contents.
@@ -42,6 +50,15 @@ fn close(out: &mut Vec<u8>) {
 
 fn encode(model: &Model) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
+    if let Some(capabilities) = &model.configuration {
+        out.extend(b"\x07\0\0\0\x03q35");
+        out.extend(b"\x05\x1aconfiguration/capabilities\0\0\0\x01");
+        out.extend((capabilities.len() as u32).to_be_bytes());
+        for len in capabilities {
+            out.push(*len);
+            out.extend(vec![b'c'; usize::from(*len)]);
+        }
+    }
     open(&mut out, START);
     out.extend(b"\x03ram\0\0\0\0\0\0\0\x04");
     let total: usize = model.blocks.iter().map(|(_, pages, _)| pages.len() * PAGE_SIZE).sum();
