@@ -1,0 +1,70 @@
+//! Capsules for people: a row, a page, the difference of two.
+
+use crate::table::{ago, fields, table};
+use whimbrel_api::{CapsuleDiff, CapsuleInfo};
+use whimbrel_core::{ByteSize, PAGE_SIZE, RefName};
+
+/// All capsules as a table.
+pub(crate) fn list(capsules: &[CapsuleInfo]) -> String {
+    let rows = capsules.iter().map(|capsule| {
+        [
+            capsule.id.short(),
+            names(capsule),
+            capsule.machine.to_string(),
+            kind(capsule).to_owned(),
+            capsule.memory.to_string(),
+            capsule.stored.map(|size| size.to_string()).unwrap_or_default(),
+            capsule.host.to_string(),
+            ago(capsule.time_ms),
+        ]
+    });
+    let header = ["ID", "NAMES", "MACHINE", "KIND", "MEMORY", "STORED", "HOST", "AGE"];
+    table(header, rows, "no capsules; take one with `whimbrel checkpoint NAME`")
+}
+
+/// `before-upgrade, web`.
+pub(crate) fn names(capsule: &CapsuleInfo) -> String {
+    capsule.names.iter().map(RefName::as_str).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether it resumes or boots.
+pub(crate) fn kind(capsule: &CapsuleInfo) -> &'static str {
+    if capsule.active { "active" } else { "inactive" }
+}
+
+/// Everything about one capsule.
+pub(crate) fn page(capsule: &CapsuleInfo) -> String {
+    let parents: Vec<_> = capsule.parents.iter().map(|parent| parent.short()).collect();
+    let mut pairs = vec![
+        ("capsule", capsule.id.to_string()),
+        ("names", names(capsule)),
+        ("machine", capsule.machine.to_string()),
+        ("kind", kind(capsule).to_owned()),
+        ("taken on", format!("{}, {} ago", capsule.host, ago(capsule.time_ms))),
+        ("memory", capsule.memory.to_string()),
+        ("parents", parents.join(", ")),
+    ];
+    pairs.extend(capsule.stored.map(|size| ("stored", size.to_string())));
+    pairs.extend(capsule.labels.iter().map(|(key, value)| ("label", format!("{key}={value}"))));
+    let images =
+        capsule.images.iter().map(|image| [image.name.clone(), size(image.pages), image.root.short()]);
+    format!("{}\n{}", fields(&pairs), table(["IMAGE", "SIZE", "ROOT"], images, "no images"))
+}
+
+/// What differs between two capsules.
+pub(crate) fn difference(diff: &CapsuleDiff) -> String {
+    let images = diff.images.iter().map(|image| {
+        let pages = image.pages_a.max(image.pages_b);
+        [image.name.clone(), size(pages), size(image.changed), size(image.filled), size(image.emptied)]
+    });
+    let mut text = table(["IMAGE", "SIZE", "CHANGED", "FILLED", "EMPTIED"], images, "no images");
+    for change in &diff.config {
+        let value = |side: &Option<String>| side.clone().unwrap_or_else(|| "-".to_owned());
+        text += &format!("{}: {} -> {}\n", change.field, value(&change.a), value(&change.b));
+    }
+    text
+}
+
+fn size(pages: u64) -> String {
+    ByteSize(pages.saturating_mul(PAGE_SIZE as u64)).to_string()
+}

@@ -1,0 +1,35 @@
+//! `whimbrel checkpoint`.
+
+use crate::{context::Context, failure::Failure, operation, values::Label};
+use whimbrel_api::CheckpointRequest;
+use whimbrel_core::{MachineName, RefName};
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel checkpoint web
+  whimbrel checkpoint web --tag before-upgrade --label ticket=4711
+  whimbrel resume before-upgrade --name web2    have that state run beside the machine";
+
+/// Keep the state of a machine as a capsule; the machine runs on
+///
+/// Copies while the machine runs and stops it only for the last few pages.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The machine
+    name: MachineName,
+    /// Tag for the new capsule
+    #[arg(long)]
+    tag: Option<RefName>,
+    /// Something to write on it (may be given several times)
+    #[arg(long = "label", value_name = "KEY=VALUE")]
+    labels: Vec<Label>,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let labels = self.labels.into_iter().map(|Label(key, value)| (key, value)).collect();
+        let request = CheckpointRequest { tag: self.tag, labels };
+        operation::perform(context, context.client.checkpoint(&self.name, &request)).await
+    }
+}

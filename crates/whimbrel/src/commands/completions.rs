@@ -1,0 +1,26 @@
+//! `whimbrel completions`.
+
+use crate::{cli::Cli, failure::Failure, output};
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel completions bash > /etc/bash_completion.d/whimbrel
+  whimbrel completions fish > ~/.config/fish/completions/whimbrel.fish";
+
+/// Print what a shell needs to complete the words of this command
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The shell
+    shell: Shell,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut Cli::command(), "whimbrel", &mut script);
+        output::write(&script)
+    }
+}

@@ -1,0 +1,27 @@
+//! `whimbrel diff`.
+
+use crate::{capsules, context::Context, failure::Failure};
+use whimbrel_api::CapsuleRef;
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel diff before-upgrade web";
+
+/// Show what differs between two capsules
+///
+/// Changed: content differs. Of that, filled: empty in the first; emptied: empty in the second.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The first: tag, machine (its newest capsule) or id
+    a: CapsuleRef,
+    /// The second
+    b: CapsuleRef,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let diff = context.client.diff(&self.a, &self.b).await?;
+        context.output.result(&diff, capsules::difference)
+    }
+}

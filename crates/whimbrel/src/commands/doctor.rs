@@ -1,0 +1,44 @@
+//! `whimbrel doctor`.
+
+use crate::{
+    context::Context,
+    doctor::{Check, Verdict, checks},
+    failure::Failure,
+    table::table,
+};
+use serde::Serialize;
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel doctor
+  whimbrel doctor --json | jq '.checks[] | select(.verdict != \"ok\")'";
+
+/// Check whether this machine has what Whimbrel needs, and say what to do if not
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {}
+
+/// What is printed.
+#[derive(Debug, Serialize)]
+struct Report {
+    healthy: bool,
+    checks: Vec<Check>,
+}
+
+impl Args {
+    pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
+        let checks = checks(context.client.socket());
+        let (failed, made) =
+            (checks.iter().filter(|check| check.verdict == Verdict::Fail).count(), checks.len());
+        context.output.result(&Report { healthy: failed == 0, checks }, text)?;
+        if failed == 0 { Ok(()) } else { Err(Failure::Unhealthy { failed, checks: made }) }
+    }
+}
+
+fn text(report: &Report) -> String {
+    let rows = report.checks.iter().map(|check| {
+        let fix = check.fix.iter().filter(|_| check.verdict != Verdict::Ok);
+        [check.verdict.to_string(), check.name.to_owned(), check.found.clone(), fix.cloned().collect()]
+    });
+    table(["", "CHECK", "FOUND", "FIX"], rows, "nothing to check")
+}

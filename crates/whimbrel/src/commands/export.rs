@@ -1,0 +1,52 @@
+//! `whimbrel export`.
+
+use crate::{
+    context::Context,
+    failure::Failure,
+    operation,
+    values::{FormatArg, absolute},
+};
+use std::path::PathBuf;
+use whimbrel_api::{CapsuleRef, ExportRequest};
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel export before-upgrade /backup/web.capsule
+  whimbrel export web disk.qcow2
+  whimbrel export web memory.raw --image memory";
+
+/// Write a capsule, or one of its images, to a file
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Tag, machine (its newest capsule) or id
+    capsule: CapsuleRef,
+    /// File to create; it must not exist
+    #[arg(value_parser = absolute)]
+    file: PathBuf,
+    /// What to write; told from the ending of FILE (.raw, .img, .qcow2) unless given
+    #[arg(long, value_enum)]
+    format: Option<FormatArg>,
+    /// Which image, for raw and qcow2; the first disk unless given
+    #[arg(long, value_name = "NAME")]
+    image: Option<String>,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let format = FormatArg::or_from_ending(self.format, &self.file);
+        if self.image.is_some() && format == FormatArg::Capsule {
+            return Err(Failure::Usage {
+                problem: "a capsule is exported with all of its images".to_owned(),
+                hint: "add --format raw or --format qcow2, or leave --image out".to_owned(),
+            });
+        }
+        let request = ExportRequest {
+            capsule: self.capsule,
+            path: self.file,
+            format: format.into(),
+            image: self.image,
+        };
+        operation::perform(context, context.client.export(&request)).await
+    }
+}

@@ -1,0 +1,18 @@
+//! `whimbrel gc`.
+
+use crate::{context::Context, failure::Failure, operation};
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel rm before-upgrade && whimbrel gc";
+
+/// Free what no tag and no machine reaches any more
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        operation::perform(context, context.client.gc()).await
+    }
+}

@@ -1,0 +1,30 @@
+//! `whimbrel key`.
+
+use crate::{context::Context, failure::Failure};
+use serde::Serialize;
+use whimbrel_core::HostName;
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel key
+  ssh alpha whimbrel trust add beta \"$(whimbrel key)\" 10.0.0.2:7400";
+
+/// Print the public key of this host
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {}
+
+/// What is printed.
+#[derive(Debug, Serialize)]
+struct Key {
+    name: HostName,
+    public_key: String,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let host = context.client.host().await?;
+        let key = Key { name: host.name, public_key: host.public_key };
+        context.output.result(&key, |key| format!("{}\n", key.public_key))
+    }
+}

@@ -1,0 +1,62 @@
+//! `whimbrel migrate`.
+
+use crate::{
+    context::Context,
+    failure::Failure,
+    operation,
+    values::{Rate, Span},
+};
+use clap::ValueEnum;
+use whimbrel_api::{MigrateMode, MigrateRequest};
+use whimbrel_core::{HostName, MachineName};
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel migrate web beta
+  whimbrel migrate web beta --downtime-max 30ms --rate-max 400Mbit
+  whimbrel trust add beta KEY 10.0.0.2:7400    before the first time, on both hosts";
+
+/// Move a running machine to another host, disks and all
+///
+/// Until the other host has taken over, every failure and Ctrl-C leave it running here.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The machine
+    name: MachineName,
+    /// Where to; see `whimbrel trust ls`
+    host: HostName,
+    /// How
+    #[arg(long, value_enum, default_value = "live")]
+    mode: ModeArg,
+    /// Copy on until it would stand still no longer than this
+    #[arg(long, value_name = "DURATION")]
+    downtime_max: Option<Span>,
+    /// Use no more of the link than this
+    #[arg(long, value_name = "RATE")]
+    rate_max: Option<Rate>,
+}
+
+/// The two of them, with help.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ModeArg {
+    /// Copy while it runs, stop it for the last round only
+    Live,
+    /// Stop it, copy it, start it there
+    Stop,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let request = MigrateRequest {
+            host: self.host,
+            mode: match self.mode {
+                ModeArg::Live => MigrateMode::Live,
+                ModeArg::Stop => MigrateMode::Stop,
+            },
+            downtime_max_ms: self.downtime_max.map(Span::as_ms),
+            rate_max: self.rate_max.map(|rate| rate.0),
+        };
+        operation::perform(context, context.client.migrate(&self.name, &request)).await
+    }
+}

@@ -1,0 +1,32 @@
+//! One file a verb: its arguments with their help, and what it does.
+
+pub(crate) mod balloon;
+pub(crate) mod checkpoint;
+pub(crate) mod clone;
+pub(crate) mod completions;
+pub(crate) mod console;
+pub(crate) mod diff;
+pub(crate) mod doctor;
+pub(crate) mod export;
+pub(crate) mod forget;
+pub(crate) mod gc;
+#[cfg(feature = "host")]
+pub(crate) mod host;
+pub(crate) mod import;
+pub(crate) mod key;
+pub(crate) mod log;
+pub(crate) mod ls;
+pub(crate) mod migrate;
+pub(crate) mod pause;
+pub(crate) mod ps;
+pub(crate) mod resume;
+pub(crate) mod rm;
+pub(crate) mod run;
+pub(crate) mod show;
+pub(crate) mod stop;
+pub(crate) mod suspend;
+pub(crate) mod tag;
+pub(crate) mod top;
+pub(crate) mod trust;
+pub(crate) mod unpause;
+pub(crate) mod verify;

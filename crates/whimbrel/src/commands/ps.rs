@@ -1,0 +1,20 @@
+//! `whimbrel ps`.
+
+use crate::{context::Context, failure::Failure, machines};
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel ps
+  whimbrel ps --json | jq -r '.[].name'";
+
+/// List the machines of this host
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let all = context.client.machines().await?;
+        context.output.result(all.as_slice(), machines::list)
+    }
+}

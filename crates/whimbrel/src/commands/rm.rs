@@ -1,0 +1,29 @@
+//! `whimbrel rm`.
+
+use crate::{context::Context, failure::Failure, output::Removed};
+use whimbrel_core::RefName;
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel rm before-upgrade
+  whimbrel rm monday tuesday && whimbrel gc";
+
+/// Remove names of capsules
+///
+/// A capsule that no name leads to any more is freed by the next `whimbrel gc`, not before.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Tags, or machines that are gone
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<RefName>,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        for name in &self.names {
+            context.client.remove(name).await?;
+        }
+        context.output.result(&Removed::many(&self.names), |removed| removed.sentence("removed"))
+    }
+}

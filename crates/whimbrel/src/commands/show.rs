@@ -1,0 +1,24 @@
+//! `whimbrel show`.
+
+use crate::{capsules, context::Context, failure::Failure};
+use whimbrel_api::CapsuleRef;
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel show before-upgrade
+  whimbrel show 3fa95c81 --json | jq .images";
+
+/// Show everything about a capsule
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Tag, machine (its newest capsule) or id
+    capsule: CapsuleRef,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let capsule = context.client.capsule(&self.capsule).await?;
+        context.output.result(&capsule, capsules::page)
+    }
+}

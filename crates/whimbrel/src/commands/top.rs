@@ -1,0 +1,155 @@
+//! `whimbrel top`.
+
+use crate::{
+    context::Context,
+    failure::Failure,
+    machines,
+    output::write,
+    table::{count, span, table},
+    values::Span,
+};
+use serde::Serialize;
+use std::{
+    collections::HashMap,
+    fs,
+    io::IsTerminal,
+    time::{Duration, Instant},
+};
+use whimbrel_api::{HostInfo, MachineInfo};
+use whimbrel_core::{ByteSize, MachineName};
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel top
+  whimbrel top --interval 500ms
+  whimbrel top --count 1 --json";
+
+/// Watch what the machines of this host use; Ctrl-C ends it
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Time between two looks
+    #[arg(long, value_name = "DURATION", default_value = "2s")]
+    interval: Span,
+    /// Look this often and end
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+}
+
+/// One look. With `--json` one of these a line.
+#[derive(Debug, Serialize)]
+struct Look {
+    host: HostInfo,
+    machines: Vec<Usage>,
+}
+
+/// What one machine uses.
+#[derive(Debug, Serialize)]
+struct Usage {
+    machine: MachineInfo,
+    /// Of one CPU since the last look; none at the first.
+    cpu_percent: Option<f64>,
+    /// Memory of its QEMU that is there.
+    resident_bytes: Option<u64>,
+}
+
+/// CPU time that each machine had used at the last look.
+#[derive(Debug, Default)]
+struct Before(HashMap<MachineName, (Instant, Duration)>);
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let interval = self.interval.0.max(Duration::from_millis(100));
+        let mut before = Before::default();
+        let mut looks = 0;
+        loop {
+            let look = look(context, &mut before).await?;
+            if context.output.json {
+                let line =
+                    serde_json::to_string(&look).map_err(|e| Failure::io("write the result")(e.into()))?;
+                write((line + "\n").as_bytes())?;
+            } else {
+                write(screen(&look).as_bytes())?;
+            }
+            looks += 1;
+            if self.count.is_some_and(|count| looks >= count) {
+                return Ok(());
+            }
+            tokio::time::sleep(interval).await;
+        }
+    }
+}
+
+async fn look(context: &Context, before: &mut Before) -> Result<Look, Failure> {
+    let host = context.client.host().await?;
+    let machines = context.client.machines().await?;
+    let machines = machines.into_iter().map(|machine| before.usage(machine)).collect();
+    Ok(Look { host, machines })
+}
+
+impl Before {
+    fn usage(&mut self, machine: MachineInfo) -> Usage {
+        let now = Instant::now();
+        let cpu = machine.pid.and_then(cpu_time);
+        let last = cpu.and_then(|cpu| self.0.insert(machine.name.clone(), (now, cpu)));
+        let cpu_percent = cpu.zip(last).map(|(cpu, (then, last))| {
+            let elapsed = now.duration_since(then).as_secs_f64().max(1e-3);
+            100.0 * cpu.saturating_sub(last).as_secs_f64() / elapsed
+        });
+        Usage { cpu_percent, resident_bytes: machine.pid.and_then(resident), machine }
+    }
+}
+
+/// User and system time of a process (proc_pid_stat(5), fields 14 and 15, counted after the name in brackets).
+fn cpu_time(pid: u32) -> Option<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks: u64 = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+    Some(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
+}
+
+/// Resident memory of a process in bytes (proc_pid_statm(5), field 2).
+fn resident(pid: u32) -> Option<u64> {
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
+
+/// A look for people; on a terminal it takes the place of the one before.
+fn screen(look: &Look) -> String {
+    let rows = look.machines.iter().map(|usage| {
+        [
+            usage.machine.name.to_string(),
+            machines::state(&usage.machine.state),
+            usage.cpu_percent.map(|cpu| format!("{cpu:.0} %")).unwrap_or_default(),
+            usage.resident_bytes.map(|bytes| ByteSize(bytes).to_string()).unwrap_or_default(),
+            usage.machine.memory.to_string(),
+            ByteSize(usage.machine.disks.iter().map(|disk| disk.owned.0).sum()).to_string(),
+        ]
+    });
+    let table = table(["NAME", "STATE", "CPU", "RESIDENT", "MEMORY", "WRITTEN"], rows, "no machines");
+    let clear = if std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
+    let host = &look.host;
+    let up = span(Duration::from_secs(host.uptime_s));
+    let store = format!(
+        "{} in {}, {} free",
+        count(host.store.capsules, "capsule"),
+        host.store.stored,
+        host.store.free
+    );
+    let machines = count(look.machines.len() as u64, "machine");
+    format!("{clear}{} up {up}, {machines}, {store}\n\n{table}", host.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_used_time_and_memory() {
+        let pid = std::process::id();
+        assert!(cpu_time(pid).is_some());
+        assert!(resident(pid).unwrap() > 1 << 16);
+        assert_eq!((cpu_time(u32::MAX), resident(u32::MAX)), (None, None));
+    }
+}

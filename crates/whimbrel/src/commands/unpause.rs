@@ -1,0 +1,23 @@
+//! `whimbrel unpause`.
+
+use crate::{context::Context, failure::Failure, machines};
+use whimbrel_core::MachineName;
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel unpause web";
+
+/// Let the CPUs of a paused machine run again
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The machine
+    name: MachineName,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let machine = context.client.unpause(&self.name).await?;
+        context.output.result(&machine, machines::sentence)
+    }
+}

@@ -1,0 +1,129 @@
+//! Checks of the kernel: its version, what it lets this user do, how much shared memory there is.
+
+use super::{Check, Verdict};
+use rustix::fs::{StatVfs, statfs, statvfs};
+use std::{fs, path::Path};
+use whimbrel_core::ByteSize;
+
+/// `PAGEMAP_SCAN` came with Linux 6.7; dirty pages are found with it.
+const KERNEL_MIN: (u32, u32) = (6, 7);
+/// From linux/magic.h.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+/// Below this no useful machine fits.
+const SHARED_MEMORY_MIN: u64 = 512 << 20;
+
+pub(super) fn root() -> Check {
+    let user = rustix::process::geteuid();
+    if user.is_root() {
+        Check::ok("root", "yes")
+    } else {
+        let found = format!("user {}", user.as_raw());
+        Check::bad(
+            "root",
+            Verdict::Fail,
+            found,
+            "run the daemon as root: it traces QEMU and opens tap devices",
+        )
+    }
+}
+
+pub(super) fn version() -> Check {
+    let release = read("/proc/sys/kernel/osrelease");
+    match parse_version(&release) {
+        Some(version) if version >= KERNEL_MIN => Check::ok("kernel", release),
+        _ => {
+            let fix = "use Linux 6.7 or newer: dirty pages are found with PAGEMAP_SCAN";
+            Check::bad("kernel", Verdict::Fail, release, fix)
+        }
+    }
+}
+
+/// Major and minor version in front of anything: `6.12.0-rc1`, `6.1.0-18-amd64`.
+fn parse_version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+pub(super) fn userfaultfd() -> Check {
+    // The file is there if and only if the kernel was built with CONFIG_USERFAULTFD.
+    if Path::new("/proc/sys/vm/unprivileged_userfaultfd").exists() {
+        Check::ok("userfaultfd", "built in")
+    } else {
+        let fix = "use a kernel with CONFIG_USERFAULTFD=y";
+        Check::bad("userfaultfd", Verdict::Fail, "not in this kernel", fix)
+    }
+}
+
+pub(super) fn ptrace() -> Check {
+    // Yama scope 3 forbids tracing to everyone, root too, and cannot be lowered again (Documentation/admin-guide/LSM/Yama).
+    match read("/proc/sys/kernel/yama/ptrace_scope").as_str() {
+        "3" => {
+            let fix = "set kernel.yama.ptrace_scope below 3 and reboot";
+            Check::bad("ptrace", Verdict::Fail, "forbidden to everyone", fix)
+        }
+        _ => Check::ok("ptrace", "allowed"),
+    }
+}
+
+pub(super) fn shared_memory() -> Check {
+    const NAME: &str = "/dev/shm";
+    let mounted = statfs(NAME).is_ok_and(|found| found.f_type as u64 == TMPFS_MAGIC);
+    match statvfs(NAME) {
+        Ok(found) if mounted => {
+            let (free, size) = space(&found);
+            let text = format!("{free} of {size} free");
+            if free.0 >= SHARED_MEMORY_MIN {
+                return Check::ok(NAME, text);
+            }
+            let fix = "mount -o remount,size=80% /dev/shm: guest memory lives there";
+            Check::bad(NAME, Verdict::Warn, text, fix)
+        }
+        _ => Check::bad(
+            NAME,
+            Verdict::Fail,
+            "no tmpfs",
+            "mount -t tmpfs tmpfs /dev/shm: guest memory lives there",
+        ),
+    }
+}
+
+fn space(found: &StatVfs) -> (ByteSize, ByteSize) {
+    let bytes = |blocks: u64| ByteSize(blocks.saturating_mul(found.f_frsize));
+    (bytes(found.f_bavail), bytes(found.f_blocks))
+}
+
+pub(super) fn tun() -> Check {
+    let fix = "modprobe tun: without it machines have no network";
+    device("/dev/net/tun", fix)
+}
+
+pub(super) fn fuse() -> Check {
+    let fix = "modprobe fuse: without it nothing can be mounted";
+    device("/dev/fuse", fix)
+}
+
+/// Whether a device that not everything needs can be opened.
+fn device(path: &'static str, fix: &str) -> Check {
+    match fs::File::options().read(true).write(true).open(path) {
+        Ok(_) => Check::ok(path, "opens"),
+        Err(error) => Check::bad(path, Verdict::Warn, error.to_string(), fix),
+    }
+}
+
+/// The first line of a small kernel file, empty if it cannot be read.
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_compare_as_numbers() {
+        assert!(parse_version("6.12.0-rc1") > Some(KERNEL_MIN));
+        assert!(parse_version("6.1.0-18-amd64") < Some(KERNEL_MIN));
+        assert_eq!(parse_version("6.18"), Some((6, 18)));
+        assert_eq!((parse_version(""), parse_version("linux")), (None, None));
+    }
+}

@@ -1,0 +1,73 @@
+//! What a machine must have for Whimbrel to work on it, as a list of checks.
+//!
+//! Every check only looks: it starts no machine and changes nothing. A check that fails means that the daemon will
+//! not work; one that warns, that something will be slower or missing.
+
+mod kernel;
+mod programs;
+
+use serde::Serialize;
+use std::{fmt, path::Path};
+
+/// How a check ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verdict {
+    /// As it should be.
+    Ok,
+    /// Something will be slower or missing.
+    Warn,
+    /// Whimbrel will not work.
+    Fail,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Fail => "FAIL",
+        })
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Check {
+    /// What.
+    pub(crate) name: &'static str,
+    /// How it is.
+    pub(crate) verdict: Verdict,
+    /// What was found.
+    pub(crate) found: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fix: Option<String>,
+}
+
+impl Check {
+    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, verdict: Verdict::Ok, found: found.into(), fix: None }
+    }
+
+    fn bad(name: &'static str, verdict: Verdict, found: impl Into<String>, fix: &str) -> Self {
+        Self { name, verdict, found: found.into(), fix: Some(fix.to_owned()) }
+    }
+}
+
+/// Makes all checks, the basic ones first.
+pub(crate) fn checks(socket: &Path) -> Vec<Check> {
+    vec![
+        kernel::root(),
+        kernel::version(),
+        kernel::userfaultfd(),
+        kernel::ptrace(),
+        kernel::shared_memory(),
+        programs::qemu(),
+        programs::kvm(),
+        kernel::tun(),
+        programs::bridge_tools(),
+        kernel::fuse(),
+        programs::daemon(socket),
+    ]
+}

@@ -1,0 +1,193 @@
+//! Every way a command can fail, and the exit code that says so.
+
+use crate::table::count;
+use std::io;
+#[cfg(feature = "host")]
+use std::{error::Error, path::PathBuf};
+use whimbrel_api::{ApiError, Damage, ErrorCode, OperationId};
+use whimbrel_client::ClientError;
+
+/// Why a command did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// The call failed, or the daemon refused.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// An operation began and could not be completed.
+    #[error(transparent)]
+    Operation(ApiError),
+    /// An operation was cancelled.
+    #[error("cancelled: {left}")]
+    Cancelled {
+        /// What the daemon says is left.
+        left: String,
+    },
+    /// The user pressed Ctrl-C twice, or before the daemon had answered.
+    #[error("interrupted; the daemon may still be working on it")]
+    Interrupted {
+        /// The operation that may still go on.
+        operation: Option<OperationId>,
+    },
+    /// The arguments contradict each other or the settings file.
+    #[error("{problem}")]
+    Usage {
+        /// What is wrong.
+        problem: String,
+        /// What to write instead.
+        hint: String,
+    },
+    /// The settings file cannot be used.
+    #[cfg(feature = "host")]
+    #[error("cannot use the settings in {}", path.display())]
+    Settings {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// Reading the terminal or writing a result failed.
+    #[error("cannot {action}")]
+    Io {
+        /// `write the result`, `read the terminal`, …
+        action: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The store does not verify. What is damaged has been printed as the result.
+    #[error("the store is damaged in {}", count(damaged.len() as u64, "place"))]
+    Damaged {
+        /// Where.
+        damaged: Vec<Damage>,
+    },
+    /// `doctor` found something that keeps Whimbrel from working.
+    #[error("{failed} of {checks} checks failed")]
+    Unhealthy {
+        /// How many failed.
+        failed: usize,
+        /// How many were made.
+        checks: usize,
+    },
+    /// The daemon could not start or had to stop.
+    #[cfg(feature = "host")]
+    #[error("the host daemon ended")]
+    Daemon(#[source] Box<dyn Error + Send + Sync>),
+}
+
+/// Exit codes. They are part of the interface and stand in `whimbrel --help`.
+pub(crate) mod exit {
+    pub(crate) const FAILED: u8 = 1;
+    pub(crate) const USAGE: u8 = 2;
+    pub(crate) const NOT_FOUND: u8 = 3;
+    pub(crate) const CONFLICT: u8 = 4;
+    pub(crate) const UNREACHABLE: u8 = 5;
+    pub(crate) const DAMAGED: u8 = 6;
+    pub(crate) const INTERRUPTED: u8 = 130;
+}
+
+fn exit_of(code: ErrorCode) -> u8 {
+    match code {
+        ErrorCode::Invalid => exit::USAGE,
+        ErrorCode::NotFound => exit::NOT_FOUND,
+        ErrorCode::NameTaken | ErrorCode::Busy => exit::CONFLICT,
+        ErrorCode::Unreachable | ErrorCode::Untrusted => exit::UNREACHABLE,
+        ErrorCode::Damaged => exit::DAMAGED,
+        ErrorCode::Cancelled => exit::INTERRUPTED,
+        ErrorCode::NoSpace | ErrorCode::QemuFailed | ErrorCode::Unsupported | ErrorCode::Internal => {
+            exit::FAILED
+        }
+    }
+}
+
+impl Failure {
+    /// Writing to stdout or the terminal failed.
+    pub(crate) fn io(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { action, source }
+    }
+
+    /// The exit code of the process.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Client(ClientError::Api(error)) | Self::Operation(error) => exit_of(error.code),
+            Self::Client(ClientError::Protocol { .. } | ClientError::TooLarge { .. }) => exit::FAILED,
+            Self::Client(_) => exit::UNREACHABLE,
+            Self::Cancelled { .. } | Self::Interrupted { .. } => exit::INTERRUPTED,
+            Self::Usage { .. } => exit::USAGE,
+            #[cfg(feature = "host")]
+            Self::Settings { .. } => exit::USAGE,
+            Self::Damaged { .. } => exit::DAMAGED,
+            Self::Io { .. } | Self::Unhealthy { .. } => exit::FAILED,
+            #[cfg(feature = "host")]
+            Self::Daemon(_) => exit::FAILED,
+        }
+    }
+
+    /// Whether whoever read stdout has gone away, which is their right and no error.
+    pub(crate) fn is_broken_pipe(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
+    }
+
+    /// The failure in the shape that `--json` prints: the daemon's own words if it was the daemon's refusal.
+    pub(crate) fn to_api(&self) -> ApiError {
+        match self {
+            Self::Client(ClientError::Api(error)) | Self::Operation(error) => error.clone(),
+            other => ApiError { hint: self.hint(), ..ApiError::from_error(self.code(), other) },
+        }
+    }
+
+    fn code(&self) -> ErrorCode {
+        match self.exit_code() {
+            exit::USAGE => ErrorCode::Invalid,
+            exit::UNREACHABLE => ErrorCode::Unreachable,
+            exit::DAMAGED => ErrorCode::Damaged,
+            exit::INTERRUPTED => ErrorCode::Cancelled,
+            _ => ErrorCode::Internal,
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Client(error) => error.hint(),
+            Self::Usage { hint, .. } => Some(hint.clone()),
+            Self::Interrupted { operation: Some(_) } => {
+                Some("see what it does with `whimbrel ps`".to_owned())
+            }
+            Self::Damaged { .. } => {
+                Some("capsules that verify can still be exported: `whimbrel export CAPSULE FILE`".to_owned())
+            }
+            Self::Unhealthy { .. } => {
+                Some("do what stands under `fix`, then run `whimbrel doctor` again".to_owned())
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_of_the_daemon_has_the_documented_exit_code() {
+        let expected = [3, 4, 2, 4, 5, 5, 6, 1, 1, 1, 130, 1];
+        for (code, exit) in ErrorCode::ALL.into_iter().zip(expected) {
+            assert_eq!(Failure::Operation(ApiError::new(code, "m")).exit_code(), exit, "{code}");
+            assert_eq!(Failure::Client(ApiError::new(code, "m").into()).exit_code(), exit, "{code}");
+        }
+    }
+
+    #[test]
+    fn a_daemon_that_is_not_there_is_told_with_its_cause_and_the_next_command() {
+        let source = io::Error::from(io::ErrorKind::NotFound);
+        let error = Failure::Client(ClientError::NotRunning { socket: "/s".into(), source }).to_api();
+        assert_eq!((error.code, error.causes.len()), (ErrorCode::Unreachable, 1));
+        assert!(error.hint.unwrap().contains("whimbrel host"));
+    }
+
+    #[test]
+    fn only_a_broken_pipe_is_quiet() {
+        assert!(Failure::io("write the result")(io::ErrorKind::BrokenPipe.into()).is_broken_pipe());
+        assert!(!Failure::io("write the result")(io::ErrorKind::StorageFull.into()).is_broken_pipe());
+    }
+}

@@ -1,0 +1,76 @@
+//! Long work: begin it, show its progress, cancel it on Ctrl-C, say how it ended.
+//!
+//! The daemon owns the operation; losing this process changes nothing for it. The first Ctrl-C asks the daemon to
+//! cancel and goes on watching, because only the daemon knows what state is left. The second one just leaves.
+
+use crate::{context::Context, failure::Failure, outcome, progress::Display};
+use std::future::Future;
+use tokio::{
+    pin, select,
+    signal::unix::{Signal, SignalKind, signal},
+};
+use whimbrel_api::{Operation, OperationId, OperationResult, OperationState};
+use whimbrel_client::ClientError;
+
+/// Does what `begin` begins, to its end, and prints the result.
+pub(crate) async fn perform(
+    context: &Context,
+    begin: impl Future<Output = Result<Operation, ClientError>>,
+) -> Result<(), Failure> {
+    // Before the request goes out, so that no Ctrl-C can fall between it and the watching.
+    let mut interrupts = signal(SignalKind::interrupt()).map_err(Failure::io("watch for Ctrl-C"))?;
+    let begun = select! {
+        begun = begin => begun?,
+        _ = interrupts.recv() => return Err(Failure::Interrupted { operation: None }),
+    };
+    let ended = watch(context, &begun, &mut interrupts).await?;
+    match &ended.state {
+        OperationState::Succeeded { result } => {
+            context.output.result(&ended, |_| outcome::describe(result))?;
+            verdict(result)
+        }
+        OperationState::Failed { error } => Err(Failure::Operation(error.clone())),
+        OperationState::Cancelled { left } => Err(Failure::Cancelled { left: left.clone() }),
+        OperationState::Running => Err(ClientError::Lost { operation: ended.id }.into()),
+    }
+}
+
+/// A verification that found damage has succeeded, and its answer is no.
+fn verdict(result: &OperationResult) -> Result<(), Failure> {
+    match result {
+        OperationResult::Verify { damaged, .. } if !damaged.is_empty() => {
+            Err(Failure::Damaged { damaged: damaged.clone() })
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn watch(context: &Context, begun: &Operation, interrupts: &mut Signal) -> Result<Operation, Failure> {
+    let display = Display::new(&context.output, begun);
+    let follow = context.client.follow(begun.id, |operation| display.show(&operation.progress));
+    pin!(follow);
+    let mut cancelled = false;
+    let ended = loop {
+        select! {
+            ended = &mut follow => break ended,
+            _ = interrupts.recv() => {
+                if cancelled {
+                    return Err(Failure::Interrupted { operation: Some(begun.id) });
+                }
+                cancelled = true;
+                display.note(&format!("cancelling {}; Ctrl-C again leaves without waiting", begun.kind));
+                cancel(context, begun.id, &display).await;
+            }
+        }
+    };
+    display.finish();
+    Ok(ended?)
+}
+
+/// Asks the daemon to cancel. A refusal (it has just ended, or is past its last way back) is told, not fatal:
+/// how the operation really ends comes through the stream.
+async fn cancel(context: &Context, id: OperationId, display: &Display) {
+    if let Err(error) = context.client.cancel(id).await {
+        display.note(&format!("the daemon does not cancel it: {error}"));
+    }
+}

@@ -1,0 +1,69 @@
+//! Results on stdout: one JSON value of a stable shape, or text for people.
+
+use crate::failure::Failure;
+use serde::Serialize;
+use std::io::Write;
+
+/// How a command speaks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Output {
+    /// Results as JSON.
+    pub(crate) json: bool,
+    /// No progress and no remarks.
+    pub(crate) quiet: bool,
+}
+
+impl Output {
+    /// The result of a command: `value` for programs, `text` of it for people.
+    pub(crate) fn result<T: Serialize + ?Sized>(
+        &self,
+        value: &T,
+        text: impl FnOnce(&T) -> String,
+    ) -> Result<(), Failure> {
+        let text = if self.json {
+            let mut text = serde_json::to_string_pretty(value)
+                .map_err(|error| Failure::io("write the result")(error.into()))?;
+            text.push('\n');
+            text
+        } else {
+            text(value)
+        };
+        write(text.as_bytes())
+    }
+
+    /// Something worth saying that is no result.
+    pub(crate) fn remark(&self, text: &str) {
+        if !self.quiet {
+            let _ = writeln!(std::io::stderr(), "{text}");
+        }
+    }
+}
+
+/// Writes to stdout and flushes, so that a full disk or a broken pipe is seen here and not lost at exit.
+pub(crate) fn write(bytes: &[u8]) -> Result<(), Failure> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(Failure::io("write the result"))
+}
+
+/// What a command that removes names prints.
+#[derive(Debug, Serialize)]
+pub(crate) struct Removed {
+    removed: Vec<String>,
+}
+
+impl Removed {
+    /// One name.
+    pub(crate) fn one(name: &impl ToString) -> Self {
+        Self { removed: vec![name.to_string()] }
+    }
+
+    /// Several names.
+    pub(crate) fn many(names: &[impl ToString]) -> Self {
+        Self { removed: names.iter().map(ToString::to_string).collect() }
+    }
+
+    /// `web: forgotten`, a line a name.
+    pub(crate) fn sentence(&self, what: &str) -> String {
+        self.removed.iter().map(|name| format!("{name}: {what}\n")).collect()
+    }
+}

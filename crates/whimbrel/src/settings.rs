@@ -1,0 +1,100 @@
+//! Settings of the daemon: options on the command line over a TOML file over what is built in.
+
+use crate::failure::Failure;
+use serde::Deserialize;
+use std::{
+    fs, io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+use whimbrel_core::HostName;
+
+/// Read when no other file is named; it need not exist.
+pub(crate) const DEFAULT_FILE: &str = "/etc/whimbrel/host.toml";
+/// A settings file is some lines long; a longer one is something else.
+const FILE_MAX: u64 = 1 << 20;
+
+/// What may be set, from wherever: everything optional.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Settings {
+    /// The host's name.
+    pub(crate) name: Option<HostName>,
+    /// Address for other hosts.
+    pub(crate) listen: Option<SocketAddr>,
+    /// Directory of store and machines.
+    pub(crate) data: Option<PathBuf>,
+    /// Directory on a tmpfs for guest memory.
+    pub(crate) run_dir: Option<PathBuf>,
+    /// Socket of the API.
+    pub(crate) socket: Option<PathBuf>,
+}
+
+impl Settings {
+    /// Reads `file`, or the default one if there is one.
+    pub(crate) fn read(file: Option<&Path>) -> Result<Self, Failure> {
+        let path = file.unwrap_or(Path::new(DEFAULT_FILE));
+        match read_bounded(path) {
+            Ok(text) => toml::from_str(&text).map_err(|error| unusable(path, error)),
+            Err(error) if file.is_none() && error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(unusable(path, error)),
+        }
+    }
+
+    /// These settings, and where one is missing the one of `below`.
+    pub(crate) fn over(self, below: Self) -> Self {
+        Self {
+            name: self.name.or(below.name),
+            listen: self.listen.or(below.listen),
+            data: self.data.or(below.data),
+            run_dir: self.run_dir.or(below.run_dir),
+            socket: self.socket.or(below.socket),
+        }
+    }
+}
+
+fn read_bounded(path: &Path) -> io::Result<String> {
+    if fs::metadata(path)?.len() > FILE_MAX {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "longer than 1 MiB"));
+    }
+    fs::read_to_string(path)
+}
+
+fn unusable(path: &Path, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
+    Failure::Settings { path: path.to_owned(), source: source.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Settings, Failure> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("host.toml");
+        fs::write(&path, text).unwrap();
+        Settings::read(Some(&path))
+    }
+
+    #[test]
+    fn an_option_wins_over_the_file() {
+        let file = read("name = \"alpha\"\nlisten = \"10.0.0.1:7400\"\ndata = \"/srv\"\n").unwrap();
+        let options = Settings { data: Some("/tmp/d".into()), ..Settings::default() };
+        let merged = options.over(file);
+        assert_eq!(merged.name.unwrap().as_str(), "alpha");
+        assert_eq!((merged.data, merged.socket), (Some("/tmp/d".into()), None));
+    }
+
+    #[test]
+    fn a_typing_error_in_the_file_is_not_overlooked() {
+        for bad in ["nmae = \"alpha\"", "name = \"../x\"", "listen = \"here\"", "name ="] {
+            let failure = read(bad).unwrap_err();
+            assert_eq!(failure.exit_code(), 2, "{bad}");
+            assert!(!failure.to_api().causes.is_empty(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_named_must_exist() {
+        assert!(Settings::read(Some(Path::new("/nonexistent/host.toml"))).is_err());
+    }
+}

@@ -1,0 +1,80 @@
+//! Tables for people: columns and nothing else, so that they paste and grep well.
+
+use comfy_table::{ContentArrangement, Table, presets};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Rows under a header, with a line feed at the end. Without rows the sentence `empty` instead.
+pub(crate) fn table<const N: usize>(
+    header: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+    empty: &str,
+) -> String {
+    let mut table = Table::new();
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Disabled)
+        .set_header(header);
+    table.add_rows(rows);
+    if table.is_empty() {
+        return format!("{empty}\n");
+    }
+    // The style pads every cell on both sides; people expect the first column at the edge.
+    table.lines().map(|line| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned() + "\n").collect()
+}
+
+/// `key  value` lines, the keys padded to one width.
+pub(crate) fn fields(pairs: &[(&str, String)]) -> String {
+    let width = pairs.iter().map(|(key, _)| key.len()).max().unwrap_or(0);
+    pairs.iter().map(|(key, value)| format!("{key:width$}  {value}").trim_end().to_owned() + "\n").collect()
+}
+
+/// `1 round`, `3 rounds`.
+pub(crate) fn count(number: u64, thing: &str) -> String {
+    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
+}
+
+/// How long ago `then_ms` (since 1970) was, in one unit.
+pub(crate) fn ago(then_ms: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    span(now.saturating_sub(Duration::from_millis(then_ms)))
+}
+
+/// A duration in the largest unit that leaves at least two of it.
+pub(crate) fn span(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", seconds / 60),
+        7_200..172_800 => format!("{} h", seconds / 3_600),
+        _ => format!("{} d", seconds / 86_400),
+    }
+}
+
+/// Milliseconds as people read them: `1.7 ms`, `340 ms`, `12.3 s`.
+pub(crate) fn milliseconds(ms: f64) -> String {
+    match ms {
+        ms if ms < 10.0 => format!("{ms:.1} ms"),
+        ms if ms < 10_000.0 => format!("{ms:.0} ms"),
+        ms => format!("{:.1} s", ms / 1000.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_begin_at_the_edge_and_end_without_blanks() {
+        let rows = [["web".to_owned(), String::new()], ["database".to_owned(), "x".to_owned()]];
+        assert_eq!(table(["NAME", "B"], rows, "none"), "NAME      B\nweb\ndatabase  x\n");
+        assert_eq!(table(["NAME"], [], "no machines"), "no machines\n");
+    }
+
+    #[test]
+    fn durations_are_short() {
+        assert_eq!(span(Duration::from_secs(119)), "119 s");
+        assert_eq!(span(Duration::from_secs(7_199)), "119 min");
+        assert_eq!(span(Duration::from_secs(200_000)), "2 d");
+        assert_eq!((milliseconds(1.74), milliseconds(340.2)), ("1.7 ms".to_owned(), "340 ms".to_owned()));
+    }
+}

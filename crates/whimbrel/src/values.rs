@@ -1,0 +1,228 @@
+//! Values that people type: rates, durations, disks, ports, settings of labels. Each says what it wanted instead.
+
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+use whimbrel_api::{DiskSource, ExportFormat, NicRequest};
+use whimbrel_core::ByteSize;
+
+/// The text is not what an option takes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no {what}: write {example}")]
+pub(crate) struct ValueError {
+    text: String,
+    what: &'static str,
+    example: &'static str,
+}
+
+/// Bytes a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rate(pub(crate) ByteSize);
+
+impl FromStr for Rate {
+    type Err = ValueError;
+
+    /// Bytes with the suffixes of sizes (powers of 1024), bits with `bit` (powers of 1000, as links are sold).
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let example = "bytes a second like 100M or 100MiB/s, or bits like 800Mbit";
+        let fail = || ValueError { text: text.to_owned(), what: "rate", example };
+        let plain = text.strip_suffix("/s").unwrap_or(text);
+        let bytes = match plain.strip_suffix("bit") {
+            Some(bits) => bits_to_bytes(bits),
+            None => plain.parse().ok(),
+        };
+        bytes.filter(|rate| rate.0 > 0).map(Self).ok_or_else(fail)
+    }
+}
+
+fn bits_to_bytes(bits: &str) -> Option<ByteSize> {
+    let (number, factor) = match bits.char_indices().last()? {
+        (at, 'k' | 'K') => (&bits[..at], 1_000),
+        (at, 'M') => (&bits[..at], 1_000_000),
+        (at, 'G') => (&bits[..at], 1_000_000_000),
+        _ => (bits, 1),
+    };
+    Some(ByteSize(number.parse::<u64>().ok()?.checked_mul(factor)? / 8))
+}
+
+/// A duration: `50ms`, `2s`, `1m`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Span(pub(crate) Duration);
+
+impl FromStr for Span {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let example = "a whole number with ms, s, m or h, like 50ms";
+        let fail = || ValueError { text: text.to_owned(), what: "duration", example };
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let factor = match &text[digits..] {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" | "min" => 60_000,
+            "h" => 3_600_000,
+            _ => return Err(fail()),
+        };
+        let number: u64 = text[..digits].parse().map_err(|_| fail())?;
+        number.checked_mul(factor).map(|ms| Self(Duration::from_millis(ms))).ok_or_else(fail)
+    }
+}
+
+impl Span {
+    /// In milliseconds.
+    pub(crate) fn as_ms(self) -> u64 {
+        u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// `FILE[,size=SIZE]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Disk(pub(crate) DiskSource);
+
+impl FromStr for Disk {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let example = "FILE or FILE,size=20G";
+        let fail = || ValueError { text: text.to_owned(), what: "disk", example };
+        let (path, size) = match text.rsplit_once(",size=") {
+            Some((path, size)) => (path, Some(size.parse().map_err(|_| fail())?)),
+            None => (text, None),
+        };
+        // The daemon has another working directory, so the path is made absolute here.
+        let path = std::path::absolute(path).map_err(|_| fail())?;
+        Ok(Self(DiskSource { path, size }))
+    }
+}
+
+/// `BRIDGE[,mac=ADDRESS]`, or `none` for a port that is not plugged in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Port(pub(crate) NicRequest);
+
+impl FromStr for Port {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let example = "BRIDGE, BRIDGE,mac=52:54:00:12:34:56 or none";
+        let fail = || ValueError { text: text.to_owned(), what: "network port", example };
+        let (bridge, mac) = match text.split_once(",mac=") {
+            Some((bridge, mac)) if is_mac(mac) => (bridge, Some(mac.to_lowercase())),
+            Some(_) => return Err(fail()),
+            None => (text, None),
+        };
+        // Linux refuses interface names of more than 15 bytes, and those with a slash or a blank in them.
+        if bridge.is_empty() || bridge.len() > 15 || bridge.contains(['/', ' ', ',']) {
+            return Err(fail());
+        }
+        let bridge = (bridge != "none").then(|| bridge.to_owned());
+        Ok(Self(NicRequest { bridge, mac }))
+    }
+}
+
+fn is_mac(text: &str) -> bool {
+    let pair = |pair: &str| pair.len() == 2 && pair.bytes().all(|byte| byte.is_ascii_hexdigit());
+    text.split(':').count() == 6 && text.split(':').all(pair)
+}
+
+/// `KEY=VALUE`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Label(pub(crate) String, pub(crate) String);
+
+impl FromStr for Label {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let fail = || ValueError { text: text.to_owned(), what: "label", example: "KEY=VALUE" };
+        match text.split_once('=') {
+            Some((key, value)) if !key.is_empty() => Ok(Self(key.to_owned(), value.to_owned())),
+            _ => Err(fail()),
+        }
+    }
+}
+
+/// What an exported or imported file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum FormatArg {
+    /// A whole capsule in one file
+    Capsule,
+    /// One image, byte for byte, with holes
+    Raw,
+    /// One image as QEMU's qcow2
+    Qcow2,
+}
+
+impl FormatArg {
+    /// The format that was given, or the one that the ending of `path` suggests.
+    pub(crate) fn or_from_ending(given: Option<Self>, path: &Path) -> Self {
+        given.unwrap_or_else(|| match path.extension().and_then(|ending| ending.to_str()) {
+            Some("raw" | "img") => Self::Raw,
+            Some("qcow2") => Self::Qcow2,
+            _ => Self::Capsule,
+        })
+    }
+}
+
+impl From<FormatArg> for ExportFormat {
+    fn from(format: FormatArg) -> Self {
+        match format {
+            FormatArg::Capsule => Self::Capsule,
+            FormatArg::Raw => Self::Raw,
+            FormatArg::Qcow2 => Self::Qcow2,
+        }
+    }
+}
+
+/// A path on this host, made absolute.
+pub(crate) fn absolute(text: &str) -> Result<PathBuf, std::io::Error> {
+    std::path::absolute(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_bytes_unless_they_say_bit() {
+        let rate = |text: &str| text.parse::<Rate>().map(|rate| rate.0.0);
+        assert_eq!(rate("100M"), Ok(100 << 20));
+        assert_eq!(rate("1MiB/s"), Ok(1 << 20));
+        assert_eq!(
+            (rate("800Mbit"), rate("1Gbit/s"), rate("8bit")),
+            (Ok(100_000_000), Ok(125_000_000), Ok(1))
+        );
+        for bad in ["", "0", "bit", "Mbit", "fast", "-1", "é", "ébit"] {
+            assert!(rate(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn durations_need_a_unit() {
+        assert_eq!("50ms".parse(), Ok(Span(Duration::from_millis(50))));
+        assert_eq!("2m".parse(), Ok(Span(Duration::from_secs(120))));
+        let error = "50".parse::<Span>().unwrap_err().to_string();
+        assert!(error.contains("like 50ms"), "{error}");
+        assert!("99999999999999999999ms".parse::<Span>().is_err());
+    }
+
+    #[test]
+    fn a_disk_with_a_comma_in_its_name_is_still_a_disk() {
+        let disk = "/a,b.img,size=2G".parse::<Disk>().unwrap().0;
+        assert_eq!((disk.path.to_str(), disk.size), (Some("/a,b.img"), Some(ByteSize(2 << 30))));
+        assert!("x.img".parse::<Disk>().unwrap().0.path.is_absolute());
+        assert!("".parse::<Disk>().is_err() && "/a,size=big".parse::<Disk>().is_err());
+    }
+
+    #[test]
+    fn ports_with_impossible_bridges_or_addresses_are_refused() {
+        assert_eq!("none".parse::<Port>().unwrap().0, NicRequest::default());
+        let port = "br0,mac=52:54:00:AB:00:01".parse::<Port>().unwrap().0;
+        assert_eq!(port.mac.as_deref(), Some("52:54:00:ab:00:01"));
+        for bad in
+            ["", "a/b", "sixteen-bytes-xx", "br0,mac=1", "br0,mac=52:54:00:12:34:5g", "br0,model=e1000"]
+        {
+            assert!(bad.parse::<Port>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! A scripted daemon on a real socket, and the binary run against it.
+//!
+//! It answers every route with one fixed thing. Operation 1 succeeds after a snapshot; operation 2 (checkpoint of
+//! `slow`) runs until it is cancelled; operation 3 (checkpoint of `full`) fails.
+
+use axum::{
+    Json, Router,
+    body::{Body, Bytes},
+    extract::{Path, Request, State},
+    http::{Response, StatusCode, header},
+    response::IntoResponse,
+    routing::{delete, get, post, put},
+};
+use futures_util::stream;
+use serde_json::{Value, json};
+use std::{
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UnixListener,
+    runtime::Runtime,
+    sync::watch,
+};
+use whimbrel_api::{ApiError, ErrorCode, routes};
+
+pub(crate) struct Daemon {
+    _runtime: Runtime,
+    directory: TempDir,
+    script: Arc<Script>,
+}
+
+struct Script {
+    /// What all times in answers are.
+    time_ms: u64,
+    /// Whether somebody watches operation 2.
+    watched: watch::Sender<bool>,
+    /// Whether operation 2 was cancelled.
+    cancelled: watch::Sender<bool>,
+    /// The console sends this and then everything back that it gets.
+    greeting: &'static str,
+}
+
+impl Daemon {
+    pub(crate) fn start(time_ms: u64) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let runtime = Runtime::new().unwrap();
+        let script = Script {
+            time_ms,
+            watched: watch::channel(false).0,
+            cancelled: watch::channel(false).0,
+            greeting: "login: ",
+        };
+        let script = Arc::new(script);
+        let listener =
+            runtime.block_on(async { UnixListener::bind(directory.path().join("host.sock")) }).unwrap();
+        let router = router(script.clone());
+        runtime.spawn(async move { axum::serve(listener, router).await });
+        Self { _runtime: runtime, directory, script }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.directory.path().join("host.sock")
+    }
+
+    /// The binary with `arguments` (separated by blanks), talking to this daemon, on no terminal.
+    pub(crate) fn command(&self, arguments: &str) -> Command {
+        let mut command = whimbrel(arguments);
+        command.env("WHIMBREL_SOCKET", self.socket());
+        command
+    }
+
+    pub(crate) fn output(&self, arguments: &str) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    pub(crate) fn wait_until_watched(&self) {
+        wait_for("somebody to watch operation 2", || *self.script.watched.borrow());
+    }
+
+    pub(crate) fn was_cancelled(&self) -> bool {
+        *self.script.cancelled.borrow()
+    }
+}
+
+/// The binary as a test finds it: nothing of the user's environment decides what it says.
+pub(crate) fn whimbrel(arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_whimbrel"));
+    command.args(arguments.split_whitespace()).env("COLUMNS", "100").env_remove("WHIMBREL_SOCKET");
+    command.env_remove("WHIMBREL_LOG").stdin(Stdio::null());
+    command
+}
+
+/// Asks again and again until it is so, and gives up after a generous while.
+pub(crate) fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn router(script: Arc<Script>) -> Router {
+    let machine = |State(script): State<Arc<Script>>| async move { Json(script.machine()) };
+    let capsule = |State(script): State<Arc<Script>>| async move { Json(script.capsule()) };
+    let done = || async { StatusCode::NO_CONTENT };
+    Router::new()
+        .route(routes::HOST, get(host))
+        .route(routes::MACHINES, get(machines).post(machine))
+        .route(routes::MACHINE, get(machine).delete(done))
+        .route(routes::MACHINE_STOP, post(machine))
+        .route(routes::MACHINE_PAUSE, post(refuse))
+        .route(routes::MACHINE_UNPAUSE, post(machine))
+        .route(routes::MACHINE_BALLOON, post(machine))
+        .route(routes::MACHINE_CHECKPOINT, post(checkpoint))
+        .route(routes::MACHINE_SUSPEND, post(|| begin("suspend")))
+        .route(routes::MACHINE_MIGRATE, post(|| begin("migrate")))
+        .route(routes::MACHINE_CONSOLE, get(console))
+        .route(routes::MACHINE_CONSOLE_LOG, get(|| async { "boot\n" }))
+        .route(routes::RESUME, post(|| begin("resume")))
+        .route(routes::CLONE, post(|| begin("clone")))
+        .route(routes::CAPSULES, get(capsules))
+        .route(routes::CAPSULE, get(capsule).delete(done))
+        .route(routes::CAPSULE_LOG, get(capsules))
+        .route(routes::CAPSULE_DIFF, get(diff))
+        .route(routes::TAG, put(capsule))
+        .route(routes::STORE_GC, post(|| begin("gc")))
+        .route(routes::STORE_VERIFY, post(|| begin("verify")))
+        .route(routes::EXPORT, post(|| begin("export")))
+        .route(routes::IMPORT, post(|| begin("import")))
+        .route(
+            routes::TRUST,
+            get(|| async { Json(json!([trust_entry()])) }).post(|| async { Json(trust_entry()) }),
+        )
+        .route(routes::TRUST_ENTRY, delete(done))
+        .route(routes::OPERATION, delete(cancel))
+        .route(routes::OPERATION_EVENTS, get(events))
+        .with_state(script)
+}
+
+impl Script {
+    fn machine(&self) -> Value {
+        json!({"name": "web", "state": {"kind": "lazy", "resident_pages": 64, "total_pages": 256}, "memory": 1048576,
+            "cpus": 2, "accel": "tcg", "disks": [{"size": 8192, "base": "/img/web.img", "owned": 4096}],
+            "nics": [{"mac": "52:54:00:00:00:01", "bridge": "br0"}], "pid": null, "since_ms": self.time_ms,
+            "origin": id('a'), "operation": null})
+    }
+
+    fn capsule(&self) -> Value {
+        json!({"id": id('b'), "names": ["before", "web"], "machine": "web", "active": true, "time_ms": self.time_ms,
+            "host": "alpha", "memory": 1048576, "images": [{"name": "memory", "pages": 256, "root": id('c')}],
+            "parents": [id('a')], "labels": {"ticket": "4711"}, "stored": 12288})
+    }
+}
+
+fn id(digit: char) -> String {
+    digit.to_string().repeat(64)
+}
+
+async fn host() -> Json<Value> {
+    Json(
+        json!({"name": "alpha", "version": "0.1.0", "public_key": "ed25519:KEY", "listen": null, "data": "/data",
+        "pid": 1, "qemu_version": "7.2.22", "accel": "tcg", "machines": 1, "uptime_s": 12600,
+        "store": {"capsules": 2, "stored": 12288, "logical": 2097152, "free": 1073741824}}),
+    )
+}
+
+async fn machines(State(script): State<Arc<Script>>) -> Json<Value> {
+    Json(json!([script.machine()]))
+}
+
+async fn capsules(State(script): State<Arc<Script>>) -> Json<Value> {
+    let mut first = script.capsule();
+    first["id"] = id('a').into();
+    first["names"] = json!([]);
+    first["parents"] = json!([]);
+    first["active"] = false.into();
+    Json(json!([script.capsule(), first]))
+}
+
+async fn diff() -> Json<Value> {
+    Json(json!({"a": id('a'), "b": id('b'), "config": [{"field": "cpus", "a": "1", "b": "2"}], "images": [
+        {"name": "memory", "pages_a": 256, "pages_b": 256, "changed": 3, "filled": 2, "emptied": 1}]}))
+}
+
+fn trust_entry() -> Value {
+    json!({"name": "beta", "key": "ed25519:OTHER", "address": "10.0.0.2:7400"})
+}
+
+/// Refuses with the code that the machine is named after.
+async fn refuse(Path(name): Path<String>) -> impl IntoResponse {
+    let code = ErrorCode::ALL.into_iter().find(|code| code.as_str() == name).unwrap();
+    let mut error = ApiError::new(code, format!("refused as {code}")).with_hint("do something else");
+    error.causes = vec!["it was written so".to_owned()];
+    (StatusCode::from_u16(code.http_status()).unwrap(), Json(error))
+}
+
+fn operation(number: u64, kind: &str, state: Value) -> Value {
+    let progress = json!({"stage": "copying", "done": 1, "total": 4, "unit": "pages", "rate_per_s": 2.0});
+    let mut operation =
+        json!({"id": number, "kind": kind, "subject": "web", "started_ms": 1, "progress": progress});
+    operation.as_object_mut().unwrap().extend(state.as_object().unwrap().clone());
+    operation
+}
+
+/// Begins an operation whose kind its number tells.
+async fn begin(kind: &'static str) -> (StatusCode, Json<Value>) {
+    let number = 10 + KINDS.iter().position(|known| *known == kind).unwrap() as u64;
+    (StatusCode::ACCEPTED, Json(operation(number, kind, json!({"state": "running"}))))
+}
+
+const KINDS: [&str; 9] =
+    ["checkpoint", "suspend", "resume", "clone", "migrate", "gc", "verify", "export", "import"];
+
+async fn checkpoint(Path(name): Path<String>) -> (StatusCode, Json<Value>) {
+    let number = match name.as_str() {
+        "slow" => 2,
+        "full" => 3,
+        _ => return begin("checkpoint").await,
+    };
+    (StatusCode::ACCEPTED, Json(operation(number, "checkpoint", json!({"state": "running"}))))
+}
+
+fn result(kind: &str) -> Value {
+    let rounds = json!([{"pages": 256, "bytes": 8192, "ms": 10.5}, {"pages": 3, "bytes": 4096, "ms": 0.5}]);
+    match kind {
+        "checkpoint" | "suspend" => {
+            json!({"kind": kind, "capsule": id('b'), "pause_ms": 1.75, "total_ms": 412.0,
+            "bytes_added": 12288, "rounds": rounds})
+        }
+        "resume" => json!({"kind": kind, "machines": ["web"], "to_running_ms": 151.0}),
+        "clone" => json!({"kind": kind, "machines": ["web-1", "web-2"], "to_running_ms": 300.0}),
+        "migrate" => json!({"kind": kind, "host": "beta", "downtime_ms": 4.5, "total_ms": 2400.0,
+            "wire_bytes": 2097152, "rounds": rounds, "network": {"kind": "announced", "ports": 1}}),
+        "gc" => {
+            json!({"kind": kind, "freed": 4096, "stored": 8192, "packs_removed": 1, "packs_rewritten": 2})
+        }
+        "verify" => json!({"kind": kind, "capsules": 2, "objects": 300, "bytes": 8192,
+            "damaged": [{"place": "pack 3", "problem": "digest differs at 4096"}]}),
+        "export" => json!({"kind": kind, "path": "/backup/web.capsule", "bytes": 8192}),
+        _ => json!({"kind": kind, "capsule": id('b'), "added": 8192}),
+    }
+}
+
+async fn events(State(script): State<Arc<Script>>, Path(number): Path<u64>) -> Response<Body> {
+    match number {
+        2 => until_cancelled(script),
+        3 => {
+            let error = ApiError::new(ErrorCode::NoSpace, "the store is full").with_hint("run `whimbrel gc`");
+            lines(&[operation(3, "checkpoint", json!({"state": "failed", "error": error}))])
+        }
+        _ => {
+            let kind = KINDS[number as usize - 10];
+            let running = operation(number, kind, json!({"state": "running"}));
+            let ended = json!({"state": "succeeded", "result": result(kind)});
+            lines(&[running, operation(number, kind, ended)])
+        }
+    }
+}
+
+fn lines(values: &[Value]) -> Response<Body> {
+    Response::new(values.iter().map(|value| format!("{value}\n")).collect::<String>().into())
+}
+
+/// One snapshot at once, the last one when somebody has cancelled.
+fn until_cancelled(script: Arc<Script>) -> Response<Body> {
+    let steps = stream::unfold((0, script), |(step, script)| async move {
+        let state = match step {
+            0 => json!({"state": "running"}),
+            1 => {
+                script.watched.send_replace(true);
+                script.cancelled.subscribe().wait_for(|cancelled| *cancelled).await.ok()?;
+                json!({"state": "cancelled", "left": "the machine runs on, nothing was stored"})
+            }
+            _ => return None,
+        };
+        let line = Bytes::from(format!("{}\n", operation(2, "checkpoint", state)));
+        Some((Ok::<_, std::io::Error>(line), (step + 1, script)))
+    });
+    Response::new(Body::from_stream(steps))
+}
+
+async fn cancel(State(script): State<Arc<Script>>) -> Json<Value> {
+    script.cancelled.send_replace(true);
+    Json(operation(2, "checkpoint", json!({"state": "running"})))
+}
+
+async fn console(State(script): State<Arc<Script>>, mut request: Request) -> Response<Body> {
+    let upgrade = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        let mut stream = hyper_util::rt::TokioIo::new(upgrade.await.unwrap());
+        stream.write_all(script.greeting.as_bytes()).await.unwrap();
+        let mut buffer = [0; 256];
+        while let Ok(count @ 1..) = stream.read(&mut buffer).await {
+            if buffer[..count].ends_with(b"exit\n") || stream.write_all(&buffer[..count]).await.is_err() {
+                break;
+            }
+        }
+        let _ = stream.shutdown().await;
+    });
+    let head =
+        Response::builder().status(StatusCode::SWITCHING_PROTOCOLS).header(header::CONNECTION, "upgrade");
+    head.header(header::UPGRADE, routes::CONSOLE_PROTOCOL).body(Body::empty()).unwrap()
+}

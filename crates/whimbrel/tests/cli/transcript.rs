@@ -1,0 +1,69 @@
+//! What every verb prints, for people and as JSON, against a daemon with fixed answers.
+//!
+//! The JSON is a promise: a shape that changes here breaks somebody's script.
+
+use crate::fake::Daemon;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+const VERBS: &[&str] = &[
+    "ps",
+    "run web --memory 1M --disk /img/web.img,size=8K --net br0",
+    "stop web",
+    "unpause web",
+    "balloon web 512K",
+    "forget web",
+    "checkpoint web --tag before --label ticket=4711",
+    "suspend web",
+    "resume before --full",
+    "clone before --count 2",
+    "migrate web beta --downtime-max 30ms --rate-max 100Mbit",
+    "ls",
+    "log web",
+    "show before",
+    "diff before web",
+    "tag web before",
+    "rm before web",
+    "gc",
+    "verify",
+    "export before /backup/web.capsule",
+    "import /backup/web.capsule web",
+    "trust add beta ed25519:OTHER 10.0.0.2:7400",
+    "trust ls",
+    "trust rm beta",
+    "key",
+];
+
+fn transcript(daemon: &Daemon, option: &str, verbs: &[&str]) -> String {
+    let mut all = String::new();
+    for verb in verbs {
+        let line = format!("{verb}{option}");
+        let output = daemon.output(&line);
+        let (out, err) =
+            (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+        all += &format!("$ whimbrel {line}\n{out}");
+        err.lines().for_each(|line| all += &format!("stderr: {line}\n"));
+        match output.status.code() {
+            Some(0) => all += "\n",
+            code => all += &format!("exit code {code:?}\n\n"),
+        }
+    }
+    all
+}
+
+#[test]
+fn every_verb_says_to_people_what_was_reviewed() {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let hours_ago = now - Duration::from_secs(3 * 3600 + 1800);
+    let daemon = Daemon::start(hours_ago.as_millis() as u64);
+    let mut verbs = VERBS.to_vec();
+    verbs.extend(["log web --graph", "top --count 1", "console web --log"]);
+    crate::kept::compare("people.txt", &transcript(&daemon, "", &verbs));
+}
+
+#[test]
+fn every_verb_says_to_programs_what_was_promised() {
+    let daemon = Daemon::start(1_000);
+    let mut verbs = VERBS.to_vec();
+    verbs.push("top --count 1");
+    crate::kept::compare("json.txt", &transcript(&daemon, " --json", &verbs));
+}
