@@ -1,2 +1,73 @@
-//! To be filled.
-fn main() {}
+//! Named experiments against peers: `cargo xtask bench NAME [--quick] [--record]`. See docs/benchmarks.md.
+//!
+//! Prints a table and writes `target/bench/NAME.json`. A goal that is missed does not fail the command: a measurement is
+//! a finding. An experiment that could not be done does, after the others were.
+
+mod guest;
+mod harness;
+mod run;
+
+use anyhow::{Result, bail, ensure};
+use clap::Parser;
+use harness::Report;
+use run::{Context, EXPERIMENTS, select};
+use std::path::{Path, PathBuf};
+
+/// Named experiments against peers.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask bench")]
+struct Arguments {
+    /// A row (store.ingest), a family (store), `run` for all, or `list`.
+    name: String,
+    /// Fewer repetitions and smaller inputs, under five minutes.
+    #[arg(long)]
+    quick: bool,
+    /// Keep the result in bench/results/ as well. Not with --quick, and only from a clean checkout.
+    #[arg(long, conflicts_with = "quick")]
+    record: bool,
+    /// Two memory or disk images to keep instead of made ones: the first version and a later one.
+    #[arg(long, num_args = 2, value_names = ["FIRST", "LATER"])]
+    images: Vec<PathBuf>,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    if arguments.name == "list" {
+        EXPERIMENTS.iter().for_each(|experiment| println!("{:<18} {}", experiment.name, experiment.about));
+        return Ok(());
+    }
+    let images = <[PathBuf; 2]>::try_from(arguments.images).ok().map(|[first, later]| (first, later));
+    let context = Context { quick: arguments.quick, images };
+    let (mut rows, mut failed) = (Vec::new(), Vec::new());
+    for experiment in select(&arguments.name)? {
+        eprintln!("==> {}: {}", experiment.name, experiment.about);
+        match (experiment.run)(&context) {
+            Ok(done) => rows.extend(done),
+            Err(error) => {
+                eprintln!("{}: {error:#}", experiment.name);
+                failed.push(experiment.name);
+            }
+        }
+    }
+    keep(&Report::new(&arguments.name, arguments.quick, rows), arguments.record && failed.is_empty())?;
+    if !failed.is_empty() {
+        bail!("could not do {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+/// Prints the report and writes it where it belongs.
+fn keep(report: &Report, record: bool) -> Result<()> {
+    println!("{}\n{}", report.heading(), report.table());
+    let bench = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = report.write(&bench.with_file_name("target").join("bench"))?;
+    eprintln!("{}", path.display());
+    if record {
+        ensure!(
+            report.is_clean(),
+            "the checkout has changes, so the result belongs to no commit: not recorded"
+        );
+        eprintln!("{}", report.write(&bench.join("results"))?.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,10 @@
+//! What every experiment shares: samples and their median, rows with a goal, the report, the machine it ran on.
+
+mod machine;
+mod report;
+mod row;
+mod samples;
+
+pub(crate) use report::Report;
+pub(crate) use row::{Goal, Row};
+pub(crate) use samples::{Samples, alternate};

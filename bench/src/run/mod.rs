@@ -1,0 +1,79 @@
+//! The experiments. One file a family, one function a row or a few rows that need the same preparation.
+//!
+//! To add one: a function from [`Context`] to rows, and a line in [`EXPERIMENTS`].
+
+mod images;
+mod keeper;
+mod nbd;
+mod ours;
+mod qemu_nbd;
+mod scan;
+mod store;
+
+use crate::harness::Row;
+use anyhow::{Result, bail};
+use std::path::PathBuf;
+
+/// What an experiment is told.
+pub(crate) struct Context {
+    /// Fewer repetitions, smaller inputs.
+    pub(crate) quick: bool,
+    /// Two images to keep instead of made ones, the second a later version of the first.
+    pub(crate) images: Option<(PathBuf, PathBuf)>,
+}
+
+impl Context {
+    /// How often to measure.
+    pub(crate) fn times(&self, full: usize, quick: usize) -> usize {
+        if self.quick { quick } else { full }
+    }
+}
+
+/// One named experiment.
+pub(crate) struct Experiment {
+    /// `family.row`.
+    pub(crate) name: &'static str,
+    /// One line for people.
+    pub(crate) about: &'static str,
+    pub(crate) run: fn(&Context) -> Result<Vec<Row>>,
+}
+
+/// Every experiment, in the order in which `run` does them.
+pub(crate) const EXPERIMENTS: &[Experiment] = &[
+    Experiment { name: "scan.idle", about: "find the written pages of an idle guest", run: scan::idle },
+    Experiment { name: "scan.busy", about: "find the written pages of a busy guest", run: scan::busy },
+    Experiment { name: "store.ingest", about: "keep a memory image in an empty store", run: store::ingest },
+    Experiment { name: "store.restore", about: "have a kept image back", run: store::restore },
+    Experiment {
+        name: "store.peers",
+        about: "two versions of an image: bytes kept and time",
+        run: store::peers,
+    },
+    Experiment { name: "nbd.randread", about: "read single pages of a disk we serve", run: nbd::randread },
+    Experiment { name: "nbd.seqwrite", about: "write a disk we serve from end to end", run: nbd::seqwrite },
+];
+
+/// The experiments that `name` means: one by its name, a family by what stands before the dot, all by `run`.
+pub(crate) fn select(name: &str) -> Result<Vec<&'static Experiment>> {
+    let family =
+        |experiment: &Experiment| experiment.name.split_once('.').is_some_and(|(family, _)| family == name);
+    let chosen: Vec<_> =
+        EXPERIMENTS.iter().filter(|e| name == "run" || e.name == name || family(e)).collect();
+    if chosen.is_empty() {
+        bail!("no experiment {name:?}; `list` shows them");
+    }
+    Ok(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_means_a_row_a_family_or_all() {
+        assert_eq!(select("scan.idle").unwrap().len(), 1);
+        assert_eq!(select("scan").unwrap().len(), 2);
+        assert_eq!(select("run").unwrap().len(), EXPERIMENTS.len());
+        assert!(select("sca").is_err());
+    }
+}
