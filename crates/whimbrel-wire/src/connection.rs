@@ -2,7 +2,8 @@
 //!
 //! Handles are cheap clones. The connection closes politely when the last [`Connection`] and the last [`Pending`]
 //! of it are gone; what was sent before still goes out. Dropping a `Pending` only forgets the reply: the
-//! request is carried out, the reply's bytes are given back as credit, and nothing gets out of step.
+//! request is carried out, and nothing gets out of step. Replies come in any order and may be awaited in any;
+//! one that came is kept until its `Pending` is awaited, so a caller bounds them by how many it keeps.
 
 use crate::{
     Call, CallError, CloseReason, Order, Refusal, Reply, Request,
@@ -57,12 +58,7 @@ pub(crate) struct Meters {
     pub(crate) round_trip: AtomicU64,
 }
 
-/// A reply that came and the credit it holds until somebody takes it.
-#[derive(Debug)]
-struct Arrived {
-    answer: Result<Reply, Refusal>,
-    _held: Held,
-}
+type Arrived = Result<Reply, Refusal>;
 
 /// Received bytes that count against the peer's credit until this is dropped.
 #[derive(Debug)]
@@ -134,7 +130,7 @@ impl Shared {
     }
 
     /// Hands a reply to whoever waits for it.
-    pub(crate) fn reply(&self, frame: Frame, held: Held) -> Result<(), FrameError> {
+    pub(crate) fn reply(&self, frame: Frame) -> Result<(), FrameError> {
         let request = frame.head.request;
         let waiting = self.calls().waiting.remove(&request).ok_or(FrameError::UnknownReply { request })?;
         let answer = if frame.head.flags == Flags::REFUSAL {
@@ -142,8 +138,8 @@ impl Shared {
         } else {
             Ok(Reply { header: frame.header, payload: frame.payload })
         };
-        // A caller who has gone gets nothing, and the credit goes back as the value is dropped.
-        drop(waiting.send(Arrived { answer, _held: held }));
+        // A caller who has gone gets nothing.
+        drop(waiting.send(answer));
         Ok(())
     }
 
@@ -338,8 +334,8 @@ impl Future for Pending {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let arrived = std::task::ready!(Pin::new(&mut self.reply).poll(context));
         Poll::Ready(match arrived {
-            Ok(Arrived { answer: Ok(reply), .. }) => Ok(reply),
-            Ok(Arrived { answer: Err(source), .. }) => Err(CallError::Refused { source }),
+            Ok(Ok(reply)) => Ok(reply),
+            Ok(Err(source)) => Err(CallError::Refused { source }),
             Err(_) => Err(CallError::Closed { source: self.link.shared.reason() }),
         })
     }

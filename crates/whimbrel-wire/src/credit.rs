@@ -2,9 +2,10 @@
 //!
 //! **Bulk** is every frame with a payload and every ordered request; **control** is the rest. Classes have windows
 //! of their own, so a cancel gets through while page batches wait. A frame costs its whole length, so
-//! headers cannot be used to get around the limit. The sender takes credit before a frame is queued; the
-//! receiver gives it back when the frame's bytes are used: a request when it has been answered, a reply when
-//! the caller took it (or dropped its `Pending`). Hence neither side ever holds more than its window.
+//! headers cannot be used to get around the limit. The sender takes credit before a frame is queued. The
+//! receiver gives it back for a request when it has been answered, so a busy service holds a window and no more;
+//! for a reply when it has arrived: it was asked for, and a caller that awaits its replies in another order
+//! than they come must not be stuck for want of the one at the far side of a full window.
 //!
 //! No deadlock by hoarding: a receiver keeps back less than a quarter of a window before it sends a grant, and
 //! the other three quarters hold the largest frame (see [`MIN_WINDOW`]).

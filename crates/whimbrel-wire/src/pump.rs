@@ -183,7 +183,8 @@ fn take(
 ) -> Result<Option<CloseReason>, FrameError> {
     let Some(held) = held else { return take_own(&frame, shared) };
     if matches!(frame.head.flags, Flags::REPLY | Flags::REFUSAL) {
-        shared.reply(frame, held)?;
+        // Its credit goes back at once: a caller waiting for one reply must not be stuck behind others.
+        shared.reply(frame)?;
     } else {
         dispatcher.request(frame, held);
     }

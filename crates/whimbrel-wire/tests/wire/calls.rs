@@ -79,7 +79,8 @@ async fn ordered_requests_keep_their_order_and_a_cancel_overtakes_them() {
     for reply in replies {
         soon(reply).await.unwrap();
     }
-    let seen: Vec<_> = host.bench.seen.lock().unwrap()[1..].iter().map(|(_, header)| header.to_vec()).collect();
+    let seen: Vec<_> =
+        host.bench.seen.lock().unwrap()[1..].iter().map(|(_, header)| header.to_vec()).collect();
     assert_eq!(seen, (0..200u32).map(|at| at.to_le_bytes().to_vec()).collect::<Vec<_>>());
 }
 

@@ -11,19 +11,19 @@ use whimbrel_wire::{
     Request, Rights, Service, Trust, TrustedPeer, connect_tls, serve_tls,
 };
 
-pub const ECHO: u16 = 0x0601;
-pub const HOLD: u16 = 0x0602;
-pub const RECORD: u16 = 0x0603;
-pub const PANIC: u16 = 0x0604;
-pub const CALL_BACK: u16 = 0x0605;
-pub const FILL: u16 = 0x0606;
+pub(crate) const ECHO: u16 = 0x0601;
+pub(crate) const HOLD: u16 = 0x0602;
+pub(crate) const RECORD: u16 = 0x0603;
+pub(crate) const PANIC: u16 = 0x0604;
+pub(crate) const CALL_BACK: u16 = 0x0605;
+pub(crate) const FILL: u16 = 0x0606;
 
 /// What the service has seen, and the gate behind which held requests wait.
-pub struct Bench {
-    pub gate: Semaphore,
-    pub seen: Mutex<Vec<(Order, Bytes)>>,
-    pub connections: Mutex<Vec<Connection>>,
-    pub keep: bool,
+pub(crate) struct Bench {
+    pub(crate) gate: Semaphore,
+    pub(crate) seen: Mutex<Vec<(Order, Bytes)>>,
+    pub(crate) connections: Mutex<Vec<Connection>>,
+    pub(crate) keep: bool,
 }
 
 impl Default for Bench {
@@ -33,7 +33,7 @@ impl Default for Bench {
 }
 
 #[derive(Clone, Default)]
-pub struct TestService(pub Arc<Bench>);
+pub(crate) struct TestService(pub(crate) Arc<Bench>);
 
 impl Service for TestService {
     fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
@@ -69,12 +69,12 @@ impl Service for TestService {
 }
 
 /// A listening host; it stops when dropped.
-pub struct Host {
-    pub address: String,
-    pub identity: Arc<Identity>,
-    pub trust: Arc<Trust>,
-    pub bench: Arc<Bench>,
-    pub dir: tempfile::TempDir,
+pub(crate) struct Host {
+    pub(crate) address: String,
+    pub(crate) identity: Arc<Identity>,
+    pub(crate) trust: Arc<Trust>,
+    pub(crate) bench: Arc<Bench>,
+    pub(crate) dir: tempfile::TempDir,
     task: JoinHandle<Result<(), ConnectError>>,
 }
 
@@ -84,11 +84,11 @@ impl Drop for Host {
     }
 }
 
-pub fn endpoint(name: &str) -> Endpoint {
+pub(crate) fn endpoint(name: &str) -> Endpoint {
     Endpoint::new(name.parse().unwrap(), TestService::default())
 }
 
-pub async fn host_with(change: impl FnOnce(&mut Endpoint), keep: bool) -> Host {
+pub(crate) async fn host_with(change: impl FnOnce(&mut Endpoint), keep: bool) -> Host {
     let dir = tempfile::tempdir().unwrap();
     let identity = Arc::new(Identity::load_or_create(dir.path()).unwrap());
     let trust = Arc::new(Trust::load(dir.path()).unwrap());
@@ -102,18 +102,18 @@ pub async fn host_with(change: impl FnOnce(&mut Endpoint), keep: bool) -> Host {
     Host { address, identity, trust, bench, dir, task }
 }
 
-pub async fn host() -> Host {
+pub(crate) async fn host() -> Host {
     host_with(|_| (), false).await
 }
 
 impl Host {
-    pub fn admit(&self, name: &str, identity: &Identity, rights: Rights) {
+    pub(crate) fn admit(&self, name: &str, identity: &Identity, rights: Rights) {
         let entry =
             TrustedPeer { name: name.parse().unwrap(), key: identity.public_key(), address: None, rights };
         self.trust.add(entry).unwrap();
     }
 
-    pub async fn connect_as(
+    pub(crate) async fn connect_as(
         &self,
         identity: &Identity,
         endpoint: &Endpoint,
@@ -122,7 +122,7 @@ impl Host {
     }
 
     /// A new trusted client.
-    pub async fn client(&self) -> Connection {
+    pub(crate) async fn client(&self) -> Connection {
         let identity = Identity::ephemeral().unwrap();
         let name = format!("client-{}", self.trust.list().unwrap().len());
         self.admit(&name, &identity, Rights::all());
@@ -130,12 +130,12 @@ impl Host {
     }
 }
 
-pub fn request(kind: u16, header: impl AsRef<[u8]>, payload: impl Into<Bytes>) -> Request {
+pub(crate) fn request(kind: u16, header: impl AsRef<[u8]>, payload: impl Into<Bytes>) -> Request {
     Request::new(kind, Bytes::copy_from_slice(header.as_ref()), payload.into())
 }
 
 /// Waits until `done`, which must come true within a minute.
-pub async fn until(what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut done: impl FnMut() -> bool) {
     for _ in 0..12_000 {
         if done() {
             return;
@@ -146,6 +146,6 @@ pub async fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 /// A future that must end within a minute: a hang is a failure, not a stuck test run.
-pub async fn soon<T>(future: impl Future<Output = T>) -> T {
+pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), future).await.expect("ends within a minute")
 }

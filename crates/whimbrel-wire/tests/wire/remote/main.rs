@@ -1,0 +1,19 @@
+//! What the tests run behind ssh: echoes every request over standard input and output until the peer is gone.
+
+use std::error::Error;
+use whimbrel_wire::{Answer, BoxFuture, Endpoint, Peer, Reply, Request, Service, serve_stdio};
+
+struct Echo;
+
+impl Service for Echo {
+    fn handle<'a>(&'a self, _peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
+        Box::pin(async move { Ok(Reply { header: request.header, payload: request.payload }) })
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let endpoint = Endpoint::new("remote".parse()?, Echo);
+    serve_stdio(&endpoint).await?.closed().await;
+    Ok(())
+}
