@@ -54,8 +54,8 @@ impl Store {
         Ok(capsules)
     }
 
-    /// Ids of all manifests, from the kinds that the index keeps.
-    fn manifest_ids(&self) -> Result<BTreeSet<CapsuleId>> {
+    /// Ids of all manifests that can be read, from the kinds that the index keeps.
+    pub(crate) fn manifest_ids(&self) -> Result<BTreeSet<CapsuleId>> {
         let objects = &self.inner.objects;
         objects.catalog.refresh()?;
         let indexes = objects.catalog.snapshot();
@@ -64,7 +64,11 @@ impl Store {
             .flat_map(|index| index.places())
             .filter(|place| place.kind == Kind::Manifest)
             .collect();
-        let id = |place: &Place| Ok(objects.frame(place)?.digest(0).copied().map(CapsuleId));
+        let id = |place: &Place| match objects.frame(place) {
+            Ok(frame) => Ok(frame.digest(0).copied().map(CapsuleId)),
+            Err(StoreError::Damaged { .. }) => Ok(None),
+            Err(error) => Err(error),
+        };
         places.iter().filter_map(|place| id(place).transpose()).collect()
     }
 

@@ -7,7 +7,7 @@
 use crate::{
     error::{Result, StoreError},
     files::{Files, LockMode, Patience},
-    index::{self, Entry, Index, Location, MAX_FRAMES, MAX_PACKS},
+    index::{self, Entry, Index, Location, MAX_FRAMES, MAX_PACKS, Place},
     layout::{INDEX, PackId, publish},
 };
 use std::{
@@ -108,22 +108,25 @@ impl Catalog {
         let indexes = self.snapshot();
         let sizes: Vec<usize> = indexes.iter().map(|index| index.frame_count()).collect();
         let Some(first) = merge_from(&sizes) else { return Ok(()) };
-        self.replace(&indexes[first..], &HashSet::new())
+        self.replace(&indexes[first..], &HashSet::new(), &HashSet::new())
     }
 
-    /// Rewrites every index file that covers one of `gone`, without it.
-    pub(crate) fn forget(&self, gone: &HashSet<PackId>) -> Result<()> {
+    /// Rewrites every index file that covers one of the packs `gone` or lists one of the frames `dead`, without them.
+    pub(crate) fn forget(&self, gone: &HashSet<PackId>, dead: &HashSet<Place>) -> Result<()> {
         let lock = self.files.lock(INDEX_LOCK, LockMode::Exclusive, Patience::Wait);
         let _lock = lock.map_err(StoreError::io("lock", INDEX_LOCK))?;
         self.refresh()?;
-        for index in self.snapshot().iter().filter(|i| i.packs().iter().any(|(id, _)| gone.contains(id))) {
-            self.replace(std::slice::from_ref(index), gone)?;
+        for index in self.snapshot().iter() {
+            let covers = index.packs().iter().any(|(id, _)| gone.contains(id));
+            if covers || (!dead.is_empty() && index.places().any(|place| dead.contains(&place))) {
+                self.replace(std::slice::from_ref(index), gone, dead)?;
+            }
         }
         Ok(())
     }
 
-    /// One file in place of `old`, without the packs in `gone`.
-    fn replace(&self, old: &[Arc<Index>], gone: &HashSet<PackId>) -> Result<()> {
+    /// One file in place of `old`, without the packs `gone` and the frames `dead`.
+    fn replace(&self, old: &[Arc<Index>], gone: &HashSet<PackId>, dead: &HashSet<Place>) -> Result<()> {
         let (mut packs, mut entries) = (BTreeMap::new(), Vec::new());
         for index in old {
             let new: HashSet<PackId> = index
@@ -136,7 +139,8 @@ impl Catalog {
                 let path = format!("{INDEX}/{}", index.name);
                 return Err(StoreError::Index { path, reason: "body checksum" });
             };
-            entries.extend(contents.into_iter().filter(|entry| new.contains(&entry.place.pack)));
+            let stays = |entry: &Entry| new.contains(&entry.place.pack) && !dead.contains(&entry.place);
+            entries.extend(contents.into_iter().filter(stays));
             packs.extend(index.packs().iter().filter(|(id, _)| new.contains(id)).copied());
         }
         if !packs.is_empty() {

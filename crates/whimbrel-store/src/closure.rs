@@ -35,7 +35,8 @@ pub(crate) fn check_image(
     seen: &mut HashSet<Digest>,
 ) -> Result<()> {
     walk(&store.inner.objects, root, pages, &mut |visit| match visit {
-        Visit::Node { digest, .. } => Ok(seen.insert(digest)),
+        // Asked of the index, not of the cache of nodes, which may remember what is gone.
+        Visit::Node { digest, .. } => check_object(store, &digest).map(|()| seen.insert(digest)),
         Visit::Page { digest, .. } => check_object(store, &digest).map(|()| true),
     })
 }

@@ -158,8 +158,12 @@ pub(crate) fn living(files: &dyn Files, own: u64, bury: bool) -> Result<Living> 
             living.oldest = living.oldest.min(text.trim().parse().unwrap_or(0));
         }
     }
-    for name in names.iter().filter(|name| name.contains('.')) {
-        living.pins.extend(read_pin(files, &format!("{LEASES}/{name}"))?);
+    // Pins of the dead are not even read: a power failure may have left them torn.
+    for name in &names {
+        let holder = name.split_once('.').and_then(|(id, _)| u64::from_str_radix(id, 16).ok());
+        if holder.is_some_and(|id| living.ids.contains(&id)) {
+            living.pins.extend(read_pin(files, &format!("{LEASES}/{name}"))?);
+        }
     }
     Ok(living)
 }

@@ -173,12 +173,22 @@ impl Objects {
         if let Some(frame) = self.frames.get(&cached) {
             return Ok(frame);
         }
-        let frame = Arc::new(self.decode(place)?);
+        let frame = Arc::new(self.decode(place, &|key, below| self.base(key, below))?);
         self.frames.insert(cached, frame.clone());
         Ok(frame)
     }
 
-    fn decode(&self, place: &Place) -> Result<Decoded> {
+    /// The base of a delta: the object with `key`, from a frame of depth less than `below`.
+    pub(crate) fn base(&self, key: Key, below: u8) -> Result<Vec<u8>> {
+        Ok(self.fetch(Wanted::Key(key), below)?.bytes().to_vec())
+    }
+
+    /// The frame at `place`, decoded, past the cache. `base_of` finds what deltas rest on.
+    pub(crate) fn decode(
+        &self,
+        place: &Place,
+        base_of: &dyn Fn(Key, u8) -> Result<Vec<u8>>,
+    ) -> Result<Decoded> {
         let bytes = self.encoded(place)?;
         let damaged = |source: FrameError| damaged(String::from("of a frame"), place, source);
         let frame = Frame::parse(&bytes).map_err(damaged)?;
@@ -187,7 +197,7 @@ impl Objects {
         }
         let mut base = Vec::new();
         for key in frame.bases() {
-            base.extend(self.fetch(Wanted::Key(key), frame.head.depth)?.bytes());
+            base.extend(base_of(key, frame.head.depth)?);
             if base.len() > MAX_RAW {
                 return Err(damaged(FrameError::Head { field: "base length" }));
             }

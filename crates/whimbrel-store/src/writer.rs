@@ -151,6 +151,16 @@ impl Writer {
         Ok(digest)
     }
 
+    /// Stores objects that are not here yet, `group` to a frame.
+    pub(crate) fn put_objects(&self, kind: Kind, objects: &[&[u8]], group: usize) -> Result<()> {
+        let session = &self.pool.session;
+        session.check()?;
+        let indexes = session.inner.objects.catalog.snapshot();
+        let digested = objects.iter().map(|bytes| (Digest::of(bytes), *bytes));
+        let new: Vec<_> = digested.filter(|(digest, _)| session.claim(digest, &indexes)).collect();
+        Framer::new(&session.inner, self.pool.pack()).plain(kind, &new, group)
+    }
+
     /// Makes the capsule and points `refs` at it. When this returns, all of it is durable.
     pub fn commit(&self, manifest: &Manifest, refs: &[RefName]) -> Result<CapsuleId> {
         let bytes = manifest.encode()?;

@@ -1,6 +1,8 @@
 //! Capsules to test with.
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
+pub mod crash_disk;
+
 use std::collections::BTreeMap;
 use whimbrel_core::{Accel, ByteSize, CapsuleId, MachineConfig, PAGE_SIZE, PageRun, RefName};
 use whimbrel_image::{FORMAT, ImageRef, Manifest};

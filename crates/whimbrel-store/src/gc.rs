@@ -1,0 +1,261 @@
+//! Garbage collection beside readers and writers of any process.
+//!
+//! One collection runs at a time (`gc.lock`). It marks what refs and pins need, moves the live frames out of packs that are
+//! mostly dead, *condemns* those packs, and removes the condemned ones that nobody can rely on any more. Packs
+//! that have to wait are taken up by a later collection. Why nothing that is needed can go:
+//!
+//! | beside | what could go wrong | why it does not |
+//! |---|---|---|
+//! | a session that writes new packs | they look dead, nothing refers to them yet | packs of a living lease are never condemned; the list of packs is taken before the list of leases |
+//! | a session that found an object already there | its pack is condemned, then removed, before the commit | a pack goes only when every living lease was born after its sentence; those born after it were told and store the object again |
+//! | a session that builds on a base image | subtrees it never touches go | it pins the base, under the gate, before it uses it; pins are roots |
+//! | a commit, `set_ref` | the ref comes after the marking | both hold the gate shared, the last step (mark what is new, spare, condemn, remove) holds it exclusively |
+//! | a ref that is deleted | kept too long | until the next collection |
+//! | a reader with an old index | its pack is gone | live objects were moved before; it sees the file missing, reads the indexes again and finds the copy |
+//! | a machine that reads lazily from a capsule | its ref is deleted | it holds a `Pin` |
+//! | merging of indexes | an index with removed packs comes back | both hold `index.lock` |
+//! | a crash at any point | half a step is seen | copies are durable before the sentence, the sentence before the removal; indexes let go of packs before these are removed; leases die with their process |
+//! | a delta whose base is moved | the base is found in a delta of its own | bases are only looked for at less depth, marking and reading alike |
+
+use crate::{
+    append::{self, Message, NewFrame},
+    error::{Result, StoreError},
+    files::{LockMode, Patience},
+    index::Place,
+    layout::{PACKS, PackId, TEMP},
+    lease::{Condemned, Lease, Living, Purpose, gate, living},
+    mark::Mark,
+    store::Store,
+};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::mpsc::sync_channel,
+};
+use whimbrel_core::ByteSize;
+use whimbrel_image::frame::{Frame, Kind};
+
+const GC_LOCK: &str = "gc.lock";
+/// Packs below this size are gathered into one, once there are [`MANY`].
+const SMALL: u64 = 4 << 20;
+const MANY: usize = 16;
+
+/// Which capsules stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keep {
+    /// Those that a ref names. A capsule needs nothing of its parents.
+    Referenced,
+    /// Those, and their ancestors as far as they are still here.
+    Ancestors,
+}
+
+/// What a collection did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GcReport {
+    /// Capsules that stay.
+    pub capsules: usize,
+    /// Bytes of packs before.
+    pub before: ByteSize,
+    /// Live bytes moved to new packs.
+    pub moved: ByteSize,
+    /// Bytes of the packs removed.
+    pub removed: ByteSize,
+    /// Condemned packs that wait for sessions to end.
+    pub waiting: usize,
+}
+
+impl Store {
+    /// Collects garbage: removes what no ref, no pin and no living session needs.
+    pub fn gc(&self, keep: Keep) -> Result<GcReport> {
+        let inner = &self.inner;
+        inner.check_latch()?;
+        let lock = inner.files.lock(GC_LOCK, LockMode::Exclusive, Patience::Wait);
+        let _one = lock.map_err(StoreError::io("lock", GC_LOCK))?;
+        self.reindex()?;
+        let (lease, condemned) = {
+            let _gate = gate(&*inner.files, LockMode::Shared)?;
+            let condemned = Condemned::read(&*inner.files)?;
+            (Lease::new(inner.files.clone(), Purpose::Write, condemned.generation)?, condemned)
+        };
+        inner.objects.catalog.refresh()?;
+        let packs = inner.objects.catalog.packs();
+        let sessions = living(&*inner.files, lease.id, false)?;
+        let mut mark = Mark::new(self, condemned.ids());
+        self.mark_roots(&mut mark, keep, &sessions)?;
+        let mut victims = victims(&packs, &mark.live, &sessions, &condemned);
+        let moved = self.move_live(&lease, &mark.live, &mut victims)?;
+        let before = ByteSize(packs.values().map(|len| u64::from(*len)).sum());
+        mark.avoid = victims;
+        let report = self.sentence(&lease, mark, keep, condemned, &packs)?;
+        Ok(GcReport { before, moved, ..report })
+    }
+
+    fn mark_roots(&self, mark: &mut Mark<'_>, keep: Keep, sessions: &Living) -> Result<()> {
+        let refs: Vec<_> = self.list_refs()?.into_values().collect();
+        refs.iter().try_for_each(|id| mark.capsule(id))?;
+        if keep == Keep::Ancestors {
+            self.ancestors(refs)?.iter().try_for_each(|(id, _)| mark.capsule(id))?;
+        }
+        sessions.pins.iter().try_for_each(|pinned| mark.pinned(pinned))
+    }
+
+    /// Copies live frames out of `victims`; a pack with a frame that cannot be copied is spared. Returns the bytes.
+    fn move_live(
+        &self,
+        lease: &Lease,
+        live: &HashSet<Place>,
+        victims: &mut HashSet<PackId>,
+    ) -> Result<ByteSize> {
+        let objects = &self.inner.objects;
+        let (pack, thread) = append::start(self.inner.clone(), lease.id);
+        let mut moved = HashMap::new();
+        for index in objects.catalog.snapshot().iter() {
+            if !index.packs().iter().any(|(id, _)| victims.contains(id)) {
+                continue;
+            }
+            let path = || index.name.clone();
+            let contents = index
+                .contents()
+                .ok_or_else(|| StoreError::Index { path: path(), reason: "body checksum" })?;
+            for entry in contents {
+                if !live.contains(&entry.place) || !victims.contains(&entry.place.pack) {
+                    continue;
+                }
+                let bytes = match objects.encoded(&entry.place) {
+                    Ok(bytes) if Frame::parse(&bytes).is_ok() => bytes,
+                    Ok(_) | Err(StoreError::Damaged { .. }) => {
+                        victims.remove(&entry.place.pack);
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
+                if moved.insert(entry.place, bytes.len() as u64).is_none() {
+                    let Place { kind, depth, .. } = entry.place;
+                    let frame = NewFrame { kind, depth, keys: entry.keys, bytes };
+                    pack.send(Message::Frame(frame)).map_err(|_| StoreError::Latched { action: "append" })?;
+                }
+            }
+        }
+        let (reply, answer) = sync_channel(1);
+        pack.send(Message::Flush(reply)).map_err(|_| StoreError::Latched { action: "append" })?;
+        answer.recv().map_err(|_| StoreError::Latched { action: "append" })??;
+        drop(pack);
+        let _ = thread.join();
+        Ok(ByteSize(moved.values().sum()))
+    }
+
+    /// The last step, alone behind the gate.
+    fn sentence(
+        &self,
+        lease: &Lease,
+        mut mark: Mark<'_>,
+        keep: Keep,
+        mut condemned: Condemned,
+        packs: &BTreeMap<PackId, u32>,
+    ) -> Result<GcReport> {
+        let (inner, files) = (&self.inner, &*self.inner.files);
+        let _gate = gate(files, LockMode::Exclusive)?;
+        let sessions = living(files, lease.id, true)?;
+        inner.objects.catalog.refresh()?;
+        let known = std::mem::take(&mut mark.live);
+        self.mark_roots(&mut mark, keep, &sessions)?;
+        // What only became needed while frames were moved stays where it is, and so does its pack.
+        let spared: HashSet<PackId> = mark.live.iter().map(|place| place.pack).collect();
+        mark.avoid.retain(|pack| !spared.contains(pack));
+
+        condemned.generation += 1;
+        let mut sentenced: BTreeMap<PackId, u64> =
+            mark.avoid.iter().map(|pack| (*pack, condemned.generation)).collect();
+        sentenced.extend(condemned.packs.iter().copied().filter(|(pack, _)| mark.avoid.contains(pack)));
+        condemned.packs = sentenced.into_iter().collect();
+        inner.latching(condemned.write(files))?;
+
+        let gone: HashSet<PackId> = condemned
+            .packs
+            .iter()
+            .filter(|(_, birth)| *birth <= sessions.oldest)
+            .map(|(pack, _)| *pack)
+            .collect();
+        mark.live.extend(known);
+        let dead = dead_manifests(self, &mark, &sessions);
+        inner.latching(self.remove_packs(&gone, &dead))?;
+        condemned.packs.retain(|(pack, _)| !gone.contains(pack));
+        inner.latching(condemned.write(files))?;
+        if sessions.ids.len() == 1 {
+            remove_leftovers(self)?;
+        }
+        let removed =
+            ByteSize(gone.iter().filter_map(|pack| packs.get(pack)).map(|len| u64::from(*len)).sum());
+        Ok(GcReport {
+            capsules: mark.capsules.len(),
+            removed,
+            waiting: condemned.packs.len(),
+            ..GcReport::default()
+        })
+    }
+
+    fn remove_packs(&self, gone: &HashSet<PackId>, dead: &HashSet<Place>) -> Result<()> {
+        let inner = &self.inner;
+        if gone.is_empty() && dead.is_empty() {
+            return Ok(());
+        }
+        inner.objects.catalog.forget(gone, dead)?;
+        inner.objects.close(gone.iter().copied());
+        for pack in gone {
+            match inner.files.remove(&pack.path()) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                other => other.map_err(StoreError::io("remove", &pack.path()))?,
+            }
+        }
+        inner.files.sync_dir(PACKS).map_err(StoreError::io("sync", PACKS))
+    }
+}
+
+/// Packs worth emptying: those without a living session that are more dead than alive, small ones once there are
+/// many, and what earlier collections condemned.
+fn victims(
+    packs: &BTreeMap<PackId, u32>,
+    live: &HashSet<Place>,
+    sessions: &Living,
+    condemned: &Condemned,
+) -> HashSet<PackId> {
+    let mut used = HashMap::<PackId, u64>::new();
+    for place in live {
+        *used.entry(place.pack).or_default() += u64::from(place.len);
+    }
+    let settled: Vec<(PackId, u64)> = packs
+        .iter()
+        .filter(|(pack, _)| !sessions.ids.contains(&pack.lease))
+        .map(|(pack, len)| (*pack, u64::from(*len)))
+        .collect();
+    let small: Vec<PackId> = settled.iter().filter(|(_, len)| *len < SMALL).map(|(pack, _)| *pack).collect();
+    let sparse = settled.iter().filter(|(pack, len)| used.get(pack).copied().unwrap_or(0) * 2 < *len);
+    let mut victims: HashSet<PackId> = sparse.map(|(pack, _)| *pack).collect();
+    if small.len() >= MANY {
+        victims.extend(small);
+    }
+    victims.extend(condemned.ids());
+    victims
+}
+
+/// Manifests nobody needs in packs that stay: the index lets go of them, or a capsule would be listed whose pages are
+/// gone. Only while no session lives that may have found one.
+fn dead_manifests(store: &Store, mark: &Mark<'_>, sessions: &Living) -> HashSet<Place> {
+    if sessions.oldest != u64::MAX {
+        return HashSet::new();
+    }
+    let indexes = store.inner.objects.catalog.snapshot();
+    let manifests =
+        indexes.iter().flat_map(|index| index.places()).filter(|place| place.kind == Kind::Manifest);
+    manifests
+        .filter(|place| !mark.live.contains(place) && !sessions.ids.contains(&place.pack.lease))
+        .collect()
+}
+
+/// Temporary files of dead processes; the caller knows that nobody is publishing.
+fn remove_leftovers(store: &Store) -> Result<()> {
+    let files = &store.inner.files;
+    for name in files.list(TEMP).map_err(StoreError::io("list", TEMP))? {
+        let _ = files.remove(&format!("{TEMP}/{name}"));
+    }
+    Ok(())
+}

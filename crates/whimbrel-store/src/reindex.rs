@@ -1,0 +1,121 @@
+//! Making the index of packs again that no index covers: left by a crash, or their index was lost or damaged.
+//!
+//! Frames carry no digests, so they are decoded and hashed. Bytes that are no frame (a torn tail, damage) are skipped to
+//! the next frame that checks. Packs of living sessions are left alone: they are being written.
+
+use crate::{
+    error::{Result, StoreError},
+    index::{Entry, Place},
+    layout::{PACK_HEAD, PACKS, PackId},
+    lease::living,
+    object::Decoded,
+    store::Store,
+};
+use std::collections::HashMap;
+use whimbrel_image::{
+    Key,
+    frame::{Frame, HEAD},
+};
+
+/// Longest pack that is read: one full pack with a largest blob behind it.
+const MAX_PACK: u64 = 512 << 20;
+
+impl Store {
+    /// Indexes every pack that has no index and no living session. Returns how many frames were found again.
+    pub fn reindex(&self) -> Result<usize> {
+        let inner = &self.inner;
+        let names = inner.files.list(PACKS).map_err(StoreError::io("list", PACKS))?;
+        let sessions = living(&*inner.files, 0, false)?;
+        inner.objects.catalog.refresh()?;
+        let covered = inner.objects.catalog.packs();
+        let orphan = |id: &PackId| !covered.contains_key(id) && !sessions.ids.contains(&id.lease);
+        let mut orphans: Vec<PackId> =
+            names.iter().filter_map(|name| PackId::parse(name)).filter(orphan).collect();
+        orphans.sort_unstable();
+        let mut salvage = Salvage { store: self, frames: Vec::new(), found: HashMap::new() };
+        let mut packs = Vec::new();
+        for pack in orphans {
+            let before = salvage.frames.len();
+            let len = salvage.scan(pack)?;
+            if salvage.frames.len() == before {
+                inner.latching(
+                    inner.files.remove(&pack.path()).map_err(StoreError::io("remove", &pack.path())),
+                )?;
+            } else {
+                packs.push((pack, len));
+            }
+        }
+        let entries = salvage.entries();
+        if !entries.is_empty() {
+            tracing::info!(
+                packs = packs.len(),
+                frames = entries.len(),
+                "packs without an index indexed again"
+            );
+            inner.latching(inner.objects.catalog.publish(&packs, &entries))?;
+        }
+        Ok(entries.len())
+    }
+}
+
+struct Salvage<'a> {
+    store: &'a Store,
+    frames: Vec<Place>,
+    found: HashMap<Key, Vec<(Place, u8)>>,
+}
+
+impl Salvage<'_> {
+    /// Notes the frames of a pack that check; returns its length.
+    fn scan(&mut self, pack: PackId) -> Result<u32> {
+        let file = self.store.inner.objects.handle(pack)?;
+        let size = file.size().map_err(StoreError::io("size", &pack.path()))?.min(MAX_PACK);
+        let mut bytes = vec![0; size as usize];
+        file.read_at(0, &mut bytes).map_err(StoreError::io("read", &pack.path()))?;
+        let mut at = PACK_HEAD;
+        while at + HEAD <= bytes.len() {
+            match Frame::parse(&bytes[at..]) {
+                Ok(frame) => {
+                    let len = frame.head.total();
+                    let (kind, depth) = (frame.head.kind, frame.head.depth);
+                    self.frames.push(Place { pack, offset: at as u32, len: len as u32, kind, depth });
+                    at += len;
+                }
+                Err(_) => at += 1 + next_magic(&bytes[at + 1..]),
+            }
+        }
+        Ok(size as u32)
+    }
+
+    /// The frames with the keys of their objects; those whose bases are nowhere are left out.
+    fn entries(mut self) -> Vec<Entry> {
+        let mut frames = std::mem::take(&mut self.frames);
+        // Bases first: a delta may rest on a frame of the same session.
+        frames.sort_by_key(|place| place.depth);
+        let mut entries = Vec::with_capacity(frames.len());
+        for place in frames {
+            let Ok(decoded) = self.decode(&place) else { continue };
+            let slots = 0..decoded.objects().min(256);
+            let keys: Vec<Key> = slots.filter_map(|slot| decoded.digest(slot as u8).map(Key::from)).collect();
+            keys.iter()
+                .enumerate()
+                .for_each(|(slot, key)| self.found.entry(*key).or_default().push((place, slot as u8)));
+            entries.push(Entry { place, keys });
+        }
+        entries.sort_by_key(|entry| (entry.place.pack, entry.place.offset));
+        entries
+    }
+
+    fn decode(&self, place: &Place) -> Result<Decoded> {
+        self.store.inner.objects.decode(place, &|key, below| {
+            let here = self.found.get(&key).into_iter().flatten().find(|(place, _)| place.depth < below);
+            match here {
+                Some((place, slot)) => Ok(self.decode(place)?.bytes(*slot).to_vec()),
+                None => self.store.inner.objects.base(key, below),
+            }
+        })
+    }
+}
+
+fn next_magic(bytes: &[u8]) -> usize {
+    bytes.windows(4).position(|window| window == b"WHFR").unwrap_or(bytes.len())
+}

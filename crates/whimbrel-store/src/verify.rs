@@ -1,0 +1,189 @@
+//! Reading everything and saying what is damaged, and which capsules it hurts.
+
+use crate::{
+    error::{Result, StoreError},
+    index::{Entry, Place},
+    layout::{PACKS, PackId},
+    lease::living,
+    store::Store,
+};
+use std::collections::{HashMap, HashSet};
+use whimbrel_core::{CapsuleId, Digest};
+use whimbrel_image::{
+    Key,
+    tree::{Visit, walk},
+};
+
+/// What [`Store::verify`] found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Frames read.
+    pub frames: u64,
+    /// Objects whose digest was computed.
+    pub objects: u64,
+    /// Bytes of frames read.
+    pub bytes: u64,
+    /// What cannot be read, or reads as something else.
+    pub damage: Vec<Damage>,
+    /// Capsules that miss something.
+    pub broken: Vec<BrokenCapsule>,
+    /// Packs that no index covers and no session writes: a crash left them. `gc` takes them up.
+    pub orphans: Vec<String>,
+}
+
+/// A damaged frame, or index or ref.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// File, relative to the store.
+    pub file: String,
+    /// Offset of the frame.
+    pub offset: u64,
+    /// What does not fit.
+    pub reason: String,
+    /// Objects lost with it, by the first halves of their digests.
+    pub objects: Vec<String>,
+}
+
+/// A capsule that cannot be restored whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BrokenCapsule {
+    /// Its id.
+    pub id: CapsuleId,
+    /// The image it is about; none for its manifest and blobs.
+    pub image: Option<String>,
+    /// Objects it misses (the first hundred).
+    pub missing: Vec<Digest>,
+}
+
+impl Report {
+    /// Whether all is well.
+    pub fn is_whole(&self) -> bool {
+        self.damage.is_empty() && self.broken.is_empty()
+    }
+}
+
+/// Objects a broken capsule lists at most.
+const MAX_LISTED: usize = 100;
+
+impl Store {
+    /// Reads every frame, computes every digest and looks whether every capsule is whole. `progress` is told the bytes
+    /// read and the bytes there are.
+    pub fn verify(&self, mut progress: impl FnMut(u64, u64)) -> Result<Report> {
+        let catalog = &self.inner.objects.catalog;
+        catalog.refresh()?;
+        let total = catalog.packs().values().map(|len| u64::from(*len)).sum();
+        let (mut report, mut good) = (Report::default(), HashSet::new());
+        for index in catalog.snapshot().iter() {
+            let Some(entries) = index.contents() else {
+                report.damage.push(damage(format!("index/{}", index.name), 0, "body checksum", &[]));
+                continue;
+            };
+            for entry in entries {
+                self.verify_frame(&entry, &mut report, &mut good);
+                progress(report.bytes, total);
+            }
+        }
+        report.orphans = self.orphans()?;
+        self.verify_capsules(&good, &mut report)?;
+        Ok(report)
+    }
+
+    fn verify_frame(&self, entry: &Entry, report: &mut Report, good: &mut HashSet<Key>) {
+        let Place { pack, offset, len, .. } = entry.place;
+        report.frames += 1;
+        report.bytes += u64::from(len);
+        let objects = &self.inner.objects;
+        let decoded = match objects.decode(&entry.place, &|key, below| objects.base(key, below)) {
+            Ok(decoded) => decoded,
+            Err(error) => {
+                let reason = with_sources(&error);
+                report.damage.push(damage(pack.path(), offset.into(), &reason, &entry.keys));
+                return;
+            }
+        };
+        let fits =
+            |(slot, key): &(usize, &Key)| decoded.digest(*slot as u8).is_some_and(|found| key.matches(found));
+        let (right, wrong): (Vec<_>, Vec<_>) = entry.keys.iter().enumerate().partition(fits);
+        report.objects += entry.keys.len() as u64;
+        good.extend(right.into_iter().map(|(_, key)| *key));
+        if !wrong.is_empty() {
+            let keys: Vec<Key> = wrong.into_iter().map(|(_, key)| *key).collect();
+            report.damage.push(damage(pack.path(), offset.into(), "the content has another digest", &keys));
+        }
+    }
+
+    fn verify_capsules(&self, good: &HashSet<Key>, report: &mut Report) -> Result<()> {
+        // A manifest that is damaged is in the list of damage, and if a ref names it also in that of the broken.
+        let mut ids: HashSet<CapsuleId> = self.manifest_ids()?.into_iter().collect();
+        match self.list_refs() {
+            Ok(refs) => ids.extend(refs.into_values()),
+            Err(error) => report.damage.push(damage(String::from("refs"), 0, &with_sources(&error), &[])),
+        }
+        let mut known = HashMap::new();
+        for id in ids {
+            let missing = self.missing_in(&id, good, &mut known);
+            report.broken.extend(missing.into_iter().map(|(image, missing)| BrokenCapsule {
+                id,
+                image,
+                missing,
+            }));
+        }
+        Ok(())
+    }
+
+    /// What a capsule misses, by image. Images already looked at are in `known`.
+    fn missing_in(
+        &self,
+        id: &CapsuleId,
+        good: &HashSet<Key>,
+        known: &mut HashMap<Digest, Vec<Digest>>,
+    ) -> Vec<(Option<String>, Vec<Digest>)> {
+        let Ok(manifest) = self.manifest(id) else { return vec![(None, vec![id.0])] };
+        let blobs: Vec<Digest> = manifest.blobs().filter(|blob| !good.contains(&Key::from(blob))).collect();
+        let mut missing = vec![(None, blobs)];
+        for image in &manifest.images {
+            let Some(root) = image.root else { continue };
+            let lost = known.entry(root).or_insert_with(|| self.missing_below(root, image.pages, good));
+            missing.push((Some(image.name.clone()), lost.clone()));
+        }
+        missing.retain(|(_, lost)| !lost.is_empty());
+        missing
+    }
+
+    fn missing_below(&self, root: Digest, pages: u64, good: &HashSet<Key>) -> Vec<Digest> {
+        let mut lost = Vec::new();
+        let walked = walk(&self.inner.objects, Some(root), pages, &mut |visit| {
+            let (Visit::Node { digest, .. } | Visit::Page { digest, .. }) = visit;
+            let is_good = good.contains(&Key::from(&digest));
+            if !is_good && lost.len() < MAX_LISTED {
+                lost.push(digest);
+            }
+            Ok(is_good)
+        });
+        if walked.is_err() && lost.is_empty() {
+            lost.push(root);
+        }
+        lost
+    }
+
+    fn orphans(&self) -> Result<Vec<String>> {
+        let files = &self.inner.files;
+        let names = files.list(PACKS).map_err(StoreError::io("list", PACKS))?;
+        let sessions = living(&**files, 0, false)?;
+        let covered = self.inner.objects.catalog.packs();
+        let orphan = |name: &String| {
+            PackId::parse(name)
+                .is_none_or(|id| !covered.contains_key(&id) && !sessions.ids.contains(&id.lease))
+        };
+        Ok(names.into_iter().filter(orphan).collect())
+    }
+}
+
+fn damage(file: String, offset: u64, reason: &str, keys: &[Key]) -> Damage {
+    Damage { file, offset, reason: reason.to_owned(), objects: keys.iter().map(Key::to_string).collect() }
+}
+
+fn with_sources(error: &dyn std::error::Error) -> String {
+    let sources = std::iter::successors(error.source(), |error| error.source());
+    sources.fold(error.to_string(), |text, source| format!("{text}: {source}"))
+}

@@ -1,0 +1,277 @@
+//! A disk in memory that loses power, fails or fills up at a chosen operation.
+//!
+//! What survives a power failure: of every file the synced bytes and a random stretch of the rest, some of it zeros;
+//! of every name changed since its directory was synced either the old or the new state, each chosen by itself.
+//! A killed process leaves everything it did.
+
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    sync::{Arc, Condvar, Mutex, MutexGuard},
+};
+use whimbrel_store::files::{Append, Files, Lock, LockMode, Mapping, Patience, ReadAt};
+
+type Names = BTreeMap<String, usize>;
+
+#[derive(Default, Clone)]
+struct File {
+    bytes: Vec<u8>,
+    synced: usize,
+}
+
+#[derive(Default)]
+struct State {
+    files: Vec<File>,
+    names: Names,
+    durable: Names,
+    dirs: BTreeSet<String>,
+    locks: BTreeMap<String, i32>,
+    operations: u64,
+    /// Power goes at this operation.
+    off_at: u64,
+    /// This one operation fails and the disk goes on.
+    fail_at: u64,
+}
+
+/// The disk; clones are one disk.
+#[derive(Clone, Default)]
+pub struct CrashDisk {
+    state: Arc<(Mutex<State>, Condvar)>,
+}
+
+fn dir_of(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(dir, _)| dir)
+}
+
+impl CrashDisk {
+    pub fn new() -> Self {
+        let disk = Self::default();
+        disk.lock_state().off_at = u64::MAX;
+        disk.lock_state().fail_at = u64::MAX;
+        disk
+    }
+
+    fn lock_state(&self) -> MutexGuard<'_, State> {
+        self.state.0.lock().unwrap()
+    }
+
+    pub fn operations(&self) -> u64 {
+        self.lock_state().operations
+    }
+
+    pub fn power_off_at(&self, operation: u64) {
+        self.lock_state().off_at = operation;
+    }
+
+    pub fn fail_at(&self, operation: u64) {
+        self.lock_state().fail_at = operation;
+    }
+
+    /// Changes one byte of a file.
+    pub fn flip(&self, path: &str, at: usize, bit: u8) {
+        let mut state = self.lock_state();
+        let file = state.names[path];
+        state.files[file].bytes[at] ^= 1 << bit;
+    }
+
+    pub fn paths(&self, dir: &str) -> Vec<(String, usize)> {
+        let state = self.lock_state();
+        let inside = state.names.iter().filter(|(path, _)| dir_of(path) == dir);
+        inside.map(|(path, file)| (path.clone(), state.files[*file].bytes.len())).collect()
+    }
+
+    /// The disk as the next process finds it after a power failure.
+    pub fn after_power_failure(&self, seed: u64) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let state = self.lock_state();
+        let mut names = state.durable.clone();
+        let changed: BTreeSet<&String> = state.names.keys().chain(state.durable.keys()).collect();
+        for path in changed {
+            match state.names.get(path) {
+                _ if random.random() => {}
+                Some(file) => drop(names.insert(path.clone(), *file)),
+                None => drop(names.remove(path)),
+            }
+        }
+        let files = state.files.iter().map(|file| torn(file, &mut random)).collect();
+        Self::booted(files, names, state.dirs.clone())
+    }
+
+    /// The disk as the next process finds it after the last one was killed.
+    pub fn after_kill(&self) -> Self {
+        let state = self.lock_state();
+        Self::booted(state.files.clone(), state.names.clone(), state.dirs.clone())
+    }
+
+    fn booted(files: Vec<File>, names: Names, dirs: BTreeSet<String>) -> Self {
+        let disk = Self::new();
+        let mut state = disk.lock_state();
+        state.files = files;
+        state.durable = names.clone();
+        state.names = names;
+        state.dirs = dirs;
+        drop(state);
+        disk
+    }
+
+    /// Counts an operation that changes something.
+    fn step(&self) -> io::Result<MutexGuard<'_, State>> {
+        let mut state = self.lock_state();
+        state.operations += 1;
+        match state.operations {
+            now if now >= state.off_at => Err(io::Error::other("power failure")),
+            now if now == state.fail_at => Err(io::Error::from(io::ErrorKind::StorageFull)),
+            _ => Ok(state),
+        }
+    }
+
+    fn find(&self, path: &str) -> io::Result<usize> {
+        let state = self.lock_state();
+        if state.operations >= state.off_at {
+            return Err(io::Error::other("power failure"));
+        }
+        state.names.get(path).copied().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+fn torn(file: &File, random: &mut StdRng) -> File {
+    let kept = random.random_range(file.synced..=file.bytes.len());
+    let mut bytes = file.bytes[..kept].to_vec();
+    if kept > file.synced && random.random() {
+        let from = random.random_range(file.synced..kept);
+        let to = random.random_range(from..kept);
+        bytes[from..to].fill(0);
+    }
+    File { synced: bytes.len(), bytes }
+}
+
+struct Handle {
+    disk: CrashDisk,
+    file: usize,
+}
+
+impl Append for Handle {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let mut state = match self.disk.step() {
+            Ok(state) => state,
+            Err(error) => {
+                // Half of it arrived.
+                self.disk.lock_state().files[self.file].bytes.extend(&bytes[..bytes.len() / 2]);
+                return Err(error);
+            }
+        };
+        state.files[self.file].bytes.extend(bytes);
+        Ok(())
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        let mut state = self.disk.step()?;
+        let file = &mut state.files[self.file];
+        file.synced = file.bytes.len();
+        Ok(())
+    }
+}
+
+impl ReadAt for Handle {
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let state = self.disk.lock_state();
+        let bytes =
+            state.files[self.file].bytes.get(offset as usize..).and_then(|bytes| bytes.get(..out.len()));
+        out.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.disk.lock_state().files[self.file].bytes.len() as u64)
+    }
+}
+
+struct Held {
+    disk: CrashDisk,
+    path: String,
+    count: i32,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(count) = self.disk.lock_state().locks.get_mut(&self.path) {
+            *count -= self.count;
+        }
+        self.disk.state.1.notify_all();
+    }
+}
+
+const EXCLUSIVE: i32 = 1 << 20;
+
+impl Files for CrashDisk {
+    fn create(&self, path: &str) -> io::Result<Box<dyn Append>> {
+        let mut state = self.step()?;
+        if state.names.contains_key(path) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let file = state.files.len();
+        state.files.push(File::default());
+        state.names.insert(path.to_owned(), file);
+        drop(state);
+        Ok(Box::new(Handle { disk: self.clone(), file }))
+    }
+
+    fn open(&self, path: &str) -> io::Result<Arc<dyn ReadAt>> {
+        Ok(Arc::new(Handle { disk: self.clone(), file: self.find(path)? }))
+    }
+
+    fn map(&self, path: &str) -> io::Result<Mapping> {
+        let file = self.find(path)?;
+        Ok(Arc::new(self.lock_state().files[file].bytes.clone()))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let mut state = self.step()?;
+        let file = state.names.remove(from).ok_or(io::ErrorKind::NotFound)?;
+        state.names.insert(to.to_owned(), file);
+        Ok(())
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        let removed = self.step()?.names.remove(path);
+        removed.map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn list(&self, dir: &str) -> io::Result<Vec<String>> {
+        let state = self.lock_state();
+        let inside = state.names.keys().filter(|path| dir_of(path) == dir);
+        Ok(inside.map(|path| path.rsplit('/').next().unwrap_or(path).to_owned()).collect())
+    }
+
+    fn sync_dir(&self, dir: &str) -> io::Result<()> {
+        let mut state = self.step()?;
+        let state = &mut *state;
+        state.durable.retain(|path, _| dir_of(path) != dir);
+        let now = state.names.iter().filter(|(path, _)| dir_of(path) == dir);
+        state.durable.extend(now.map(|(path, file)| (path.clone(), *file)));
+        Ok(())
+    }
+
+    fn make_dir(&self, dir: &str) -> io::Result<()> {
+        self.step()?.dirs.insert(dir.to_owned());
+        Ok(())
+    }
+
+    fn lock(&self, path: &str, mode: LockMode, patience: Patience) -> io::Result<Option<Lock>> {
+        let (limit, count) = if mode == LockMode::Exclusive { (0, EXCLUSIVE) } else { (EXCLUSIVE - 1, 1) };
+        let mut state = self.lock_state();
+        loop {
+            let held = state.locks.entry(path.to_owned()).or_default();
+            if *held <= limit {
+                *held += count;
+                drop(state);
+                return Ok(Some(Box::new(Held { disk: self.clone(), path: path.to_owned(), count })));
+            }
+            if patience == Patience::Try {
+                return Ok(None);
+            }
+            state = self.state.1.wait(state).unwrap();
+        }
+    }
+}
