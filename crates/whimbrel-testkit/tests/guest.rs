@@ -24,17 +24,20 @@ impl Drop for Qemu {
 
 fn start(options: &GuestOptions, disk: Option<&Path>) -> (Qemu, Witness) {
     let files = GuestFiles::get();
+    start_with(&files.kernel, &files.initrd, &["-m", "128"], options, disk)
+}
+
+fn start_with(
+    kernel: &Path,
+    initrd: &Path,
+    more: &[&str],
+    options: &GuestOptions,
+    disk: Option<&Path>,
+) -> (Qemu, Witness) {
     let mut qemu = Command::new("qemu-system-x86_64");
-    qemu.args([
-        "-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m", "128", "-display", "none", "-vga", "none",
-    ]);
-    qemu.args([
-        "-nodefaults",
-        "-serial",
-        "stdio",
-        "-device",
-        "vmgenid,guid=324e6eaf-d1d1-4bf6-bf41-b9bb6c91fb87",
-    ]);
+    qemu.args(["-accel", "tcg", "-machine", "q35", "-cpu", "max", "-nodefaults"]).args(more);
+    qemu.args(["-display", "none", "-vga", "none", "-serial", "stdio"]);
+    qemu.args(["-device", "vmgenid,guid=324e6eaf-d1d1-4bf6-bf41-b9bb6c91fb87"]);
     qemu.arg("-kernel").arg(kernel).arg("-initrd").arg(initrd).arg("-append").arg(options.to_string());
     if let Some(disk) = disk {
         qemu.arg("-drive").arg(format!("file={},format=raw,if=virtio", disk.display()));

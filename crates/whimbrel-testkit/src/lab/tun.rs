@@ -20,8 +20,8 @@ struct InterfaceRequest {
     unused: [u8; 22],
 }
 
-nix::ioctl_write_ptr_bad!(
-    /// TUNSETIFF.
+nix::ioctl_readwrite_bad!(
+    /// TUNSETIFF; the kernel writes the name it chose back.
     set_interface,
     0x4004_54ca,
     InterfaceRequest
@@ -39,8 +39,9 @@ pub(super) fn open(name: &str) -> Result<File, LabError> {
         return Err(LabError::System { action: "name a TUN device", source });
     }
     request.name[..name.len()].copy_from_slice(name.as_bytes());
-    // SAFETY: the descriptor is open, and `request` is a live `struct ifreq` of the full 40 bytes, laid out as the
+    // SAFETY: the descriptor is open, and `request` is an exclusive, live `struct ifreq` of the full 40 bytes, laid out as the
     // kernel's, whose name ends with a zero byte.
-    unsafe { set_interface(device.as_raw_fd(), &request) }.map_err(LabError::system("make a TUN device"))?;
+    unsafe { set_interface(device.as_raw_fd(), &mut request) }
+        .map_err(LabError::system("make a TUN device"))?;
     Ok(device)
 }

@@ -1,0 +1,64 @@
+//! The two things asked of rtnetlink: bring an interface up, make it a port of a bridge.
+//!
+//! One request and one acknowledgement each (rtnetlink(7), netlink(7)); numbers are in the machine's byte
+//! order. Acts in the network namespace of the calling thread.
+
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
+use std::{io, os::fd::AsRawFd};
+
+const NLMSG_ERROR: u16 = 2;
+const RTM_NEWLINK: u16 = 16;
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_ACK: u16 = 4;
+const IFLA_MASTER: u16 = 10;
+const IFF_UP: u32 = 1;
+
+/// Brings interface number `index` up.
+pub(crate) fn set_up(index: u32) -> io::Result<()> {
+    transact(&new_link(index, IFF_UP, None))
+}
+
+/// Makes interface number `index` a port of the bridge number `master`.
+pub(crate) fn set_master(index: u32, master: u32) -> io::Result<()> {
+    transact(&new_link(index, 0, Some(master)))
+}
+
+/// `struct nlmsghdr`, `struct ifinfomsg`, and one attribute if there is a master. Only flags set in `up` change.
+fn new_link(index: u32, up: u32, master: Option<u32>) -> Vec<u8> {
+    let mut body = vec![0, 0, 0, 0];
+    for word in [index, up, up] {
+        body.extend(word.to_ne_bytes());
+    }
+    if let Some(master) = master {
+        body.extend(8u16.to_ne_bytes());
+        body.extend(IFLA_MASTER.to_ne_bytes());
+        body.extend(master.to_ne_bytes());
+    }
+    let mut message = Vec::with_capacity(16 + body.len());
+    message.extend((16 + body.len() as u32).to_ne_bytes());
+    message.extend(RTM_NEWLINK.to_ne_bytes());
+    message.extend((NLM_F_REQUEST | NLM_F_ACK).to_ne_bytes());
+    message.extend([0; 8]);
+    message.extend(body);
+    message
+}
+
+fn transact(message: &[u8]) -> io::Result<()> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
+    // A netlink socket that is connected to nobody sends to the kernel.
+    send(socket.as_raw_fd(), message, MsgFlags::empty())?;
+    let mut answer = [0; 512];
+    let len = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
+    acknowledged(&answer[..len])
+}
+
+fn acknowledged(answer: &[u8]) -> io::Result<()> {
+    let kind = answer.get(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_ne_bytes);
+    let code = answer.get(16..20).and_then(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes);
+    match (kind, code) {
+        (Some(NLMSG_ERROR), Some(0)) => Ok(()),
+        (Some(NLMSG_ERROR), Some(code)) => Err(io::Error::from_raw_os_error(code.saturating_neg())),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}

@@ -1,0 +1,476 @@
+//! Moves frames between QEMU's socket and the tap device. One thread a port; nothing in here waits but its poll.
+//!
+//! Out: one read takes many frames from the socket, each is written to the tap (which takes one at a time)
+//! or held back. In: many frames are read from the tap into one buffer, lengths in front, and written to the
+//! socket at once. Nothing is queued without bound: while QEMU takes nothing, the tap is not read and its own
+//! queue overflows, as a switch's does; while the hold queue is full, the socket is not read and the guest waits.
+//!
+//! A connection that breaks is made again; a tap device that was removed under us is reported once and the
+//! port is then without one.
+
+use crate::{
+    ANNOUNCE_GAPS, Addresses, Epoch, FRAME_MAX, Gate, Gates, HoldLimits, HoldQueue, PortCounters,
+    announcements,
+    framing::{BrokenStream, Decoder, LENGTH},
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fd::{AsFd, OwnedFd},
+    io::Errno,
+    net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with},
+};
+use std::{
+    fs::File,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// How often a connection to QEMU is tried. A failed try costs a few microseconds.
+const RETRY: Duration = Duration::from_millis(20);
+/// Room for frames on their way to QEMU.
+const BATCH: usize = 4 * (FRAME_MAX + LENGTH);
+/// Large reads done in one turn, so that nobody waits long for the port.
+const READS_PER_TURN: usize = 16;
+
+/// A pump that its thread and the port's owner use in turns.
+pub(crate) struct Shared {
+    // Who waits for the pump holds the turn. Without it the thread, which lets go of the pump only for an
+    // instant, would keep the owner out for as long as there is traffic.
+    turn: Mutex<()>,
+    pump: Mutex<Pump>,
+}
+
+impl Shared {
+    pub(crate) fn new(pump: Pump) -> Self {
+        Self { turn: Mutex::new(()), pump: Mutex::new(pump) }
+    }
+
+    /// A panic while the pump was in use leaves wrong counters at worst: gates and queue change in single steps.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Pump> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.pump.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// All state of a port.
+pub(crate) struct Pump {
+    path: PathBuf,
+    link: Link,
+    tap: Option<Arc<File>>,
+    gates: Gates,
+    hold: Option<HoldQueue>,
+    decoder: Decoder,
+    batch: Batch,
+    addresses: Addresses,
+    announcing: Option<Announcing>,
+    counters: PortCounters,
+}
+
+/// The connection to QEMU.
+enum Link {
+    Down { retry_at: Instant },
+    Up(Arc<OwnedFd>),
+}
+
+/// Announcements still to be made.
+struct Announcing {
+    at: Instant,
+    done: usize,
+}
+
+/// Frames on their way to QEMU, with their lengths, of which `sent` bytes are gone.
+struct Batch {
+    bytes: Box<[u8]>,
+    end: usize,
+    sent: usize,
+}
+
+/// Whether a step should be repeated.
+#[derive(PartialEq, Eq)]
+enum Step {
+    More,
+    Done,
+}
+
+impl Pump {
+    pub(crate) fn new(path: PathBuf, tap: Option<File>, gates: Gates) -> Self {
+        Self {
+            path,
+            link: Link::Down { retry_at: Instant::now() },
+            tap: tap.map(Arc::new),
+            gates,
+            hold: None,
+            decoder: Decoder::new(),
+            batch: Batch { bytes: vec![0; BATCH].into_boxed_slice(), end: 0, sent: 0 },
+            addresses: Addresses::default(),
+            announcing: None,
+            counters: PortCounters::default(),
+        }
+    }
+
+    pub(crate) fn gates(&self) -> Gates {
+        self.gates
+    }
+
+    pub(crate) fn set_gates(&mut self, gates: Gates) {
+        match (self.gates.inbound, gates.inbound) {
+            // What waits in the tap's queue came while the gate was closed: it is not delivered later.
+            (Gate::Blocked, Gate::Open) => while self.read_world() == Step::More {},
+            (Gate::Open, Gate::Blocked) => self.counters.dropped_frames += self.batch.cut(),
+            (Gate::Blocked, Gate::Blocked) | (Gate::Open, Gate::Open) => {}
+        }
+        if gates.outbound != self.gates.outbound {
+            // What QEMU has written already was sent under the gate as it was.
+            self.read_guest();
+        }
+        self.gates = gates;
+    }
+
+    pub(crate) fn hold(&mut self, limits: HoldLimits) {
+        self.hold.get_or_insert_with(|| HoldQueue::new(limits));
+    }
+
+    pub(crate) fn barrier(&mut self) -> Option<Epoch> {
+        // What QEMU has written already belongs to the epoch that ends.
+        self.read_guest();
+        self.hold.as_mut().map(HoldQueue::barrier)
+    }
+
+    pub(crate) fn release(&mut self, up_to: Epoch) -> Option<usize> {
+        let hold = self.hold.as_mut()?;
+        let mut released = 0;
+        while let Some(frame) = hold.release(up_to) {
+            emit(self.tap.as_deref(), &frame, &mut self.counters);
+            released += 1;
+        }
+        Some(released)
+    }
+
+    pub(crate) fn release_all(&mut self) {
+        self.barrier();
+        self.release(Epoch(u64::MAX));
+        self.hold = None;
+    }
+
+    pub(crate) fn discard_held(&mut self) -> usize {
+        self.hold.take().map_or(0, |hold| hold.len())
+    }
+
+    pub(crate) fn addresses(&self) -> &Addresses {
+        &self.addresses
+    }
+
+    pub(crate) fn add_addresses(&mut self, addresses: &Addresses) {
+        self.addresses.merge(addresses);
+    }
+
+    pub(crate) fn start_announcing(&mut self) {
+        self.announcing = Some(Announcing { at: Instant::now(), done: 0 });
+    }
+
+    pub(crate) fn counters(&self) -> PortCounters {
+        self.counters
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        matches!(self.link, Link::Up(_))
+    }
+
+    /// Does all that can be done without waiting, up to a bound.
+    fn work(&mut self) {
+        self.connect_if_due();
+        self.announce_if_due();
+        self.read_guest();
+        self.read_world();
+    }
+
+    fn connect_if_due(&mut self) {
+        let now = Instant::now();
+        if !matches!(self.link, Link::Down { retry_at } if now >= retry_at) {
+            return;
+        }
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let address = SocketAddrUnix::new(&self.path);
+        let connected = socket.and_then(|socket| connect(&socket, &address?).map(|()| socket));
+        self.link = match connected {
+            Ok(socket) => Link::Up(Arc::new(socket)),
+            // QEMU is not there yet, or busy: there is no telling apart, and nothing to do but to try again.
+            Err(_) => Link::Down { retry_at: now + RETRY },
+        };
+    }
+
+    fn disconnect(&mut self, reason: &dyn std::fmt::Display) {
+        tracing::debug!(socket = %self.path.display(), %reason, "QEMU left the port");
+        self.link = Link::Down { retry_at: Instant::now() };
+        self.decoder = Decoder::new();
+        self.counters.dropped_frames += self.batch.cut();
+        self.batch.clear();
+    }
+
+    fn announce_if_due(&mut self) {
+        let Some(announcing) = &mut self.announcing else { return };
+        if Instant::now() < announcing.at {
+            return;
+        }
+        if self.gates.outbound == Gate::Open {
+            for frame in self.addresses.stations().iter().flat_map(announcements) {
+                emit(self.tap.as_deref(), &frame, &mut self.counters);
+            }
+        }
+        let gap = ANNOUNCE_GAPS.get(announcing.done);
+        announcing.done += 1;
+        match gap {
+            Some(gap) => announcing.at += *gap,
+            None => self.announcing = None,
+        }
+    }
+
+    /// Takes in what the guest sent, until there is nothing, no room, or a turn's worth is done.
+    fn read_guest(&mut self) {
+        for _ in 0..READS_PER_TURN {
+            match self.dispatch() {
+                Ok(Step::More) => {}
+                Ok(Step::Done) => return,
+                Err(broken) => return self.disconnect(&broken),
+            }
+            let Link::Up(socket) = &self.link else { return };
+            match rustix::io::read(socket, self.decoder.space()) {
+                Ok(0) => return self.disconnect(&"it closed the connection"),
+                Ok(count) => self.decoder.filled(count),
+                Err(Errno::AGAIN | Errno::INTR) => return,
+                Err(errno) => return self.disconnect(&errno),
+            }
+        }
+        // What the last read brought; a broken stream shows again in the next turn.
+        let _ = self.dispatch();
+    }
+
+    /// Deals with every complete frame; done when the hold queue takes no more.
+    fn dispatch(&mut self) -> Result<Step, BrokenStream> {
+        let Self { decoder, hold, tap, counters, addresses, gates, .. } = self;
+        while let Some(frame) = decoder.frame()? {
+            let length = frame.len();
+            match (gates.outbound, hold.as_mut()) {
+                (Gate::Blocked, _) => counters.dropped_frames += 1,
+                (Gate::Open, None) => emit(tap.as_deref(), frame, counters),
+                (Gate::Open, Some(hold)) => {
+                    if hold.push(frame).is_err() {
+                        return Ok(Step::Done);
+                    }
+                }
+            }
+            addresses.learn(frame);
+            decoder.taken(length);
+        }
+        Ok(Step::More)
+    }
+
+    /// Whether the guest has to wait for a release.
+    fn is_stalled(&self) -> bool {
+        match (&self.hold, self.decoder.frame()) {
+            (Some(hold), Ok(Some(frame))) => self.gates.outbound == Gate::Open && !hold.has_room(frame.len()),
+            _ => false,
+        }
+    }
+
+    /// Sends a batch to QEMU. More if the tap may have another.
+    fn read_world(&mut self) -> Step {
+        self.flush();
+        if self.batch.is_pending() {
+            return Step::Done;
+        }
+        let filled = self.fill_batch();
+        self.flush();
+        if self.batch.is_pending() { Step::Done } else { filled }
+    }
+
+    fn fill_batch(&mut self) -> Step {
+        let Some(tap) = &self.tap else { return Step::Done };
+        let passes = self.gates.inbound == Gate::Open && self.is_connected();
+        // A bound on frames too: dropped ones do not fill the batch.
+        for _ in 0..256 {
+            let Some(space) = self.batch.space() else { return Step::More };
+            match rustix::io::read(tap, space) {
+                Ok(len) if passes => {
+                    self.batch.filled(len);
+                    self.counters.inbound_frames += 1;
+                    self.counters.inbound_bytes += len as u64;
+                }
+                Ok(_) => self.counters.dropped_frames += 1,
+                Err(Errno::AGAIN | Errno::INTR) => return Step::Done,
+                Err(errno) => {
+                    tracing::warn!(%errno, "a tap device is gone; its port reaches nobody now");
+                    self.tap = None;
+                    return Step::Done;
+                }
+            }
+        }
+        Step::More
+    }
+
+    fn flush(&mut self) {
+        let Link::Up(socket) = &self.link else { return };
+        if !self.batch.is_pending() {
+            return;
+        }
+        match send(socket, self.batch.rest(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(count) => self.batch.advance(count),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(errno) => self.disconnect(&errno),
+        }
+    }
+
+    /// How long nothing has to be done by the clock.
+    fn quiet_for(&self) -> Option<Duration> {
+        let retry = match self.link {
+            Link::Down { retry_at } => Some(retry_at),
+            Link::Up(_) => None,
+        };
+        let next = retry.into_iter().chain(self.announcing.as_ref().map(|announcing| announcing.at)).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    /// What to wait for: descriptors that outlive the lock, and events.
+    fn waits(&self) -> Waits {
+        let (socket, mut socket_events) = match &self.link {
+            Link::Up(socket) => (Some(Arc::clone(socket)), PollFlags::empty()),
+            Link::Down { .. } => (None, PollFlags::empty()),
+        };
+        socket_events.set(PollFlags::IN, !self.is_stalled());
+        socket_events.set(PollFlags::OUT, self.batch.is_pending());
+        // With no event wanted a hang-up would still be told, again and again.
+        let socket = socket.filter(|_| !socket_events.is_empty()).map(|socket| (socket, socket_events));
+        let tap = self.tap.clone().filter(|_| !self.batch.is_pending());
+        Waits { socket, tap, time: self.quiet_for() }
+    }
+}
+
+/// Writes a frame to the world. What a device does not take is lost, as on any wire.
+fn emit(tap: Option<&File>, frame: &[u8], counters: &mut PortCounters) {
+    match tap.map(|tap| rustix::io::write(tap, frame)) {
+        Some(Ok(_)) => {
+            counters.outbound_frames += 1;
+            counters.outbound_bytes += frame.len() as u64;
+        }
+        Some(Err(_)) | None => counters.dropped_frames += 1,
+    }
+}
+
+impl Batch {
+    fn is_pending(&self) -> bool {
+        self.sent < self.end
+    }
+
+    fn rest(&self) -> &[u8] {
+        &self.bytes[self.sent..self.end]
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.sent = (self.sent + count).min(self.end);
+        if self.sent == self.end {
+            self.clear();
+        }
+    }
+
+    fn clear(&mut self) {
+        (self.sent, self.end) = (0, 0);
+    }
+
+    /// Where the next frame goes, if the largest one fits.
+    fn space(&mut self) -> Option<&mut [u8]> {
+        let begin = self.end + LENGTH;
+        self.bytes.get_mut(begin..begin + FRAME_MAX)
+    }
+
+    /// A frame of `len` bytes was put into `space`.
+    fn filled(&mut self, len: usize) {
+        self.bytes[self.end..self.end + LENGTH].copy_from_slice(&(len as u32).to_be_bytes());
+        self.end += LENGTH + len;
+    }
+
+    /// Drops every frame of which nothing is sent; how many. One that QEMU has the beginning of must be
+    /// completed, or the stream would make no sense any more.
+    fn cut(&mut self) -> u64 {
+        let (mut at, mut keep, mut dropped) = (0, self.sent, 0);
+        while let Some(length) = self.bytes[at..self.end].first_chunk::<LENGTH>() {
+            let next = at + LENGTH + u32::from_be_bytes(*length) as usize;
+            if at >= self.sent {
+                dropped += 1;
+            } else if next > self.sent {
+                keep = next;
+            }
+            at = next;
+        }
+        self.end = keep;
+        if self.sent == self.end {
+            self.clear();
+        }
+        dropped
+    }
+}
+
+/// What the thread waits for.
+struct Waits {
+    socket: Option<(Arc<OwnedFd>, PollFlags)>,
+    tap: Option<Arc<File>>,
+    time: Option<Duration>,
+}
+
+impl Waits {
+    fn wait(&self, wake: &OwnedFd) {
+        let mut places = vec![PollFd::new(wake, PollFlags::IN)];
+        if let Some((socket, events)) = &self.socket {
+            places.push(PollFd::from_borrowed_fd(socket.as_fd(), *events));
+        }
+        if let Some(tap) = &self.tap {
+            places.push(PollFd::from_borrowed_fd(tap.as_fd(), PollFlags::IN));
+        }
+        let time = self.time.and_then(|time| Timespec::try_from(time).ok());
+        // Interrupted or not, the next turn looks at everything.
+        let _ = poll(&mut places, time.as_ref());
+        let _ = rustix::io::read(wake, &mut [0; 8]);
+    }
+}
+
+/// The port's thread.
+pub(crate) fn run(shared: &Shared, wake: &OwnedFd, stop: &AtomicBool) {
+    while !stop.load(Ordering::SeqCst) {
+        let waits = {
+            let mut pump = shared.lock();
+            pump.work();
+            pump.waits()
+        };
+        waits.wait(wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(frames: &[usize]) -> Batch {
+        let mut batch = Batch { bytes: vec![0; BATCH].into_boxed_slice(), end: 0, sent: 0 };
+        frames.iter().for_each(|len| batch.filled(*len));
+        batch
+    }
+
+    #[test]
+    fn a_closing_gate_cuts_between_frames_and_never_inside_one() {
+        let mut untouched = batch(&[10, 20, 30]);
+        assert_eq!(untouched.cut(), 3);
+        assert!(!untouched.is_pending());
+        let mut begun = batch(&[10, 20, 30]);
+        begun.advance(14 + 5);
+        assert_eq!(begun.cut(), 1);
+        assert_eq!(begun.rest().len(), 24 - 5);
+        let mut between = batch(&[10, 20]);
+        between.advance(14);
+        assert_eq!(between.cut(), 1);
+        assert!(!between.is_pending());
+    }
+}

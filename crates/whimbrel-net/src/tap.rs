@@ -1,0 +1,63 @@
+//! A tap device: a network interface whose frames this process reads and writes. The only `unsafe` of this crate.
+//!
+//! Linux Documentation/networking/tuntap.rst. The device is not persistent: it is gone when the last
+//! descriptor is closed, so nothing is left behind however the process ends. It is made in the network
+//! namespace of the calling thread and stays there.
+
+use crate::{NetError, TapConfig, netlink};
+use nix::net::if_::if_nametoindex;
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
+};
+
+const IFF_TAP: i16 = 0x0002;
+const IFF_NO_PI: i16 = 0x1000;
+/// Size of an interface's name, its final zero included.
+const NAME_SIZE: usize = 16;
+
+/// `struct ifreq` as TUNSETIFF reads it: a name, flags, the rest of the union unused.
+#[repr(C)]
+struct InterfaceRequest {
+    name: [u8; NAME_SIZE],
+    flags: i16,
+    unused: [u8; 22],
+}
+
+nix::ioctl_readwrite_bad!(
+    /// TUNSETIFF; the kernel writes the name it chose back.
+    set_interface,
+    0x4004_54ca,
+    InterfaceRequest
+);
+
+/// Makes a tap device, brings it up, and joins its bridge. Reads and writes do not wait. Returns its name too.
+pub(crate) fn open(config: &TapConfig) -> Result<(File, String), NetError> {
+    let failed = |action| move |source| NetError::Tap { action, name: config.name.clone(), source };
+    let (device, name) = create(&config.name).map_err(failed("create"))?;
+    let index = if_nametoindex(name.as_str()).map_err(|errno| failed("find")(errno.into()))?;
+    if let Some(bridge) = &config.bridge {
+        let joined = if_nametoindex(bridge.as_str()).map_err(io::Error::from);
+        let joined = joined.and_then(|master| netlink::set_master(index, master));
+        joined.map_err(|source| NetError::Bridge { bridge: bridge.clone(), source })?;
+    }
+    netlink::set_up(index).map_err(failed("bring up"))?;
+    Ok((device, name))
+}
+
+fn create(name: &str) -> io::Result<(File, String)> {
+    let mut request = InterfaceRequest { name: [0; NAME_SIZE], flags: IFF_TAP | IFF_NO_PI, unused: [0; 22] };
+    if name.len() >= NAME_SIZE || name.bytes().any(|byte| byte == 0) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    request.name[..name.len()].copy_from_slice(name.as_bytes());
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
+    let device = options.open("/dev/net/tun")?;
+    // SAFETY: the descriptor is open; `request` is an exclusive, live value of the 40 bytes and the layout of the
+    // kernel's `struct ifreq`, and its name ends with a zero byte (checked above).
+    unsafe { set_interface(device.as_raw_fd(), &mut request) }?;
+    let chosen = request.name.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok((device, String::from_utf8_lossy(chosen).into_owned()))
+}
