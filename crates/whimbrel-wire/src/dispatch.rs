@@ -72,7 +72,8 @@ pub trait Service: Send + Sync + 'static {
     /// answering is how a service slows its peer down. Must not block the thread.
     fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer>;
 
-    /// A connection came about: the handle calls the peer. A kept handle keeps the connection open.
+    /// A connection came about, and none of its requests is handled before this returns: the handle calls the
+    /// peer, a kept handle keeps the connection open. Must not block.
     fn connected(&self, _connection: Connection) {}
 }
 

@@ -116,8 +116,9 @@ pub(crate) async fn connect_known(
         window,
         link,
     });
-    pump::start(reader, writer, shared, &connection, endpoint);
+    // First, so that no request is handled by a service that does not know the connection yet.
     endpoint.service.connected(connection.clone());
+    pump::start(reader, writer, shared, &connection, endpoint);
     Ok(connection)
 }
 

@@ -32,7 +32,7 @@ async fn payloads_of_every_size_arrive_unharmed() {
     let host = host().await;
     let connection = host.client().await;
     for len in [0, 1, 8191, 8192, 8193, 32 << 10, (64 << 10) + 1, 1 << 20, 8 << 20] {
-        let payload: Bytes = (0..len).map(|at: usize| (at * 31 >> 3) as u8).collect::<Vec<_>>().into();
+        let payload: Bytes = (0..len).map(|at: usize| ((at * 31) >> 3) as u8).collect::<Vec<_>>().into();
         let reply = soon(connection.call(request(ECHO, vec![9; 60 << 10], payload.clone()))).await.unwrap();
         assert!(reply.payload == payload && reply.header.len() == 60 << 10, "{len}");
     }
@@ -231,7 +231,7 @@ async fn dropping_the_handle_closes_politely_after_what_was_sent() {
         }
         pending
     };
-    let server_side = host.bench.connections.lock().unwrap().pop().unwrap();
+    let server_side = host.far_side().await;
     drop(connection);
     for reply in pending {
         soon(reply).await.expect("a pending reply keeps the connection");

@@ -34,7 +34,7 @@ async fn a_stuck_service_holds_one_window_and_control_still_gets_through() {
     let host = host_with(|_| (), true).await;
     let connection = host.client().await;
     let task = push_until_stuck(&connection).await;
-    let far = host.bench.connections.lock().unwrap().pop().unwrap();
+    let far = host.far_side().await;
     until("what was sent has arrived", || far.traffic().queued > u64::from(DEFAULT_WINDOW) - (2 << 20)).await;
     for _ in 0..20 {
         soon(connection.call(request(ECHO, b"cancel", Vec::new()))).await.unwrap();
@@ -64,7 +64,7 @@ async fn replies_of_many_windows_can_be_awaited_in_any_order() {
     for _ in 0..24 {
         pending.push(connection.start(request(FILL, [], Vec::new())).await.unwrap());
     }
-    let far = host.bench.connections.lock().unwrap().pop().unwrap();
+    let far = host.far_side().await;
     for reply in pending.into_iter().rev() {
         assert_eq!(soon(reply).await.unwrap().payload.len(), 4 << 20);
         assert!(far.traffic().in_flight <= u64::from(DEFAULT_WINDOW + CONTROL_WINDOW));

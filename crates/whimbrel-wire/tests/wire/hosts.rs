@@ -121,6 +121,12 @@ impl Host {
         connect_tls(&self.address, self.identity.public_key(), identity, endpoint).await
     }
 
+    /// The host's own handle on its newest connection, where it keeps them.
+    pub(crate) async fn far_side(&self) -> Connection {
+        until("the host has the connection", || !self.bench.connections.lock().unwrap().is_empty()).await;
+        self.bench.connections.lock().unwrap().pop().unwrap()
+    }
+
     /// A new trusted client.
     pub(crate) async fn client(&self) -> Connection {
         let identity = Identity::ephemeral().unwrap();
