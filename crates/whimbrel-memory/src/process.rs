@@ -35,7 +35,7 @@ pub(crate) struct Mapping {
 impl Process {
     /// Opens the running process `pid`.
     pub(crate) fn open(pid: i32) -> Result<Self, AttachError> {
-        let id = Pid::from_raw(pid).filter(|_| pid > 0).ok_or(AttachError::Gone { pid })?;
+        let id = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw).ok_or(AttachError::Gone { pid })?;
         let pidfd = pidfd_open(id, PidfdFlags::empty()).map_err(|e| match e {
             rustix::io::Errno::INVAL => AttachError::Gone { pid },
             e => AttachError::io(pid, "open a descriptor")(e.into()),

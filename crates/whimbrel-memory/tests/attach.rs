@@ -11,9 +11,9 @@ use nix::{
     unistd::Pid,
 };
 use std::{
-    fs,
-    os::unix::process::CommandExt,
-    process::{Command, Stdio},
+    fs::{self, Permissions},
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -53,37 +53,88 @@ fn wait_for_state(target: &Target, letter: char) {
     }
 }
 
-/// The tracer dies at a different instant each time, from before it seized the target to after it let go. The target
-/// checks its registers, its sleeps, its signal mask and (with signals falling in between) its signals.
+/// Tracers that kill themselves at an instant that moves through the whole attachment, from before the target is seized
+/// to after it was let go. Each time the target checks its registers, its sleeps, its signal mask and its signals.
 #[test]
 fn a_tracer_killed_at_any_instant_leaves_the_target_running_correctly() {
     for with_signals in [false, true] {
-        let mut target = Target::spawn(&["compute"]);
-        assert_eq!(target.line(), "ready");
-        let memory = stack_of(&target);
-        let mut completed = 0;
-        for round in 0..120_u64 {
-            let mut tracer = Command::new(PROGRAM);
-            tracer.args(["attach", &target.pid().to_string(), &memory]);
-            let mut tracer = tracer.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-            if with_signals {
-                (0..3).for_each(|_| signal(&target, Signal::SIGUSR1));
-            }
-            // Spread evenly over the first 3 ms, where the whole injection lies.
-            let start = Instant::now();
-            while start.elapsed() < Duration::from_micros(round * 25) {
-                std::hint::spin_loop();
-            }
-            tracer.kill().unwrap();
-            tracer.wait().unwrap();
-            let fds = fs::read_dir(format!("/proc/{}/fd", target.pid())).unwrap();
-            completed =
-                fds.filter(|fd| fs::read_link(fd.as_ref().unwrap().path()).is_ok_and(is_userfaultfd)).count();
+        let ends: Vec<_> =
+            (0..150_u64).map(|round| attach_and_die(&(round * 10).to_string(), with_signals)).collect();
+        assert!(ends.contains(&Injected::Nothing), "no tracer died early: {ends:?}");
+    }
+}
+
+/// The same at chosen points: the kernel kills the tracer when it is about to make this request.
+#[test]
+fn a_tracer_killed_between_two_requests_leaves_the_target_running_correctly() {
+    let ptrace = |request: u32| format!("{}:0:{request}", libc::SYS_ptrace);
+    let ioctl = |request: u32| format!("{}:1:{request}", libc::SYS_ioctl);
+    let points = [
+        ("the interrupt", ptrace(libc::PTRACE_INTERRUPT), Injected::Nothing),
+        ("looking at the stop", ptrace(libc::PTRACE_GETSIGINFO), Injected::Nothing),
+        ("reading the registers", ptrace(libc::PTRACE_GETREGSET), Injected::Nothing),
+        ("writing the code", ptrace(libc::PTRACE_POKEDATA), Injected::Nothing),
+        ("setting the registers", ptrace(libc::PTRACE_SETREGSET), Injected::Nothing),
+        ("starting the detour", ptrace(libc::PTRACE_SYSCALL), Injected::Descriptor),
+        ("the entry of the call", ptrace(libc::PTRACE_GET_SYSCALL_INFO), Injected::Descriptor),
+        ("letting go", ptrace(libc::PTRACE_DETACH), Injected::Descriptor),
+        ("fetching the descriptor", format!("{}:2:0", libc::SYS_pidfd_getfd), Injected::Descriptor),
+        ("the handshake", ioctl(linux_raw_sys::ioctl::UFFDIO_API), Injected::Descriptor),
+        ("the registration", ioctl(linux_raw_sys::ioctl::UFFDIO_REGISTER), Injected::Descriptor),
+        ("arming", ioctl(linux_raw_sys::ioctl::UFFDIO_WRITEPROTECT), Injected::Descriptor),
+    ];
+    for (point, when, expected) in points {
+        for round in 0..4 {
+            assert_eq!(attach_and_die(&when, round % 2 == 1), expected, "before {point}");
         }
-        signal(&target, Signal::SIGTERM);
-        let report = target.line();
-        assert!(target.child.wait().unwrap().success(), "{report:?}");
-        assert!(completed > 0, "the kills came too early to mean anything");
+    }
+}
+
+/// The same with tracers that live: no call is cut short, no register disturbed.
+#[test]
+fn a_target_computes_and_sleeps_on_undisturbed_when_it_is_attached() {
+    for with_signals in [false, true] {
+        for _ in 0..40 {
+            assert_eq!(attach_and_die("1000000", with_signals), Injected::Complete);
+        }
+    }
+}
+
+/// How far an attachment came.
+#[derive(Debug, PartialEq, Eq)]
+enum Injected {
+    Nothing,
+    Descriptor,
+    Complete,
+}
+
+fn attach_and_die(when: &str, with_signals: bool) -> Injected {
+    let mut target = Target::spawn(&["compute"]);
+    assert_eq!(target.line(), "ready");
+    let args = ["attach-until", &target.pid().to_string(), &stack_of(&target), when];
+    let mut tracer = Target::spawn(&args);
+    if with_signals {
+        (0..20).for_each(|_| {
+            signal(&target, Signal::SIGUSR1);
+            thread::yield_now();
+        });
+    }
+    // An end without a line is the tracer's death.
+    let complete = tracer.line().starts_with("attached");
+    drop(tracer);
+    // A detour that the tracer left behind is made now; sixteen rounds of checks are enough for it to show.
+    target.send("go on");
+    assert_eq!(target.line(), "gone on", "tracer dead at {when}");
+    let fds = fs::read_dir(format!("/proc/{}/fd", target.pid())).unwrap();
+    let has_descriptor =
+        fds.map(|fd| fs::read_link(fd.unwrap().path())).any(|link| link.is_ok_and(is_userfaultfd));
+    signal(&target, Signal::SIGTERM);
+    let report = target.line();
+    assert!(target.child.wait().unwrap().success(), "tracer dead at {when}: {report:?}");
+    match (has_descriptor, complete) {
+        (_, true) => Injected::Complete,
+        (true, false) => Injected::Descriptor,
+        (false, false) => Injected::Nothing,
     }
 }
 
@@ -91,21 +142,15 @@ fn is_userfaultfd(link: std::path::PathBuf) -> bool {
     link.as_os_str() == "anon_inode:[userfaultfd]"
 }
 
-/// The same without a killer: injected again and again into every kind of blocked call.
 #[test]
-fn no_call_of_the_target_is_cut_short_by_attaching() {
-    let mut target = Target::spawn(&["compute"]);
-    assert_eq!(target.line(), "ready");
-    let memory = stack_of(&target);
-    let (start, bytes) = memory.split_once('+').unwrap();
-    let start = u64::from_str_radix(start.trim_start_matches("0x"), 16).unwrap();
-    let range = || RamTarget::Range(start, bytes.parse().unwrap());
-    for _ in 0..100 {
-        Attachment::open(target.pid(), range(), Mode::Track).unwrap().release().unwrap();
-    }
-    signal(&target, Signal::SIGTERM);
-    target.line();
-    assert!(target.child.wait().unwrap().success());
+fn a_target_that_does_not_stop_is_given_up_in_time() {
+    let mut target = Target::spawn(&["vfork"]);
+    assert_eq!(target.line(), "waiting");
+    wait_for_state(&target, 'D');
+    let refused = Attachment::attach(target.pid(), RamTarget::Range(1 << 20, PAGE as u64), Mode::Track);
+    assert!(matches!(refused, Err(AttachError::TimedOut { .. })), "{refused:?}");
+    let status = fs::read_to_string(format!("/proc/{}/status", target.pid())).unwrap();
+    assert!(status.contains("TracerPid:\t0\n"), "and let go");
 }
 
 #[test]
@@ -143,11 +188,8 @@ fn a_traced_target_is_refused_by_name_and_left_to_its_tracer() {
     let (mut target, file) = serving();
     let pid = Pid::from_raw(target.pid());
     ptrace::seize(pid, ptrace::Options::empty()).unwrap();
-    let refused = attach(&target, &file);
-    assert!(
-        matches!(refused, Err(AttachError::Traced { by, .. }) if by == std::process::id() as i32),
-        "{refused:?}"
-    );
+    let (own, refused) = (nix::unistd::gettid().as_raw(), attach(&target, &file));
+    assert!(matches!(refused, Err(AttachError::Traced { by, .. }) if by == own), "{refused:?}");
     target.write(1, 1);
     ptrace::interrupt(pid).unwrap();
     waitpid(pid, Some(WaitPidFlag::__WALL)).unwrap();
@@ -172,10 +214,13 @@ fn a_process_that_ended_is_gone_whether_or_not_it_was_waited_for() {
 #[test]
 fn another_users_process_is_refused() {
     let (target, file) = serving();
-    fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
-    let program = tempfile::Builder::new().permissions(std::os::unix::fs::PermissionsExt::from_mode(0o755));
-    let copy = program.tempfile_in("/dev/shm").unwrap().into_temp_path();
-    fs::copy(PROGRAM, &copy).unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
+    let copy = folder.path().join("tracer");
+    // Copied by another program: a descriptor of ours open for writing could be inherited by the child of
+    // a test that runs beside this one, and the copy could not be started then.
+    assert!(Command::new("cp").arg(PROGRAM).arg(&copy).status().unwrap().success());
     let mut tracer = Command::new(&copy);
     tracer.args(["attach", &target.pid().to_string(), text(&file)]).uid(65534).gid(65534);
     let output = tracer.output().unwrap();

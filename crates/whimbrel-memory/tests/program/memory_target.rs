@@ -8,7 +8,7 @@ use std::{
     io::{BufRead, Write},
     os::fd::AsRawFd,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use whimbrel_memory::{Attachment, Mode, RamTarget};
 
@@ -20,6 +20,14 @@ fn main() {
         ["serve", kind, path, pages] => serve(kind, path, pages.parse().expect("pages")),
         ["compute"] => compute(),
         ["attach", pid, path] => attach(pid.parse().expect("pid"), path),
+        ["attach-until", pid, path, when] => {
+            match when.split_once(':') {
+                Some((call, argument)) => die_before(call, argument),
+                None => die_after(Duration::from_micros(when.parse().expect("microseconds"))),
+            }
+            attach(pid.parse().expect("pid"), path);
+        }
+        ["vfork"] => vfork(),
         _ => panic!("unknown arguments {args:?}"),
     }
 }
@@ -71,6 +79,7 @@ fn open(path: &str) -> Option<File> {
 }
 
 static DONE: AtomicBool = AtomicBool::new(false);
+static ROUNDS: AtomicU64 = AtomicU64::new(0);
 static TICKS: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn tick(_: i32) {
@@ -95,19 +104,27 @@ fn compute() {
     let expected = numbers();
     println!("ready");
     std::io::stdout().flush().expect("flush");
-    let mut rounds = 0_u64;
+    let asked = std::thread::spawn(|| {
+        let mut line = String::new();
+        std::io::stdin().read_line(&mut line).expect("a line");
+        let start = ROUNDS.load(Ordering::Relaxed);
+        while ROUNDS.load(Ordering::Relaxed) < start + 16 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        println!("gone on");
+    });
     while !DONE.load(Ordering::Relaxed) {
         assert_eq!(numbers(), expected, "a register was disturbed");
-        blocked(rounds);
-        rounds += 1;
+        blocked(ROUNDS.fetch_add(1, Ordering::Relaxed));
     }
-    println!("{rounds} {}", TICKS.load(Ordering::Relaxed));
+    asked.join().expect("no panic");
+    println!("{} {}", ROUNDS.load(Ordering::Relaxed), TICKS.load(Ordering::Relaxed));
 }
 
 /// A sum that keeps many vector registers live.
 fn numbers() -> [u64; 8] {
     let mut lanes = [1.0_f64, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7];
-    for step in 0..2000 {
+    for step in 0..20_000 {
         for lane in &mut lanes {
             *lane = (*lane * 1.000_001 + f64::from(step)).sqrt() + 1.0;
         }
@@ -118,7 +135,7 @@ fn numbers() -> [u64; 8] {
 /// One of three calls that restart in three different ways. EINTR is right only when a signal came.
 fn blocked(round: u64) {
     let before = TICKS.load(Ordering::Relaxed);
-    let wait = libc::timespec { tv_sec: 0, tv_nsec: 3_000_000 };
+    let wait = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
     // SAFETY: calls that read the structures given, which are live locals, and an empty list of descriptors.
     let result = unsafe {
         match round % 3 {
@@ -129,7 +146,7 @@ fn blocked(round: u64) {
                 libc::sigdelset(&raw mut mask, libc::SIGUSR1);
                 libc::ppoll(std::ptr::null_mut(), 0, &raw const wait, &raw const mask)
             }
-            _ => libc::poll(std::ptr::null_mut(), 0, 3),
+            _ => libc::poll(std::ptr::null_mut(), 0, 1),
         }
     };
     if result != 0 {
@@ -148,6 +165,62 @@ fn blocked(round: u64) {
         libc::sigismember(&raw const mask, libc::SIGTERM)
     };
     assert_eq!(blocked, 0, "a temporary signal mask was left in place");
+}
+
+/// Kills this process, as hard as can be, when the time is over.
+fn die_after(time: Duration) {
+    let start = Instant::now();
+    std::thread::spawn(move || {
+        while start.elapsed() < time {
+            std::hint::spin_loop();
+        }
+        // SAFETY: sends a signal to ourselves.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    });
+}
+
+/// Lets the kernel kill this process when it makes system call `call` with this argument (`index:value`).
+fn die_before(call: &str, argument: &str) {
+    let (index, value) = argument.split_once(':').expect("index:value");
+    let number = |text: &str| text.parse::<u32>().expect("a number");
+    // Offsets in `struct seccomp_data`: the call's number, and the lower half of an argument.
+    let arguments = 16 + 8 * number(index);
+    let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    let answer = (libc::BPF_RET | libc::BPF_K) as u16;
+    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let mut filter = [
+        step(load, 0, 0, 0),
+        step(equal, 0, 3, number(call)),
+        step(load, 0, 0, arguments),
+        step(equal, 0, 1, number(value)),
+        step(answer, 0, 0, libc::SECCOMP_RET_KILL_PROCESS),
+        step(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: both calls read their arguments; the program and its steps are live locals, and the kernel copies them.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+}
+
+/// Stays where no tracer can stop it: in `vfork`, whose child sleeps.
+fn vfork() {
+    println!("waiting");
+    let parent = std::process::id() as i32;
+    // SAFETY: with a null stack and CLONE_VM the child runs on ours while we are held, as after vfork(2); it makes two
+    // system calls through plain wrappers and never returns from here.
+    unsafe {
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        if libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) == 0 {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            if libc::getppid() == parent {
+                libc::pause();
+            }
+            libc::_exit(0);
+        }
+    }
 }
 
 /// Attaches, says so, and waits to be killed.
