@@ -1,0 +1,264 @@
+//! Checkpoint and suspend: the capture loop with the store as its sink.
+//!
+//! A capsule exists from the moment its ref is durable. Before that moment a failure leaves the machine as it
+//! was found, and the store with nothing but garbage that `gc` removes.
+
+use crate::{
+    error::HostError,
+    host::Host,
+    live::Live,
+    machine::Turn,
+    operation::Reporter,
+    record::{Phase, Record},
+    refs,
+};
+use std::{collections::BTreeMap, time::Instant};
+use whimbrel_api::{
+    CaptureReport, CheckpointRequest, Operation, OperationKind, OperationResult, RoundInfo, SuspendRequest,
+    Unit,
+};
+use whimbrel_capture::{
+    Batch, Captured, Finish, Follower, Pace, Phase as CapturePhase, Progress, RoundStats, Sink, SinkError,
+    Subject, capture,
+};
+use whimbrel_core::{CapsuleId, Digest, MachineName, RefName};
+use whimbrel_image::{ImageRef, Manifest};
+use whimbrel_machine::Machine as _;
+use whimbrel_store::{ImageWriter, Writer};
+
+/// What the user wants on the capsule.
+struct Wanted {
+    tag: Option<RefName>,
+    labels: BTreeMap<String, String>,
+}
+
+impl Host {
+    /// Takes a capsule of a machine that runs on.
+    pub(crate) fn checkpoint(
+        self: &std::sync::Arc<Self>,
+        name: &MachineName,
+        request: CheckpointRequest,
+    ) -> Result<Operation, HostError> {
+        refs::check_tag(request.tag.as_ref())?;
+        let (host, machine) = (self.clone(), self.machine(name)?);
+        let wanted = Wanted { tag: request.tag, labels: request.labels };
+        Ok(self.operations().start(OperationKind::Checkpoint, name.to_string(), move |reporter| {
+            let mut turn = machine.begin("checkpoint", Some(reporter.id))?;
+            let taken = host.take_capsule(&mut turn, Finish::GoOn, &wanted, reporter)?;
+            turn.record.save(&host.layout)?;
+            Ok(OperationResult::Checkpoint(taken))
+        }))
+    }
+
+    /// Takes a capsule of a machine and ends it.
+    pub(crate) fn suspend(
+        self: &std::sync::Arc<Self>,
+        name: &MachineName,
+        request: SuspendRequest,
+    ) -> Result<Operation, HostError> {
+        refs::check_tag(request.tag.as_ref())?;
+        let (host, machine) = (self.clone(), self.machine(name)?);
+        let wanted = Wanted { tag: request.tag, labels: BTreeMap::new() };
+        Ok(self.operations().start(OperationKind::Suspend, name.to_string(), move |reporter| {
+            let mut turn = machine.begin("suspend", Some(reporter.id))?;
+            let taken = host.take_capsule(&mut turn, Finish::StayPaused, &wanted, reporter)?;
+            host.end_suspended(&mut turn, taken.capsule)?;
+            Ok(OperationResult::Suspend(taken))
+        }))
+    }
+
+    /// The machine lies in the store now: written down first, ended second, so that it never runs twice.
+    fn end_suspended(&self, turn: &mut Turn<'_>, capsule: CapsuleId) -> Result<(), HostError> {
+        turn.record.phase = Phase::Suspended { capsule };
+        turn.record.process = None;
+        turn.record.since_ms = crate::now_ms();
+        if let Err(error) = turn.record.save(&self.layout) {
+            turn.record.phase = Phase::Here;
+            turn.live()?.go_on();
+            return Err(error);
+        }
+        if let Some(live) = turn.live.take() {
+            live.end();
+        }
+        Ok(())
+    }
+
+    fn take_capsule(
+        &self,
+        turn: &mut Turn<'_>,
+        finish: Finish,
+        wanted: &Wanted,
+        reporter: &Reporter,
+    ) -> Result<CaptureReport, HostError> {
+        let begun = Instant::now();
+        let (record, live) = turn.parts()?;
+        let was_paused = live.is_paused();
+        let finish = if was_paused { Finish::StayPaused } else { finish };
+        let bases = self.base_roots(record)?;
+        for ledger in live.ledgers.iter_mut().filter(|ledger| !ledger.is_followed_by(Follower::Store)) {
+            ledger
+                .follow_all(Follower::Store)
+                .map_err(|source| HostError::Memory { source: source.into() })?;
+        }
+        let stored_before = self.stored_bytes();
+        let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
+        let mut sink = StoreSink::new(&writer, live, &bases)?;
+        let captured = live.capture(Follower::Store, &mut sink, &pace(was_paused), finish, reporter)?;
+        match self.commit(record, sink, &writer, &captured, wanted) {
+            Ok(capsule) => {
+                record.last = Some(capsule);
+                let bytes_added = self.stored_bytes().saturating_sub(stored_before);
+                let pause =
+                    if finish == Finish::GoOn { captured.pause } else { captured.paused_at.elapsed() };
+                Ok(CaptureReport {
+                    capsule,
+                    pause_ms: if was_paused { 0.0 } else { pause.as_secs_f64() * 1e3 },
+                    total_ms: begun.elapsed().as_secs_f64() * 1e3,
+                    bytes_added,
+                    rounds: captured.rounds.iter().map(round_info).collect(),
+                })
+            }
+            Err(error) => {
+                // What the sink took is in no capsule: the next one looks at everything again.
+                live.ledgers.iter_mut().for_each(|ledger| ledger.unfollow(Follower::Store));
+                if !was_paused && finish == Finish::StayPaused {
+                    live.go_on();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The roots that the machine's last capsule has, by image name.
+    fn base_roots(&self, record: &Record) -> Result<BTreeMap<String, Digest>, HostError> {
+        let Some(last) = record.last.or(record.origin) else { return Ok(BTreeMap::new()) };
+        match self.store.manifest(&last) {
+            Ok(manifest) => {
+                Ok(manifest.images.into_iter().filter_map(|image| Some((image.name, image.root?))).collect())
+            }
+            // A base only saves work; one that was deleted saves none.
+            Err(error) if refs::is_not_found(&error) => Ok(BTreeMap::new()),
+            Err(error) => Err(refs::store_error("read the last capsule of the machine")(error)),
+        }
+    }
+
+    fn commit(
+        &self,
+        record: &Record,
+        sink: StoreSink,
+        writer: &Writer,
+        captured: &Captured,
+        wanted: &Wanted,
+    ) -> Result<CapsuleId, HostError> {
+        let images = sink.finish()?;
+        let write = refs::store_error("write the capsule");
+        let device = writer.put_blob(&captured.device_state).map_err(&write)?;
+        for digest in record.config.boot.iter().flat_map(|boot| [Some(boot.kernel), boot.initrd]).flatten() {
+            if self.store.has(&[digest]) != [true] {
+                let path = self.layout.boot_file(&digest);
+                let content = std::fs::read(&path).map_err(|source| HostError::io("read", &path, source))?;
+                writer.put_blob(&content).map_err(&write)?;
+            }
+        }
+        let mut labels = wanted.labels.clone();
+        labels.insert(refs::MACHINE_LABEL.to_owned(), record.name.to_string());
+        let manifest = Manifest {
+            format: whimbrel_image::FORMAT,
+            machine: record.config.clone(),
+            device: Some(device),
+            images,
+            parents: record.last.or(record.origin).into_iter().collect(),
+            time: crate::now_ms(),
+            host: self.name.to_string(),
+            labels,
+            working_set: None,
+        };
+        let names: Vec<RefName> =
+            wanted.tag.clone().into_iter().chain([refs::of_machine(&record.name)]).collect();
+        writer.commit(&manifest, &names).map_err(refs::store_error("commit the capsule"))
+    }
+}
+
+fn pace(was_paused: bool) -> Pace {
+    if was_paused { Pace::STOPPED } else { Pace::CHECKPOINT }
+}
+
+/// One round as the API tells it.
+pub(crate) fn round_info(round: &RoundStats) -> RoundInfo {
+    RoundInfo { pages: round.pages, bytes: round.bytes, ms: round.took.as_secs_f64() * 1e3 }
+}
+
+/// Says how far a capture is.
+pub(crate) fn report(reporter: &Reporter, progress: Progress) {
+    let stage = match progress.phase {
+        CapturePhase::Round(round) => format!("copying, round {round}"),
+        CapturePhase::Paused => "copying the last pages".to_owned(),
+        CapturePhase::Delivering => "writing the last pages".to_owned(),
+    };
+    reporter.progress(&stage, Unit::Pages, progress.done, Some(progress.total));
+}
+
+impl Live {
+    /// Runs the capture loop over all arrays of the machine.
+    pub(crate) fn capture(
+        &mut self,
+        follower: Follower,
+        sink: &mut dyn Sink,
+        pace: &Pace,
+        finish: Finish,
+        reporter: &Reporter,
+    ) -> Result<Captured, HostError> {
+        let was_paused = self.is_paused();
+        let Live { qemu, ledgers, .. } = self;
+        let mut subject = Subject { machine: qemu, ledgers, follower };
+        let captured = capture(&mut subject, sink, pace, finish, &mut |progress| {
+            report(reporter, progress);
+            reporter.flow()
+        });
+        if captured.is_err() && was_paused {
+            // The loop lets a machine go on that it has paused; this one was found paused.
+            let _ = self.qemu.pause();
+        }
+        captured.map_err(|source| HostError::Capture { source })
+    }
+}
+
+/// The store as a sink: one image writer an array.
+struct StoreSink {
+    images: Vec<(String, ImageWriter)>,
+    /// Bytes of pages handed over; what they come to in the store is known at the end.
+    raw: u64,
+}
+
+impl StoreSink {
+    fn new(writer: &Writer, live: &Live, bases: &BTreeMap<String, Digest>) -> Result<Self, HostError> {
+        let open = |ledger: &whimbrel_capture::Ledger| {
+            let name = ledger.name().to_owned();
+            let image = writer.image(bases.get(&name).copied(), ledger.page_count());
+            Ok((name, image.map_err(refs::store_error("begin an image"))?))
+        };
+        Ok(Self { images: live.ledgers.iter().map(open).collect::<Result<_, HostError>>()?, raw: 0 })
+    }
+
+    fn finish(self) -> Result<Vec<ImageRef>, HostError> {
+        let finish = |(name, image): (String, ImageWriter)| {
+            let image = image.finish().map_err(refs::store_error("finish an image"))?;
+            Ok(ImageRef { name, pages: image.pages, root: image.root })
+        };
+        self.images.into_iter().map(finish).collect()
+    }
+}
+
+impl Sink for StoreSink {
+    fn pages(&mut self, batch: Batch<'_>) -> Result<(), SinkError> {
+        let (_, image) = &mut self.images[batch.array];
+        self.raw += batch.data.len() as u64;
+        image
+            .put(batch.run, batch.data)
+            .map_err(|error| SinkError { destination: "the store".to_owned(), source: error.into() })
+    }
+
+    fn bytes_out(&self) -> u64 {
+        self.raw
+    }
+}

@@ -1,0 +1,185 @@
+//! What can go wrong in the daemon, and how it is told to a caller: a stable code, the chain of causes once,
+//! and the next thing to do.
+
+use std::{
+    error::Error,
+    io,
+    path::{Path, PathBuf},
+};
+use whimbrel_api::{ApiError, ErrorCode};
+use whimbrel_capture::CaptureError;
+use whimbrel_core::{HostName, MachineName};
+use whimbrel_migrate::{MigrateError, link::LinkError};
+
+type Cause = Box<dyn Error + Send + Sync>;
+
+/// Why a request or an operation failed.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the text of each variant says what its fields are")]
+pub enum HostError {
+    #[error("there is no {what} {name}")]
+    NotFound { what: &'static str, name: String },
+    #[error("the name {name} is taken")]
+    NameTaken { name: MachineName },
+    #[error("{name} is busy with {with}")]
+    Busy { name: MachineName, with: String },
+    #[error("{name} is {state}, this needs it {needed}")]
+    State { name: MachineName, state: &'static str, needed: &'static str },
+    #[error("{reason}")]
+    Invalid { reason: String },
+    #[error("cannot {action} {}", path.display())]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("{} is not on a tmpfs, and guest memory must lie on one", path.display())]
+    NotTmpfs { path: PathBuf },
+    #[error("another daemon serves {}", path.display())]
+    AlreadyServed { path: PathBuf },
+    #[error("QEMU failed: cannot {action}")]
+    Qemu { action: &'static str, source: Cause },
+    #[error("cannot reach into the memory of QEMU")]
+    Memory { source: Cause },
+    #[error("the disk {disk} failed")]
+    Disk { disk: String, source: Cause },
+    #[error("the network port {port} failed")]
+    Port { port: String, source: Cause },
+    #[error("the store failed: cannot {action}")]
+    Store { action: &'static str, code: ErrorCode, source: Cause },
+    #[error("the state of the machine could not be captured")]
+    Capture { source: CaptureError },
+    #[error("{name} was not moved to {host} and runs on here")]
+    Migrate { name: MachineName, host: HostName, source: Box<MigrateError> },
+    #[error("{name} was handed over to {host}, which has not confirmed that it runs there")]
+    Unconfirmed { name: MachineName, host: HostName },
+    #[error("cannot reach host {host}")]
+    Unreachable { host: HostName, source: Cause },
+    #[error("host {host} is not trusted here")]
+    Untrusted { host: HostName },
+    #[error("host {host} and this one do not trust each other")]
+    NotTrustedThere { host: HostName, source: Cause },
+    #[error("the guest did not switch itself off within {seconds} s")]
+    StillRunning { seconds: u64 },
+    #[error("the identity of this host failed")]
+    Identity { source: Cause },
+    #[error("cancelled: {left}")]
+    Cancelled { left: String },
+    #[error("a fault in the daemon stopped the operation")]
+    Panicked,
+}
+
+impl HostError {
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::Io { action, path: path.to_owned(), source }
+    }
+
+    pub(crate) fn invalid(reason: impl Into<String>) -> Self {
+        Self::Invalid { reason: reason.into() }
+    }
+
+    pub(crate) fn machine_not_found(name: &MachineName) -> Self {
+        Self::NotFound { what: "machine", name: name.to_string() }
+    }
+
+    /// The stable code for callers that branch on it.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::NotFound { .. } => ErrorCode::NotFound,
+            Self::NameTaken { .. } => ErrorCode::NameTaken,
+            Self::Busy { .. }
+            | Self::State { .. }
+            | Self::AlreadyServed { .. }
+            | Self::StillRunning { .. } => ErrorCode::Busy,
+            Self::Invalid { .. } => ErrorCode::Invalid,
+            Self::NotTmpfs { .. } => ErrorCode::Unsupported,
+            Self::Qemu { .. } | Self::Memory { .. } => ErrorCode::QemuFailed,
+            Self::Store { code, .. } => *code,
+            Self::Io { source, .. } => io_code(source),
+            Self::Disk { source, .. } | Self::Port { source, .. } | Self::Identity { source } => {
+                chain_code(&**source)
+            }
+            Self::Capture { source: CaptureError::Cancelled } | Self::Cancelled { .. } => {
+                ErrorCode::Cancelled
+            }
+            Self::Capture { source } => chain_code(source),
+            Self::Migrate { source, .. } => migrate_code(source),
+            Self::Unconfirmed { .. } | Self::Unreachable { .. } => ErrorCode::Unreachable,
+            Self::Untrusted { .. } | Self::NotTrustedThere { .. } => ErrorCode::Untrusted,
+            Self::Panicked => ErrorCode::Internal,
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::NotFound { what: "machine", .. } => "`whimbrel ps` lists the machines of this host".into(),
+            Self::NotFound { what: "capsule", .. } => "`whimbrel ls` lists the capsules of this host".into(),
+            Self::NotFound { what: "host", .. } => "`whimbrel trust ls` lists the hosts known here".into(),
+            Self::NameTaken { name } => {
+                format!("choose another name, or end the machine with `whimbrel stop {name}`")
+            }
+            Self::Busy { name, .. } => format!("`whimbrel ps` shows when {name} is free again"),
+            Self::NotTmpfs { .. } => {
+                "name a directory on a tmpfs with --run-dir, like /dev/shm/whimbrel".into()
+            }
+            Self::Untrusted { host } | Self::Unreachable { host, .. } => {
+                format!("`whimbrel trust add {host} KEY ADDRESS`; `whimbrel key` prints the key on {host}")
+            }
+            Self::NotTrustedThere { host, .. } => {
+                format!(
+                    "add this host on {host} too: `whimbrel trust add`, with the key that `whimbrel key` prints here"
+                )
+            }
+            Self::StillRunning { .. } => "`whimbrel stop --kill` pulls the plug".into(),
+            Self::Unconfirmed { host, .. } => {
+                format!("the daemon goes on asking; look at `whimbrel ps` on {host}")
+            }
+            _ if self.code() == ErrorCode::NoSpace => "free room, or run `whimbrel gc`".into(),
+            _ if self.code() == ErrorCode::Damaged => {
+                "`whimbrel verify` names everything that is damaged".into()
+            }
+            _ => return None,
+        })
+    }
+
+    /// What a cancelled operation has left.
+    pub(crate) fn state_left(&self) -> String {
+        match self {
+            Self::Cancelled { left } => left.clone(),
+            _ => "everything is as it was before".to_owned(),
+        }
+    }
+
+    /// The error as the API tells it.
+    pub(crate) fn to_api(&self) -> ApiError {
+        let mut api = ApiError::from_error(self.code(), self);
+        api.causes.dedup();
+        api.hint = self.hint();
+        api
+    }
+}
+
+fn io_code(error: &io::Error) -> ErrorCode {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            ErrorCode::NoSpace
+        }
+        io::ErrorKind::NotFound => ErrorCode::NotFound,
+        io::ErrorKind::PermissionDenied => ErrorCode::Unsupported,
+        _ => ErrorCode::Internal,
+    }
+}
+
+/// The code of the innermost I/O error of a chain.
+pub(crate) fn chain_code(error: &(dyn Error + 'static)) -> ErrorCode {
+    std::iter::successors(Some(error), |&error| error.source())
+        .find_map(|error| error.downcast_ref::<io::Error>())
+        .map_or(ErrorCode::Internal, io_code)
+}
+
+fn migrate_code(error: &MigrateError) -> ErrorCode {
+    match error {
+        MigrateError::Capture(CaptureError::Cancelled) => ErrorCode::Cancelled,
+        MigrateError::Offer(LinkError::Refused { .. }) => ErrorCode::Busy,
+        MigrateError::Load(LinkError::Refused { .. }) => ErrorCode::QemuFailed,
+        MigrateError::Record(source) => chain_code(&**source),
+        MigrateError::Blob { .. } | MigrateError::Answer(_) => ErrorCode::Internal,
+        _ => ErrorCode::Unreachable,
+    }
+}

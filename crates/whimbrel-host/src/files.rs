@@ -1,0 +1,276 @@
+//! Long work on the store that needs no machine: garbage, verification, export and import.
+
+use crate::{error::HostError, host::Host, operation::Reporter, refs};
+use std::{
+    fs::File,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+};
+use whimbrel_api::{
+    Damage, ExportFormat, ExportRequest, ImportRequest, Operation, OperationKind, OperationResult, Unit,
+};
+use whimbrel_core::{
+    Accel, ByteSize, CapsuleId, DiskConfig, EXTENT_PAGES, MachineConfig, PAGE_SIZE, PageRun,
+};
+use whimbrel_image::{ImageRef, Manifest};
+use whimbrel_store::{Keep, StoredDisk, StoredImage};
+
+/// Memory of a machine that is made from an imported disk, until its owner says otherwise.
+const IMPORTED_MEMORY: ByteSize = ByteSize(1 << 30);
+/// The image that an export of a disk means unless it names one.
+const FIRST_DISK: &str = "disk0";
+
+impl Host {
+    /// Frees what no ref, no machine and no writer needs.
+    pub(crate) fn gc(self: &Arc<Self>) -> Operation {
+        let host = self.clone();
+        self.operations().start(OperationKind::Gc, "the store", move |reporter| {
+            reporter.progress("collecting garbage", Unit::Bytes, 0, None);
+            let before = host.stored_bytes();
+            let report = host.store.gc(Keep::Referenced).map_err(refs::store_error("collect garbage"))?;
+            let stored = host.stored_bytes();
+            Ok(OperationResult::Gc {
+                freed: ByteSize(before.saturating_sub(stored)),
+                stored: ByteSize(stored),
+                moved: report.moved,
+                packs_waiting: report.waiting as u64,
+            })
+        })
+    }
+
+    /// Reads and checks everything.
+    pub(crate) fn verify(self: &Arc<Self>) -> Operation {
+        let host = self.clone();
+        self.operations().start(OperationKind::Verify, "the store", move |reporter| {
+            let progress = |done, total| reporter.progress("reading", Unit::Bytes, done, Some(total));
+            let report = host.store.verify(progress).map_err(refs::store_error("verify"))?;
+            let capsules = host.store.capsules().map_err(refs::store_error("list its capsules"))?.len();
+            let frames = report.damage.iter().map(|damage| Damage {
+                place: format!("{} at byte {}", damage.file, damage.offset),
+                problem: damage.reason.clone(),
+            });
+            let broken = report.broken.iter().map(|capsule| Damage {
+                place: format!("capsule {}", capsule.id.short()),
+                problem: match &capsule.image {
+                    Some(image) => {
+                        format!("{} objects of its image {image} cannot be had", capsule.missing.len())
+                    }
+                    None => format!("{} of its objects cannot be had", capsule.missing.len()),
+                },
+            });
+            Ok(OperationResult::Verify {
+                capsules: capsules as u64,
+                objects: report.objects,
+                bytes: ByteSize(report.bytes),
+                damaged: frames.chain(broken).collect(),
+            })
+        })
+    }
+
+    /// Writes a capsule, or one image of it, to a file that does not exist yet.
+    pub(crate) fn export(self: &Arc<Self>, request: ExportRequest) -> Result<Operation, HostError> {
+        let capsule = refs::resolve(&self.store, &request.capsule)?;
+        let (host, subject) = (self.clone(), request.capsule.to_string());
+        Ok(self.operations().start(OperationKind::Export, subject, move |reporter| {
+            let path = request.path.clone();
+            let file = File::create_new(&path).map_err(|source| HostError::io("create", &path, source))?;
+            let written = host.export_to(&capsule, &request, file, reporter);
+            if written.is_err() {
+                // Half a file would look like a whole one.
+                let _ = std::fs::remove_file(&path);
+            }
+            Ok(OperationResult::Export { path, bytes: ByteSize(written?) })
+        }))
+    }
+
+    fn export_to(
+        &self,
+        capsule: &CapsuleId,
+        request: &ExportRequest,
+        file: File,
+        reporter: &Reporter,
+    ) -> Result<u64, HostError> {
+        let path = &request.path;
+        let io = |source| HostError::io("write", path, source);
+        match request.format {
+            ExportFormat::Capsule => {
+                reporter.progress("writing", Unit::Bytes, 0, None);
+                let exported = self.store.export(capsule, std::io::BufWriter::new(&file));
+                exported.map_err(refs::store_error("export the capsule"))?;
+            }
+            ExportFormat::Raw => write_raw(&self.image(capsule, request)?, &file, path, reporter)?,
+            ExportFormat::Qcow2 => self.write_qcow2(self.image(capsule, request)?, path, reporter)?,
+        }
+        file.sync_all().map_err(io)?;
+        Ok(file.metadata().map_err(io)?.len())
+    }
+
+    fn image(&self, capsule: &CapsuleId, request: &ExportRequest) -> Result<StoredImage, HostError> {
+        let manifest = self.store.manifest(capsule).map_err(refs::store_error("read the capsule"))?;
+        let name = request.image.as_deref().unwrap_or(FIRST_DISK);
+        let image = manifest.image(name);
+        let image = image.ok_or_else(|| HostError::NotFound { what: "image", name: name.to_owned() })?;
+        Ok(self.store.image(image.root, image.pages))
+    }
+
+    /// qemu-img makes the qcow2; it reads the image from an NBD server of ours.
+    fn write_qcow2(&self, image: StoredImage, path: &Path, reporter: &Reporter) -> Result<(), HostError> {
+        reporter.progress("converting", Unit::Bytes, 0, None);
+        let socket = self.layout.slot(&format!("export-{:016x}", rand::random::<u64>()));
+        let device = Arc::new(StoredDisk::new(image));
+        let server = whimbrel_nbd::bind(&socket)
+            .and_then(|listener| whimbrel_nbd::serve(device, listener, whimbrel_nbd::Options::default()));
+        let server = server.map_err(|source| HostError::io("serve an image on", &socket, source))?;
+        let source = format!("nbd+unix:///?socket={}", socket.display());
+        let converted = qemu_img(&["convert", "-f", "raw", "-O", "qcow2", &source], path);
+        server.stop();
+        let _ = std::fs::remove_file(&socket);
+        converted
+    }
+
+    /// Makes a capsule of a file.
+    pub(crate) fn import(self: &Arc<Self>, request: ImportRequest) -> Result<Operation, HostError> {
+        refs::check_tag(Some(&request.name))?;
+        let (host, subject) = (self.clone(), request.path.display().to_string());
+        Ok(self.operations().start(OperationKind::Import, subject, move |reporter| {
+            let before = host.stored_bytes();
+            let capsule = match request.format {
+                ExportFormat::Capsule => host.import_capsule(&request, reporter)?,
+                ExportFormat::Raw => host.import_raw(&request.path, &request, reporter)?,
+                ExportFormat::Qcow2 => host.import_converted(&request, reporter)?,
+            };
+            let added = ByteSize(host.stored_bytes().saturating_sub(before));
+            Ok(OperationResult::Import { capsule, added })
+        }))
+    }
+
+    fn import_capsule(&self, request: &ImportRequest, reporter: &Reporter) -> Result<CapsuleId, HostError> {
+        reporter.progress("reading", Unit::Bytes, 0, None);
+        let path = &request.path;
+        let file = File::open(path).map_err(|source| HostError::io("open", path, source))?;
+        let input = std::io::BufReader::new(file);
+        let names = std::slice::from_ref(&request.name);
+        self.store.import(input, names).map_err(refs::store_error("import the capsule"))
+    }
+
+    /// Anything that qemu-img reads, by way of a raw file that is removed afterwards.
+    fn import_converted(&self, request: &ImportRequest, reporter: &Reporter) -> Result<CapsuleId, HostError> {
+        reporter.progress("converting", Unit::Bytes, 0, None);
+        let raw: PathBuf = self.layout.data().join(format!("import-{:016x}.raw", rand::random::<u64>()));
+        let source = request.path.to_string_lossy();
+        let imported = qemu_img(&["convert", "-O", "raw", &source], &raw)
+            .and_then(|()| self.import_raw(&raw, request, reporter));
+        let _ = std::fs::remove_file(&raw);
+        imported
+    }
+
+    fn import_raw(
+        &self,
+        path: &Path,
+        request: &ImportRequest,
+        reporter: &Reporter,
+    ) -> Result<CapsuleId, HostError> {
+        let write = refs::store_error("write the image");
+        let io = |source| HostError::io("read", path, source);
+        let file = File::open(path).map_err(io)?;
+        let size = file.metadata().map_err(io)?.len().next_multiple_of(PAGE_SIZE as u64);
+        if size == 0 {
+            return Err(HostError::invalid(format!("{} is empty", path.display())));
+        }
+        let writer = self.store.writer().map_err(&write)?;
+        let mut image = writer.image(None, size / PAGE_SIZE as u64).map_err(&write)?;
+        let mut buffer = Vec::new();
+        for run in PageRun::new(0, image.page_count()).chunks(EXTENT_PAGES as u64) {
+            buffer.clear();
+            buffer.resize(run.bytes(), 0);
+            read_padded(&file, run.offset(), &mut buffer).map_err(io)?;
+            image.put(run, &buffer).map_err(&write)?;
+            reporter.progress("reading", Unit::Bytes, run.offset() + run.bytes() as u64, Some(size));
+            if reporter.is_cancelled() {
+                return Err(HostError::Cancelled { left: "nothing was imported".into() });
+            }
+        }
+        let image = image.finish().map_err(&write)?;
+        let images = vec![ImageRef { name: FIRST_DISK.to_owned(), pages: image.pages, root: image.root }];
+        let manifest = self.disk_manifest(ByteSize(size), images, request)?;
+        writer.commit(&manifest, std::slice::from_ref(&request.name)).map_err(&write)
+    }
+
+    /// A machine that boots the disk: what an inactive capsule is.
+    fn disk_manifest(
+        &self,
+        size: ByteSize,
+        images: Vec<ImageRef>,
+        request: &ImportRequest,
+    ) -> Result<Manifest, HostError> {
+        let machine = MachineConfig {
+            memory: IMPORTED_MEMORY,
+            cpus: 1,
+            machine: self.qemu()?.machine_type("q35").unwrap_or("q35").to_owned(),
+            cpu: "max".to_owned(),
+            accel: self.qemu().map_or(Accel::Tcg, whimbrel_qemu::best_accel),
+            disks: vec![DiskConfig { size }],
+            nics: Vec::new(),
+            boot: None,
+        };
+        let labels = [(refs::MACHINE_LABEL.to_owned(), request.name.to_string())].into();
+        Ok(Manifest {
+            format: whimbrel_image::FORMAT,
+            machine,
+            device: None,
+            images,
+            parents: Vec::new(),
+            time: crate::now_ms(),
+            host: self.name.to_string(),
+            labels,
+            working_set: None,
+        })
+    }
+}
+
+fn write_raw(image: &StoredImage, file: &File, path: &Path, reporter: &Reporter) -> Result<(), HostError> {
+    let io = |source| HostError::io("write", path, source);
+    let size = image.page_count() * PAGE_SIZE as u64;
+    file.set_len(size).map_err(io)?;
+    let mut buffer = Vec::new();
+    for run in PageRun::new(0, image.page_count()).chunks(EXTENT_PAGES as u64) {
+        buffer.resize(run.bytes(), 0);
+        image.read(run, &mut buffer).map_err(refs::store_error("read the image"))?;
+        // Holes stay holes: the file is new and all zeros.
+        if !whimbrel_core::is_zero(&buffer) {
+            file.write_all_at(&buffer, run.offset()).map_err(io)?;
+        }
+        reporter.progress("writing", Unit::Bytes, run.offset() + run.bytes() as u64, Some(size));
+        if reporter.is_cancelled() {
+            return Err(HostError::Cancelled { left: "no file was written".into() });
+        }
+    }
+    Ok(())
+}
+
+/// Fills `out` from `offset` on; past the end of the file it stays zero.
+fn read_padded(file: &File, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+    let mut done = 0;
+    while done < out.len() {
+        match file.read_at(&mut out[done..], offset + done as u64)? {
+            0 => break,
+            count => done += count,
+        }
+    }
+    Ok(())
+}
+
+fn qemu_img(arguments: &[&str], target: &Path) -> Result<(), HostError> {
+    let failed = |source: Box<dyn std::error::Error + Send + Sync>| HostError::Qemu {
+        action: "convert the image",
+        source,
+    };
+    let output = Command::new("qemu-img").args(arguments).arg(target).output();
+    let output = output.map_err(|error| failed(error.into()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned().into()))
+}

@@ -1,0 +1,375 @@
+//! Everything a host has, and the requests that are done at once.
+
+use crate::{
+    error::HostError,
+    layout::Layout,
+    live::Live,
+    machine::Machine,
+    operation::Operations,
+    record::{DiskBase, Phase, Record},
+    refs,
+    warm::Warm,
+};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::Path,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::runtime::Handle;
+use whimbrel_api::{
+    DiskSource, HostInfo, MachineInfo, NicRequest, RunRequest, StopMode, StopRequest, StoreUsage, TrustEntry,
+};
+use whimbrel_core::{
+    Accel, Boot, ByteSize, Digest, DiskConfig, HostName, MachineConfig, MachineName, NicConfig, PAGE_SIZE,
+};
+use whimbrel_migrate::target::Arrivals;
+use whimbrel_qemu::QemuBinary;
+use whimbrel_store::Store;
+use whimbrel_wire::{Identity, Rights, Trust, TrustError, TrustedPeer};
+
+/// How long a guest gets to switch itself off unless the caller says otherwise.
+const POWERDOWN: Duration = Duration::from_secs(60);
+/// `cpu max` means "all that this QEMU emulates", which differs between versions and hosts under KVM.
+const CPU: &str = "max";
+const MACHINE: &str = "q35";
+
+/// The daemon's state.
+pub(crate) struct Host {
+    pub(crate) name: HostName,
+    pub(crate) layout: Layout,
+    pub(crate) store: Store,
+    pub(crate) identity: Identity,
+    pub(crate) trust: Arc<Trust>,
+    pub(crate) runtime: Handle,
+    pub(crate) warm: Warm,
+    listen: Option<SocketAddr>,
+    operations: Operations,
+    machines: Mutex<BTreeMap<MachineName, Arc<Machine>>>,
+    arrivals: std::sync::OnceLock<Arrivals>,
+    started: Instant,
+    closing: AtomicBool,
+}
+
+impl Host {
+    /// Opens store and identity. No machine is touched yet.
+    pub(crate) fn open(
+        name: HostName,
+        listen: Option<SocketAddr>,
+        layout: Layout,
+        runtime: Handle,
+    ) -> Result<Arc<Self>, HostError> {
+        let store = Store::open(&layout.store(), whimbrel_store::Options::create());
+        let store = store.map_err(refs::store_error("open"))?;
+        let identity = Identity::load_or_create(&layout.key_dir())
+            .map_err(|source| HostError::Identity { source: source.into() })?;
+        let trust =
+            Trust::load(layout.data()).map_err(|source| HostError::Identity { source: source.into() })?;
+        let host = Arc::new(Self {
+            name,
+            layout,
+            store,
+            identity,
+            trust: Arc::new(trust),
+            runtime,
+            warm: Warm::default(),
+            listen,
+            operations: Operations::default(),
+            machines: Mutex::default(),
+            arrivals: std::sync::OnceLock::new(),
+            started: Instant::now(),
+            closing: AtomicBool::new(false),
+        });
+        let landing = Arc::new(crate::landing::HostLanding::new(&host));
+        host.arrivals.get_or_init(|| Arrivals::new(landing));
+        Ok(host)
+    }
+
+    /// Sleeps; false as soon as the daemon is told to stop.
+    pub(crate) fn sleep_unless_closing(&self, pause: Duration) -> bool {
+        let until = Instant::now() + pause;
+        while Instant::now() < until && !self.closing.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(20).min(pause));
+        }
+        !self.closing.load(Ordering::Acquire)
+    }
+
+    /// The daemon was told to stop.
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn operations(&self) -> &Operations {
+        &self.operations
+    }
+
+    /// Machines that are arriving from other hosts.
+    pub(crate) fn arrivals(&self) -> &Arrivals {
+        self.arrivals.get().expect("set when the host was opened")
+    }
+
+    /// The QEMU of this host.
+    pub(crate) fn qemu(&self) -> Result<&'static QemuBinary, HostError> {
+        let failed = |error: &'static whimbrel_qemu::ProbeError| HostError::Qemu {
+            action: "find one",
+            source: error.to_string().into(),
+        };
+        whimbrel_qemu::probe().map_err(failed)
+    }
+
+    pub(crate) fn machine(&self, name: &MachineName) -> Result<Arc<Machine>, HostError> {
+        self.table().get(name).cloned().ok_or_else(|| HostError::machine_not_found(name))
+    }
+
+    /// All machines, by name.
+    pub(crate) fn machines(&self) -> Vec<Arc<Machine>> {
+        self.table().values().cloned().collect()
+    }
+
+    pub(crate) fn machine_infos(&self) -> Vec<MachineInfo> {
+        self.machines().iter().map(|machine| machine.info()).collect()
+    }
+
+    /// Enters a machine under its name. The name is free, or that of a machine that lies suspended.
+    pub(crate) fn enter(&self, machine: Machine) -> Arc<Machine> {
+        let machine = Arc::new(machine);
+        self.table().insert(machine.name().clone(), machine.clone());
+        machine
+    }
+
+    pub(crate) fn remove(&self, name: &MachineName) {
+        self.table().remove(name);
+    }
+
+    /// Refuses a name that is in use. A suspended machine's name is free for its own resume.
+    pub(crate) fn check_free(&self, name: &MachineName, resuming: bool) -> Result<(), HostError> {
+        let Some(machine) = self.table().get(name).cloned() else { return Ok(()) };
+        let suspended = resuming && machine.info().state == whimbrel_api::MachineState::Suspended;
+        if suspended { Ok(()) } else { Err(HostError::NameTaken { name: name.clone() }) }
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<MachineName, Arc<Machine>>> {
+        self.machines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn info(&self) -> Result<HostInfo, HostError> {
+        let qemu = self.qemu().ok();
+        Ok(HostInfo {
+            name: self.name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            public_key: self.identity.public_key().to_string(),
+            listen: self.listen.map(|address| address.to_string()),
+            data: self.layout.data().to_owned(),
+            pid: std::process::id(),
+            qemu_version: qemu.map(|qemu| qemu.version.to_string()),
+            accel: qemu.map_or(Accel::Tcg, whimbrel_qemu::best_accel),
+            machines: self.table().len() as u32,
+            uptime_s: self.started.elapsed().as_secs(),
+            store: self.store_usage()?,
+        })
+    }
+
+    fn store_usage(&self) -> Result<StoreUsage, HostError> {
+        let capsules = self.store.capsules().map_err(refs::store_error("list its capsules"))?;
+        let logical: u64 =
+            capsules.iter().flat_map(|capsule| &capsule.manifest.images).map(|image| image.pages).sum();
+        let free = rustix::fs::statvfs(self.layout.data()).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
+        Ok(StoreUsage {
+            capsules: capsules.len() as u64,
+            stored: ByteSize(self.stored_bytes()),
+            logical: ByteSize(logical * PAGE_SIZE as u64),
+            free: ByteSize(free),
+        })
+    }
+
+    /// Starts a new machine.
+    pub(crate) fn run(self: &Arc<Self>, request: RunRequest) -> Result<MachineInfo, HostError> {
+        self.check_free(&request.name, false)?;
+        let qemu = self.qemu()?;
+        let (disks, bases) =
+            request.disks.iter().map(disk_of).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        let machine = qemu.machine_type(MACHINE).unwrap_or(MACHINE).to_owned();
+        let accel = request.accel.unwrap_or_else(|| whimbrel_qemu::best_accel(qemu));
+        let config = MachineConfig {
+            memory: request.memory,
+            cpus: request.cpus,
+            machine,
+            cpu: CPU.to_owned(),
+            accel,
+            disks,
+            nics: request.nics.iter().map(nic_of).collect(),
+            boot: self.boot_of(&request)?,
+        };
+        let record = Record::new(request.name.clone(), config, bases);
+        let live = Live::boot(self, &record)?;
+        self.settle(record, live).map(|machine| machine.info())
+    }
+
+    /// A machine that has just come to life here gets its record, its place in the table and a watcher.
+    /// If the record cannot be written nothing is left of it.
+    pub(crate) fn settle(
+        self: &Arc<Self>,
+        mut record: Record,
+        mut live: Live,
+    ) -> Result<Arc<Machine>, HostError> {
+        record.process = Some(live.process_record());
+        record.vmgenid = live.qemu.vmgenid().ok().map(|guid| guid.to_string());
+        let started = record.save(&self.layout).and_then(|()| live.start());
+        if let Err(error) = started {
+            live.end();
+            Record::forget(&self.layout, &record.name)?;
+            return Err(error);
+        }
+        let events = live.events();
+        let machine = self.enter(Machine::new(record, Some(live)));
+        crate::supervise::watch(self, &machine, events);
+        Ok(machine)
+    }
+
+    fn boot_of(&self, request: &RunRequest) -> Result<Option<Boot>, HostError> {
+        let Some(kernel) = &request.kernel else {
+            return match (&request.initrd, &request.append) {
+                (None, None) => Ok(None),
+                _ => Err(HostError::invalid(
+                    "an initial RAM disk or a kernel command line needs a kernel: add --kernel FILE",
+                )),
+            };
+        };
+        let kernel = self.keep_boot_file(kernel)?;
+        let initrd = request.initrd.as_deref().map(|path| self.keep_boot_file(path)).transpose()?;
+        Ok(Some(Boot { kernel, initrd, append: request.append.clone().unwrap_or_default() }))
+    }
+
+    /// Copies a boot file to where machines boot from, under its digest.
+    fn keep_boot_file(&self, path: &Path) -> Result<Digest, HostError> {
+        let content = std::fs::read(path).map_err(|source| HostError::io("read", path, source))?;
+        let digest = Digest::of(&content);
+        self.write_boot_file(&digest, &content)?;
+        Ok(digest)
+    }
+
+    pub(crate) fn write_boot_file(&self, digest: &Digest, content: &[u8]) -> Result<(), HostError> {
+        let kept = self.layout.boot_file(digest);
+        if kept.exists() {
+            return Ok(());
+        }
+        crate::durable::write(&kept, content).map_err(|source| HostError::io("write", &kept, source))
+    }
+
+    /// Forgets a machine that has ended, with its disks.
+    pub(crate) fn forget(&self, name: &MachineName) -> Result<(), HostError> {
+        let machine = self.machine(name)?;
+        let turn = machine.begin("removal", None)?;
+        if turn.live.is_some() {
+            let state = turn.record.phase.word();
+            return Err(HostError::State { name: name.clone(), state, needed: "stopped" });
+        }
+        Record::forget(&self.layout, name)?;
+        self.remove(name);
+        Ok(())
+    }
+
+    /// Switches a machine off, gently or not. One that is off already stays so.
+    pub(crate) fn stop(&self, name: &MachineName, request: StopRequest) -> Result<MachineInfo, HostError> {
+        let machine = self.machine(name)?;
+        {
+            let mut turn = machine.begin("stop", None)?;
+            if turn.live.is_some() {
+                if request.mode == StopMode::Powerdown {
+                    turn.live()?.powerdown(request.timeout_s.map_or(POWERDOWN, Duration::from_secs))?;
+                }
+                if let Some(live) = turn.live.take() {
+                    live.end();
+                }
+                turn.record.process = None;
+                turn.record.phase = Phase::Stopped;
+                turn.record.since_ms = crate::now_ms();
+                turn.record.save(&self.layout)?;
+            }
+        }
+        Ok(machine.info())
+    }
+
+    pub(crate) fn set_paused(&self, name: &MachineName, paused: bool) -> Result<MachineInfo, HostError> {
+        let machine = self.machine(name)?;
+        machine.begin(if paused { "pause" } else { "unpause" }, None)?.live()?.set_paused(paused)?;
+        Ok(machine.info())
+    }
+
+    pub(crate) fn balloon(&self, name: &MachineName, size: ByteSize) -> Result<MachineInfo, HostError> {
+        let machine = self.machine(name)?;
+        {
+            let mut turn = machine.begin("balloon", None)?;
+            let memory = turn.record.config.memory;
+            if size > memory || size.0 < 1 << 20 {
+                return Err(HostError::invalid(format!("a balloon size lies between 1 MiB and {memory}")));
+            }
+            let ballooned = turn.live()?.qemu.balloon(size);
+            ballooned
+                .map_err(|source| HostError::Qemu { action: "set the balloon", source: source.into() })?;
+        }
+        Ok(machine.info())
+    }
+
+    pub(crate) fn trust_list(&self) -> Result<Vec<TrustEntry>, HostError> {
+        let peers = self.trust.list().map_err(identity_error)?;
+        Ok(peers.iter().map(trust_entry).collect())
+    }
+
+    pub(crate) fn trust_add(&self, entry: TrustEntry) -> Result<TrustEntry, HostError> {
+        let key = entry.key.parse().map_err(|error| HostError::invalid(format!("{error}")))?;
+        let (name, address) = (entry.name.clone(), entry.address.clone());
+        let peer = TrustedPeer { name, key, address, rights: Rights::all() };
+        match self.trust.add(peer) {
+            Ok(()) => Ok(entry),
+            Err(error @ TrustError::Known { .. }) => Err(HostError::invalid(error.to_string())),
+            Err(error) => Err(identity_error(error)),
+        }
+    }
+
+    pub(crate) fn trust_remove(&self, name: &HostName) -> Result<(), HostError> {
+        match self.trust.remove(name) {
+            Ok(_) => Ok(()),
+            Err(TrustError::Unknown { name }) => {
+                Err(HostError::NotFound { what: "host", name: name.to_string() })
+            }
+            Err(error) => Err(identity_error(error)),
+        }
+    }
+}
+
+fn identity_error(source: TrustError) -> HostError {
+    HostError::Identity { source: source.into() }
+}
+
+fn trust_entry(peer: &TrustedPeer) -> TrustEntry {
+    TrustEntry { name: peer.name.clone(), key: peer.key.to_string(), address: peer.address.clone() }
+}
+
+/// A disk of the machine and what it begins as.
+fn disk_of(source: &DiskSource) -> Result<(DiskConfig, DiskBase), HostError> {
+    let meta = std::fs::metadata(&source.path).map_err(|error| HostError::io("open", &source.path, error))?;
+    if !meta.is_file() {
+        return Err(HostError::invalid(format!("{} is not a file", source.path.display())));
+    }
+    let size = source.size.map_or(meta.len(), |size| size.0.max(meta.len()));
+    let size = ByteSize(size.next_multiple_of(PAGE_SIZE as u64));
+    if size.0 == 0 {
+        return Err(HostError::invalid(format!(
+            "{} is empty; say how large the disk is",
+            source.path.display()
+        )));
+    }
+    Ok((DiskConfig { size }, DiskBase::File { path: source.path.clone() }))
+}
+
+fn nic_of(request: &NicRequest) -> NicConfig {
+    let random: [u8; 3] = rand::random();
+    // 52:54:00 is the prefix that QEMU uses for addresses of its own.
+    let made_up = || format!("52:54:00:{:02x}:{:02x}:{:02x}", random[0], random[1], random[2]);
+    NicConfig { mac: request.mac.clone().unwrap_or_else(made_up), bridge: request.bridge.clone() }
+}

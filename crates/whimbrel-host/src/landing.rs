@@ -1,0 +1,193 @@
+//! Machines that arrive from other hosts: what the target side of a migration does here.
+//!
+//! Before it is prepared an arriving machine is only a name in the table and a slot; a crash leaves nothing of
+//! it. Prepared, it has a durable record and waits, paused, for its old host's word, also across restarts.
+
+use crate::{
+    error::HostError,
+    host::Host,
+    live::Live,
+    machine::Machine,
+    record::{DiskBase, Phase, Record},
+    supervise,
+};
+use std::sync::{Arc, Weak};
+use whimbrel_block::Device;
+use whimbrel_core::{Digest, PageRun};
+use whimbrel_migrate::{
+    protocol::{Finish, HandoverId, Offer},
+    target::{Arrival, HostError as Cause, Landing},
+};
+use whimbrel_qemu::Vmgenid;
+
+/// Reserves room on this host.
+pub(crate) struct HostLanding(Weak<Host>);
+
+/// A machine on its way here.
+struct Arriving {
+    host: Arc<Host>,
+    handover: HandoverId,
+    record: Record,
+    vmgenid: Option<Vmgenid>,
+    missing: Vec<Digest>,
+    /// Before it is prepared; afterwards the machine has it.
+    live: Option<Live>,
+    machine: Arc<Machine>,
+}
+
+impl HostLanding {
+    pub(crate) fn new(host: &Arc<Host>) -> Self {
+        Self(Arc::downgrade(host))
+    }
+}
+
+impl Landing for HostLanding {
+    fn reserve(&self, offer: &Offer) -> Result<Box<dyn Arrival>, Cause> {
+        let host = self.0.upgrade().ok_or("the host is closing down")?;
+        host.check_free(&offer.name, false)?;
+        check_fit(&host, offer)?;
+        let bases = offer.config.disks.iter().map(|_| DiskBase::Blank).collect();
+        let mut record = Record::new(offer.name.clone(), offer.config.clone(), bases);
+        record.phase = Phase::Prepared { handover: offer.handover };
+        record.origin = offer.origin;
+        record.vmgenid = Some(offer.vmgenid.clone());
+        let missing = offer.blobs.iter().map(|(digest, _)| *digest);
+        let missing = missing.filter(|digest| !host.layout.boot_file(digest).exists()).collect();
+        let vmgenid = Some(offer.vmgenid.parse().map_err(|_| "the offer's generation id is none")?);
+        let machine = host.enter(Machine::new(record.clone(), None));
+        let mut landing =
+            Arriving { host, handover: offer.handover, record, vmgenid, missing, live: None, machine };
+        if let Err(error) = landing.make_ready() {
+            landing.discard();
+            return Err(error.into());
+        }
+        Ok(Box::new(landing))
+    }
+}
+
+/// What can be checked before anything is made: QEMU knows the machine, memory and disks have room.
+fn check_fit(host: &Host, offer: &Offer) -> Result<(), Cause> {
+    let qemu = host.qemu()?;
+    if qemu.machine_type(&offer.config.machine).is_none() {
+        let reason = format!(
+            "QEMU {} here does not know the machine type {} of QEMU {} there",
+            qemu.version, offer.config.machine, offer.qemu_version
+        );
+        return Err(reason.into());
+    }
+    let room = |path: &std::path::Path| rustix::fs::statvfs(path).map(|stat| stat.f_bavail * stat.f_frsize);
+    let memory = room(&host.layout.slots())?;
+    if memory < offer.config.memory.0 {
+        let have = whimbrel_core::ByteSize(memory);
+        return Err(format!("the machine needs {} of memory, {have} are free", offer.config.memory).into());
+    }
+    Ok(())
+}
+
+impl Arriving {
+    /// Starts its QEMU once everything that QEMU reads by name is here.
+    fn make_ready(&mut self) -> Result<(), HostError> {
+        if self.missing.is_empty() && self.live.is_none() {
+            self.live = Some(Live::receive(&self.host, &self.record, self.vmgenid)?);
+        }
+        Ok(())
+    }
+
+    fn live(&mut self) -> Result<&mut Live, Cause> {
+        self.live.as_mut().ok_or_else(|| "pages came before the boot files".into())
+    }
+}
+
+impl Arrival for Arriving {
+    fn blobs_missing(&self) -> Vec<Digest> {
+        self.missing.clone()
+    }
+
+    fn put_blob(&mut self, digest: Digest, content: Vec<u8>) -> Result<(), Cause> {
+        self.host.write_boot_file(&digest, &content)?;
+        self.missing.retain(|missing| *missing != digest);
+        Ok(self.make_ready()?)
+    }
+
+    fn write(&mut self, array: usize, run: PageRun, data: &[u8]) -> Result<(), Cause> {
+        let live = self.live()?;
+        match array.checked_sub(1) {
+            None => Ok(live.memory.write(run, data)?),
+            Some(disk) => Ok(live.disks[disk].device().write_at(run.offset(), data)?),
+        }
+    }
+
+    fn zero(&mut self, array: usize, run: PageRun) -> Result<(), Cause> {
+        let live = self.live()?;
+        match array.checked_sub(1) {
+            None => Ok(live.memory.zero(run)?),
+            Some(disk) => Ok(live.disks[disk].device().write_zeroes(run.offset(), run.bytes() as u64)?),
+        }
+    }
+
+    fn read(&self, array: usize, run: PageRun, out: &mut [u8]) -> Result<(), Cause> {
+        let live = self.live.as_ref().ok_or("pages are asked for before there are any")?;
+        match array.checked_sub(1) {
+            None => Ok(live.ledgers[0].read(run, out)?),
+            Some(disk) => Ok(live.disks[disk].device().read_at(run.offset(), out)?),
+        }
+    }
+
+    fn prepare(&mut self, finish: &Finish, device_state: &[u8]) -> Result<(), Cause> {
+        let live = self.live()?;
+        live.load(device_state)?;
+        for (port, addresses) in live.ports.iter().zip(&finish.ports) {
+            port.learn(addresses);
+        }
+        // Disks first: once the record is durable, this host may be asked to run the machine.
+        live.disks.iter().try_for_each(|disk| disk.device().flush())?;
+        self.record.process = Some(live.process_record());
+        self.record.save(&self.host.layout)?;
+        let mut turn = self.machine.begin_when_free("arrival");
+        turn.record = self.record.clone();
+        turn.live = self.live.take();
+        Ok(())
+    }
+
+    fn run(&mut self) -> Result<(), Cause> {
+        let events = {
+            let mut turn = self.machine.begin_when_free("arrival");
+            let (record, live) = turn.parts()?;
+            let events = live.events();
+            live.start()?;
+            live.ports.iter().for_each(crate::live::LivePort::announce);
+            record.phase = Phase::Here;
+            record.since_ms = crate::now_ms();
+            record.save(&self.host.layout)?;
+            events
+        };
+        supervise::watch(&self.host, &self.machine, events);
+        tracing::info!(machine = %self.machine.name(), handover = %self.handover, "a machine has arrived");
+        Ok(())
+    }
+
+    fn discard(&mut self) {
+        let mut turn = self.machine.begin_when_free("removal");
+        self.live.take().or(turn.live.take()).into_iter().for_each(Live::end);
+        if let Err(error) = Record::forget(&self.host.layout, self.machine.name()) {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "an arrival that was given up is left over"
+            );
+        }
+        turn.record.phase = Phase::Stopped;
+        drop(turn);
+        self.host.remove(self.machine.name());
+    }
+}
+
+/// Takes up a machine that was prepared when the daemon died: it goes on waiting for its old host's word.
+pub(crate) fn wait_on(host: &Arc<Host>, record: Record, live: Option<Live>, handover: HandoverId) {
+    let machine = host.enter(Machine::new(record.clone(), live));
+    let (host, missing) = (host.clone(), Vec::new());
+    let arrival =
+        Arriving { host: host.clone(), handover, record, vmgenid: None, missing, live: None, machine };
+    if let Err(error) = host.arrivals().adopt_prepared(handover, Box::new(arrival)) {
+        tracing::error!(error = &error as &dyn std::error::Error, "an arrival cannot be taken up");
+    }
+}

@@ -1,0 +1,90 @@
+//! A disk of a running machine: an overlay of its own over something that never changes, every write tracked.
+
+use crate::{error::HostError, layout::Layout, record::DiskBase, slot::Slot};
+use std::{os::unix::fs::MetadataExt, path::Path, sync::Arc};
+use whimbrel_block::{Cow, Device, DiskPages, FileDevice, OverlayPlace, Padded, Tracked, ZeroDevice};
+use whimbrel_core::{Digest, MachineName, PAGE_SIZE};
+use whimbrel_machine::PageArray;
+use whimbrel_store::{Store, StoredDisk};
+
+/// One disk.
+pub(crate) struct LiveDisk {
+    name: String,
+    cow: Arc<Cow>,
+    tracked: Arc<Tracked>,
+}
+
+/// Whether the overlay begins empty or goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Overlay {
+    New,
+    Existing,
+}
+
+impl LiveDisk {
+    /// Opens disk `index` of the machine and lets the slot serve it.
+    pub(crate) fn open(
+        (layout, store): (&Layout, &Store),
+        machine: &MachineName,
+        (index, size): (usize, u64),
+        base: &DiskBase,
+        overlay: Overlay,
+        slot: &Slot,
+    ) -> Result<Self, HostError> {
+        let name = format!("disk{index}");
+        let failed = |source| HostError::Disk { disk: name.clone(), source };
+        let place =
+            OverlayPlace { dir: layout.machine(machine).join(&name), live_dir: layout.live_bitmaps() };
+        let (base, base_id) = open_base(store, base, size).map_err(failed)?;
+        let cow = match overlay {
+            Overlay::New => {
+                place.remove().map_err(|source| failed(source.into()))?;
+                Cow::create(&place, base, base_id)
+            }
+            Overlay::Existing => Cow::open(&place, base, base_id),
+        };
+        let cow = Arc::new(cow.map_err(|source| failed(source.into()))?);
+        let tracked = Arc::new(Tracked::new(cow.clone()));
+        slot.switch(index).set(tracked.clone()).map_err(|source| failed(source.into()))?;
+        Ok(Self { name, cow, tracked })
+    }
+
+    /// The disk as a page array.
+    pub(crate) fn pages(&self) -> Box<dyn PageArray> {
+        Box::new(DiskPages { name: self.name.clone(), device: self.tracked.clone() })
+    }
+
+    /// The disk as a device.
+    pub(crate) fn device(&self) -> &Arc<Tracked> {
+        &self.tracked
+    }
+
+    /// Bytes that belong to this machine alone.
+    pub(crate) fn owned_bytes(&self) -> u64 {
+        self.cow.owned().count() * PAGE_SIZE as u64
+    }
+}
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// The unchanging device under an overlay, and a digest that names its content.
+fn open_base(store: &Store, base: &DiskBase, size: u64) -> Result<(Arc<dyn Device>, Digest), Cause> {
+    Ok(match base {
+        DiskBase::Blank => (Arc::new(ZeroDevice { size }), Digest::of(b"blank")),
+        DiskBase::File { path } => {
+            let file = FileDevice::open_read_only(path)?;
+            (Arc::new(Padded::new(Arc::new(file), size)?), file_id(path)?)
+        }
+        DiskBase::Image { root } => {
+            let image = store.image(Some(*root), size / PAGE_SIZE as u64);
+            (Arc::new(StoredDisk::new(image)), *root)
+        }
+    })
+}
+
+/// Names the content of a file without reading it: another inode, length or time of change is another content.
+fn file_id(path: &Path) -> std::io::Result<Digest> {
+    let meta = std::fs::metadata(path)?;
+    let stamp = (meta.dev(), meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec());
+    Ok(Digest::of(format!("{stamp:?}").as_bytes()))
+}

@@ -1,0 +1,190 @@
+//! The memory of a running machine: our hold on it, and where its missing pages come from.
+
+use crate::{error::HostError, host::Host, slot::Slot};
+use std::{
+    fs::File,
+    os::unix::fs::FileExt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use whimbrel_api::MachineState;
+use whimbrel_core::{Digest, MachineConfig, PageRun, PageSet};
+use whimbrel_machine::{PageArray, PageError};
+use whimbrel_memory::{Attachment, Mode, PageSource, Pager, RamTarget};
+use whimbrel_qemu::Qemu;
+use whimbrel_store::StoredImage;
+
+/// Memory of a running machine.
+pub(crate) struct LiveMemory {
+    attachment: Attachment,
+    file: File,
+    lazy: Option<LazyPart>,
+}
+
+/// What only lazily filled memory has.
+struct LazyPart {
+    root: Option<Digest>,
+    /// Shared with the views, which look while an operation works.
+    pager: Arc<Mutex<Option<Pager>>>,
+}
+
+/// What is needed to show how far a lazy machine is.
+#[derive(Clone)]
+pub(crate) struct PagerView {
+    pager: Arc<Mutex<Option<Pager>>>,
+}
+
+impl LiveMemory {
+    /// Takes hold of the memory of a QEMU that has not run yet. Lazy memory gets its source later.
+    pub(crate) fn attach(qemu: &Qemu, slot: &Slot, lazy: bool) -> Result<Self, HostError> {
+        let mode = if lazy { Mode::Lazy } else { Mode::Track };
+        let attachment = Attachment::attach(qemu.pid() as i32, RamTarget::Path(slot.ram()), mode);
+        Self::held(attachment.map_err(memory_error)?, slot)
+    }
+
+    /// Takes hold of the memory of a QEMU that an earlier daemon had attached.
+    pub(crate) fn adopt(
+        host: &Host,
+        qemu: &Qemu,
+        slot: &Slot,
+        config: &MachineConfig,
+        image: Option<Option<Digest>>,
+    ) -> Result<Self, HostError> {
+        let mode = if image.is_some() { Mode::Lazy } else { Mode::Track };
+        let attachment = Attachment::open(qemu.pid() as i32, RamTarget::Path(slot.ram()), mode);
+        let mut memory = Self::held(attachment.map_err(memory_error)?, slot)?;
+        if let Some(root) = image {
+            memory.page_in_from(host, root, config.memory_pages())?;
+        }
+        Ok(memory)
+    }
+
+    fn held(attachment: Attachment, slot: &Slot) -> Result<Self, HostError> {
+        let path = slot.ram();
+        let file = File::options().read(true).write(true).open(&path);
+        let file = file.map_err(|source| HostError::io("open", &path, source))?;
+        Ok(Self { attachment, file, lazy: None })
+    }
+
+    /// Fills the memory from the stored image `root` whenever a page is touched.
+    pub(crate) fn page_in_from(
+        &mut self,
+        host: &Host,
+        root: Option<Digest>,
+        pages: u64,
+    ) -> Result<(), HostError> {
+        if self.lazy.is_some() {
+            return Ok(());
+        }
+        let source = ImageSource::new(host.store.image(root, pages))?;
+        let pager = Pager::start(&self.attachment, Arc::new(source)).map_err(memory_error)?;
+        self.lazy = Some(LazyPart { root, pager: Arc::new(Mutex::new(Some(pager))) });
+        Ok(())
+    }
+
+    /// Whether it is filled on demand, and from which image.
+    pub(crate) fn origin(&self) -> (bool, Option<Digest>) {
+        (self.lazy.is_some(), self.lazy.as_ref().and_then(|lazy| lazy.root))
+    }
+
+    /// The memory as a page array.
+    pub(crate) fn pages(&self) -> Result<Box<dyn PageArray>, HostError> {
+        Ok(Box::new(self.attachment.ram().map_err(memory_error)?))
+    }
+
+    /// Stores pages before the machine runs.
+    pub(crate) fn write(&self, run: PageRun, data: &[u8]) -> std::io::Result<()> {
+        self.file.write_all_at(data, run.offset())
+    }
+
+    /// Empties pages before the machine runs.
+    pub(crate) fn zero(&self, run: PageRun) -> std::io::Result<()> {
+        use rustix::fs::{FallocateFlags, fallocate};
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(fallocate(&self.file, hole, run.offset(), run.bytes() as u64)?)
+    }
+
+    pub(crate) fn pager_view(&self) -> Option<PagerView> {
+        self.lazy.as_ref().map(|lazy| PagerView { pager: lazy.pager.clone() })
+    }
+
+    /// Reads everything ahead, in the background.
+    pub(crate) fn prefetch_all(&self) {
+        self.with_pager(Pager::prefetch_all);
+    }
+
+    /// Whether all of it is here, waited for at most `patience`.
+    pub(crate) fn wait_resident(&self, patience: Duration) -> bool {
+        self.with_pager(|pager| pager.wait_resident(patience)).unwrap_or(true)
+    }
+
+    /// Pages that are here, pages there are, and why none come at the moment.
+    pub(crate) fn progress(&self) -> (u64, u64, Option<String>) {
+        let state = self.with_pager(Pager::state);
+        state.map_or((0, 0, None), |state| (state.resident, state.total, state.stalled))
+    }
+
+    fn with_pager<T>(&self, ask: impl FnOnce(&Pager) -> T) -> Option<T> {
+        let pager = self.lazy.as_ref()?.pager.lock().unwrap_or_else(PoisonError::into_inner);
+        pager.as_ref().map(ask)
+    }
+}
+
+impl Drop for LiveMemory {
+    fn drop(&mut self) {
+        // Views may outlive the machine; the pager's threads must not.
+        if let Some(lazy) = &self.lazy {
+            lazy.pager.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
+    }
+}
+
+impl PagerView {
+    /// `Lazy` while something is missing, `Running` after that.
+    pub(crate) fn state(&self) -> MachineState {
+        let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
+        match pager.as_ref().map(Pager::state) {
+            Some(state) if state.resident < state.total => MachineState::Lazy {
+                resident_pages: state.resident,
+                total_pages: state.total,
+                stalled: state.stalled,
+            },
+            _ => MachineState::Running,
+        }
+    }
+}
+
+fn memory_error(source: impl std::error::Error + Send + Sync + 'static) -> HostError {
+    HostError::Memory { source: source.into() }
+}
+
+/// A stored image as the source of lazy memory.
+struct ImageSource {
+    image: StoredImage,
+    present: PageSet,
+}
+
+impl ImageSource {
+    fn new(image: StoredImage) -> Result<Self, HostError> {
+        let present = image.present().map_err(crate::refs::store_error("read the image of the memory"))?;
+        Ok(Self { image, present })
+    }
+}
+
+impl PageSource for ImageSource {
+    fn page_count(&self) -> u64 {
+        self.image.page_count()
+    }
+
+    fn present(&self) -> &PageSet {
+        &self.present
+    }
+
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+        self.image.read(run, out).map_err(|error| PageError::new("memory", "read", error))
+    }
+
+    fn preferred_run(&self, page: u64) -> PageRun {
+        self.image.preferred_run(page).unwrap_or(PageRun::new(page, 1))
+    }
+}

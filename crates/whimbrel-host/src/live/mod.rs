@@ -1,0 +1,315 @@
+//! A machine that has a QEMU: the process and everything attached to it, and how each came to be.
+//!
+//! Every way to make one ends in the same thing, paused: [`Live::boot`] a new machine, [`Live::restore`] a
+//! capsule, [`Live::receive`] one from another host, [`Live::adopt`] one whose daemon died. Then
+//! [`Live::start`]. Dropping a `Live` leaves QEMU running for the next daemon; [`Live::end`] ends it.
+
+mod console;
+mod disk;
+mod memory;
+mod port;
+
+pub(crate) use console::{ConsoleView, Serial};
+pub(crate) use disk::{LiveDisk, Overlay};
+pub(crate) use memory::{LiveMemory, PagerView};
+pub(crate) use port::LivePort;
+
+use crate::{
+    error::HostError,
+    host::Host,
+    record::{ProcessRecord, Record},
+    slot::Slot,
+    warm::WarmSlot,
+};
+use std::{
+    path::PathBuf,
+    sync::{Arc, mpsc::Receiver},
+    time::{Duration, Instant},
+};
+use whimbrel_capture::{Follower, Ledger};
+use whimbrel_core::{Digest, MachineConfig, PageSet};
+use whimbrel_machine::Machine as _;
+use whimbrel_qemu::{Console, LaunchSpec, MachineEvent, ProcessIdentity, Qemu, RamBacking, Sharing, Vmgenid};
+use whimbrel_store::Pin;
+
+/// A machine with a QEMU.
+pub(crate) struct Live {
+    pub(crate) qemu: Qemu,
+    pub(crate) memory: LiveMemory,
+    pub(crate) disks: Vec<LiveDisk>,
+    pub(crate) ports: Vec<LivePort>,
+    /// Memory first, then the disks in order.
+    pub(crate) ledgers: Vec<Ledger>,
+    console: Arc<Console>,
+    console_log: PathBuf,
+    slot: Slot,
+    paused: bool,
+    /// Keeps the capsule whose pages it still reads, whatever becomes of its refs.
+    _origin: Option<Pin>,
+}
+
+impl Live {
+    /// A new machine, before its first instruction.
+    pub(crate) fn boot(host: &Host, record: &Record) -> Result<Self, HostError> {
+        let slot = Slot::create(&host.layout, &record.config)?;
+        let warm =
+            launch(host, &record.config, slot, Start { incoming: false, vmgenid: None }, Some(record))?;
+        let mut live = Assembly { host, record, overlay: Overlay::New, image: None }.complete(warm)?;
+        match live.prepare() {
+            Ok(()) => Ok(live),
+            Err(error) => {
+                live.end();
+                Err(error)
+            }
+        }
+    }
+
+    /// The machine of a capsule: its memory comes when it is touched. Load its device state next.
+    pub(crate) fn restore(
+        host: &Host,
+        record: &Record,
+        memory: Option<Digest>,
+        warm: WarmSlot,
+    ) -> Result<Self, HostError> {
+        Assembly { host, record, overlay: Overlay::New, image: Some(memory) }.complete(warm)
+    }
+
+    /// An empty machine that is filled from another host. Load its device state when it is.
+    pub(crate) fn receive(host: &Host, record: &Record, vmgenid: Option<Vmgenid>) -> Result<Self, HostError> {
+        let slot = Slot::create(&host.layout, &record.config)?;
+        let warm = launch(host, &record.config, slot, Start { incoming: true, vmgenid }, Some(record))?;
+        Assembly { host, record, overlay: Overlay::New, image: None }.complete(warm)
+    }
+
+    /// The machine that an earlier daemon left running.
+    pub(crate) fn adopt(host: &Host, record: &Record, process: &ProcessRecord) -> Result<Self, HostError> {
+        let slot = Slot::adopt(&host.layout, &process.slot, &record.config)?;
+        let identity = ProcessIdentity { pid: process.pid, start_time: process.started };
+        let qemu = Qemu::adopt(slot.dir(), identity, Sharing::Shared);
+        let qemu =
+            qemu.map_err(|source| HostError::Qemu { action: "take it up again", source: source.into() })?;
+        let image = process.lazy.then_some(process.memory);
+        let memory = LiveMemory::adopt(host, &qemu, &slot, &record.config, image)?;
+        let warm =
+            WarmSlot { slot, qemu, memory: Some(memory), console_log: host.layout.console_log(&record.name) };
+        let mut live = Assembly { host, record, overlay: Overlay::Existing, image }.complete(warm)?;
+        let status = live.qemu.status();
+        live.paused =
+            !status.map_err(|source| HostError::Qemu { action: "ask it", source: source.into() })?.running;
+        Ok(live)
+    }
+
+    /// Loads the device state of a machine that was made to be loaded.
+    pub(crate) fn load(&mut self, device_state: &[u8]) -> Result<(), HostError> {
+        self.qemu
+            .load(device_state)
+            .map_err(|source| HostError::Qemu { action: "load the device state", source: source.into() })
+    }
+
+    /// From now on the store's next capsule holds only what changes: the machine is exactly `its capsule`.
+    pub(crate) fn is_as_stored(&mut self) -> Result<(), HostError> {
+        for ledger in &mut self.ledgers {
+            let nothing = PageSet::empty(ledger.page_count());
+            ledger
+                .follow_from(Follower::Store, nothing)
+                .map_err(|source| HostError::Memory { source: source.into() })?;
+        }
+        Ok(())
+    }
+
+    /// Opens the network and lets the CPUs run.
+    pub(crate) fn start(&mut self) -> Result<(), HostError> {
+        self.ports.iter().for_each(LivePort::open);
+        self.set_paused(false)
+    }
+
+    /// Takes the part of the device state that is slow to take, while nobody is looking yet.
+    fn prepare(&mut self) -> Result<(), HostError> {
+        self.qemu
+            .prepare_device_state()
+            .map_err(|source| HostError::Qemu { action: "describe its devices", source: source.into() })
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    pub(crate) fn set_paused(&mut self, paused: bool) -> Result<(), HostError> {
+        let done = if paused { self.qemu.pause() } else { self.qemu.unpause() };
+        done.map_err(|source| HostError::Qemu { action: "pause or unpause", source: source.into() })?;
+        self.paused = paused;
+        Ok(())
+    }
+
+    /// Lets a machine go on after something else failed; that failure is what the caller hears of.
+    pub(crate) fn go_on(&mut self) {
+        if let Err(error) = self.set_paused(false) {
+            tracing::error!(error = &error as &dyn std::error::Error, "the machine stays paused");
+        }
+    }
+
+    /// Presses the power button and waits for the guest.
+    pub(crate) fn powerdown(&mut self, patience: Duration) -> Result<(), HostError> {
+        let events = self.qemu.events();
+        let pressed = self.qemu.powerdown();
+        pressed
+            .map_err(|source| HostError::Qemu { action: "press the power button", source: source.into() })?;
+        let deadline = Instant::now() + patience;
+        loop {
+            match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(MachineEvent::Shutdown(_) | MachineEvent::Disconnected) => return Ok(()),
+                Ok(_) => {}
+                Err(_) => return Err(HostError::StillRunning { seconds: patience.as_secs() }),
+            }
+        }
+    }
+
+    /// What happens to it from now on.
+    pub(crate) fn events(&self) -> Receiver<MachineEvent> {
+        self.qemu.events()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.qemu.pid()
+    }
+
+    /// What a later daemon needs to find it again.
+    pub(crate) fn process_record(&self) -> ProcessRecord {
+        let ProcessIdentity { pid, start_time } = self.qemu.process().identity();
+        let (lazy, memory) = self.memory.origin();
+        ProcessRecord { pid, started: start_time, slot: self.slot.id().to_owned(), lazy, memory }
+    }
+
+    pub(crate) fn pager_view(&self) -> Option<PagerView> {
+        self.memory.pager_view()
+    }
+
+    pub(crate) fn console_view(&self) -> ConsoleView {
+        ConsoleView::new(self.console.clone(), self.console_log.clone())
+    }
+
+    /// Ends the machine; its guest gets no notice. Its disks stay.
+    pub(crate) fn end(self) {
+        drop(self.ports);
+        self.qemu.kill();
+        drop(self.ledgers);
+        drop(self.memory);
+        self.slot.remove();
+    }
+}
+
+/// How a QEMU is started.
+pub(crate) struct Start {
+    /// Whether it waits for a device state.
+    pub(crate) incoming: bool,
+    /// The identity that the guest is to keep; none draws a new one.
+    pub(crate) vmgenid: Option<Vmgenid>,
+}
+
+/// Starts a QEMU in `slot`. On failure the slot is removed.
+pub(crate) fn launch(
+    host: &Host,
+    config: &MachineConfig,
+    slot: Slot,
+    start: Start,
+    record: Option<&Record>,
+) -> Result<WarmSlot, HostError> {
+    let in_slot = || slot.dir().join("console.log");
+    let console_log = record.map_or_else(in_slot, |record| host.layout.console_log(&record.name));
+    let boot = config.boot.as_ref();
+    let ram = RamBacking { path: slot.ram(), sharing: Sharing::Shared };
+    let spec = LaunchSpec {
+        disks: slot.sockets(),
+        kernel: boot.map(|boot| host.layout.boot_file(&boot.kernel)),
+        initrd: boot.and_then(|boot| boot.initrd).map(|initrd| host.layout.boot_file(&initrd)),
+        vmgenid: start.vmgenid,
+        incoming: start.incoming,
+        console_log: console_log.clone(),
+        ..LaunchSpec::new(config.clone(), slot.dir(), ram)
+    };
+    let launched = host.qemu().and_then(|qemu| {
+        Qemu::launch(&qemu.path, &spec)
+            .map_err(|source| HostError::Qemu { action: "start it", source: source.into() })
+    });
+    match launched {
+        Ok(qemu) => {
+            slot.note(qemu.process().identity());
+            Ok(WarmSlot { slot, qemu, memory: None, console_log })
+        }
+        Err(error) => {
+            slot.remove();
+            Err(error)
+        }
+    }
+}
+
+/// What turns a QEMU in a slot into a machine.
+struct Assembly<'a> {
+    host: &'a Host,
+    record: &'a Record,
+    overlay: Overlay,
+    /// The stored image that memory is filled from, if it is: the root, none for an empty one.
+    image: Option<Option<Digest>>,
+}
+
+impl Assembly<'_> {
+    fn complete(self, warm: WarmSlot) -> Result<Live, HostError> {
+        let WarmSlot { slot, qemu, memory, console_log } = warm;
+        match self.parts(&slot, &qemu, memory) {
+            Ok((memory, disks, ports, ledgers, console)) => {
+                let _origin = self.record.origin.and_then(|origin| self.host.store.pin(&origin).ok());
+                Ok(Live {
+                    qemu,
+                    memory,
+                    disks,
+                    ports,
+                    ledgers,
+                    console,
+                    console_log,
+                    slot,
+                    paused: true,
+                    _origin,
+                })
+            }
+            Err(error) => {
+                // An adopted QEMU is somebody's running machine: only a new one is ended.
+                if self.overlay == Overlay::New {
+                    qemu.kill();
+                    slot.remove();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    #[allow(clippy::type_complexity, reason = "taken apart right where it is made")]
+    fn parts(
+        &self,
+        slot: &Slot,
+        qemu: &Qemu,
+        memory: Option<LiveMemory>,
+    ) -> Result<(LiveMemory, Vec<LiveDisk>, Vec<LivePort>, Vec<Ledger>, Arc<Console>), HostError> {
+        let Self { host, record, overlay, image } = self;
+        let mut memory = match memory {
+            Some(memory) => memory,
+            None => LiveMemory::attach(qemu, slot, image.is_some())?,
+        };
+        if let Some(root) = image {
+            memory.page_in_from(host, *root, record.config.memory_pages())?;
+        }
+        let mut disks = Vec::with_capacity(record.bases.len());
+        for (index, (disk, base)) in record.config.disks.iter().zip(&record.bases).enumerate() {
+            let at = (&host.layout, &host.store);
+            disks.push(LiveDisk::open(at, &record.name, (index, disk.size.0), base, *overlay, slot)?);
+        }
+        let ports = record.config.nics.iter().enumerate();
+        let ports =
+            ports.map(|(index, nic)| LivePort::connect(slot, index, nic)).collect::<Result<_, _>>()?;
+        let mut ledgers = vec![Ledger::new(memory.pages()?)];
+        ledgers.extend(disks.iter().map(|disk| Ledger::new(disk.pages())));
+        let serial = slot.dir().join("serial");
+        let console =
+            Console::open(&serial).map_err(|source| HostError::io("open the console", &serial, source))?;
+        Ok((memory, disks, ports, ledgers, Arc::new(console)))
+    }
+}

@@ -1,0 +1,239 @@
+//! One machine of the host: what it is, who works on it, what is told about it.
+//!
+//! Three things, three locks. The *turn* is held by the one operation that may change the machine; it may be
+//! held for minutes. The *body* (record and live parts) is touched only by whoever has the turn. The *view* is
+//! what `ps` shows; it is held for an instant and never across I/O, so looking never waits for working.
+
+use crate::{
+    error::HostError,
+    live::Live,
+    record::{DiskBase, Phase, Record},
+};
+use std::{
+    ops::{Deref, DerefMut},
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+};
+use whimbrel_api::{DiskInfo, MachineInfo, MachineState, NicInfo, OperationId};
+use whimbrel_core::{ByteSize, MachineName};
+
+/// A machine in the registry.
+pub(crate) struct Machine {
+    name: MachineName,
+    turn: Mutex<Option<Working>>,
+    turn_over: Condvar,
+    body: Mutex<Body>,
+    view: Mutex<View>,
+}
+
+/// What the holder of the turn works with.
+pub(crate) struct Body {
+    pub(crate) record: Record,
+    /// QEMU and all that is attached to it; none while it has no process.
+    pub(crate) live: Option<Live>,
+}
+
+/// Who has the turn.
+#[derive(Debug, Clone)]
+struct Working {
+    on: &'static str,
+    operation: Option<OperationId>,
+}
+
+/// What is told about a machine.
+struct View {
+    info: MachineInfo,
+    pager: Option<crate::live::PagerView>,
+    console: Option<crate::live::ConsoleView>,
+}
+
+/// The right to change a machine. Given back on drop, after the view was brought up to date.
+pub(crate) struct Turn<'a> {
+    machine: &'a Machine,
+    body: MutexGuard<'a, Body>,
+}
+
+impl Machine {
+    /// A machine with this record and these live parts.
+    pub(crate) fn new(record: Record, live: Option<Live>) -> Self {
+        let info = describe(&record, live.as_ref(), None);
+        let (pager, console) = views(live.as_ref());
+        Self {
+            name: record.name.clone(),
+            turn: Mutex::new(None),
+            turn_over: Condvar::new(),
+            body: Mutex::new(Body { record, live }),
+            view: Mutex::new(View { info, pager, console }),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &MachineName {
+        &self.name
+    }
+
+    /// Takes the turn, or says who has it.
+    pub(crate) fn begin(
+        &self,
+        on: &'static str,
+        operation: Option<OperationId>,
+    ) -> Result<Turn<'_>, HostError> {
+        let mut turn = lock(&self.turn);
+        if let Some(working) = &*turn {
+            return Err(HostError::Busy { name: self.name.clone(), with: format!("a {}", working.on) });
+        }
+        *turn = Some(Working { on, operation });
+        drop(turn);
+        Ok(self.enter(on, operation))
+    }
+
+    /// Waits for the turn. For the daemon's own reactions (QEMU died), which have nobody to refuse.
+    pub(crate) fn begin_when_free(&self, on: &'static str) -> Turn<'_> {
+        let mut turn = lock(&self.turn);
+        while turn.is_some() {
+            turn = self.turn_over.wait(turn).unwrap_or_else(PoisonError::into_inner);
+        }
+        *turn = Some(Working { on, operation: None });
+        drop(turn);
+        self.enter(on, None)
+    }
+
+    fn enter(&self, on: &'static str, operation: Option<OperationId>) -> Turn<'_> {
+        {
+            let mut view = lock(&self.view);
+            view.info.operation = operation;
+            if on == "migrate" && matches!(view.info.state, MachineState::Running | MachineState::Lazy { .. })
+            {
+                view.info.state = MachineState::Migrating;
+            }
+        }
+        Turn { machine: self, body: lock(&self.body) }
+    }
+
+    /// What `ps` shows.
+    pub(crate) fn info(&self) -> MachineInfo {
+        let view = lock(&self.view);
+        let mut info = view.info.clone();
+        if let (MachineState::Running | MachineState::Lazy { .. }, Some(pager)) = (&info.state, &view.pager) {
+            info.state = pager.state();
+        }
+        info
+    }
+
+    /// The last `bytes` bytes that its serial port printed.
+    pub(crate) fn console_log(&self, bytes: u64) -> Result<String, HostError> {
+        let console = lock(&self.view).console.clone();
+        Ok(console.map(|console| console.log(bytes)).unwrap_or_default())
+    }
+
+    /// Its serial port, both ways.
+    pub(crate) fn console(&self) -> Result<crate::live::Serial, HostError> {
+        let console = lock(&self.view).console.clone();
+        let name = self.name.clone();
+        console.ok_or(HostError::State { name, state: "not running", needed: "running" })?.open()
+    }
+}
+
+impl Turn<'_> {
+    /// The live parts, or an error that says what the machine is instead of running.
+    pub(crate) fn live(&mut self) -> Result<&mut Live, HostError> {
+        let (state, name) = (self.body.record.phase.word(), self.machine.name.clone());
+        self.body.live.as_mut().ok_or(HostError::State { name, state, needed: "running" })
+    }
+
+    /// The record and the live parts at once.
+    pub(crate) fn parts(&mut self) -> Result<(&mut Record, &mut Live), HostError> {
+        let (state, name) = (self.body.record.phase.word(), self.machine.name.clone());
+        let Body { record, live } = &mut *self.body;
+        let live = live.as_mut().ok_or(HostError::State { name, state, needed: "running" })?;
+        Ok((record, live))
+    }
+
+    /// Brings the view up to date; done by `drop` too.
+    pub(crate) fn publish(&self) {
+        let operation = lock(&self.machine.turn).as_ref().and_then(|working| working.operation);
+        let info = describe(&self.body.record, self.body.live.as_ref(), operation);
+        let (pager, console) = views(self.body.live.as_ref());
+        *lock(&self.machine.view) = View { info, pager, console };
+    }
+}
+
+impl Deref for Turn<'_> {
+    type Target = Body;
+
+    fn deref(&self) -> &Body {
+        &self.body
+    }
+}
+
+impl DerefMut for Turn<'_> {
+    fn deref_mut(&mut self) -> &mut Body {
+        &mut self.body
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *lock(&self.machine.turn) = None;
+        self.publish();
+        self.machine.turn_over.notify_one();
+    }
+}
+
+impl Phase {
+    /// The phase in one word, for messages.
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Phase::Here => "running",
+            Phase::Stopped => "stopped",
+            Phase::Crashed { .. } => "crashed",
+            Phase::Suspended { .. } => "suspended",
+            Phase::HandedOver { .. } => "handed over",
+            Phase::Prepared { .. } => "arriving",
+        }
+    }
+}
+
+fn views(live: Option<&Live>) -> (Option<crate::live::PagerView>, Option<crate::live::ConsoleView>) {
+    (live.and_then(Live::pager_view), live.map(Live::console_view))
+}
+
+fn describe(record: &Record, live: Option<&Live>, operation: Option<OperationId>) -> MachineInfo {
+    let state = match (&record.phase, live) {
+        (Phase::Here, Some(live)) if live.is_paused() => MachineState::Paused,
+        (Phase::Here, Some(_)) => MachineState::Running,
+        (Phase::Here, None) => MachineState::Starting,
+        (Phase::Stopped, _) => MachineState::Stopped,
+        (Phase::Crashed { reason }, _) => MachineState::Crashed { reason: reason.clone() },
+        (Phase::Suspended { .. }, _) => MachineState::Suspended,
+        (Phase::HandedOver { .. } | Phase::Prepared { .. }, _) => MachineState::Migrating,
+    };
+    let disks =
+        record.config.disks.iter().zip(&record.bases).enumerate().map(|(index, (disk, base))| DiskInfo {
+            size: disk.size,
+            base: match base {
+                DiskBase::File { path } => path.display().to_string(),
+                DiskBase::Image { root } => root.short(),
+                DiskBase::Blank => "blank".to_owned(),
+            },
+            owned: ByteSize(live.and_then(|live| live.disks.get(index)).map_or(0, |disk| disk.owned_bytes())),
+        });
+    let nics =
+        record.config.nics.iter().map(|nic| NicInfo { mac: nic.mac.clone(), bridge: nic.bridge.clone() });
+    MachineInfo {
+        name: record.name.clone(),
+        state,
+        memory: record.config.memory,
+        cpus: record.config.cpus,
+        accel: record.config.accel,
+        disks: disks.collect(),
+        nics: nics.collect(),
+        pid: live.map(Live::pid),
+        since_ms: record.since_ms,
+        origin: record.origin,
+        operation,
+        vmgenid: record.vmgenid.clone(),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

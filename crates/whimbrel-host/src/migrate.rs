@@ -1,0 +1,202 @@
+//! Moving a machine to another host: the source side of a migration.
+//!
+//! The commit point is the record: once it says `HandedOver` and is durable, this host never runs the machine
+//! again, and goes on telling the target so, also after a restart, until the target confirms.
+
+use crate::{
+    capture::{report, round_info},
+    error::HostError,
+    host::Host,
+    live::LivePort,
+    machine::{Machine, Turn},
+    operation::Reporter,
+    peers::PeerLink,
+    record::{Phase, Record},
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use whimbrel_api::{MigrateMode, MigrateRequest, NetworkHandover, Operation, OperationKind, OperationResult};
+use whimbrel_capture::{Follower, Pace, Subject};
+use whimbrel_core::{Digest, HostName, MachineName};
+use whimbrel_migrate::{
+    Move, confirm,
+    link::Link,
+    migrate,
+    protocol::{ArrayOffer, HandoverId, Offer},
+    source::BoxError,
+};
+
+/// The pause that is aimed at unless the caller says otherwise.
+const DOWNTIME_MAX: Duration = Duration::from_millis(10);
+
+impl Host {
+    /// Moves a machine to another host.
+    pub(crate) fn migrate(
+        self: &Arc<Self>,
+        name: &MachineName,
+        request: MigrateRequest,
+    ) -> Result<Operation, HostError> {
+        if request.host == self.name {
+            return Err(HostError::invalid(format!("{name} is on {} already", self.name)));
+        }
+        let (host, machine) = (self.clone(), self.machine(name)?);
+        self.peer(&request.host)?;
+        Ok(self.operations().start(OperationKind::Migrate, name.to_string(), move |reporter| {
+            let begun = Instant::now();
+            let mut turn = machine.begin("migrate", Some(reporter.id))?;
+            let link = PeerLink::connect(&host, &request.host)?;
+            link.limit(request.rate_max);
+            let moved = host.move_out(&mut turn, &link, &request, reporter)?;
+            let runs_there = host.confirm_and_retire(&machine, turn, moved.handover, &request.host, &link)?;
+            Ok(OperationResult::Migrate {
+                host: request.host,
+                downtime_ms: (runs_there - moved.paused_at).as_secs_f64() * 1e3,
+                total_ms: begun.elapsed().as_secs_f64() * 1e3,
+                wire_bytes: link.bytes_both_ways(),
+                rounds: moved.rounds.iter().map(round_info).collect(),
+                network: moved.network,
+            })
+        }))
+    }
+
+    fn move_out(
+        &self,
+        turn: &mut Turn<'_>,
+        link: &PeerLink,
+        request: &MigrateRequest,
+        reporter: &Reporter,
+    ) -> Result<Moved, HostError> {
+        let (record, live) = turn.parts()?;
+        let was_paused = live.is_paused();
+        let offer = self.offer(record, live)?;
+        let before = record.clone();
+        let to = request.host.clone();
+        let ports = &live.ports;
+        let mut subject =
+            Subject { machine: &mut live.qemu, ledgers: &mut live.ledgers, follower: Follower::Migration };
+        let mut record_handover = || {
+            record.phase = Phase::HandedOver { handover: offer.handover, to: to.clone() };
+            record.save(&self.layout).map_err(BoxError::from)
+        };
+        let downtime_max = request.downtime_max_ms.map_or(DOWNTIME_MAX, Duration::from_millis);
+        let stopped = was_paused || request.mode == MigrateMode::Stop;
+        let outcome = migrate(Move {
+            subject: &mut subject,
+            link,
+            offer: &offer,
+            blob: &|digest| std::fs::read(self.layout.boot_file(&digest)).map_err(BoxError::from),
+            ports: &|| ports.iter().map(LivePort::addresses).collect(),
+            record_handover: &mut record_handover,
+            pace: if stopped { Pace::STOPPED } else { Pace::migration(downtime_max) },
+            observe: &mut |progress| {
+                report(reporter, progress);
+                reporter.flow()
+            },
+        });
+        match outcome {
+            Ok(done) => {
+                let network = network_handover(record);
+                Ok(Moved { handover: done.handover, rounds: done.rounds, paused_at: done.paused_at, network })
+            }
+            Err(source) => {
+                if record.phase != before.phase {
+                    // The write that failed may have reached the disk all the same: say again who runs it.
+                    *record = before;
+                    record.save(&self.layout)?;
+                }
+                if was_paused {
+                    live.set_paused(true)?;
+                }
+                let name = turn.record.name.clone();
+                Err(HostError::Migrate { name, host: request.host.clone(), source: Box::new(source) })
+            }
+        }
+    }
+
+    fn offer(&self, record: &Record, live: &crate::live::Live) -> Result<Offer, HostError> {
+        let file_len = |digest: Digest| {
+            let path = self.layout.boot_file(&digest);
+            let meta = std::fs::metadata(&path).map_err(|source| HostError::io("read", &path, source))?;
+            Ok((digest, meta.len()))
+        };
+        let boot = record.config.boot.iter().flat_map(|boot| [Some(boot.kernel), boot.initrd]).flatten();
+        let arrays = live.ledgers.iter();
+        let arrays = arrays.map(|l| ArrayOffer { name: l.name().to_owned(), pages: l.page_count() });
+        Ok(Offer {
+            handover: HandoverId(rand::random()),
+            name: record.name.clone(),
+            config: record.config.clone(),
+            arrays: arrays.collect(),
+            vmgenid: record.vmgenid.clone().unwrap_or_default(),
+            origin: record.last.or(record.origin),
+            blobs: boot.map(file_len).collect::<Result<_, HostError>>()?,
+            qemu_version: self.qemu()?.version.to_string(),
+        })
+    }
+
+    /// Tells the target until it says that the machine runs there; then nothing of it is left here. Returns when it
+    /// said so.
+    fn confirm_and_retire(
+        self: &Arc<Self>,
+        machine: &Arc<Machine>,
+        mut turn: Turn<'_>,
+        handover: HandoverId,
+        to: &HostName,
+        link: &dyn Link,
+    ) -> Result<Instant, HostError> {
+        let name = machine.name().clone();
+        let connect = || {
+            let link = PeerLink::connect(self, to).map_err(BoxError::from)?;
+            Ok(Box::new(link) as Box<dyn Link>)
+        };
+        if !confirm(handover, link, &connect, &|pause| self.sleep_unless_closing(pause)) {
+            return Err(HostError::Unconfirmed { name, host: to.clone() });
+        }
+        let runs_there = Instant::now();
+        turn.live.take().into_iter().for_each(crate::live::Live::end);
+        // From here on a failure only leaves garbage: the machine is the target's.
+        if let Err(error) = Record::forget(&self.layout, &name) {
+            tracing::warn!(%name, error = &error as &dyn std::error::Error, "files of a moved machine are left over");
+        }
+        drop(turn);
+        self.remove(&name);
+        Ok(runs_there)
+    }
+
+    /// Goes on with a handover that an earlier daemon had committed.
+    pub(crate) fn finish_handover(
+        self: &Arc<Self>,
+        machine: &Arc<Machine>,
+        handover: HandoverId,
+        to: HostName,
+    ) {
+        let (host, machine) = (self.clone(), machine.clone());
+        let finish = move || {
+            let turn = machine.begin_when_free("migrate");
+            let link = crate::peers::NoLink;
+            if let Err(error) = host.confirm_and_retire(&machine, turn, handover, &to, &link) {
+                tracing::warn!(error = &error as &dyn std::error::Error, "a handover is still unconfirmed");
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("handover".into()).spawn(finish) {
+            tracing::error!(%error, "no thread to finish a handover");
+        }
+    }
+}
+
+/// A machine that now belongs to its target.
+struct Moved {
+    handover: HandoverId,
+    rounds: Vec<whimbrel_capture::RoundStats>,
+    paused_at: Instant,
+    network: NetworkHandover,
+}
+
+fn network_handover(record: &Record) -> NetworkHandover {
+    match record.config.nics.iter().filter(|nic| nic.bridge.is_some()).count() {
+        0 => NetworkHandover::NoPorts,
+        ports => NetworkHandover::Announced { ports: ports as u32 },
+    }
+}

@@ -1,0 +1,143 @@
+//! What the host writes down about a machine: enough to find it again after the daemon was killed.
+//!
+//! One JSON file a machine, replaced whole. The phase decides who may run the machine, so it is made durable
+//! before anything acts on it.
+
+use crate::{durable, error::HostError, layout::Layout};
+use serde::{Deserialize, Serialize};
+use std::{fs, path::PathBuf};
+use whimbrel_core::{CapsuleId, Digest, HostName, MachineConfig, MachineName};
+use whimbrel_migrate::protocol::HandoverId;
+
+const FORMAT: u32 = 1;
+const FILE: &str = "machine.json";
+
+/// One machine of this host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    format: u32,
+    pub(crate) name: MachineName,
+    pub(crate) config: MachineConfig,
+    /// The capsule it was resumed from.
+    pub(crate) origin: Option<CapsuleId>,
+    /// The capsule taken from it last: the base of the next one.
+    pub(crate) last: Option<CapsuleId>,
+    /// What each disk's overlay lies over.
+    pub(crate) bases: Vec<DiskBase>,
+    pub(crate) vmgenid: Option<String>,
+    pub(crate) phase: Phase,
+    pub(crate) process: Option<ProcessRecord>,
+    pub(crate) since_ms: u64,
+}
+
+/// The unchanging content under a disk's overlay.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "kind")]
+pub(crate) enum DiskBase {
+    /// A raw image of the user's, which is never written.
+    File { path: PathBuf },
+    /// An image of the store.
+    Image { root: Digest },
+    /// Nothing: reads as zeros.
+    Blank,
+}
+
+/// Who may run the machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "phase")]
+pub(crate) enum Phase {
+    /// This host, and it does as far as QEMU lives.
+    Here,
+    /// Nobody: it was switched off.
+    Stopped,
+    /// Nobody: its QEMU died.
+    Crashed { reason: String },
+    /// Nobody until it is resumed from the capsule.
+    Suspended { capsule: CapsuleId },
+    /// The host it went to; it has not confirmed yet.
+    HandedOver { handover: HandoverId, to: HostName },
+    /// Its old host, until that one commits.
+    Prepared { handover: HandoverId },
+}
+
+/// The QEMU of a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ProcessRecord {
+    pub(crate) pid: u32,
+    /// From /proc/PID/stat: a process that has the pid later has another.
+    pub(crate) started: u64,
+    pub(crate) slot: String,
+    /// Whether its memory is filled on demand, from the image `memory` (none: an empty one).
+    pub(crate) lazy: bool,
+    pub(crate) memory: Option<Digest>,
+}
+
+impl Record {
+    pub(crate) fn new(name: MachineName, config: MachineConfig, bases: Vec<DiskBase>) -> Self {
+        Self {
+            format: FORMAT,
+            name,
+            config,
+            origin: None,
+            last: None,
+            bases,
+            vmgenid: None,
+            phase: Phase::Here,
+            process: None,
+            since_ms: crate::now_ms(),
+        }
+    }
+
+    /// Makes the record durable.
+    pub(crate) fn save(&self, layout: &Layout) -> Result<(), HostError> {
+        let dir = layout.machine(&self.name);
+        fs::create_dir_all(&dir).map_err(|source| HostError::io("create", &dir, source))?;
+        let path = dir.join(FILE);
+        let text = serde_json::to_vec_pretty(self).expect("a record is always encodable");
+        durable::write(&path, &text).map_err(|source| HostError::io("write", &path, source))
+    }
+
+    /// Removes everything that is kept of the machine. The record goes first: a directory without one is garbage.
+    pub(crate) fn forget(layout: &Layout, name: &MachineName) -> Result<(), HostError> {
+        let dir = layout.machine(name);
+        let io = |source| HostError::io("remove", &dir, source);
+        match fs::remove_file(dir.join(FILE)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io(error)),
+            _ => {}
+        }
+        match fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Every record there is. Directories without one are left over from a cut-off start and are removed.
+    pub(crate) fn load_all(layout: &Layout) -> Result<Vec<Record>, HostError> {
+        let dir = layout.machines();
+        let mut records = Vec::new();
+        for entry in fs::read_dir(&dir).map_err(|source| HostError::io("read", &dir, source))? {
+            let entry = entry.map_err(|source| HostError::io("read", &dir, source))?;
+            let path = entry.path().join(FILE);
+            match fs::read(&path) {
+                Ok(text) => {
+                    records.push(parse(&text).map_err(|source| HostError::io("read", &path, source))?)
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                    let path = entry.path();
+                    fs::remove_dir_all(&path).map_err(|source| HostError::io("remove", &path, source))?;
+                }
+                Err(error) => return Err(HostError::io("read", &path, error)),
+            }
+        }
+        Ok(records)
+    }
+}
+
+fn parse(text: &[u8]) -> std::io::Result<Record> {
+    let record: Record = serde_json::from_slice(text)?;
+    if record.format != FORMAT {
+        let reason = format!("record format {} is not {FORMAT}, which this version reads", record.format);
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, reason));
+    }
+    Ok(record)
+}

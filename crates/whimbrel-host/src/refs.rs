@@ -1,0 +1,80 @@
+//! How capsules are named in the store: tags as the user writes them, a machine's newest capsule under a
+//! reserved prefix, so that a tag and a machine may have the same name.
+
+use crate::error::{HostError, chain_code};
+use whimbrel_api::{CapsuleRef, ErrorCode};
+use whimbrel_core::{CapsuleId, Digest, MachineName, RefName};
+use whimbrel_image::Manifest;
+use whimbrel_store::{Store, StoreError};
+
+/// Label of a capsule that names the machine it was taken from.
+pub(crate) const MACHINE_LABEL: &str = "machine";
+const PREFIX: &str = "machine.";
+
+/// The ref of a machine's newest capsule. A name that leaves no room for the prefix is replaced by its digest.
+pub(crate) fn of_machine(name: &MachineName) -> RefName {
+    let plain = format!("{PREFIX}{name}").parse();
+    let digest = || format!("{PREFIX}{}", &Digest::of(name.as_str().as_bytes()).to_string()[..40]);
+    plain.unwrap_or_else(|_| digest().parse().expect("a prefix and 40 digits are a valid ref"))
+}
+
+/// Refuses a tag that would look like a machine's ref.
+pub(crate) fn check_tag(tag: Option<&RefName>) -> Result<(), HostError> {
+    match tag {
+        Some(tag) if tag.as_str().starts_with(PREFIX) => {
+            Err(HostError::invalid(format!("tags that begin with {PREFIX:?} are reserved")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The capsule that a caller means: an id, a tag, a machine's newest capsule, the beginning of an id.
+pub(crate) fn resolve(store: &Store, capsule: &CapsuleRef) -> Result<CapsuleId, HostError> {
+    let name = match capsule {
+        CapsuleRef::Id(id) => return Ok(*id),
+        CapsuleRef::Name(name) => name,
+    };
+    let get = |name: &RefName| store.get_ref(name).map_err(store_error("read a ref"));
+    if let Some(id) = get(name)? {
+        return Ok(id);
+    }
+    if let Ok(machine) = name.as_str().parse()
+        && let Some(id) = get(&of_machine(&machine))?
+    {
+        return Ok(id);
+    }
+    store.resolve(name.as_str()).map_err(|error| {
+        if is_not_found(&error) {
+            HostError::NotFound { what: "capsule", name: name.to_string() }
+        } else {
+            store_error("find a capsule")(error)
+        }
+    })
+}
+
+/// Whether the store simply does not have it.
+pub(crate) fn is_not_found(error: &StoreError) -> bool {
+    code(error) == ErrorCode::NotFound
+}
+
+/// A failure of the store while it did `action`.
+pub(crate) fn store_error(action: &'static str) -> impl Fn(StoreError) -> HostError {
+    move |source| HostError::Store { action, code: code(&source), source: source.into() }
+}
+
+fn code(error: &StoreError) -> ErrorCode {
+    chain_code(error)
+}
+
+/// The name of the machine that a capsule was taken from.
+pub(crate) fn machine_of(manifest: &Manifest) -> Result<MachineName, HostError> {
+    let name = manifest.labels.get(MACHINE_LABEL).and_then(|name| name.parse().ok());
+    name.ok_or_else(|| {
+        HostError::invalid("the capsule does not say which machine it is of; choose a name with --name")
+    })
+}
+
+/// A ref as people see it: a machine's ref is shown as the machine's name.
+pub(crate) fn shown(name: &RefName, machine: &MachineName) -> Option<RefName> {
+    if *name == of_machine(machine) { machine.as_str().parse().ok() } else { Some(name.clone()) }
+}

@@ -1,0 +1,249 @@
+//! From capsules to machines: resume one, clone many.
+//!
+//! A machine is made in this order: QEMU waits, memory is served on demand, disks lie over the capsule's
+//! images, the device state is loaded, the record is written, and only then does a CPU run. What fails before
+//! the end leaves nothing behind.
+
+use crate::{
+    error::HostError,
+    host::Host,
+    live::Live,
+    operation::Reporter,
+    record::{DiskBase, Phase, Record},
+    refs,
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use whimbrel_api::{
+    CapsuleRef, CloneNetwork, CloneRequest, Operation, OperationKind, OperationResult, ResumeMode,
+    ResumeRequest, Unit,
+};
+use whimbrel_core::{CapsuleId, MachineName};
+use whimbrel_image::Manifest;
+
+/// More clones at once than this are several calls.
+const CLONES_MAX: u32 = 1000;
+/// How often a full resume looks whether all of its memory is here.
+const FULL_POLL: Duration = Duration::from_millis(20);
+
+/// One machine to make from a capsule.
+struct Plan<'a> {
+    capsule: CapsuleId,
+    manifest: &'a Manifest,
+    name: MachineName,
+    mode: ResumeMode,
+    then_full: bool,
+    network: CloneNetwork,
+    /// Whether this is the suspended machine itself going on, and not a copy of it.
+    own: bool,
+}
+
+impl Host {
+    /// Makes a machine from a capsule.
+    pub(crate) fn resume(self: &Arc<Self>, request: ResumeRequest) -> Result<Operation, HostError> {
+        let (host, subject) = (self.clone(), request.capsule.to_string());
+        let begun = Instant::now();
+        let (capsule, manifest) = self.find(&request.capsule)?;
+        let name = match request.name.clone() {
+            Some(name) => name,
+            None => refs::machine_of(&manifest)?,
+        };
+        self.check_free(&name, true)?;
+        Ok(self.operations().start(OperationKind::Resume, subject, move |reporter| {
+            let own = host.is_suspended_as(&name, &capsule);
+            let network = CloneNetwork::Same;
+            let ResumeRequest { mode, then_full, .. } = request;
+            let plan =
+                Plan { capsule, manifest: &manifest, name: name.clone(), mode, then_full, network, own };
+            host.make(&plan, reporter)?;
+            let to_running_ms = begun.elapsed().as_secs_f64() * 1e3;
+            host.warm_up(&manifest.machine);
+            Ok(OperationResult::Resume { machines: vec![name], to_running_ms })
+        }))
+    }
+
+    /// Makes several machines from a capsule, each with an identity and disks of its own.
+    pub(crate) fn clone_machines(self: &Arc<Self>, request: CloneRequest) -> Result<Operation, HostError> {
+        let (host, subject) = (self.clone(), request.capsule.to_string());
+        let begun = Instant::now();
+        if !(1..=CLONES_MAX).contains(&request.count) {
+            return Err(HostError::invalid(format!("between 1 and {CLONES_MAX} clones can be made at once")));
+        }
+        let (capsule, manifest) = self.find(&request.capsule)?;
+        let names = clone_names(&request, &manifest)?;
+        names.iter().try_for_each(|name| self.check_free(name, false))?;
+        Ok(self.operations().start(OperationKind::Clone, subject, move |reporter| {
+            host.make_clones(&request, capsule, &manifest, &names, reporter)?;
+            let to_running_ms = begun.elapsed().as_secs_f64() * 1e3;
+            Ok(OperationResult::Clone { machines: names, to_running_ms })
+        }))
+    }
+
+    /// All clones or none: those made before a failure are ended again.
+    fn make_clones(
+        self: &Arc<Self>,
+        request: &CloneRequest,
+        capsule: CapsuleId,
+        manifest: &Manifest,
+        names: &[MachineName],
+        reporter: &Reporter,
+    ) -> Result<(), HostError> {
+        let make = |name: &MachineName| {
+            let (mode, network) = (request.mode, request.network);
+            let plan =
+                Plan { capsule, manifest, name: name.clone(), mode, then_full: false, network, own: false };
+            self.make(&plan, reporter)
+        };
+        let next = std::sync::atomic::AtomicUsize::new(0);
+        let work = || loop {
+            let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let Some(name) = names.get(at) else { return Ok(()) };
+            make(name)?;
+            reporter.progress("starting clones", Unit::Items, at as u64 + 1, Some(names.len() as u64));
+        };
+        // Starting a QEMU is half waiting, so a few at once keep the processors busy.
+        let parallel = std::thread::available_parallelism().map_or(2, |n| n.get() + 1).min(names.len());
+        let outcome = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..parallel).map(|_| scope.spawn(work)).collect();
+            workers
+                .into_iter()
+                .map(|worker| worker.join().unwrap_or(Err(HostError::Panicked)))
+                .collect::<Result<(), HostError>>()
+        });
+        if let Err(error) = outcome {
+            names.iter().for_each(|name| self.unmake(name));
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Ends and forgets a machine that was just made.
+    fn unmake(&self, name: &MachineName) {
+        let Ok(machine) = self.machine(name) else { return };
+        {
+            let mut turn = machine.begin_when_free("removal");
+            turn.live.take().into_iter().for_each(Live::end);
+            turn.record.phase = Phase::Stopped;
+        }
+        if let Err(error) = self.forget(name) {
+            tracing::warn!(%name, error = &error as &dyn std::error::Error, "a clone is left over");
+        }
+    }
+
+    fn find(&self, capsule: &CapsuleRef) -> Result<(CapsuleId, Manifest), HostError> {
+        let capsule = refs::resolve(&self.store, capsule)?;
+        let manifest = self.store.manifest(&capsule).map_err(refs::store_error("read the capsule"))?;
+        Ok((capsule, manifest))
+    }
+
+    fn is_suspended_as(&self, name: &MachineName, capsule: &CapsuleId) -> bool {
+        let Ok(machine) = self.machine(name) else { return false };
+        let Ok(turn) = machine.begin("resume", None) else { return false };
+        turn.record.phase == Phase::Suspended { capsule: *capsule }
+    }
+
+    /// Makes one machine and lets it run.
+    fn make(self: &Arc<Self>, plan: &Plan<'_>, reporter: &Reporter) -> Result<(), HostError> {
+        if reporter.is_cancelled() {
+            return Err(HostError::Cancelled { left: "no machine was made".into() });
+        }
+        self.check_free(&plan.name, true)?;
+        self.materialize_boot_files(plan.manifest)?;
+        let record = plan.record();
+        let live = match plan.manifest.device {
+            Some(device) => self.restore(plan, &record, device, reporter)?,
+            None => Live::boot(self, &record)?,
+        };
+        self.settle(record, live).map(drop)
+    }
+
+    fn restore(
+        &self,
+        plan: &Plan<'_>,
+        record: &Record,
+        device: whimbrel_core::Digest,
+        reporter: &Reporter,
+    ) -> Result<Live, HostError> {
+        let device_state = self.store.blob(&device).map_err(refs::store_error("read the device state"))?;
+        let memory = plan.manifest.image("memory").and_then(|image| image.root);
+        let mut live = Live::restore(self, record, memory, self.claim(&record.config)?)?;
+        let loaded = self.fill(plan, &live, reporter).and_then(|()| {
+            live.load(&device_state)?;
+            live.is_as_stored()
+        });
+        match loaded {
+            Ok(()) => Ok(live),
+            Err(error) => {
+                live.end();
+                Err(error)
+            }
+        }
+    }
+
+    /// Reads memory ahead, before the machine runs or while it does.
+    fn fill(&self, plan: &Plan<'_>, live: &Live, reporter: &Reporter) -> Result<(), HostError> {
+        if plan.mode == ResumeMode::Lazy && !plan.then_full {
+            return Ok(());
+        }
+        live.memory.prefetch_all();
+        while plan.mode == ResumeMode::Full {
+            let (resident, total, stalled) = live.memory.progress();
+            reporter.progress("reading memory", Unit::Pages, resident, Some(total));
+            if let Some(stalled) = stalled {
+                let source = stalled.into();
+                return Err(HostError::Memory { source });
+            }
+            if live.memory.wait_resident(FULL_POLL) {
+                break;
+            }
+            if reporter.is_cancelled() {
+                return Err(HostError::Cancelled { left: "no machine was made".into() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Kernels and initial RAM disks as files, since QEMU reads them by name.
+    fn materialize_boot_files(&self, manifest: &Manifest) -> Result<(), HostError> {
+        let Some(boot) = &manifest.machine.boot else { return Ok(()) };
+        for digest in [Some(boot.kernel), boot.initrd].into_iter().flatten() {
+            if !self.layout.boot_file(&digest).exists() {
+                let content = self.store.blob(&digest).map_err(refs::store_error("read a boot file"))?;
+                self.write_boot_file(&digest, &content)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Plan<'_> {
+    fn record(&self) -> Record {
+        let mut config = self.manifest.machine.clone();
+        if self.network == CloneNetwork::Isolated {
+            config.nics.iter_mut().for_each(|nic| nic.bridge = None);
+        }
+        let root = |disk| self.manifest.image(&format!("disk{disk}")).and_then(|image| image.root);
+        let base = |disk| root(disk).map_or(DiskBase::Blank, |root| DiskBase::Image { root });
+        let bases = (0..config.disks.len()).map(base).collect();
+        let mut record = Record::new(self.name.clone(), config, bases);
+        record.origin = Some(self.capsule);
+        record.last = Some(self.capsule);
+        if !self.own {
+            // A copy is somebody else: its first capsule is a child of this one, not its successor.
+            record.last = None;
+        }
+        record
+    }
+}
+
+fn clone_names(request: &CloneRequest, manifest: &Manifest) -> Result<Vec<MachineName>, HostError> {
+    let prefix = match &request.prefix {
+        Some(prefix) => prefix.clone(),
+        None => refs::machine_of(manifest)?,
+    };
+    let name =
+        |number| format!("{prefix}-{number}").parse().map_err(|error| HostError::invalid(format!("{error}")));
+    (1..=request.count).map(name).collect()
+}

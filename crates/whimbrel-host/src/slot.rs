@@ -1,0 +1,123 @@
+//! A slot: the place of one QEMU on a tmpfs, with the sockets it meets us on.
+//!
+//! A slot exists before its QEMU and is removed after it. Its name is random, so a slot left by a crash is
+//! never taken for another machine's; `take_up` removes those that no machine owns.
+
+use crate::{error::HostError, layout::Layout};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use whimbrel_block::{BeforeSet, Switch};
+use whimbrel_core::MachineConfig;
+use whimbrel_nbd::Server;
+use whimbrel_qemu::{ProcessIdentity, QemuProcess};
+
+/// The name of the RAM file in a slot.
+const RAM: &str = "ram";
+/// The QEMU that uses a slot: its pid and when it started.
+const PROCESS: &str = "process";
+
+/// The place of one QEMU.
+pub(crate) struct Slot {
+    id: String,
+    dir: PathBuf,
+    disks: Vec<SlotDisk>,
+}
+
+/// The NBD server of one disk. What it serves is set when the machine is known.
+struct SlotDisk {
+    switch: Arc<Switch>,
+    _server: Server,
+    socket: PathBuf,
+}
+
+impl Slot {
+    /// A new slot whose disks read as zeros until they are set.
+    pub(crate) fn create(layout: &Layout, config: &MachineConfig) -> Result<Self, HostError> {
+        let id = format!("{:016x}", rand::random::<u64>());
+        let dir = layout.slot(&id);
+        fs::create_dir(&dir).map_err(|source| HostError::io("create", &dir, source))?;
+        Self::serve(id, &dir, config, BeforeSet::Zeros).inspect_err(|_| drop(fs::remove_dir_all(&dir)))
+    }
+
+    /// The slot of a QEMU that lives: its disks wait until they are set.
+    pub(crate) fn adopt(layout: &Layout, id: &str, config: &MachineConfig) -> Result<Self, HostError> {
+        Self::serve(id.to_owned(), &layout.slot(id), config, BeforeSet::Wait)
+    }
+
+    fn serve(id: String, dir: &Path, config: &MachineConfig, before: BeforeSet) -> Result<Self, HostError> {
+        let serve = |(index, disk): (usize, &whimbrel_core::DiskConfig)| {
+            let socket = dir.join(format!("disk{index}"));
+            let switch = Arc::new(Switch::new(disk.size.0, before));
+            let server = whimbrel_nbd::bind(&socket).and_then(|listener| {
+                whimbrel_nbd::serve(switch.clone(), listener, whimbrel_nbd::Options::default())
+            });
+            let server = server.map_err(|source| HostError::io("serve a disk on", &socket, source))?;
+            Ok(SlotDisk { switch, _server: server, socket })
+        };
+        let disks = config.disks.iter().enumerate().map(serve).collect::<Result<_, HostError>>()?;
+        Ok(Self { id, dir: dir.to_owned(), disks })
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn ram(&self) -> PathBuf {
+        self.dir.join(RAM)
+    }
+
+    pub(crate) fn sockets(&self) -> Vec<PathBuf> {
+        self.disks.iter().map(|disk| disk.socket.clone()).collect()
+    }
+
+    pub(crate) fn switch(&self, disk: usize) -> &Arc<Switch> {
+        &self.disks[disk].switch
+    }
+
+    /// Notes the QEMU that uses the slot, for `sweep`.
+    pub(crate) fn note(&self, process: ProcessIdentity) {
+        let path = self.dir.join(PROCESS);
+        if let Err(error) = fs::write(&path, format!("{} {}", process.pid, process.start_time)) {
+            tracing::warn!(slot = self.id, %error, "a QEMU could not be noted; it is not found if the daemon dies");
+        }
+    }
+
+    /// Removes the slot. Its QEMU has ended.
+    pub(crate) fn remove(self) {
+        self.disks.iter().for_each(|disk| drop(disk.switch.close()));
+        drop(self.disks);
+        if let Err(error) = fs::remove_dir_all(&self.dir) {
+            tracing::warn!(slot = self.id, %error, "a slot is left over");
+        }
+    }
+}
+
+/// Removes every slot that `is_owned` does not claim, and ends the QEMU in it: one that was started ahead, or was
+/// to become a machine, when its daemon died. It never ran.
+pub(crate) fn sweep(layout: &Layout, is_owned: impl Fn(&str) -> bool) -> Result<(), HostError> {
+    let dir = layout.slots();
+    for entry in fs::read_dir(&dir).map_err(|source| HostError::io("read", &dir, source))?.flatten() {
+        if !is_owned(&entry.file_name().to_string_lossy()) {
+            let path = entry.path();
+            noted(&path).into_iter().for_each(|process| process.kill());
+            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.map_err(|source| HostError::io("remove", &path, source))?;
+        }
+    }
+    Ok(())
+}
+
+/// The QEMU that was noted in a slot, if it still lives.
+fn noted(slot: &Path) -> Option<QemuProcess> {
+    let text = fs::read_to_string(slot.join(PROCESS)).ok()?;
+    let (pid, start_time) = text.split_once(' ')?;
+    let identity = ProcessIdentity { pid: pid.parse().ok()?, start_time: start_time.parse().ok()? };
+    QemuProcess::adopt(identity, &slot.join("qemu.log")).ok()
+}

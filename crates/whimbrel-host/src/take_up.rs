@@ -1,0 +1,82 @@
+//! What a new daemon does with what an earlier one left: machines that live are taken up, slots that nobody
+//! owns are removed, handovers under way are finished.
+
+use crate::{
+    error::HostError,
+    host::Host,
+    live::Live,
+    machine::Machine,
+    record::{Phase, Record},
+    slot, supervise,
+};
+use std::{collections::BTreeSet, sync::Arc};
+
+impl Host {
+    /// Takes up every machine that has a record. A machine that cannot be taken up is shown as crashed, with the
+    /// reason; it never keeps the others from being found.
+    pub(crate) fn take_up_machines(self: &Arc<Self>) {
+        let records = Record::load_all(&self.layout).unwrap_or_else(|error| {
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "the records of machines cannot be read"
+            );
+            Vec::new()
+        });
+        let owned: BTreeSet<_> =
+            records.iter().filter_map(|r| Some(r.process.as_ref()?.slot.clone())).collect();
+        if let Err(error) = slot::sweep(&self.layout, |id| owned.contains(id)) {
+            tracing::warn!(error = &error as &dyn std::error::Error, "slots of ended machines are left over");
+        }
+        for record in records {
+            self.take_up(record);
+        }
+    }
+
+    fn take_up(self: &Arc<Self>, mut record: Record) {
+        let name = record.name.clone();
+        let live = match (&record.phase, &record.process) {
+            (Phase::Here | Phase::HandedOver { .. } | Phase::Prepared { .. }, Some(process)) => {
+                match Live::adopt(self, &record, process) {
+                    Ok(live) => Some(live),
+                    Err(error) => {
+                        tracing::warn!(%name, error = &error as &dyn std::error::Error, "cannot be taken up");
+                        self.note_crash(&mut record, &error);
+                        None
+                    }
+                }
+            }
+            _ => None,
+        };
+        match record.phase.clone() {
+            Phase::Prepared { handover } => crate::landing::wait_on(self, record, live, handover),
+            Phase::HandedOver { handover, to } => {
+                let machine = self.enter(Machine::new(record, live));
+                self.finish_handover(&machine, handover, to);
+            }
+            _ => {
+                let events = live.as_ref().map(Live::events);
+                let machine = self.enter(Machine::new(record, live));
+                events.into_iter().for_each(|events| supervise::watch(self, &machine, events));
+            }
+        }
+    }
+
+    /// A machine whose QEMU is gone. One that was handed over stays so: it lives elsewhere.
+    fn note_crash(&self, record: &mut Record, error: &HostError) {
+        if let Phase::HandedOver { .. } = record.phase {
+            return;
+        }
+        let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
+        record.phase = Phase::Crashed { reason: format!("it was gone when the daemon came back: {cause}") };
+        record.process = None;
+        record.since_ms = crate::now_ms();
+        if let Err(error) = record.save(&self.layout) {
+            tracing::error!(error = &error as &dyn std::error::Error, "a crash could not be written down");
+        }
+    }
+
+    /// The daemon ends, the machines do not.
+    pub(crate) fn leave_machines(&self) {
+        self.warm.end_all();
+    }
+}

@@ -1,0 +1,129 @@
+//! QEMUs started ahead of time.
+//!
+//! A resume spends most of its time starting a process. So after a machine was resumed, cloned or saved, one
+//! QEMU of the same shape is started in the background, attached and waiting; the next resume of that shape
+//! takes it. At most a few wait, the oldest shape goes first, and all end with the daemon.
+
+use crate::{
+    error::HostError,
+    host::Host,
+    live::{LiveMemory, Start, launch},
+    slot::Slot,
+};
+use std::{
+    collections::VecDeque,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use whimbrel_core::MachineConfig;
+use whimbrel_qemu::Qemu;
+
+/// How many wait at most; an idle one costs some 30 MB.
+const WAITING_MAX: usize = 8;
+
+/// A QEMU in its slot that is nobody's machine yet.
+pub(crate) struct WarmSlot {
+    pub(crate) slot: Slot,
+    pub(crate) qemu: Qemu,
+    /// The hold on its memory, where that was taken ahead of time too.
+    pub(crate) memory: Option<LiveMemory>,
+    pub(crate) console_log: PathBuf,
+}
+
+/// The QEMUs that wait.
+#[derive(Default)]
+pub(crate) struct Warm {
+    waiting: Mutex<VecDeque<(MachineConfig, WarmSlot)>>,
+}
+
+impl WarmSlot {
+    /// Starts a QEMU that waits to be given a machine of this configuration.
+    pub(crate) fn start(host: &Host, config: &MachineConfig) -> Result<Self, HostError> {
+        let slot = Slot::create(&host.layout, config)?;
+        let mut warm = launch(host, config, slot, Start { incoming: true, vmgenid: None }, None)?;
+        match LiveMemory::attach(&warm.qemu, &warm.slot, true) {
+            Ok(memory) => {
+                warm.memory = Some(memory);
+                Ok(warm)
+            }
+            Err(error) => {
+                warm.end();
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn end(self) {
+        self.qemu.kill();
+        drop(self.memory);
+        self.slot.remove();
+    }
+}
+
+impl Warm {
+    /// One of this configuration that still lives, if one waits.
+    fn take(&self, config: &MachineConfig) -> Option<WarmSlot> {
+        loop {
+            let mut waiting = self.waiting();
+            let at = waiting.iter().position(|(of, _)| of == config)?;
+            let (_, warm) = waiting.remove(at)?;
+            drop(waiting);
+            if warm.qemu.process().is_alive() {
+                return Some(warm);
+            }
+            warm.end();
+        }
+    }
+
+    fn put(&self, config: MachineConfig, warm: WarmSlot) {
+        let mut waiting = self.waiting();
+        waiting.push_back((config, warm));
+        let surplus = if waiting.len() > WAITING_MAX { waiting.pop_front() } else { None };
+        drop(waiting);
+        if let Some((_, warm)) = surplus {
+            warm.end();
+        }
+    }
+
+    fn count(&self, config: &MachineConfig) -> usize {
+        self.waiting().iter().filter(|(of, _)| of == config).count()
+    }
+
+    /// Ends all that wait.
+    pub(crate) fn end_all(&self) {
+        let all = std::mem::take(&mut *self.waiting());
+        all.into_iter().for_each(|(_, warm)| warm.end());
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<(MachineConfig, WarmSlot)>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Host {
+    /// A QEMU for a machine of this configuration: one that waits, or else a new one.
+    pub(crate) fn claim(&self, config: &MachineConfig) -> Result<WarmSlot, HostError> {
+        self.warm.take(config).map_or_else(|| WarmSlot::start(self, config), Ok)
+    }
+
+    /// Sees to it that a QEMU of this configuration waits, in the background.
+    pub(crate) fn warm_up(self: &Arc<Self>, config: &MachineConfig) {
+        if self.warm.count(config) > 0 {
+            return;
+        }
+        let (host, config) = (self.clone(), config.clone());
+        let started =
+            std::thread::Builder::new().name("warm-up".into()).spawn(move || {
+                match WarmSlot::start(&host, &config) {
+                    Ok(warm) => host.warm.put(config, warm),
+                    Err(error) => tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "no QEMU could be started ahead"
+                    ),
+                }
+            });
+        if let Err(error) = started {
+            tracing::warn!(%error, "no thread to start a QEMU ahead");
+        }
+    }
+}
