@@ -135,10 +135,14 @@ impl Appender {
         Ok(())
     }
 
-    /// Removes packs that no index will ever name.
+    /// Removes packs that no index will ever name. After a failure that is not certain (a failed sync of the directory
+    /// may still have published the index), so they stay for the next collection to look at.
     fn abandon(mut self) {
         let open = self.open.take().map(|open| open.id);
         self.syncing.drain(..).for_each(|syncing| drop(syncing.join()));
+        if self.inner.check_latch().is_err() {
+            return;
+        }
         for id in self.packs.iter().map(|(id, _)| *id).chain(open) {
             let _ = self.inner.files.remove(&id.path());
         }

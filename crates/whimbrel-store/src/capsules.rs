@@ -67,6 +67,7 @@ impl Store {
         let id = |place: &Place| match objects.frame(place) {
             Ok(frame) => Ok(frame.digest(0).copied().map(CapsuleId)),
             Err(StoreError::Damaged { .. }) => Ok(None),
+            Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
         };
         places.iter().filter_map(|place| id(place).transpose()).collect()
