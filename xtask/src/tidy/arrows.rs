@@ -50,6 +50,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("whimbrel", Layer::Binary),
     ("whimbrel-e2e", Layer::Outside),
     ("whimbrel-bench", Layer::Outside),
+    ("whimbrel-fuzz", Layer::Outside),
     ("whimbrel-witness", Layer::Outside),
     ("xtask", Layer::Outside),
 ];

@@ -1,0 +1,126 @@
+//! One function for each parser of bytes that come from outside: a file, another host, QEMU, an NBD client.
+//!
+//! A target takes any bytes and must return: no panic, no endless loop, no memory beyond what the parser promises. Where a
+//! format is canonical it also checks that what was accepted is what would have been written. libFuzzer calls the
+//! functions from `fuzz_targets/`; `tests/seeded.rs` calls them with mutations of [`TARGETS`]' seeds on every test run.
+
+mod nbd;
+mod seeds;
+
+pub use nbd::nbd_session;
+
+use bytes::BufMut as _;
+use whimbrel_core::PAGE_SIZE;
+use whimbrel_image::frame::{Frame, MAX_BLOB};
+use whimbrel_image::{Manifest, Node};
+use whimbrel_migrate::codec::{BatchHeader, Decoder as BatchDecoder};
+use whimbrel_qemu::Head;
+use whimbrel_wire::{Decoder, Hello};
+
+/// Pages of the array that batches are checked against.
+const ARRAY_PAGES: u64 = 1024;
+
+/// A parser under test.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// Its name, also that of its libFuzzer program.
+    pub name: &'static str,
+    /// The parser and what must hold of what it accepts.
+    pub run: fn(&[u8]),
+    /// Inputs that it accepts, to begin from.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// Every target.
+pub const TARGETS: &[Target] = &[
+    Target { name: "image_node", run: image_node, seeds: seeds::image_nodes },
+    Target { name: "image_frame", run: image_frame, seeds: seeds::image_frames },
+    Target { name: "manifest", run: manifest, seeds: seeds::manifests },
+    Target { name: "migrate_batch", run: migrate_batch, seeds: seeds::migrate_batches },
+    Target { name: "nbd_session", run: nbd_session, seeds: seeds::nbd_sessions },
+    Target { name: "qemu_state", run: qemu_state, seeds: seeds::qemu_states },
+    Target { name: "wire_frame", run: wire_frame, seeds: seeds::wire_frames },
+    Target { name: "wire_hello", run: wire_hello, seeds: seeds::wire_hellos },
+];
+
+/// A node of an image tree: canonical.
+pub fn image_node(data: &[u8]) {
+    if let Ok(node) = Node::decode(data) {
+        assert_eq!(node.encode().as_deref(), Some(data), "a node has one encoding");
+    }
+}
+
+/// A frame of a pack: its objects lie inside what it decodes to.
+pub fn image_frame(data: &[u8]) {
+    let Ok(frame) = Frame::parse(data) else { return };
+    let ranges = frame.ranges();
+    let Ok(raw) = frame.decode(&[]) else { return };
+    assert!(raw.len() <= MAX_BLOB);
+    assert!(ranges.iter().all(|range| range.end <= raw.len()), "an object outside of its frame");
+}
+
+/// A capsule's manifest: canonical.
+pub fn manifest(data: &[u8]) {
+    if let Ok(manifest) = Manifest::decode(data) {
+        let again = manifest.encode().expect("what was read can be written");
+        assert_eq!(again, data, "a manifest has one encoding");
+    }
+}
+
+/// A batch of a migration: two bytes of header length, the header, the payload.
+pub fn migrate_batch(data: &[u8]) {
+    let Some((length, rest)) = data.split_first_chunk::<2>() else { return };
+    let Some((header, payload)) = rest.split_at_checked(u16::from_le_bytes(*length).into()) else { return };
+    let Ok(header) = postcard::from_bytes::<BatchHeader>(header) else { return };
+    if header.check(ARRAY_PAGES).is_err() {
+        return;
+    }
+    let mut decoder = BatchDecoder::new().expect("zstd has memory for a decoder");
+    if let Ok(raw) = decoder.decode(&header, payload) {
+        let pages: u64 = header.whole.iter().chain(&header.delta).map(|run| run.len).sum();
+        assert_eq!(
+            raw.len() as u64,
+            pages * PAGE_SIZE as u64,
+            "a batch of another length than its header says"
+        );
+    }
+}
+
+/// The state of a QEMU, as another host sends it.
+pub fn qemu_state(data: &[u8]) {
+    if let Ok(head) = Head::parse(data) {
+        assert!(head.blocks().len() <= data.len(), "more blocks than bytes");
+    }
+}
+
+/// A stream of wire frames, in pieces whose sizes are the first byte's.
+pub fn wire_frame(data: &[u8]) {
+    let Some((piece, stream)) = data.split_first() else { return };
+    let mut decoder = Decoder::default();
+    for piece in stream.chunks(usize::from(*piece).max(1)) {
+        let mut rest = piece;
+        while !rest.is_empty() {
+            let mut space = decoder.space();
+            let taken = rest.len().min(space.remaining_mut());
+            assert!(taken > 0, "no room though no frame is complete");
+            space.put_slice(&rest[..taken]);
+            drop(space);
+            rest = &rest[taken..];
+            loop {
+                match decoder.next_frame() {
+                    Ok(Some(frame)) => assert_eq!(frame.head.payload_len as usize, frame.payload.len()),
+                    Ok(None) => break,
+                    Err(_) => return,
+                }
+            }
+        }
+    }
+}
+
+/// The first message of a connection: canonical.
+pub fn wire_hello(data: &[u8]) {
+    if let Ok(hello) = Hello::parse(data) {
+        let again = Hello::parse(&hello.encode()).expect("what was read can be written");
+        assert_eq!(again, hello);
+    }
+}

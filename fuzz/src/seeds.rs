@@ -1,0 +1,143 @@
+//! Inputs that the parsers accept, made by the encoders themselves where they are public.
+
+use bytes::BytesMut;
+use std::collections::BTreeMap;
+use whimbrel_core::{Accel, ByteSize, CapsuleId, Digest, MachineConfig, PAGE_SIZE, PageRun};
+use whimbrel_image::frame::{Encoder, Kind};
+use whimbrel_image::{FORMAT, ImageRef, Manifest, Node};
+use whimbrel_migrate::codec::BatchHeader;
+use whimbrel_wire::{Flags, FrameHead, Hello, Role, VersionRange, encode_head};
+
+pub(crate) fn image_nodes() -> Vec<Vec<u8>> {
+    let node = |level: u8, children: &[usize]| {
+        let mut node = Node::empty(level);
+        children.iter().for_each(|child| node.set(*child, Some(Digest::of(&[*child as u8]))));
+        node.encode()
+    };
+    let all: Vec<usize> = (0..256).collect();
+    [node(0, &[0]), node(1, &[3, 64, 255]), node(0, &all)].into_iter().flatten().collect()
+}
+
+pub(crate) fn image_frames() -> Vec<Vec<u8>> {
+    let page: Vec<u8> = (0..2 * PAGE_SIZE).map(|byte| (byte / 7) as u8).collect();
+    let mut encoder = Encoder::new(1);
+    let pages = encoder.encode(Kind::Pages, &page, &[PAGE_SIZE, PAGE_SIZE]);
+    let blob = encoder.encode(Kind::Blob, b"a kernel", &[8]);
+    [pages, blob].into_iter().flatten().collect()
+}
+
+pub(crate) fn manifests() -> Vec<Vec<u8>> {
+    let machine = MachineConfig {
+        memory: ByteSize(64 << 20),
+        cpus: 1,
+        machine: "pc-q35-7.2".into(),
+        cpu: "max".into(),
+        accel: Accel::Tcg,
+        disks: Vec::new(),
+        nics: Vec::new(),
+        boot: None,
+    };
+    let digest = Digest::of(b"root");
+    let manifest = Manifest {
+        format: FORMAT,
+        machine,
+        device: Some(digest),
+        images: vec![ImageRef { name: "memory".into(), pages: 16384, root: Some(digest) }],
+        parents: vec![CapsuleId(digest)],
+        time: 1,
+        host: "alpha".into(),
+        labels: BTreeMap::from([("why".into(), "a seed".into())]),
+        working_set: None,
+    };
+    manifest.encode().into_iter().collect()
+}
+
+pub(crate) fn migrate_batches() -> Vec<Vec<u8>> {
+    let header = BatchHeader {
+        array: 0,
+        zero: vec![PageRun::new(0, 4), PageRun::new(900, 2)],
+        whole: Vec::new(),
+        delta: Vec::new(),
+    };
+    let header = postcard::to_stdvec(&header).expect("a header can be written");
+    vec![[&(header.len() as u16).to_le_bytes()[..], &header].concat()]
+}
+
+/// A handshake that asks for everything, then one request of each kind.
+pub(crate) fn nbd_sessions() -> Vec<Vec<u8>> {
+    let option = |kind: u32, data: &[u8]| {
+        [&b"IHAVEOPT"[..], &kind.to_be_bytes(), &(data.len() as u32).to_be_bytes(), data].concat()
+    };
+    let request = |command: u16, offset: u64, len: u32| {
+        let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
+        bytes.extend([0, 0]);
+        bytes.extend(command.to_be_bytes());
+        bytes.extend(7_u64.to_be_bytes());
+        bytes.extend(offset.to_be_bytes());
+        bytes.extend(len.to_be_bytes());
+        bytes
+    };
+    let context = [&[0; 4][..], &1_u32.to_be_bytes(), &15_u32.to_be_bytes(), b"base:allocation"].concat();
+    let session = [
+        3_u32.to_be_bytes().to_vec(),
+        option(8, &[]),
+        option(10, &context),
+        option(3, &[]),
+        option(7, &[0, 0, 0, 0, 0, 1, 0, 3]),
+        request(0, 4096, 512),
+        [request(1, 0, 16), vec![5; 16]].concat(),
+        request(6, 0, 4096),
+        request(4, 4096, 4096),
+        request(7, 0, 65536),
+        request(3, 0, 0),
+        request(2, 0, 0),
+    ];
+    vec![session.concat()]
+}
+
+/// A head with one small block and its one page, then the first byte of a device section, as QEMU writes them.
+pub(crate) fn qemu_states() -> Vec<Vec<u8>> {
+    let name = |text: &str| [&[text.len() as u8][..], text.as_bytes()].concat();
+    let footer = [&[0x7e][..], &2_u32.to_be_bytes()].concat();
+    let size = PAGE_SIZE as u64;
+    let stream = [
+        b"QEVM\0\0\0\x03".to_vec(),
+        vec![0x01, 0, 0, 0, 2],
+        name("ram"),
+        [0_u32.to_be_bytes(), 4_u32.to_be_bytes()].concat(),
+        (size | 0x04).to_be_bytes().to_vec(),
+        name("pc.rom"),
+        [size.to_be_bytes(), 0_u64.to_be_bytes()].concat(),
+        0x10_u64.to_be_bytes().to_vec(),
+        footer.clone(),
+        vec![0x03, 0, 0, 0, 2],
+        0x08_u64.to_be_bytes().to_vec(),
+        name("pc.rom"),
+        vec![9; PAGE_SIZE],
+        0x10_u64.to_be_bytes().to_vec(),
+        footer,
+        vec![0x04, 0, 0, 0, 3],
+        name("timer"),
+        [0_u32.to_be_bytes(), 2_u32.to_be_bytes()].concat(),
+        vec![0; 24],
+        vec![0],
+    ];
+    vec![stream.concat()]
+}
+
+pub(crate) fn wire_frames() -> Vec<Vec<u8>> {
+    let mut stream = BytesMut::from(&[5][..]);
+    for (request, flags) in [(1, Flags::NONE), (2, Flags::ORDERED), (1, Flags::REPLY)] {
+        let head = FrameHead { flags, kind: 0x100, stream: 0, request, header_len: 3, payload_len: 9 };
+        encode_head(&head, &mut stream);
+        stream.extend_from_slice(&[1; 12]);
+    }
+    vec![stream.to_vec()]
+}
+
+pub(crate) fn wire_hellos() -> Vec<Vec<u8>> {
+    let name = "alpha".parse().expect("a name");
+    let hello =
+        Hello { versions: VersionRange { oldest: 1, newest: 1 }, role: Role::HOST, window: 1 << 20, name };
+    vec![hello.encode()]
+}

@@ -1,0 +1,66 @@
+//! Every target on mutations of its seeds: the cheap part of fuzzing, on every test run, the same each time.
+
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use whimbrel_fuzz::TARGETS;
+
+/// Mutations of each seed. A session with a server costs a thread and a socket, so it gets fewer.
+fn rounds(name: &str) -> usize {
+    if name == "nbd_session" { 200 } else { 4000 }
+}
+
+/// One to four small changes of the kinds that break parsers.
+fn mutate(input: &mut Vec<u8>, random: &mut StdRng) {
+    const EDGES: [u8; 6] = [0, 1, 0x7f, 0x80, 0xfe, 0xff];
+    for _ in 0..random.random_range(1..=4) {
+        let at = random.random_range(0..=input.len());
+        match random.random_range(0..6) {
+            0 => input.truncate(at),
+            1 => input.insert(at, random.random()),
+            2 if at < input.len() => input[at] ^= 1 << random.random_range(0..8),
+            3 if at < input.len() => input[at] = EDGES[random.random_range(0..EDGES.len())],
+            4 => {
+                let end = (at + 8).min(input.len());
+                input[at..end].fill(0xff);
+            }
+            _ => {
+                let end = (at + random.random_range(0..64)).min(input.len());
+                let piece = input[at..end].to_vec();
+                input.splice(at..at, piece);
+            }
+        }
+    }
+}
+
+#[test]
+fn no_mutation_of_a_good_input_breaks_a_parser() {
+    for (number, target) in TARGETS.iter().enumerate() {
+        let mut random = StdRng::seed_from_u64(number as u64);
+        for seed in (target.seeds)() {
+            for round in 0..rounds(target.name) {
+                let mut input = seed.clone();
+                mutate(&mut input, &mut random);
+                let run = std::panic::catch_unwind(|| (target.run)(&input));
+                assert!(run.is_ok(), "{} panics in round {round} on {input:02x?}", target.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_seed_is_one_that_its_parser_accepts() {
+    let seeds = |name: &str| {
+        let target = TARGETS.iter().find(|target| target.name == name).expect("a target");
+        (target.seeds)()
+    };
+    assert!(seeds("image_node").iter().all(|seed| whimbrel_image::Node::decode(seed).is_ok()));
+    assert!(seeds("manifest").iter().all(|seed| whimbrel_image::Manifest::decode(seed).is_ok()));
+    assert!(seeds("wire_hello").iter().all(|seed| whimbrel_wire::Hello::parse(seed).is_ok()));
+    for seed in seeds("image_frame") {
+        whimbrel_image::frame::Frame::parse(&seed).unwrap().decode(&[]).unwrap();
+    }
+    for seed in seeds("qemu_state") {
+        whimbrel_qemu::Head::parse(&seed).unwrap();
+    }
+    assert!(TARGETS.iter().all(|target| !(target.seeds)().is_empty()));
+}
