@@ -140,10 +140,8 @@ pub struct ImageDiff {
     pub pages_b: u64,
     /// Pages whose content differs.
     pub changed: u64,
-    /// Of these, pages that are zero in the first.
-    pub filled: u64,
-    /// Of these, pages that are zero in the second.
-    pub emptied: u64,
+    /// Of these, pages whose new content the first holds nowhere at all.
+    pub new_contents: u64,
 }
 
 /// One setting of a machine in two capsules, as text.

@@ -200,10 +200,11 @@ pub enum OperationResult {
         /// Bytes on disk now.
         #[schema(value_type = u64)]
         stored: ByteSize,
-        /// Packs deleted whole.
-        packs_removed: u64,
-        /// Packs written anew without their garbage.
-        packs_rewritten: u64,
+        /// Bytes that were moved to new packs, away from their garbage.
+        #[schema(value_type = u64)]
+        moved: ByteSize,
+        /// Packs that go once writers that began before have ended.
+        packs_waiting: u64,
     },
     /// The store was read and checked. It is sound if `damaged` is empty.
     Verify {

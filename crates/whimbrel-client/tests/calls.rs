@@ -33,7 +33,7 @@ fn operation(state: Value) -> Value {
 }
 
 fn gc_result() -> Value {
-    json!({"kind": "gc", "freed": 5, "stored": 6, "packs_removed": 1, "packs_rewritten": 0})
+    json!({"kind": "gc", "freed": 5, "stored": 6, "moved": 1, "packs_waiting": 0})
 }
 
 fn lines(text: String) -> Router {

@@ -55,9 +55,9 @@ pub(crate) fn page(capsule: &CapsuleInfo) -> String {
 pub(crate) fn difference(diff: &CapsuleDiff) -> String {
     let images = diff.images.iter().map(|image| {
         let pages = image.pages_a.max(image.pages_b);
-        [image.name.clone(), size(pages), size(image.changed), size(image.filled), size(image.emptied)]
+        [image.name.clone(), size(pages), size(image.changed), size(image.new_contents)]
     });
-    let mut text = table(["IMAGE", "SIZE", "CHANGED", "FILLED", "EMPTIED"], images, "no images");
+    let mut text = table(["IMAGE", "SIZE", "CHANGED", "NEW"], images, "no images");
     for change in &diff.config {
         let value = |side: &Option<String>| side.clone().unwrap_or_else(|| "-".to_owned());
         text += &format!("{}: {} -> {}\n", change.field, value(&change.a), value(&change.b));

@@ -59,7 +59,6 @@ impl Cli {
 pub(crate) enum Command {
     #[command(flatten)]
     Call(Call),
-    #[cfg(feature = "host")]
     Host(host::Args),
     Doctor(doctor::Args),
     Completions(completions::Args),
@@ -68,10 +67,7 @@ pub(crate) enum Command {
 impl Command {
     /// Whether this process is to be the daemon.
     pub(crate) fn is_daemon(&self) -> bool {
-        #[cfg(feature = "host")]
-        return matches!(self, Self::Host(_));
-        #[cfg(not(feature = "host"))]
-        false
+        matches!(self, Self::Host(_))
     }
 }
 

@@ -29,7 +29,6 @@ pub(crate) fn run() -> ExitCode {
 fn dispatch(cli: Cli) -> Result<(), Failure> {
     let context = Context::new(&cli);
     match cli.command {
-        #[cfg(feature = "host")]
         Command::Host(args) => args.run(cli.socket),
         Command::Completions(args) => args.run(),
         Command::Doctor(args) => args.run(&context),

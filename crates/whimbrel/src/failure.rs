@@ -2,7 +2,6 @@
 
 use crate::table::count;
 use std::io;
-#[cfg(feature = "host")]
 use std::{error::Error, path::PathBuf};
 use whimbrel_api::{ApiError, Damage, ErrorCode, OperationId};
 use whimbrel_client::ClientError;
@@ -37,7 +36,6 @@ pub(crate) enum Failure {
         hint: String,
     },
     /// The settings file cannot be used.
-    #[cfg(feature = "host")]
     #[error("cannot use the settings in {}", path.display())]
     Settings {
         /// The file.
@@ -70,7 +68,6 @@ pub(crate) enum Failure {
         checks: usize,
     },
     /// The daemon could not start or had to stop.
-    #[cfg(feature = "host")]
     #[error("the host daemon ended")]
     Daemon(#[source] Box<dyn Error + Send + Sync>),
 }
@@ -114,11 +111,9 @@ impl Failure {
             Self::Client(_) => exit::UNREACHABLE,
             Self::Cancelled { .. } | Self::Interrupted { .. } => exit::INTERRUPTED,
             Self::Usage { .. } => exit::USAGE,
-            #[cfg(feature = "host")]
             Self::Settings { .. } => exit::USAGE,
             Self::Damaged { .. } => exit::DAMAGED,
             Self::Io { .. } | Self::Unhealthy { .. } => exit::FAILED,
-            #[cfg(feature = "host")]
             Self::Daemon(_) => exit::FAILED,
         }
     }

@@ -17,7 +17,6 @@ mod operation;
 mod outcome;
 mod output;
 mod progress;
-#[cfg(feature = "host")]
 mod settings;
 mod table;
 mod terminal;

@@ -27,10 +27,15 @@ pub(crate) fn describe(result: &OperationResult) -> String {
                 handover(network),
             )
         }
-        OperationResult::Gc { freed, stored, packs_removed, packs_rewritten } => format!(
-            "freed {freed}, {stored} are left; {} removed, {packs_rewritten} rewritten\n",
-            count(*packs_removed, "pack"),
-        ),
+        OperationResult::Gc { freed, stored, moved, packs_waiting } => {
+            let waiting = match packs_waiting {
+                0 => String::new(),
+                waiting => {
+                    format!("; {} go when writers that began before have ended", count(*waiting, "pack"))
+                }
+            };
+            format!("freed {freed}, {stored} are left, {moved} were moved{waiting}\n")
+        }
         OperationResult::Verify { capsules, objects, bytes, damaged } => {
             let (capsules, objects) = (count(*capsules, "capsule"), count(*objects, "object"));
             let read = format!("read {bytes}: {capsules}, {objects}");

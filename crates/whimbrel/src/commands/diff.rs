@@ -9,7 +9,7 @@ Examples:
 
 /// Show what differs between two capsules
 ///
-/// Changed: content differs. Of that, filled: empty in the first; emptied: empty in the second.
+/// Changed: content differs. Of that, new: content that the first holds nowhere at all.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -10,7 +10,6 @@ pub(crate) mod doctor;
 pub(crate) mod export;
 pub(crate) mod forget;
 pub(crate) mod gc;
-#[cfg(feature = "host")]
 pub(crate) mod host;
 pub(crate) mod import;
 pub(crate) mod key;

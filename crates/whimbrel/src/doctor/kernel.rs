@@ -1,8 +1,8 @@
-//! Checks of the kernel: its version, what it lets this user do, how much shared memory there is.
+//! Checks of the kernel: the user's rights, its version, its devices, how much shared memory there is.
 
 use super::{Check, Verdict};
 use rustix::fs::{StatVfs, statfs, statvfs};
-use std::{fs, path::Path};
+use std::fs;
 use whimbrel_core::ByteSize;
 
 /// `PAGEMAP_SCAN` came with Linux 6.7; dirty pages are found with it.
@@ -42,27 +42,6 @@ pub(super) fn version() -> Check {
 fn parse_version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-}
-
-pub(super) fn userfaultfd() -> Check {
-    // The file is there if and only if the kernel was built with CONFIG_USERFAULTFD.
-    if Path::new("/proc/sys/vm/unprivileged_userfaultfd").exists() {
-        Check::ok("userfaultfd", "built in")
-    } else {
-        let fix = "use a kernel with CONFIG_USERFAULTFD=y";
-        Check::bad("userfaultfd", Verdict::Fail, "not in this kernel", fix)
-    }
-}
-
-pub(super) fn ptrace() -> Check {
-    // Yama scope 3 forbids tracing to everyone, root too, and cannot be lowered again (Documentation/admin-guide/LSM/Yama).
-    match read("/proc/sys/kernel/yama/ptrace_scope").as_str() {
-        "3" => {
-            let fix = "set kernel.yama.ptrace_scope below 3 and reboot";
-            Check::bad("ptrace", Verdict::Fail, "forbidden to everyone", fix)
-        }
-        _ => Check::ok("ptrace", "allowed"),
-    }
 }
 
 pub(super) fn shared_memory() -> Check {

@@ -5,41 +5,46 @@ use std::{
     env, fs,
     os::unix::{fs::PermissionsExt, net::UnixStream},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
 };
+use whimbrel_qemu::{KvmProbe, QemuBinary};
 
 /// `-netdev stream` came with QEMU 7.2.
-const QEMU_MIN: (u32, u32) = (7, 2);
-const QEMU: &str = "qemu-system-x86_64";
+const QEMU_MIN: (u64, u64) = (7, 2);
 
-pub(super) fn qemu() -> Check {
-    let install = "apt install qemu-system-x86, or put QEMU 7.2 or newer on the PATH";
-    let Some(path) = find(QEMU) else {
-        return Check::bad("qemu", Verdict::Fail, format!("no {QEMU} on the PATH"), install);
-    };
-    let answer = Command::new(&path).arg("--version").stdin(Stdio::null()).output();
-    let text = answer.map(|answer| String::from_utf8_lossy(&answer.stdout).into_owned()).unwrap_or_default();
-    match parse_version(&text) {
-        Some((major, minor)) if (major, minor) >= QEMU_MIN => {
-            Check::ok("qemu", format!("{major}.{minor}, {}", path.display()))
+/// QEMU, and what can execute its guests if there is one.
+pub(super) fn qemu() -> Vec<Check> {
+    let install = "install QEMU 7.2 or newer, on Debian: apt install qemu-system-x86";
+    match whimbrel_qemu::probe() {
+        Err(error) => vec![Check::bad("qemu", Verdict::Fail, error.to_string(), install)],
+        Ok(binary) => {
+            let found = format!("{} at {}", binary.version, binary.path.display());
+            let recent = (binary.version.major, binary.version.minor) >= QEMU_MIN;
+            let check = if recent {
+                Check::ok("qemu", found)
+            } else {
+                Check::bad("qemu", Verdict::Fail, found, install)
+            };
+            vec![check, kvm(binary)]
         }
-        Some((major, minor)) => Check::bad("qemu", Verdict::Fail, format!("{major}.{minor}"), install),
-        None => Check::bad("qemu", Verdict::Fail, format!("{} does not run", path.display()), install),
     }
 }
 
-/// From `QEMU emulator version 7.2.22 (Debian …)`.
-fn parse_version(text: &str) -> Option<(u32, u32)> {
-    let mut numbers = text.split_once("version ")?.1.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-}
-
-pub(super) fn kvm() -> Check {
-    let fix = "load kvm_intel or kvm_amd, or allow nested virtualisation; until then machines run under TCG, slowly";
-    match fs::File::options().read(true).write(true).open("/dev/kvm") {
-        // A device that opens may still run no guest (nested virtualisation). The daemon tries before it relies on it.
-        Ok(_) => Check::ok("kvm", "/dev/kvm opens"),
-        Err(error) => Check::bad("kvm", Verdict::Warn, format!("/dev/kvm: {error}"), fix),
+/// A /dev/kvm that opens may still run no guest (nested virtualisation), so one is tried.
+fn kvm(binary: &QemuBinary) -> Check {
+    let slow =
+        |found: String, fix| Check::bad("kvm", Verdict::Warn, format!("{found}; guests run on tcg"), fix);
+    match whimbrel_qemu::probe_kvm(binary) {
+        KvmProbe::Works => Check::ok("kvm", "executes guests"),
+        KvmProbe::Absent => slow(
+            "no /dev/kvm".to_owned(),
+            "turn virtualisation on in the firmware, load kvm_intel or kvm_amd",
+        ),
+        KvmProbe::Denied => {
+            slow("/dev/kvm may not be opened".to_owned(), "run as root or join the group kvm")
+        }
+        KvmProbe::Broken { words } => {
+            slow(format!("no use: {words}"), "turn on nested virtualisation on the machine below")
+        }
     }
 }
 
@@ -76,14 +81,6 @@ fn is_executable(file: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_version_is_found_in_what_qemu_prints() {
-        let debian = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\nCopyright (c) 2003-2022";
-        assert_eq!(parse_version(debian), Some((7, 2)));
-        assert_eq!(parse_version("QEMU emulator version 10.0.2"), Some((10, 0)));
-        assert!(parse_version("command not found").is_none());
-    }
 
     #[test]
     fn programs_are_found_on_the_path_and_directories_are_not_programs() {

@@ -147,7 +147,6 @@ fn completions_name_every_verb() {
     assert!(output.status.success() && script.contains("checkpoint") && script.contains("unpause"));
 }
 
-#[cfg(feature = "host")]
 #[test]
 fn a_host_without_a_name_is_told_how_to_give_one() {
     let output = whimbrel("host --config /dev/null --data /nonexistent").output().unwrap();

@@ -184,7 +184,7 @@ async fn capsules(State(script): State<Arc<Script>>) -> Json<Value> {
 
 async fn diff() -> Json<Value> {
     Json(json!({"a": id('a'), "b": id('b'), "config": [{"field": "cpus", "a": "1", "b": "2"}], "images": [
-        {"name": "memory", "pages_a": 256, "pages_b": 256, "changed": 3, "filled": 2, "emptied": 1}]}))
+        {"name": "memory", "pages_a": 256, "pages_b": 256, "changed": 3, "new_contents": 2}]}))
 }
 
 fn trust_entry() -> Value {
@@ -237,7 +237,7 @@ fn result(kind: &str) -> Value {
         "migrate" => json!({"kind": kind, "host": "beta", "downtime_ms": 4.5, "total_ms": 2400.0,
             "wire_bytes": 2097152, "rounds": rounds, "network": {"kind": "announced", "ports": 1}}),
         "gc" => {
-            json!({"kind": kind, "freed": 4096, "stored": 8192, "packs_removed": 1, "packs_rewritten": 2})
+            json!({"kind": kind, "freed": 4096, "stored": 8192, "moved": 1, "packs_waiting": 2})
         }
         "verify" => json!({"kind": kind, "capsules": 2, "objects": 300, "bytes": 8192,
             "damaged": [{"place": "pack 3", "problem": "digest differs at 4096"}]}),
