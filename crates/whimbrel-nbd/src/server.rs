@@ -3,6 +3,7 @@
 use crate::{connection, handshake::Export};
 use std::collections::HashMap;
 use std::net::Shutdown;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -68,9 +69,11 @@ struct Clients {
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            let stale =
-                UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
-            if !stale {
+            // A plain file refuses connections too, and is somebody's data.
+            let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
+            let answer = UnixStream::connect(path);
+            let refused = answer.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
+            if !(is_socket && refused) {
                 return Err(error);
             }
             fs::remove_file(path)?;
