@@ -66,9 +66,10 @@ pub(crate) struct Inner {
 }
 
 impl Attachment {
-    /// Takes over an earlier attachment of the same memory, or makes a new one.
-    pub fn open(pid: i32, target: RamTarget, mode: Mode) -> Result<Self, AttachError> {
-        let found = Found::find(pid, target, mode)?;
+    /// Takes over an earlier attachment of the same memory, or makes a new one, with [`Mode::Track`]. Not for lazy memory,
+    /// which a new attachment would empty.
+    pub fn open(pid: i32, target: RamTarget) -> Result<Self, AttachError> {
+        let found = Found::find(pid, target, Mode::Track)?;
         match found.registered()? {
             Some(uffd) => Ok(found.attachment(uffd)),
             None => found.attach(),
@@ -77,6 +78,9 @@ impl Attachment {
 
     /// Makes a new attachment: injects a userfaultfd into the target, then registers and arms its memory. With
     /// [`Mode::Track`], dirty sets hold the pages written from now on.
+    ///
+    /// When the target is our child, nobody may wait for it (`waitpid`, `Child::try_wait`) during the call: such a wait
+    /// would be told of the stops and could take one for the end.
     pub fn attach(pid: i32, target: RamTarget, mode: Mode) -> Result<Self, AttachError> {
         let found = Found::find(pid, target, mode)?;
         if found.registered()?.is_some() {
@@ -86,7 +90,8 @@ impl Attachment {
     }
 
     /// Takes over the attachment that an earlier process of ours made. What its last dirty set held is not known
-    /// here: a caller that cannot tell must treat every page as written. Start a new pager if there was one.
+    /// here: a caller that cannot tell must treat every page as written. Memory that was attached with [`Mode::Lazy`]
+    /// must be adopted so, and a pager started, even if all its pages had come: zero pages still have to.
     pub fn adopt(pid: i32, target: RamTarget, mode: Mode) -> Result<Self, AttachError> {
         let found = Found::find(pid, target, mode)?;
         let uffd = found.registered()?.ok_or(AttachError::NothingToAdopt { pid })?;
@@ -162,6 +167,9 @@ impl Found {
         let pagemap = self.process.file("pagemap")?;
         if !pagemap::is_tracked(&pagemap, self.span).map_err(AttachError::io(pid, "look at the memory"))? {
             return Ok(None);
+        }
+        if self.mode == Mode::Track && self.process.has_missing_pages(self.span.start)? {
+            return Err(AttachError::Lazy { pid });
         }
         for uffd in self.ours()? {
             match self.register(&uffd) {

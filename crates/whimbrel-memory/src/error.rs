@@ -86,6 +86,12 @@ pub enum AttachError {
         /// The process.
         pid: i32,
     },
+    /// The memory was attached with [`Mode::Lazy`](crate::Mode::Lazy); without a pager its threads would wait for ever.
+    #[error("the memory of process {pid} is filled lazily and must be adopted as such")]
+    Lazy {
+        /// The process.
+        pid: i32,
+    },
     /// The range is registered already; [`adopt`](crate::Attachment::adopt) takes it over.
     #[error("the memory of process {pid} is attached already")]
     Attached {

@@ -7,7 +7,7 @@ use rustix::{
 };
 use std::{
     fs::{self, File},
-    io,
+    io::{self, BufRead, BufReader},
     os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
 };
 
@@ -92,6 +92,20 @@ impl Process {
         let field = |name| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let letter = field("State:").and_then(|value| value.chars().next()).unwrap_or('?');
         Ok((letter, field("TracerPid:").and_then(|value| value.parse().ok()).filter(|by| *by != 0)))
+    }
+
+    /// Whether the mapping that begins at or spans `address` is registered for missing pages (`um` in its flags).
+    pub(crate) fn has_missing_pages(&self, address: u64) -> Result<bool, AttachError> {
+        let mut inside = false;
+        for line in BufReader::new(self.file("smaps")?).lines() {
+            let line = line.map_err(AttachError::io(self.number(), "read the /proc files"))?;
+            if let Some(mapping) = parse_mapping(&line) {
+                inside = (mapping.start..mapping.end).contains(&address);
+            } else if let Some(flags) = line.strip_prefix("VmFlags:").filter(|_| inside) {
+                return Ok(flags.split(' ').any(|flag| flag == "um"));
+            }
+        }
+        Ok(false)
     }
 
     /// The userfaultfds the process holds, by number.

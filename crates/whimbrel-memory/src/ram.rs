@@ -1,7 +1,8 @@
 //! A target's memory as an array of pages: dirty sets and checked copies.
 //!
 //! Never a reference into guest memory, and no mapping of it either: `pread` on the RAM file does not allocate what it
-//! finds missing, and a file cut short by somebody is an error here where a mapping would raise `SIGBUS`.
+//! finds missing, and a file cut short or a full tmpfs is an error here where a mapping would raise `SIGBUS` and end the
+//! daemon with all its machines. It costs about 1 us a page more than a copy from a mapping, a millisecond an epoch.
 //!
 //! Not yet filled pages of lazy memory are read from the pager's source; see [`crate::residency`] for why that is
 //! right at every instant. Such a read waits as long as the source does.

@@ -163,7 +163,7 @@ fn an_attached_process_is_adopted_and_not_attached_twice() {
     target.write(7, 1);
     drop(daemon);
     assert!(matches!(attach(&target, &file), Err(AttachError::Attached { .. })));
-    let adopted = Attachment::open(target.pid(), by_path(&file), Mode::Track).unwrap();
+    let adopted = Attachment::open(target.pid(), by_path(&file)).unwrap();
     let dirty = adopted.ram().unwrap().take_dirty().unwrap();
     assert_eq!(dirty.iter().collect::<Vec<_>>(), [7], "what was written meanwhile is not lost");
     adopted.release().unwrap();

@@ -11,7 +11,7 @@ use std::{
 use support::*;
 use whimbrel_core::{PageRun, PageSet};
 use whimbrel_machine::PageArray;
-use whimbrel_memory::{Attachment, GuestRam, Mode, Pager, PagerEnd, Prefetch, StartError};
+use whimbrel_memory::{AttachError, Attachment, GuestRam, Mode, Pager, PagerEnd, Prefetch, StartError};
 
 const PAGES: u64 = 600;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -181,6 +181,8 @@ fn the_fault_of_a_machine_whose_daemon_was_killed_is_served_after_adoption() {
     assert_eq!(daemon.line(), format!("attached {PAGES}"));
     target.send("sum 9");
     drop(daemon);
+    let refused = Attachment::open(target.pid(), by_path(&file));
+    assert!(matches!(refused, Err(AttachError::Lazy { .. })), "tracked alone it would wait for ever");
     let image = Arc::new(Image::new(PAGES, 4));
     let attachment = Attachment::adopt(target.pid(), by_path(&file), Mode::Lazy).unwrap();
     let _pager = Pager::start(&attachment, image.clone()).unwrap();
