@@ -35,6 +35,10 @@ const RETRY: Duration = Duration::from_millis(20);
 const BATCH: usize = 4 * (FRAME_MAX + LENGTH);
 /// Large reads done in one turn, so that nobody waits long for the port.
 const READS_PER_TURN: usize = 16;
+/// Frames read from the tap in one turn at most.
+const FRAMES_PER_TURN: usize = 256;
+/// Frames that wait in a tap device at most: the kernel's default `txqueuelen`, which is left as it is.
+const TAP_QUEUE: usize = 1000;
 
 /// A pump that its thread and the port's owner use in turns.
 pub(crate) struct Shared {
@@ -119,7 +123,7 @@ impl Pump {
     pub(crate) fn set_gates(&mut self, gates: Gates) {
         match (self.gates.inbound, gates.inbound) {
             // What waits in the tap's queue came while the gate was closed: it is not delivered later.
-            (Gate::Blocked, Gate::Open) => while self.read_world() == Step::More {},
+            (Gate::Blocked, Gate::Open) => self.drop_waiting(),
             (Gate::Open, Gate::Blocked) => self.counters.dropped_frames += self.batch.cut(),
             (Gate::Blocked, Gate::Blocked) | (Gate::Open, Gate::Open) => {}
         }
@@ -128,6 +132,15 @@ impl Pump {
             self.read_guest();
         }
         self.gates = gates;
+    }
+
+    /// Reads what waits in the tap's queue; under a closed gate that drops it.
+    fn drop_waiting(&mut self) {
+        for _ in 0..TAP_QUEUE.div_ceil(FRAMES_PER_TURN) {
+            if self.read_world() == Step::Done {
+                return;
+            }
+        }
     }
 
     pub(crate) fn hold(&mut self, limits: HoldLimits) {
@@ -293,7 +306,7 @@ impl Pump {
         let Some(tap) = &self.tap else { return Step::Done };
         let passes = self.gates.inbound == Gate::Open && self.is_connected();
         // A bound on frames too: dropped ones do not fill the batch.
-        for _ in 0..256 {
+        for _ in 0..FRAMES_PER_TURN {
             let Some(space) = self.batch.space() else { return Step::More };
             match rustix::io::read(tap, space) {
                 Ok(len) if passes => {

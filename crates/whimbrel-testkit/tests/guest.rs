@@ -1,28 +1,17 @@
 //! The guest and its witness, on a real QEMU.
 
-use nix::sys::{prctl, signal::Signal};
 use std::{
     fs,
-    os::unix::process::CommandExt,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::Duration,
 };
-use whimbrel_testkit::guest::{
-    DebianGuest, GuestFiles, GuestOptions, Verdict, Witness, Work, assert_same_life, image,
+use whimbrel_testkit::{
+    guest::{DebianGuest, GuestFiles, GuestOptions, Verdict, Witness, Work, assert_same_life, image},
+    lab::{Namespace, Process},
 };
 
-/// A QEMU that ends with the test.
-struct Qemu(Child);
-
-impl Drop for Qemu {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn start(options: &GuestOptions, disk: Option<&Path>) -> (Qemu, Witness) {
+fn start(options: &GuestOptions, disk: Option<&Path>) -> (Process, Witness) {
     let files = GuestFiles::get();
     start_with(&files.kernel, &files.initrd, &["-m", "128"], options, disk)
 }
@@ -33,7 +22,7 @@ fn start_with(
     more: &[&str],
     options: &GuestOptions,
     disk: Option<&Path>,
-) -> (Qemu, Witness) {
+) -> (Process, Witness) {
     let mut qemu = Command::new("qemu-system-x86_64");
     qemu.args(["-accel", "tcg", "-machine", "q35", "-cpu", "max", "-nodefaults"]).args(more);
     qemu.args(["-display", "none", "-vga", "none", "-serial", "stdio"]);
@@ -43,11 +32,8 @@ fn start_with(
         qemu.arg("-drive").arg(format!("file={},format=raw,if=virtio", disk.display()));
     }
     qemu.stdin(Stdio::piped()).stdout(Stdio::piped());
-    // SAFETY: prctl is async-signal-safe and touches nothing of the parent.
-    unsafe { qemu.pre_exec(|| Ok(prctl::set_pdeathsig(Signal::SIGKILL)?)) };
-    let mut child = qemu.spawn().unwrap();
-    let mut witness = Witness::over(child.stdout.take().unwrap(), child.stdin.take().unwrap());
-    let qemu = Qemu(child);
+    let mut qemu = Namespace::new().unwrap().start(qemu).unwrap();
+    let mut witness = Witness::over(qemu.stdout.take().unwrap(), qemu.stdin.take().unwrap());
     witness.wait_ready(Duration::from_secs(120)).unwrap();
     (qemu, witness)
 }
@@ -94,7 +80,7 @@ fn a_guest_with_a_file_system_leaves_the_file_system_whole() {
     witness.write(20).unwrap();
     assert!(matches!(witness.check().unwrap().disk, Verdict::Good(_)));
     witness.power_off().unwrap();
-    qemu.0.wait().unwrap();
+    qemu.wait().unwrap();
     let check = Command::new("e2fsck").args(["-f", "-y"]).arg(&disk).output().unwrap();
     assert!(check.status.code().is_some_and(|code| code <= 1), "{check:?}");
     let content = Command::new("debugfs").args(["-R", "cat /file"]).arg(&disk).output().unwrap();

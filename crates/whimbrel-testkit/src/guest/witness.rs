@@ -8,6 +8,7 @@ use rand::random;
 use std::{
     collections::{HashMap, VecDeque},
     io::{self, BufRead, BufReader, Read, Write},
+    net::{Shutdown, TcpStream},
     sync::{
         Arc, Mutex, PoisonError,
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
@@ -28,6 +29,26 @@ pub struct Witness {
     writer: Box<dyn Write + Send>,
     answers: Receiver<String>,
     seen: Arc<Mutex<VecDeque<String>>>,
+}
+
+/// A connection that is closed when its writing end is dropped, so that the thread that reads it ends.
+struct Closing(TcpStream);
+
+impl Write for Closing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        // It fails only if the connection is gone, and then the reader ends too.
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
 }
 
 /// The result of a full check of something.
@@ -107,9 +128,9 @@ impl Witness {
     }
 
     /// Talks over a TCP connection.
-    pub fn connected(stream: std::net::TcpStream) -> io::Result<Self> {
+    pub fn connected(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        Ok(Self::over(stream.try_clone()?, stream))
+        Ok(Self::over(stream.try_clone()?, Closing(stream)))
     }
 
     /// Waits until the witness answers, for at most `patience`.

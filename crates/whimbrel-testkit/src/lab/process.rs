@@ -1,7 +1,16 @@
 //! A child process that ends with its value, or with this process if that is killed.
+//!
+//! It leads a process group, so dropping the value ends its own children too, unless they left the group. The one
+//! `unsafe` is the request to the kernel to kill the child with us.
 
 use super::{LabError, Namespace};
-use nix::sys::{prctl, signal::Signal};
+use nix::{
+    sys::{
+        prctl,
+        signal::{Signal, killpg},
+    },
+    unistd::Pid,
+};
 use std::{
     ops::{Deref, DerefMut},
     os::unix::process::CommandExt,
@@ -20,7 +29,7 @@ impl Process {
     pub(super) fn start(mut command: Command, namespace: Namespace) -> Result<Self, LabError> {
         // SAFETY: between fork and exec only prctl is called, which is async-signal-safe and allocates nothing.
         unsafe { command.pre_exec(|| Ok(prctl::set_pdeathsig(Signal::SIGKILL)?)) };
-        let child = command.spawn().map_err(LabError::system("start a process"))?;
+        let child = command.process_group(0).spawn().map_err(LabError::system("start a process"))?;
         Ok(Self { child, _namespace: namespace })
     }
 }
@@ -41,8 +50,8 @@ impl DerefMut for Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Either it has ended already, or it is killed now; in both cases there is something to reap.
-        let _ = self.child.kill();
+        // Either all of the group has ended already, or it is killed now; in both cases the child can be reaped.
+        let _ = killpg(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGKILL);
         let _ = self.child.wait();
     }
 }

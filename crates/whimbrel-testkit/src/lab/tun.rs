@@ -39,8 +39,8 @@ pub(super) fn open(name: &str) -> Result<File, LabError> {
         return Err(LabError::System { action: "name a TUN device", source });
     }
     request.name[..name.len()].copy_from_slice(name.as_bytes());
-    // SAFETY: the descriptor is open, and `request` is an exclusive, live `struct ifreq` of the full 40 bytes, laid out as the
-    // kernel's, whose name ends with a zero byte.
+    // SAFETY: the descriptor is open; `request` is an exclusive, live value of the 40 bytes and the layout of the
+    // kernel's `struct ifreq`, and its name ends with a zero byte (checked above).
     unsafe { set_interface(device.as_raw_fd(), &mut request) }
         .map_err(LabError::system("make a TUN device"))?;
     Ok(device)
