@@ -84,6 +84,8 @@ impl Host {
             started: Instant::now(),
             closing: AtomicBool::new(false),
         });
+        // Looking for QEMU and trying KVM takes seconds, once: better before the first machine is asked for.
+        std::thread::spawn(|| whimbrel_qemu::probe().map(whimbrel_qemu::best_accel));
         let landing = Arc::new(crate::landing::HostLanding::new(&host));
         host.arrivals.get_or_init(|| Arrivals::new(landing));
         Ok(host)

@@ -45,6 +45,11 @@ impl fmt::Debug for HandoverId {
     }
 }
 
+/// The handover that a message is about: it stands first in every header.
+pub fn handover_of(header: &[u8]) -> Option<HandoverId> {
+    postcard::take_from_bytes(header).ok().map(|(handover, _)| handover)
+}
+
 /// What the source wants to move. The target reserves everything that this names before it accepts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offer {

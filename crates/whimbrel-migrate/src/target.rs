@@ -38,6 +38,9 @@ pub trait Arrival: Send {
     /// Stores pages of an array.
     fn write(&mut self, array: usize, run: PageRun, data: &[u8]) -> Result<(), HostError>;
 
+    /// Makes pages of an array zero.
+    fn zero(&mut self, array: usize, run: PageRun) -> Result<(), HostError>;
+
     /// Reads pages of an array back.
     fn read(&self, array: usize, run: PageRun, out: &mut [u8]) -> Result<(), HostError>;
 
@@ -223,11 +226,7 @@ impl Arriving {
             self.arrival.write(array, *run, &buffer).map_err(TargetError::write)?;
             rest = after;
         }
-        let zeros = vec![0; pages.batch.zero.iter().map(|run| run.bytes()).max().unwrap_or(0)];
-        for run in &pages.batch.zero {
-            self.arrival.write(array, *run, &zeros[..run.bytes()]).map_err(TargetError::write)?;
-        }
-        Ok(())
+        pages.batch.zero.iter().try_for_each(|run| self.arrival.zero(array, *run)).map_err(TargetError::write)
     }
 
     fn finish(&mut self, finish: &Finish, device_state: &[u8]) -> Result<(), TargetError> {

@@ -130,6 +130,10 @@ impl Arrival for Landed {
         self.memory[run.offset() as usize..][..run.bytes()].copy_from_slice(data);
         Ok(())
     }
+    fn zero(&mut self, _: usize, run: PageRun) -> Result<(), HostError> {
+        self.memory[run.offset() as usize..][..run.bytes()].fill(0);
+        Ok(())
+    }
     fn read(&self, _: usize, run: PageRun, out: &mut [u8]) -> Result<(), HostError> {
         out.copy_from_slice(&self.memory[run.offset() as usize..][..run.bytes()]);
         Ok(())

@@ -50,8 +50,11 @@ impl LiveMemory {
         config: &MachineConfig,
         image: Option<Option<Digest>>,
     ) -> Result<Self, HostError> {
-        let mode = if image.is_some() { Mode::Lazy } else { Mode::Track };
-        let attachment = Attachment::open(qemu.pid() as i32, RamTarget::Path(slot.ram()), mode);
+        let (pid, ram) = (qemu.pid() as i32, RamTarget::Path(slot.ram()));
+        let attachment = match image {
+            Some(_) => Attachment::adopt(pid, ram, Mode::Lazy),
+            None => Attachment::open(pid, ram),
+        };
         let mut memory = Self::held(attachment.map_err(memory_error)?, slot)?;
         if let Some(root) = image {
             memory.page_in_from(host, root, config.memory_pages())?;

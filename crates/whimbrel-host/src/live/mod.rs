@@ -214,8 +214,17 @@ pub(crate) fn launch(
     start: Start,
     record: Option<&Record>,
 ) -> Result<WarmSlot, HostError> {
-    let in_slot = || slot.dir().join("console.log");
-    let console_log = record.map_or_else(in_slot, |record| host.layout.console_log(&record.name));
+    let console_log = match record {
+        None => slot.dir().join("console.log"),
+        Some(record) => {
+            let dir = host.layout.machine(&record.name);
+            if let Err(source) = std::fs::create_dir_all(&dir) {
+                slot.remove();
+                return Err(HostError::io("create", &dir, source));
+            }
+            host.layout.console_log(&record.name)
+        }
+    };
     let boot = config.boot.as_ref();
     let ram = RamBacking { path: slot.ram(), sharing: Sharing::Shared };
     let spec = LaunchSpec {
