@@ -28,7 +28,7 @@ use std::{
             net::{UnixListener, UnixStream},
         },
     },
-    path::PathBuf,
+    path::Path,
     sync::mpsc::{Receiver, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
@@ -122,7 +122,7 @@ impl Qemu {
         self.adopt_head(cut.head)
     }
 
-    fn feed(&self, state: &[u8], path: &PathBuf) -> Result<(), StateError> {
+    fn feed(&self, state: &[u8], path: &Path) -> Result<(), StateError> {
         let uri = format!("unix:{}", path.display());
         self.qmp.execute("migrate-incoming", json!({"uri": uri}))?;
         let mut stream = UnixStream::connect(path).map_err(io_error("connect to the reader of"))?;
@@ -262,7 +262,7 @@ fn read_stream(listener: &UnixListener) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn remove(path: &PathBuf) -> Result<(), StateError> {
+fn remove(path: &Path) -> Result<(), StateError> {
     match fs::remove_file(path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
             Err(StateError::Io { action: "clear the socket for", source })

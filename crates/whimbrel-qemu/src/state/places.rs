@@ -1,8 +1,10 @@
 //! Where in QEMU the small blocks of memory lie, to see whether they changed.
 //!
 //! `info ramblock` gives the address of a block since QEMU 8; on 7.2 it is found among the anonymous mappings of the process:
-//! QEMU maps each block by itself, followed by a guard page, as long as the block may become. If several fit, the one
-//! whose contents agree with the head is it. A block not found is reported: the head must then be taken anew each time.
+//! QEMU maps each block by itself, at a multiple of 2 MiB, as long as the block may become and followed by a guard page. Among
+//! several such mappings the one whose contents agree with the head is it; a single one need not agree, as the head of
+//! an adopted machine may be out of date. If that leaves a doubt, no block counts as found: a wrong one would go
+//! unnoticed until the next reboot of a copy.
 //! Reading goes through `/proc/PID/mem`, which needs the right to trace QEMU.
 
 use super::head::Head;
@@ -30,6 +32,9 @@ pub(crate) struct Places {
     buffer: Vec<u8>,
 }
 
+/// `QEMU_VMALLOC_ALIGN` of x86-64 (QEMU include/qemu/osdep.h).
+const ALIGN: u64 = 2 << 20;
+
 /// A private, anonymous, writable mapping that a guard page follows.
 struct Mapping {
     start: u64,
@@ -51,14 +56,26 @@ impl Places {
         Ok(Some(places))
     }
 
-    fn locate(&mut self, block: &ShownBlock, content: &[u8], mappings: &[Mapping]) -> Option<u64> {
+    fn locate(&self, block: &ShownBlock, content: &[u8], mappings: &[Mapping]) -> Option<u64> {
         if block.address.is_some() {
             return block.address;
         }
         let taken: Vec<u64> = self.found.iter().map(|(_, address)| *address).collect();
-        let fits = |mapping: &&Mapping| mapping.len == block.total && !taken.contains(&mapping.start);
+        let fits = |mapping: &&Mapping| {
+            mapping.len == block.total
+                && mapping.start.is_multiple_of(ALIGN)
+                && !taken.contains(&mapping.start)
+        };
         let candidates: Vec<u64> = mappings.iter().filter(fits).map(|mapping| mapping.start).collect();
-        candidates.into_iter().find(|start| self.read(*start, content.len()).is_ok_and(|now| now == content))
+        let agrees = |start: &&u64| {
+            let mut now = vec![0; content.len()];
+            self.memory.read_exact_at(&mut now, **start).is_ok_and(|()| now == content)
+        };
+        let mut agreeing = candidates.iter().filter(agrees);
+        match (agreeing.next(), agreeing.next(), &candidates[..]) {
+            (Some(start), None, _) | (None, _, [start]) => Some(*start),
+            _ => None,
+        }
     }
 
     fn read(&mut self, address: u64, len: usize) -> io::Result<&[u8]> {

@@ -174,9 +174,14 @@ impl Guest {
 
     /// One that has not run yet.
     pub(crate) fn launch(slot: Slot, change: impl FnOnce(&mut LaunchSpec)) -> Self {
+        Self::launch_by(&probe().unwrap().path, slot, change)
+    }
+
+    /// The same by another QEMU.
+    pub(crate) fn launch_by(binary: &Path, slot: Slot, change: impl FnOnce(&mut LaunchSpec)) -> Self {
         let mut spec = slot.spec(Sharing::Shared);
         change(&mut spec);
-        let qemu = Qemu::launch(&probe().unwrap().path, &spec).unwrap();
+        let qemu = Qemu::launch(binary, &spec).unwrap();
         Self::resume(qemu, slot)
     }
 

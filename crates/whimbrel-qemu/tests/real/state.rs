@@ -8,7 +8,7 @@ use std::{
 };
 use whimbrel_core::ByteSize;
 use whimbrel_machine::Machine;
-use whimbrel_qemu::{Head, MachineEvent, RamBacking, Sharing, StateError};
+use whimbrel_qemu::{Head, MachineEvent, Qemu, RamBacking, Sharing, StateError};
 
 /// Reboots from inside and expects a new life.
 fn reboot(guest: &mut Guest, nonce: &str) {
@@ -163,4 +163,51 @@ fn a_clone_that_gives_memory_back_leaves_the_image_and_its_siblings_alone() {
     image.read_exact_at(&mut after, 0).unwrap();
     assert!(before == after, "the image changed");
     assert_eq!(clones.each_mut().map(|clone| clone.count().0), [2, 2]);
+}
+
+/// Set `WHIMBREL_QEMU_NEWER` to a program newer than the one in `PATH`.
+#[test]
+#[ignore = "needs a second qemu"]
+fn a_machine_of_an_older_qemu_goes_on_in_a_newer_one() {
+    let newer = std::env::var_os("WHIMBREL_QEMU_NEWER").expect("the newer qemu");
+    let mut source = Guest::launch(Slot::new(), |spec| spec.config.cpu = "qemu64".into());
+    source.qemu().unpause().unwrap();
+    let nonce = source.expect("READY ");
+    source.qemu().pause().unwrap();
+    let state = source.qemu().device_state().unwrap();
+    let slot = Slot::new();
+    fs::copy(&source.slot.ram, &slot.ram).unwrap();
+    let mut target = Guest::launch_by(newer.as_ref(), slot, |spec| {
+        spec.config.cpu = "qemu64".into();
+        spec.incoming = true;
+    });
+    target.qemu().load(&state).unwrap();
+    target.qemu().unpause().unwrap();
+    assert_eq!(target.count(), (1, nonce.clone()));
+    target.qemu().pause().unwrap();
+    assert!(target.qemu().device_state().is_ok());
+    target.qemu().unpause().unwrap();
+    reboot(&mut target, &nonce);
+}
+
+#[test]
+fn an_adopted_machine_with_private_memory_is_saved_with_a_head_that_is_out_of_date() {
+    let mut source = Guest::launch(Slot::new(), |_| ());
+    // Before its first instruction: the firmware patches the tables later.
+    let state = source.qemu().device_state().unwrap();
+    let mut clone = source.twin(Sharing::Private);
+    clone.qemu().load(&state).unwrap();
+    clone.qemu().unpause().unwrap();
+    let nonce = clone.expect("READY ");
+    let qemu = clone.qemu.take().unwrap();
+    let (identity, dir) = (qemu.process().identity(), qemu.dir().to_owned());
+    drop(qemu);
+    clone.qemu = Some(Qemu::adopt(&dir, identity, Sharing::Private).unwrap());
+    clone.qemu().pause().unwrap();
+    assert!(matches!(clone.qemu().save_device_state(), Err(StateError::NoHead)));
+    clone.qemu().set_head(&state).unwrap();
+    let patched = clone.qemu().device_state().unwrap();
+    assert_ne!(Head::parse(&patched).unwrap().blocks(), Head::parse(&state).unwrap().blocks());
+    clone.qemu().unpause().unwrap();
+    assert_eq!(clone.count(), (1, nonce));
 }
