@@ -67,6 +67,7 @@ pub(crate) fn plugged(namespace: &Namespace, tap: &str, gates: Gates) -> (Port, 
     let port = namespace.run(|| Port::open(config)).unwrap();
     qemu.accept();
     assert!(port.wait_connected(PATIENCE));
+    namespace.wait_forwarding().unwrap();
     (port, qemu)
 }
 

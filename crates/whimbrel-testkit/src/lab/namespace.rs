@@ -17,7 +17,7 @@ use std::{
         mpsc::{Sender, channel},
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -97,6 +97,22 @@ impl Namespace {
     /// Runs `tc` with these words.
     pub fn tc(&self, words: &str) -> Result<String, LabError> {
         self.output("tc", &words.split_whitespace().collect::<Vec<_>>())
+    }
+
+    /// Waits until every bridge port in the namespace forwards. The kernel looks at new cables at its leisure, up to a
+    /// second later, and until then a bridge drops what comes.
+    pub fn wait_forwarding(&self) -> Result<(), LabError> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let ports = self.output("bridge", &["link", "show"])?;
+            if ports.lines().all(|port| port.contains("state forwarding")) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(LabError::Command { command: "bridge link show".to_owned(), errors: ports });
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Connects to `address` from within the namespace, for at most `patience`.

@@ -41,6 +41,8 @@ impl Lab {
             let host = lab.plug_in(name)?;
             lab.hosts.push(host);
         }
+        lab.switch.wait_forwarding()?;
+        lab.hosts.iter().try_for_each(|host| host.wait_forwarding())?;
         Ok(lab)
     }
 
