@@ -11,7 +11,13 @@ use crate::{
     uffd::{FEATURES, Span, Userfaultfd},
 };
 use rustix::fs::{FallocateFlags, fallocate};
-use std::{fs::File, io, os::unix::fs::MetadataExt, path::PathBuf, sync::Arc};
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::MetadataExt,
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+};
 use whimbrel_core::PAGE_SIZE;
 
 /// The largest memory that can be attached: 16 TiB, so that a set of its pages stays affordable.
@@ -63,6 +69,8 @@ pub(crate) struct Inner {
     pub(crate) mode: Mode,
     pub(crate) uffd: Userfaultfd,
     pub(crate) lazy: Slot,
+    /// Whether a pager runs.
+    pub(crate) served: AtomicBool,
 }
 
 impl Attachment {
@@ -244,7 +252,17 @@ impl Found {
 
     fn attachment(self, uffd: Userfaultfd) -> Attachment {
         let Self { process, span, backing, mode } = self;
-        Attachment { inner: Arc::new(Inner { process, span, backing, mode, uffd, lazy: Slot::default() }) }
+        Attachment {
+            inner: Arc::new(Inner {
+                process,
+                span,
+                backing,
+                mode,
+                uffd,
+                lazy: Slot::default(),
+                served: AtomicBool::new(false),
+            }),
+        }
     }
 }
 

@@ -240,8 +240,10 @@ fn a_pager_refuses_what_it_cannot_serve() {
     let scene = scene("shared", 1);
     let short = Arc::new(Image::new(PAGES - 1, 1));
     assert!(matches!(Pager::start(&scene.attachment, short), Err(StartError::WrongLength { .. })));
-    let _pager = scene.pager();
+    let pager = scene.pager();
     assert!(matches!(Pager::start(&scene.attachment, scene.image.clone()), Err(StartError::Served)));
+    pager.stop();
+    scene.pager();
     let file = ram_file("track", PAGES);
     let target = Target::serving("shared", text(&file), PAGES);
     let track = Attachment::attach(target.pid(), by_path(&file), Mode::Track).unwrap();

@@ -20,7 +20,7 @@ mod prefetch;
 mod retry;
 
 use crate::{
-    AttachError, Attachment, PageSource,
+    Attachment, PageSource,
     attach::{Backing, Inner, Mode},
     residency::{self, Lazy},
 };
@@ -92,7 +92,7 @@ pub enum StartError {
     #[error("the memory was not attached for lazy pages")]
     NotLazy,
     /// Another pager serves this attachment.
-    #[error("a pager was started on this attachment before; adopt the memory anew")]
+    #[error("another pager serves this memory")]
     Served,
     /// The source is of another length than the memory.
     #[error("the source has {source_pages} pages and the memory {pages}")]
@@ -111,9 +111,6 @@ pub enum StartError {
         #[source]
         source: io::Error,
     },
-    /// The target cannot be served.
-    #[error(transparent)]
-    Attach(#[from] AttachError),
 }
 
 #[derive(Debug)]
@@ -143,26 +140,30 @@ impl Pager {
     pub fn start(attachment: &Attachment, source: Arc<dyn PageSource>) -> Result<Self, StartError> {
         let inner = attachment.inner.clone();
         let (pages, source_pages) = (inner.page_count(), source.page_count());
+        let set_pages = source.present().len();
         let (Backing::Shared(file, offset) | Backing::Template(file, offset)) = &inner.backing else {
             return Err(StartError::NotLazy);
         };
         if inner.mode != Mode::Lazy {
             return Err(StartError::NotLazy);
         }
-        if pages != source_pages {
+        if pages != source_pages || pages != set_pages {
             return Err(StartError::WrongLength { source_pages, pages });
         }
-        let lazy = Arc::new(Lazy::new(source));
-        let here = residency::extents(file, *offset, pages).map_err(io_error("list the filled pages"))?;
-        let resident = here.runs().map(|run| lazy.mark(run)).sum();
-        {
-            let mut slot = inner.lazy.write().unwrap_or_else(PoisonError::into_inner);
-            if slot.replace(lazy.clone()).is_some() {
-                return Err(StartError::Served);
-            }
+        if inner.served.swap(true, Ordering::AcqRel) {
+            return Err(StartError::Served);
         }
+        let here = residency::extents(file, *offset, pages).map_err(io_error("list the filled pages"));
+        here.and_then(|here| Self::serve(inner.clone(), source, &here))
+            .inspect_err(|_| inner.served.store(false, Ordering::Release))
+    }
+
+    fn serve(inner: Arc<Inner>, source: Arc<dyn PageSource>, here: &PageSet) -> Result<Self, StartError> {
+        let lazy = Arc::new(Lazy::new(source));
+        let resident = here.runs().map(|run| lazy.mark(run)).sum();
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let bell = bell.map_err(|e| io_error("make an eventfd")(e.into()))?;
+        *inner.lazy.write().unwrap_or_else(PoisonError::into_inner) = Some(lazy.clone());
         let shared = Shared::new(inner, lazy, bell, resident);
         let pager = Self { threads: spawn(&shared)?, shared };
         pager
@@ -232,12 +233,16 @@ impl Pager {
     }
 
     fn end_threads(&mut self) {
+        if self.threads.is_empty() {
+            return;
+        }
         self.shared.end(PagerEnd::Stopped);
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a pager thread panicked");
             }
         }
+        self.shared.inner.served.store(false, Ordering::Release);
     }
 }
 
