@@ -2,7 +2,9 @@
 //!
 //! An image is a page array named by the root digest of its tree ([`tree`]); a capsule is named by the digest of
 //! its [`Manifest`]; a [`frame`] is several objects compressed together, the unit that stores write and read.
-//! docs/formats/image.md has every byte. Invariant of all three encodings: one content has exactly one encoding (frames excepted: a digest names raw
+//! docs/formats/image.md has every byte.
+//!
+//! Invariant of all three encodings: one content has exactly one encoding (frames excepted: a digest names raw
 //! content, so a frame may be compressed in any way), and every decoder bounds what it allocates by the length
 //! it was given or by a constant of this crate.
 
