@@ -13,7 +13,7 @@
 //! again, and 32 bytes an object are saved. The checksum finds damage cheaply; the digest check is the reader's.
 
 use crate::Key;
-use std::ops::Range;
+use std::{cell::RefCell, ops::Range};
 use whimbrel_core::PAGE_SIZE;
 use xxhash_rust::xxh3::Xxh3;
 use zstd::zstd_safe::{CCtx, CParameter, DCtx, ResetDirective, compress_bound, get_error_name};
@@ -29,6 +29,11 @@ pub const MAX_BLOB: usize = 256 << 20;
 /// A delta on a delta on a delta is as deep as it gets.
 pub const MAX_DEPTH: u8 = 3;
 const MAGIC: [u8; 4] = *b"WHFR";
+
+thread_local! {
+    /// A context is 160 KiB; making one for every frame would cost as much as a third of the decoding.
+    static CONTEXT: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
+}
 
 /// What the objects of a frame are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -237,11 +242,13 @@ impl<'a> Frame<'a> {
         }
         let fail = |code| FrameError::Payload { reason: get_error_name(code) };
         let mut raw = Vec::with_capacity(self.head.raw);
-        let mut context = DCtx::create();
         if self.head.codec == Codec::Delta {
+            let mut context = DCtx::create();
             context.ref_prefix(base).map_err(fail)?;
+            context.decompress(&mut raw, payload).map_err(fail)?;
+        } else {
+            CONTEXT.with_borrow_mut(|context| context.decompress(&mut raw, payload)).map_err(fail)?;
         }
-        context.decompress(&mut raw, payload).map_err(fail)?;
         match raw.len() == self.head.raw {
             true => Ok(raw),
             false => Err(FrameError::Length { found: raw.len(), expected: self.head.raw }),

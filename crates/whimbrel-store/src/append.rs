@@ -54,13 +54,15 @@ struct Appender {
     syncing: Vec<JoinHandle<Result<()>>>,
     packs: Vec<(PackId, u32)>,
     entries: Vec<Entry>,
+    /// Whether an index over `packs` may be there already.
+    publishing: bool,
 }
 
 /// Starts the thread for the session of `lease`. It ends when the sender is dropped; what was not flushed is lost.
 pub(crate) fn start(inner: Arc<Inner>, lease: u64) -> (SyncSender<Message>, JoinHandle<()>) {
     let (sender, receiver) = sync_channel(QUEUE);
     let (syncing, packs, entries) = Default::default();
-    let appender = Appender { inner, lease, next: 0, open: None, syncing, packs, entries };
+    let appender = Appender { inner, lease, next: 0, open: None, syncing, packs, entries, publishing: false };
     (sender, thread::spawn(move || appender.run(receiver)))
 }
 
@@ -129,18 +131,21 @@ impl Appender {
             return Ok(());
         }
         inner.latching(inner.files.sync_dir(PACKS).map_err(StoreError::io("sync", PACKS)))?;
+        self.publishing = true;
         inner.latching(inner.objects.catalog.publish(&self.packs, &self.entries))?;
+        self.publishing = false;
         self.packs.clear();
         self.entries.clear();
         Ok(())
     }
 
-    /// Removes packs that no index will ever name. After a failure that is not certain (a failed sync of the directory
-    /// may still have published the index), so they stay for the next collection to look at.
+    /// Removes packs that no index will ever name, so that a session that filled the disk gives the space back. If
+    /// publishing was tried that is not certain (a failed sync of the directory may still have published the index), so
+    /// they stay for the next collection to look at.
     fn abandon(mut self) {
         let open = self.open.take().map(|open| open.id);
         self.syncing.drain(..).for_each(|syncing| drop(syncing.join()));
-        if self.inner.check_latch().is_err() {
+        if self.publishing {
             return;
         }
         for id in self.packs.iter().map(|(id, _)| *id).chain(open) {

@@ -16,6 +16,8 @@
 //! | merging of indexes | an index with removed packs comes back | both hold `index.lock` |
 //! | a crash at any point | half a step is seen | copies are durable before the sentence, the sentence before the removal; indexes let go of packs before these are removed; leases die with their process |
 //! | a delta whose base is moved | the base is found in a delta of its own | bases are only looked for at less depth, marking and reading alike |
+//! | a session that finds a dead delta | its base is gone | deltas in packs that stay keep what they rest on, dead or not |
+//! | a session that writes a delta | the base it chose goes, another copy of it is too deep | it takes bases from packs that were not condemned at its birth only |
 
 use crate::{
     append::{self, Message, NewFrame},
@@ -82,6 +84,8 @@ impl Store {
         let mut mark = Mark::new(self, condemned.ids());
         self.mark_roots(&mut mark, keep, &sessions)?;
         let mut victims = victims(&packs, &mark.live, &sessions, &condemned);
+        mark.avoid = victims.clone();
+        mark.deltas_that_stay()?;
         let moved = self.move_live(&lease, &mark.live, &mut victims)?;
         let before = ByteSize(packs.values().map(|len| u64::from(*len)).sum());
         mark.avoid = victims;
@@ -158,9 +162,16 @@ impl Store {
         inner.objects.catalog.refresh()?;
         let known = std::mem::take(&mut mark.live);
         self.mark_roots(&mut mark, keep, &sessions)?;
-        // What only became needed while frames were moved stays where it is, and so does its pack.
-        let spared: HashSet<PackId> = mark.live.iter().map(|place| place.pack).collect();
-        mark.avoid.retain(|pack| !spared.contains(pack));
+        // What only became needed while frames were moved stays where it is, and so do its pack and what that rests on.
+        loop {
+            mark.deltas_that_stay()?;
+            let spared: HashSet<PackId> = mark.live.iter().map(|place| place.pack).collect();
+            let before = mark.avoid.len();
+            mark.avoid.retain(|pack| !spared.contains(pack));
+            if mark.avoid.len() == before {
+                break;
+            }
+        }
 
         condemned.generation += 1;
         let mut sentenced: BTreeMap<PackId, u64> =

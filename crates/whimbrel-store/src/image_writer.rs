@@ -199,7 +199,7 @@ impl ImageWriter {
         let (mut plain, mut deltas) = (Vec::new(), Vec::new());
         for node in nodes.iter().filter(|node| session.claim(&node.digest, &indexes)) {
             let bytes = node.bytes.as_slice();
-            let old = node.replaces.map(|old| usable_base(&session.inner, &old)).transpose()?.flatten();
+            let old = node.replaces.map(|old| usable_base(session, &old)).transpose()?.flatten();
             match old {
                 Some(old) => deltas.push(Candidate { digest: node.digest, bytes, old }),
                 None => plain.push((node.digest, bytes)),

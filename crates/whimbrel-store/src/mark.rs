@@ -1,12 +1,6 @@
 //! Which frames are needed: the closure of some roots over trees and delta bases.
 
-use crate::{
-    error::{Result, StoreError},
-    index::Place,
-    layout::PackId,
-    lease::Pinned,
-    store::Store,
-};
+use crate::{error::Result, index::Place, layout::PackId, lease::Pinned, store::Store};
 use std::collections::HashSet;
 use whimbrel_core::CapsuleId;
 use whimbrel_image::{
@@ -22,12 +16,15 @@ pub(crate) struct Mark<'a> {
     pub(crate) avoid: HashSet<PackId>,
     nodes: HashSet<whimbrel_core::Digest>,
     pub(crate) live: HashSet<Place>,
+    /// Deltas whose bases were marked.
+    rested: HashSet<Place>,
     pub(crate) capsules: HashSet<CapsuleId>,
 }
 
 impl<'a> Mark<'a> {
     pub(crate) fn new(store: &'a Store, avoid: HashSet<PackId>) -> Self {
-        Self { store, avoid, nodes: HashSet::new(), live: HashSet::new(), capsules: HashSet::new() }
+        let (nodes, live, rested, capsules) = Default::default();
+        Self { store, avoid, nodes, live, rested, capsules }
     }
 
     /// Marks all a capsule needs.
@@ -66,8 +63,10 @@ impl<'a> Mark<'a> {
         places.retain(|place| place.depth < below);
         let order = |place: &Place| (self.avoid.contains(&place.pack), place.depth, place.pack, place.offset);
         match places.into_iter().min_by_key(order) {
-            Some(place) if self.live.insert(place) && place.depth > 0 => self.bases(&place),
-            Some(_) => Ok(()),
+            Some(place) => {
+                self.live.insert(place);
+                self.bases(&place)
+            }
             None => {
                 tracing::warn!(%key, "an object that a capsule names is not in the store");
                 Ok(())
@@ -75,14 +74,28 @@ impl<'a> Mark<'a> {
         }
     }
 
+    /// Marks what the deltas in packs that stay rest on, needed or not: an object that the index knows can be found by a
+    /// session at any time, so it has to be readable.
+    pub(crate) fn deltas_that_stay(&mut self) -> Result<()> {
+        for index in self.store.inner.objects.catalog.snapshot().iter() {
+            for place in index.places().filter(|place| place.depth > 0) {
+                if !self.avoid.contains(&place.pack) {
+                    self.bases(&place)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn bases(&mut self, place: &Place) -> Result<()> {
+        if place.depth == 0 || !self.rested.insert(*place) {
+            return Ok(());
+        }
         let bytes = self.store.inner.objects.encoded(place)?;
-        let frame = Frame::parse(&bytes).map_err(|source| StoreError::Damaged {
-            object: String::from("of a delta frame"),
-            pack: place.pack.to_string(),
-            offset: place.offset.into(),
-            source: source.into(),
-        })?;
+        let Ok(frame) = Frame::parse(&bytes) else {
+            tracing::warn!(pack = %place.pack, offset = place.offset, "a damaged delta: what it rests on is unknown");
+            return Ok(());
+        };
         let depth = frame.head.depth.min(place.depth);
         frame.bases().try_for_each(|key| self.object(key, depth))
     }

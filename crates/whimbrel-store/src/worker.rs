@@ -229,14 +229,19 @@ impl OldPages<'_> {
         if !self.image.may_try_delta() {
             return Ok(None);
         }
-        usable_base(&self.session.inner, digest)
+        usable_base(self.session, digest)
     }
 }
 
-/// The object as the base of a delta; none when it is too deep, or damaged, which must not stop a new checkpoint.
-pub(crate) fn usable_base(inner: &Inner, digest: &Digest) -> Result<Option<Object>> {
-    match inner.objects.get(digest) {
-        Ok(old) => Ok((old.location.place.depth < MAX_DEPTH).then_some(old)),
+/// The object as the base of a delta; none when it is too deep or in a condemned pack, or damaged, which must not stop a new
+/// checkpoint.
+pub(crate) fn usable_base(session: &Session, digest: &Digest) -> Result<Option<Object>> {
+    let usable = |old: &Object| {
+        let place = &old.location.place;
+        place.depth < MAX_DEPTH && !session.avoid.contains(&place.pack)
+    };
+    match session.inner.objects.get(digest) {
+        Ok(old) => Ok(Some(old).filter(usable)),
         Err(StoreError::Damaged { .. } | StoreError::Missing { .. } | StoreError::MissingBase { .. }) => {
             Ok(None)
         }
