@@ -6,7 +6,10 @@ use crate::{
     failure::{Failure, exit},
 };
 use clap::Parser;
-use std::{io::Write, process::ExitCode};
+use std::{
+    io::{IsTerminal, Write},
+    process::ExitCode,
+};
 use tracing_subscriber::EnvFilter;
 use whimbrel_api::ApiError;
 
@@ -51,7 +54,8 @@ fn log_to_stderr(verbose: u8, daemon: bool) {
         _ => "trace",
     };
     let filter = EnvFilter::try_from_env("WHIMBREL_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
 }
 
 /// The one place that prints errors. A stderr that is gone cannot be told about.
