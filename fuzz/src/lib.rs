@@ -1,5 +1,5 @@
 //! One function for each public parser of bytes from outside: a file, another host, QEMU, an NBD client. Parsers that their
-//! crates keep to themselves (index files, network frames, QMP) have property tests of their own there.
+//! crates keep to themselves (index files, network frames) have property tests of their own there.
 //!
 //! A target takes any bytes and must return: no panic, no endless loop, no memory beyond what the parser promises. Where a
 //! format is canonical it also checks that what was accepted is what would have been written. libFuzzer calls the
