@@ -1,8 +1,8 @@
 //! The sending side: offer, rounds, handover.
 //!
 //! The order of things is that of [`crate::handover::Source`]; this file does what its actions say. A failure
-//! before the commit point returns [`MigrateError::Aborted`] with the machine running here and nothing
-//! forgotten. After the commit point there is no failure: [`hand_over`] repeats the commit until the target
+//! before the commit point returns a [`MigrateError`] with the machine running here and nothing
+//! forgotten. After the commit point there is no failure: [`confirm`] repeats the commit until the target
 //! answers, over new connections where needed, or until it is told to stop and leave that to a later call.
 
 use crate::{
