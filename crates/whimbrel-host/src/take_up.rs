@@ -54,6 +54,7 @@ impl Host {
                 self.finish_handover(&machine, handover, to);
             }
             _ => {
+                live.iter().for_each(Live::open_ports);
                 let events = live.as_ref().map(Live::events);
                 let machine = self.enter(Machine::new(record, live));
                 events.into_iter().for_each(|events| supervise::watch(self, &machine, events));

@@ -119,8 +119,13 @@ impl Live {
 
     /// Opens the network and lets the CPUs run.
     pub(crate) fn start(&mut self) -> Result<(), HostError> {
-        self.ports.iter().for_each(LivePort::open);
+        self.open_ports();
         self.set_paused(false)
+    }
+
+    /// Lets frames pass: this host runs the machine.
+    pub(crate) fn open_ports(&self) {
+        self.ports.iter().for_each(LivePort::open);
     }
 
     /// Takes the part of the device state that is slow to take, while nobody is looking yet.

@@ -1,0 +1,64 @@
+//! The machine under test.
+
+use crate::{Cluster, HostProcess};
+use std::{fs::File, path::PathBuf};
+use whimbrel_testkit::guest::{GuestOptions, Work};
+
+/// Address of a guest on the lab's segment.
+pub const GUEST_ADDRESS: &str = "10.77.0.100";
+
+/// What a machine is started with.
+#[derive(Debug, Clone)]
+pub struct Guest {
+    /// Its name.
+    pub name: String,
+    /// Guest memory in MiB.
+    pub memory_mib: u32,
+    /// Size of its one disk in MiB.
+    pub disk_mib: u64,
+    /// Address on the lab's segment; none gives it no network.
+    pub address: Option<String>,
+    /// Memory in MiB whose content the witness checks.
+    pub buffer_mib: u32,
+    /// What it does.
+    pub work: Work,
+}
+
+impl Guest {
+    /// A small idle guest with a disk and a network.
+    pub fn small(name: &str) -> Self {
+        let address = Some(GUEST_ADDRESS.to_owned());
+        Self {
+            name: name.to_owned(),
+            memory_mib: 192,
+            disk_mib: 32,
+            address,
+            buffer_mib: 16,
+            work: Work::Idle,
+        }
+    }
+
+    /// Starts it on `host`.
+    pub fn run(&self, cluster: &Cluster, host: &HostProcess) {
+        let disk = self.disk(cluster);
+        let files = cluster.files();
+        let address = self.address.as_ref().map(|address| format!("{address}/24"));
+        let options = GuestOptions { address, buffer_mib: self.buffer_mib, work: self.work };
+        let (memory, append) = (format!("{}M", self.memory_mib), options.to_string());
+        let path = |path: &PathBuf| path.to_str().expect("a path in UTF-8").to_owned();
+        let (disk, kernel, initrd) = (path(&disk), path(&files.kernel), path(&files.initrd));
+        let mut arguments = vec!["run", &self.name, "--disk", &disk, "--memory", &memory];
+        arguments.extend(["--kernel", &kernel, "--initrd", &initrd, "--append", &append]);
+        if self.address.is_some() {
+            arguments.extend(["--net", "br0"]);
+        }
+        host.run(&arguments);
+    }
+
+    fn disk(&self, cluster: &Cluster) -> PathBuf {
+        let path = cluster.disk.path().join(format!("{}.raw", self.name));
+        let file = File::create(&path).expect("a disk image");
+        file.set_len(self.disk_mib << 20).expect("room for a disk image");
+        path
+    }
+}

@@ -1,0 +1,204 @@
+//! One host: a network namespace, a PID namespace, a daemon.
+
+use serde_json::Value;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+use whimbrel_testkit::lab::{Lab, Process};
+
+/// Where daemons listen for each other.
+const PORT: u16 = 7400;
+/// How long a command may take before the case fails.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A host and its daemon.
+pub struct HostProcess {
+    name: String,
+    address: String,
+    data: PathBuf,
+    run_dir: PathBuf,
+    socket: PathBuf,
+    daemon: Option<Process>,
+    /// First process of the host's PID namespace: when it ends, the kernel ends all the others.
+    init: Process,
+    network: whimbrel_testkit::lab::Namespace,
+}
+
+/// A command that failed, as a person sees it.
+#[derive(Debug)]
+pub struct Refusal {
+    /// Exit code.
+    pub code: i32,
+    /// Standard error.
+    pub text: String,
+}
+
+impl HostProcess {
+    pub(crate) fn start(lab: &Lab, name: &str, disk: &Path, memory: &Path) -> Self {
+        let place = lab.host(name);
+        let mut init = Command::new("unshare");
+        init.args(["--pid", "--mount", "--fork", "--kill-child", "--mount-proc", "sleep", "infinity"]);
+        let init = place.command(init).expect("a PID namespace");
+        let mut host = Self {
+            name: name.to_owned(),
+            address: format!("{}:{PORT}", place.address()),
+            data: disk.join(name),
+            run_dir: memory.join(name),
+            socket: memory.join(format!("{name}.sock")),
+            daemon: None,
+            init,
+            network: (**place).clone(),
+        };
+        host.start_daemon();
+        host
+    }
+
+    /// Starts the daemon and waits until it answers.
+    pub fn start_daemon(&mut self) {
+        let log = fs::File::options().create(true).append(true).open(self.log()).expect("a log file");
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &self.first_pid().to_string(), "--pid", "--mount", "--"]).arg(binary());
+        command.args(["host", "--name", &self.name, "--listen", &self.address]);
+        command.arg("--data").arg(&self.data).arg("--run-dir").arg(&self.run_dir);
+        command.arg("--socket").arg(&self.socket).env("RUST_LOG", "info");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        self.daemon = Some(self.network.start(command).expect("a daemon"));
+        let deadline = Instant::now() + PATIENCE;
+        while self.try_run(&["ps"]).is_err() {
+            assert!(Instant::now() < deadline, "the daemon does not answer:\n{}", self.log_text());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The first process of the PID namespace, as seen from here: the one child of `unshare`.
+    fn first_pid(&self) -> u32 {
+        let children = format!("/proc/{0}/task/{0}/children", self.init.id());
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let text = fs::read_to_string(&children).unwrap_or_default();
+            if let Some(pid) = text.split_whitespace().next().and_then(|pid| pid.parse().ok()) {
+                return pid;
+            }
+            assert!(Instant::now() < deadline, "the PID namespace does not come up");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Kills the daemon as a crash would. Its machines live on.
+    pub fn kill_daemon(&mut self) {
+        let Some(mut daemon) = self.daemon.take() else { return };
+        // nsenter has forked the daemon into the namespace; what we started only waits for it.
+        let children = format!("/proc/{0}/task/{0}/children", daemon.id());
+        for pid in fs::read_to_string(children).unwrap_or_default().split_whitespace() {
+            let pid = nix::unistd::Pid::from_raw(pid.parse().expect("a pid"));
+            nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("a daemon to kill");
+        }
+        daemon.wait().expect("the daemon's end");
+    }
+
+    /// The host's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Address and port that other hosts reach it at.
+    pub fn address(&self) -> String {
+        self.address.clone()
+    }
+
+    /// Its API socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its directory of machines and store.
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+
+    /// Its public key, as `whimbrel key` prints it.
+    pub fn key(&self) -> String {
+        let key = self.json(&["key"]);
+        key["public_key"].as_str().unwrap_or_else(|| panic!("no key in {key}")).to_owned()
+    }
+
+    fn log(&self) -> PathBuf {
+        self.socket.with_extension("log")
+    }
+
+    /// What the daemon logged.
+    pub fn log_text(&self) -> String {
+        fs::read_to_string(self.log()).unwrap_or_default()
+    }
+
+    /// Runs the command line on this host.
+    fn output(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(binary());
+        command.arg("--socket").arg(&self.socket).args(arguments).stdin(Stdio::null());
+        command.output().expect("the whimbrel binary")
+    }
+
+    /// Runs a command that is to succeed; what it printed.
+    pub fn run(&self, arguments: &[&str]) -> String {
+        self.try_run(arguments).unwrap_or_else(|refusal| {
+            panic!("{}: whimbrel {arguments:?} failed: {refusal:?}\n{}", self.name, self.log_text())
+        })
+    }
+
+    /// Runs a command that is to succeed; its result as JSON.
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let arguments: Vec<&str> = ["--json", "-q"].iter().chain(arguments).copied().collect();
+        let text = self.run(&arguments);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?} printed {text:?}: {error}"))
+    }
+
+    /// Runs a command that may fail.
+    pub fn try_run(&self, arguments: &[&str]) -> Result<String, Refusal> {
+        let output = self.output(arguments);
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        Err(Refusal { code: output.status.code().unwrap_or(-1), text })
+    }
+
+    /// Runs a command that is to fail.
+    pub fn refuse(&self, arguments: &[&str]) -> Refusal {
+        match self.try_run(arguments) {
+            Err(refusal) => refusal,
+            Ok(text) => panic!("whimbrel {arguments:?} succeeded: {text}"),
+        }
+    }
+
+    /// Names of the machines that `ps` shows, with their states.
+    pub fn machines(&self) -> Vec<(String, String)> {
+        let machines = self.json(&["ps"]);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let machines = machines.as_array().expect("a list of machines");
+        machines.iter().map(|m| (text(&m["name"]), text(&m["state"]["kind"]))).collect()
+    }
+
+    /// Waits until `ps` shows the machine in one of these states.
+    pub fn wait_state(&self, machine: &str, states: &[&str]) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let now = self.machines();
+            if now.iter().any(|(name, state)| name == machine && states.contains(&state.as_str())) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{machine} is not {states:?}: {now:?}\n{}", self.log_text());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// The program under test: beside the test or demo program that asks.
+pub(crate) fn binary() -> PathBuf {
+    let me = std::env::current_exe().expect("the path of this program");
+    let beside = me.ancestors().skip(1).take(2).map(|dir| dir.join("whimbrel"));
+    let found = beside.into_iter().find(|path| path.is_file());
+    found.expect("the whimbrel binary in the target directory: `cargo build -p whimbrel` makes it")
+}

@@ -1,0 +1,15 @@
+//! Real daemons, real guests: hosts in namespaces, driven through the command line as a person would.
+//!
+//! [`Cluster`] makes the hosts, [`HostProcess`] is one of them, [`Guest`] describes the machine under test.
+//! Everything is gone when a `Cluster` is dropped and also when the process is killed: the daemons and their
+//! QEMUs live in a PID namespace whose first process ends with us, and the kernel ends the rest.
+
+mod cluster;
+mod console;
+mod guest;
+mod host;
+
+pub use cluster::Cluster;
+pub use console::{console, wait_reborn};
+pub use guest::{GUEST_ADDRESS, Guest};
+pub use host::{HostProcess, Refusal};

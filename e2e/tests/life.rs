@@ -1,0 +1,106 @@
+//! One guest through everything that happens to a machine on one host.
+
+use std::time::Duration;
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, console, wait_reborn};
+use whimbrel_testkit::guest::{Verdict, assert_same_life};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[test]
+fn a_machine_stays_itself_through_checkpoint_suspend_resume_and_still_reboots() {
+    let cluster = Cluster::start(&["alpha"]);
+    let alpha = cluster.host("alpha");
+    Guest::small("web").run(&cluster, alpha);
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    let born = witness.write(500).expect("a first life");
+    assert!(matches!(born.disk, Verdict::Good(_) | Verdict::None), "{born:?}");
+
+    alpha.run(&["checkpoint", "web", "--tag", "first"]);
+    let after_checkpoint = witness.check().expect("an answer on the same connection");
+    assert_same_life(&born, &after_checkpoint);
+    assert!(matches!(after_checkpoint.ram, Verdict::Good(_)), "{after_checkpoint:?}");
+    assert!(matches!(after_checkpoint.disk, Verdict::Good(_)), "{after_checkpoint:?}");
+    drop(witness);
+
+    let suspended = alpha.json(&["suspend", "web"]);
+    assert_eq!(suspended["kind"], "suspend", "{suspended}");
+    assert_eq!(alpha.machines(), [("web".to_owned(), "suspended".to_owned())]);
+    alpha.run(&["resume", "web"]);
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    let resumed = witness.check().expect("a life that goes on");
+    assert_same_life(&after_checkpoint, &resumed);
+    assert_eq!((resumed.ram, resumed.disk), (after_checkpoint.ram, after_checkpoint.disk));
+
+    witness.reboot().expect("a request to reboot");
+    drop(witness);
+    let mut console = console(alpha, "web");
+    wait_reborn(&mut console, &resumed);
+
+    alpha.run(&["stop", "web", "--kill"]);
+    alpha.run(&["resume", "first", "--name", "past", "--full"]);
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    let past = witness.check().expect("the state of the first checkpoint");
+    assert_eq!(past.nonce, born.nonce);
+    assert_eq!((past.ram, past.disk), (after_checkpoint.ram, after_checkpoint.disk));
+    alpha.run(&["verify"]);
+}
+
+#[test]
+fn clones_share_a_past_and_have_identities_and_disks_of_their_own() {
+    let cluster = Cluster::start(&["alpha"]);
+    let alpha = cluster.host("alpha");
+    Guest { address: None, ..Guest::small("seed") }.run(&cluster, alpha);
+    let mut seed = console(alpha, "seed");
+    seed.wait_ready(PATIENCE).expect("a guest that is up");
+    let original = seed.write(100).expect("an answer");
+    alpha.run(&["checkpoint", "seed", "--tag", "golden"]);
+    alpha.run(&["clone", "golden", "--count", "4", "--prefix", "kid"]);
+    let mut genids = vec![original.genid];
+    for number in 1..=4 {
+        let mut kid = console(alpha, &format!("kid-{number}"));
+        kid.wait_ready(PATIENCE).expect("a clone that answers");
+        let before = kid.check().expect("an answer");
+        assert_eq!(before.nonce, original.nonce, "a clone has the original's memory");
+        assert!(
+            matches!(before.ram, Verdict::Good(_)) && matches!(before.disk, Verdict::Good(_)),
+            "{before:?}"
+        );
+        let after = kid.write(10 + number).expect("a write of its own");
+        assert_same_life(&before, &after);
+        genids.push(after.genid);
+    }
+    let known: Vec<_> = genids.iter().flatten().collect();
+    let distinct: std::collections::BTreeSet<_> = known.iter().collect();
+    assert_eq!(distinct.len(), known.len(), "every clone has a generation id of its own: {genids:x?}");
+    for number in 1..=4 {
+        let mut kid = console(alpha, &format!("kid-{number}"));
+        let check = kid.check().expect("an answer");
+        assert!(matches!(check.disk, Verdict::Good(_)), "another clone's writes are on this disk: {check:?}");
+    }
+    assert_same_life(&original, &seed.check().expect("the original lives on"));
+}
+
+#[test]
+fn machines_outlive_their_daemon_and_are_taken_up_again() {
+    let mut cluster = Cluster::start(&["alpha"]);
+    Guest::small("web").run(&cluster, cluster.host("alpha"));
+    let born = cluster.witness(GUEST_ADDRESS).write(50).expect("a first life");
+    cluster.host("alpha").run(&["suspend", "web"]);
+    cluster.host("alpha").run(&["resume", "web"]);
+    cluster.host_mut("alpha").kill_daemon();
+    cluster.host_mut("alpha").start_daemon();
+    let alpha = cluster.host("alpha");
+    alpha.wait_state("web", &["running", "lazy"]);
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    let after = witness.check().expect("memory that is still filled on demand, a disk that is still served");
+    assert_same_life(&born, &after);
+    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    let written = witness.write(60).expect("a disk that takes writes");
+    assert_same_life(&after, &written);
+    alpha.run(&["checkpoint", "web"]);
+    alpha.run(&["stop", "web", "--kill"]);
+    alpha.run(&["resume", "web", "--name", "copy"]);
+    let copy = cluster.witness(GUEST_ADDRESS).check().expect("the checkpoint of the daemon that came later");
+    assert_same_life(&written, &copy);
+    assert!(matches!(copy.disk, Verdict::Good(_)), "{copy:?}");
+}

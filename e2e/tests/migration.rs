@@ -1,0 +1,85 @@
+//! A guest moves between two hosts while a client talks to it.
+
+use std::time::Duration;
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, console, wait_reborn};
+use whimbrel_testkit::{
+    guest::{Verdict, Work, assert_same_life},
+    lab::StreamEnd,
+};
+
+#[test]
+fn a_machine_moves_to_and_fro_with_its_connections_and_reboots_at_the_end() {
+    let cluster = Cluster::start(&["alpha", "beta"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    let work = Work::Dirty { region_mib: 8, pages_per_second: 500, bytes_per_page: 64 };
+    Guest { work, ..Guest::small("web") }.run(&cluster, alpha);
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    let born = witness.write(300).expect("a first life");
+    let (probe, stream) = (cluster.probe(GUEST_ADDRESS), cluster.stream(GUEST_ADDRESS));
+
+    let mut before = born;
+    for (from, to) in [(alpha, beta), (beta, alpha), (alpha, beta)] {
+        let moved = from.json(&["migrate", "web", to.name()]);
+        assert_eq!(moved["kind"], "migrate", "{moved}");
+        assert!(from.machines().is_empty(), "nothing is left on the source");
+        to.wait_state("web", &["running"]);
+        let after = witness.check().expect("an answer on the connection that was open all the time");
+        assert_same_life(&before, &after);
+        assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+        before = witness.write(20).expect("a disk that takes writes");
+    }
+    let stream = stream.stop();
+    assert_eq!(stream.end, StreamEnd::Stopped, "the TCP stream broke: {stream:?}");
+    let probe = probe.stop();
+    assert!(probe.answered > 0 && probe.downtime < Duration::from_secs(10), "{probe:?}");
+
+    witness.reboot().expect("a request to reboot");
+    drop(witness);
+    let mut console = console(beta, "web");
+    wait_reborn(&mut console, &before);
+}
+
+#[test]
+fn a_migration_that_fails_leaves_the_machine_where_it_was_and_the_next_one_loses_no_page() {
+    let mut cluster = Cluster::start(&["alpha", "beta"]);
+    Guest::small("web").run(&cluster, cluster.host("alpha"));
+    let born = cluster.witness(GUEST_ADDRESS).write(200).expect("a first life");
+
+    cluster.host_mut("beta").kill_daemon();
+    let refusal = cluster.host("alpha").refuse(&["migrate", "web", "beta"]);
+    assert_eq!(refusal.code, 5, "{refusal:?}");
+    assert!(refusal.text.contains("hint:"), "{refusal:?}");
+    cluster.host_mut("beta").start_daemon();
+
+    // Slow enough to be cut in the middle of the first round.
+    let alpha = cluster.host("alpha");
+    let socket = alpha.socket().to_owned();
+    let migrate = std::thread::scope(|scope| {
+        let migrate = scope.spawn(|| alpha.try_run(&["migrate", "web", "beta", "--rate-max", "2M"]));
+        alpha.wait_state("web", &["migrating"]);
+        std::thread::sleep(Duration::from_millis(1500));
+        cluster.lab.unplug("beta").expect("a cable to pull");
+        migrate.join().expect("the command ends")
+    });
+    let refusal = migrate.expect_err("a migration over a cable that was pulled");
+    assert_eq!(refusal.code, 5, "{refusal:?} {}", socket.display());
+    cluster.lab.replug("beta").expect("a cable to put back");
+    alpha.wait_state("web", &["running"]);
+    let lived_on = cluster.witness(GUEST_ADDRESS).write(30).expect("a source that runs on");
+    assert_same_life(&born, &lived_on);
+
+    let beta = cluster.host("beta");
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while !beta.machines().is_empty() {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "something is left on the target: {:?}",
+            beta.machines()
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    alpha.run(&["migrate", "web", "beta"]);
+    let after = cluster.witness(GUEST_ADDRESS).check().expect("a machine on the target");
+    assert_same_life(&lived_on, &after);
+    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+}
