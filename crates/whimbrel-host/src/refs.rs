@@ -31,7 +31,8 @@ pub(crate) fn check_tag(tag: Option<&RefName>) -> Result<(), HostError> {
 /// The capsule that a caller means: an id, a tag, a machine's newest capsule, the beginning of an id.
 pub(crate) fn resolve(store: &Store, capsule: &CapsuleRef) -> Result<CapsuleId, HostError> {
     let name = match capsule {
-        CapsuleRef::Id(id) => return Ok(*id),
+        CapsuleRef::Id(id) if store.has(&[id.0]) == [true] => return Ok(*id),
+        CapsuleRef::Id(id) => return Err(HostError::NotFound { what: "capsule", name: id.short() }),
         CapsuleRef::Name(name) => name,
     };
     let get = |name: &RefName| store.get_ref(name).map_err(store_error("read a ref"));
@@ -54,7 +55,7 @@ pub(crate) fn resolve(store: &Store, capsule: &CapsuleRef) -> Result<CapsuleId, 
 
 /// Whether the store simply does not have it.
 pub(crate) fn is_not_found(error: &StoreError) -> bool {
-    code(error) == ErrorCode::NotFound
+    matches!(error, StoreError::Unknown { .. } | StoreError::Missing { .. })
 }
 
 /// A failure of the store while it did `action`.
@@ -63,7 +64,23 @@ pub(crate) fn store_error(action: &'static str) -> impl Fn(StoreError) -> HostEr
 }
 
 fn code(error: &StoreError) -> ErrorCode {
-    chain_code(error)
+    match error {
+        StoreError::Unknown { .. } | StoreError::NoStore { .. } => ErrorCode::NotFound,
+        StoreError::Ambiguous { .. } | StoreError::OutOfRange { .. } => ErrorCode::Invalid,
+        StoreError::RefChanged { .. } => ErrorCode::Busy,
+        StoreError::Layout { .. } => ErrorCode::Unsupported,
+        // What should be there is not, or is something else.
+        StoreError::Missing { .. }
+        | StoreError::MissingBase { .. }
+        | StoreError::Damaged { .. }
+        | StoreError::Digest { .. }
+        | StoreError::Tree { .. }
+        | StoreError::Manifest { .. }
+        | StoreError::Index { .. }
+        | StoreError::SmallFile { .. }
+        | StoreError::NotWhole { .. } => ErrorCode::Damaged,
+        other => chain_code(other),
+    }
 }
 
 /// The name of the machine that a capsule was taken from.

@@ -107,10 +107,7 @@ impl Host {
         let parallel = std::thread::available_parallelism().map_or(2, |n| n.get() + 1).min(names.len());
         let outcome = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..parallel).map(|_| scope.spawn(work)).collect();
-            workers
-                .into_iter()
-                .map(|worker| worker.join().unwrap_or(Err(HostError::Panicked)))
-                .collect::<Result<(), HostError>>()
+            workers.into_iter().try_for_each(|worker| worker.join().unwrap_or(Err(HostError::Panicked)))
         });
         if let Err(error) = outcome {
             names.iter().for_each(|name| self.unmake(name));
@@ -188,21 +185,7 @@ impl Host {
             return Ok(());
         }
         live.memory.prefetch_all();
-        while plan.mode == ResumeMode::Full {
-            let (resident, total, stalled) = live.memory.progress();
-            reporter.progress("reading memory", Unit::Pages, resident, Some(total));
-            if let Some(stalled) = stalled {
-                let source = stalled.into();
-                return Err(HostError::Memory { source });
-            }
-            if live.memory.wait_resident(FULL_POLL) {
-                break;
-            }
-            if reporter.is_cancelled() {
-                return Err(HostError::Cancelled { left: "no machine was made".into() });
-            }
-        }
-        Ok(())
+        if plan.mode == ResumeMode::Lazy { Ok(()) } else { wait_for_all(live, reporter) }
     }
 
     /// Kernels and initial RAM disks as files, since QEMU reads them by name.
@@ -235,6 +218,23 @@ impl Plan<'_> {
             record.last = None;
         }
         record
+    }
+}
+
+/// Waits until all of the memory is here.
+fn wait_for_all(live: &Live, reporter: &Reporter) -> Result<(), HostError> {
+    loop {
+        let (resident, total, stalled) = live.memory.progress();
+        reporter.progress("reading memory", Unit::Pages, resident, Some(total));
+        if let Some(stalled) = stalled {
+            return Err(HostError::Memory { source: stalled.into() });
+        }
+        if live.memory.wait_resident(FULL_POLL) {
+            return Ok(());
+        }
+        if reporter.is_cancelled() {
+            return Err(HostError::Cancelled { left: "no machine was made".into() });
+        }
     }
 }
 

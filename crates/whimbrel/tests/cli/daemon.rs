@@ -59,7 +59,7 @@ fn the_daemon_takes_its_settings_and_ends_when_it_is_told_to() {
     let key: serde_json::Value = serde_json::from_slice(&host.call("key --json").stdout).unwrap();
     assert_eq!(key["name"], "alpha", "the option wins over the file");
     assert!(host.path().join("data").is_dir());
-    assert_eq!(host.call("pause nothing").status.code(), Some(3));
+    assert_eq!(host.call("show nothing").status.code(), Some(3));
     assert_eq!(host.call("verify").status.code(), Some(0));
     kill_process(Pid::from_raw(host.child.id() as i32).unwrap(), Signal::TERM).unwrap();
     assert!(host.child.wait().unwrap().success());
