@@ -8,6 +8,7 @@ use crate::{
     AttachError, GuestRam, inject, pagemap,
     process::{Mapping, Process},
     residency::Slot,
+    template,
     uffd::{FEATURES, Span, Userfaultfd},
 };
 use rustix::fs::{FallocateFlags, fallocate};
@@ -40,7 +41,8 @@ pub enum Mode {
     /// Dirty sets of memory that is all there. Costs some 10 ms a GiB once, for arming.
     Track,
     /// Dirty sets, and pages that a [`Pager`](crate::Pager) brings when they are touched. Costs nothing a page. A file
-    /// mapped shared is emptied first; one mapped privately is a template that the pager fills for all who map it.
+    /// mapped shared is emptied first; one mapped privately is a template that the pager fills for all who map it,
+    /// and the target's descriptors of it are replaced by those of an empty file so that it cannot change it.
     Lazy,
 }
 
@@ -225,6 +227,9 @@ impl Found {
                 uffd.protect(self.span).map_err(AttachError::io(pid, "arm the memory"))?;
             }
             Mode::Lazy => {
+                if let Backing::Template(file, _) = &self.backing {
+                    template::take_from(&self.process, file)?;
+                }
                 // Emptied before, so that dying after the registration leaves nothing that would pass for filled
                 // pages; and after, because the target may have touched some in between.
                 self.empty()?;

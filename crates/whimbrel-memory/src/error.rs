@@ -58,10 +58,12 @@ pub enum AttachError {
         bytes: usize,
     },
     /// The target's kernel or sandbox refused the call that was made inside it.
-    #[error("process {pid} may not create a userfaultfd")]
+    #[error("process {pid} may not {action}")]
     Refused {
         /// The process.
         pid: i32,
+        /// `create a userfaultfd`, …
+        action: &'static str,
         /// What the call returned.
         #[source]
         source: io::Error,

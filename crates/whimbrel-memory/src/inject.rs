@@ -1,6 +1,7 @@
-//! Creates a userfaultfd inside another process, in a way that survives our own death at any instant.
+//! Makes system calls inside another process, in a way that survives our own death at any instant: one that creates a
+//! userfaultfd, and those that replace descriptors.
 //!
-//! Only the call `userfaultfd` itself has to run inside: the descriptor remembers the address space it was made in, so
+//! Of a userfaultfd only the call itself has to run inside: the descriptor remembers the address space it was made in, so
 //! the handshake and the registration are done from outside on our copy of it.
 //!
 //! **The guarantee.** The code of a complete detour (call, restore, jump back; see [`crate::arch`]) is written into
@@ -15,12 +16,12 @@
 //! - `waitpid`: see [`crate::ptrace`].
 //!
 //! A signal that comes before the detour's first instruction is delivered to the original registers, so that an
-//! interrupted call ends or restarts as without us. The used slot is left as it is, 66 dead bytes in padding.
+//! interrupted call ends or restarts as without us. The used slot is left as it is, dead bytes in padding.
 //! Not covered: a thread interrupted inside a restartable sequence (rseq) is not aborted as a preemption would.
 
 use crate::{
     AttachError,
-    arch::{self, Detour},
+    arch::{self, Call, Detour, SLOT},
     cave,
     process::Process,
     ptrace::{self, Stop},
@@ -39,11 +40,44 @@ const SPINS: u32 = 200;
 const NAP: Duration = Duration::from_micros(50);
 
 /// Makes `process` create a userfaultfd; returns the descriptor's number there.
-///
-/// Runs in a thread of its own: a tracer is a thread, and its end releases a target that could not be detached.
 pub(crate) fn create_userfaultfd(process: &Process) -> Result<RawFd, AttachError> {
-    thread::scope(|scope| scope.spawn(|| Tracer::seize(process)?.create_userfaultfd()).join())
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
+    in_tracer(process, |tracer| {
+        tracer.call("create a userfaultfd", |_| call(libc::SYS_userfaultfd, [flags, 0, 0]))
+    })
+}
+
+/// Makes `process` put an empty memory file of its own in the place of each descriptor of `fds`. Between two of them
+/// our death leaves some replaced, and an idle descriptor of the empty file in any case.
+pub(crate) fn replace_with_empty(process: &Process, fds: &[RawFd]) -> Result<(), AttachError> {
+    in_tracer(process, |tracer| {
+        // The name is empty: it is the zero byte that every slot keeps at its end.
+        let create =
+            |slot| call(libc::SYS_memfd_create, [slot + SLOT as u64 - 1, u64::from(libc::MFD_CLOEXEC), 0]);
+        let empty = tracer.call("create a memory file", create)?;
+        fds.iter().try_for_each(|fd| {
+            let replace = |_| call(libc::SYS_dup3, [empty as u64, *fd as u64, libc::O_CLOEXEC as u64]);
+            tracer.call("replace a descriptor", replace).map(drop)
+        })
+    })
+}
+
+fn call(number: libc::c_long, arguments: [u64; 3]) -> Call {
+    Call { number: number as u32, arguments }
+}
+
+/// Runs in a thread of its own: a tracer is a thread, and its end releases a target that could not be detached.
+fn in_tracer<T: Send>(
+    process: &Process,
+    work: impl FnOnce(&Tracer<'_>) -> Result<T, AttachError> + Send,
+) -> Result<T, AttachError> {
+    let trace = || {
+        let tracer = Tracer::seize(process)?;
+        let outcome = work(&tracer)?;
+        tracer.check(ptrace::detach(process.id(), 0))?;
+        Ok(outcome)
+    };
+    thread::scope(|scope| scope.spawn(trace).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 struct Tracer<'a> {
@@ -71,18 +105,19 @@ impl<'a> Tracer<'a> {
         Ok(Self { process, deadline: Instant::now() + PATIENCE })
     }
 
-    fn create_userfaultfd(&self) -> Result<RawFd, AttachError> {
+    /// Has the main thread make a call that returns a descriptor. It is stopped at the call's exit afterwards.
+    fn call(&self, action: &'static str, call: impl Fn(u64) -> Call) -> Result<RawFd, AttachError> {
         let slot = cave::find(self.process)?;
         let result = loop {
             self.interrupt()?;
-            match self.attempt(slot)? {
+            match self.attempt(slot, call(slot))? {
                 Attempt::Returned(result) => break result,
                 Attempt::Interrupted => {}
             }
         };
-        self.check(ptrace::detach(self.process.id(), 0))?;
         let pid = self.process.number();
-        let refused = || AttachError::Refused { pid, source: io::Error::from_raw_os_error(-result as i32) };
+        let refused =
+            || AttachError::Refused { pid, action, source: io::Error::from_raw_os_error(-result as i32) };
         RawFd::try_from(result).ok().filter(|fd| *fd >= 0).ok_or_else(refused)
     }
 
@@ -100,13 +135,11 @@ impl<'a> Tracer<'a> {
         }
     }
 
-    fn attempt(&self, slot: u64) -> Result<Attempt, AttachError> {
+    fn attempt(&self, slot: u64, call: Call) -> Result<Attempt, AttachError> {
         let id = self.process.id();
         let original = self.check(ptrace::registers(id))?;
-        let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u32;
         let foreign = |_| AttachError::ForeignMode { pid: self.process.number() };
-        let Detour { code, start, returned } =
-            arch::detour(&original, slot, libc::SYS_userfaultfd as u32, flags).map_err(foreign)?;
+        let Detour { code, start, returned } = arch::detour(&original, slot, call).map_err(foreign)?;
         self.check(ptrace::write_code(id, slot, &code))?;
         self.check(ptrace::set_registers(id, &start))?;
         let mut signal = 0;

@@ -22,6 +22,7 @@ mod ptrace;
 mod ram;
 mod residency;
 mod source;
+mod template;
 mod uffd;
 
 pub use attach::{Attachment, Mode, RamTarget};

@@ -8,7 +8,10 @@ use rustix::{
 use std::{
     fs::{self, File},
     io::{self, BufRead, BufReader},
-    os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
+        unix::fs::MetadataExt,
+    },
 };
 
 /// The process whose memory we attach to.
@@ -110,13 +113,23 @@ impl Process {
 
     /// The userfaultfds the process holds, by number.
     pub(crate) fn userfaultfds(&self) -> Result<Vec<RawFd>, AttachError> {
+        self.descriptors(|entry| {
+            fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:[userfaultfd]")
+        })
+    }
+
+    /// The descriptors of one file that the process holds, by number.
+    pub(crate) fn descriptors_of(&self, device: u64, inode: u64) -> Result<Vec<RawFd>, AttachError> {
+        self.descriptors(|entry| {
+            fs::metadata(entry.path()).is_ok_and(|meta| (meta.dev(), meta.ino()) == (device, inode))
+        })
+    }
+
+    fn descriptors(&self, is_wanted: impl Fn(&fs::DirEntry) -> bool) -> Result<Vec<RawFd>, AttachError> {
         let folder = format!("/proc/{}/fd", self.number());
         let entries = fs::read_dir(folder).map_err(AttachError::io(self.number(), "list the descriptors"))?;
-        let is_ours = |entry: &fs::DirEntry| {
-            fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:[userfaultfd]")
-        };
         let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
-        let mut fds: Vec<_> = entries.filter_map(Result::ok).filter(is_ours).filter_map(number).collect();
+        let mut fds: Vec<_> = entries.filter_map(Result::ok).filter(is_wanted).filter_map(number).collect();
         fds.sort_unstable();
         Ok(fds)
     }

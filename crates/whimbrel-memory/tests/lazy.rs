@@ -226,6 +226,28 @@ fn clones_share_the_pages_of_their_template_and_keep_their_writes() {
     drop(pagers);
 }
 
+#[test]
+fn a_clone_that_gives_a_page_back_changes_neither_the_template_nor_its_sibling() {
+    let mut first = scene("private", 8);
+    let mut second = Target::serving("private", text(&first.file), PAGES);
+    let attachment = Attachment::attach(second.pid(), by_path(&first.file), Mode::Lazy).unwrap();
+    let pagers = [first.pager(), Pager::start(&attachment, first.image.clone()).unwrap()];
+    first.assert_sees(9);
+    first.target.write(9, 0x55);
+    first.target.write(10, 0x55);
+    assert_eq!(private_pages(&first.target), 2);
+    for page in [9, 10, 11] {
+        first.target.send(&format!("give {page}"));
+        assert_eq!(first.target.line(), "0", "giving back succeeds");
+    }
+    assert_eq!(private_pages(&first.target), 0, "and the host has the memory");
+    for page in [9, 10, 11] {
+        assert_eq!(second.sum(page), sum_of(&first.image.page(page)), "the sibling sees the template");
+        first.assert_sees(page);
+    }
+    drop(pagers);
+}
+
 /// Pages of the RAM mapping that belong to the process alone.
 fn private_pages(target: &Target) -> u64 {
     let smaps = fs::read_to_string(format!("/proc/{}/smaps", target.pid())).unwrap();

@@ -8,10 +8,17 @@ mod x86_64;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{Registers, SLOT, counter, detour};
 
+/// A system call and its first three arguments, as the target is to make it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call {
+    pub(crate) number: u32,
+    pub(crate) arguments: [u64; 3],
+}
+
 /// Code that makes one system call in a stopped thread and then goes on where the thread was.
 #[derive(Debug)]
 pub(crate) struct Detour {
-    /// Machine code, at most [`SLOT`] bytes, good only at the address it was made for.
+    /// Machine code, less than [`SLOT`] bytes, good only at the address it was made for.
     pub(crate) code: Vec<u8>,
     /// Registers that start it.
     pub(crate) start: Registers,

@@ -4,13 +4,13 @@
 //! stack nor any memory. `syscall` changes only `rax`, `rcx` and `r11` and keeps the flags; `mov` and `jmp`
 //! keep them too. Shadow stacks do not mind: there is no `ret`.
 
-use super::{Detour, ForeignMode};
+use super::{Call, Detour, ForeignMode};
 
 /// General registers as ptrace gives them (`NT_PRSTATUS`).
 pub(crate) type Registers = libc::user_regs_struct;
 
-/// Room for a detour, in bytes.
-pub(crate) const SLOT: usize = 80;
+/// Room for a detour and a zero byte behind it, in bytes.
+pub(crate) const SLOT: usize = 112;
 
 /// `__USER_CS` of the kernel's `asm/segment.h`: the code segment of 64-bit programs.
 const USER_CS: u64 = 0x33;
@@ -28,20 +28,25 @@ pub(crate) fn counter(regs: &Registers) -> u64 {
     regs.rip
 }
 
-/// Code for address `at` that makes system call `number` with one argument in a thread stopped with `regs`,
-/// and then continues as the thread would have without us.
-pub(crate) fn detour(regs: &Registers, at: u64, number: u32, argument: u32) -> Result<Detour, ForeignMode> {
+/// Code for address `at` that makes `call` in a thread stopped with `regs`, and then continues as the thread would
+/// have without us.
+pub(crate) fn detour(regs: &Registers, at: u64, call: Call) -> Result<Detour, ForeignMode> {
     if regs.cs != USER_CS {
         return Err(ForeignMode);
     }
     let (rip, rax) = resumption(regs);
     let mut code = Vec::with_capacity(SLOT);
-    put32(&mut code, &[0xb8], number); // mov eax, number
-    put32(&mut code, &[0xbf], argument); // mov edi, argument
+    let [first, second, third] = call.arguments;
+    put32(&mut code, &[0xb8], call.number); // mov eax, number
+    put64(&mut code, &[0x48, 0xbf], first); // movabs rdi, …
+    put64(&mut code, &[0x48, 0xbe], second); // movabs rsi, …
+    put64(&mut code, &[0x48, 0xba], third); // movabs rdx, …
     code.extend([0x0f, 0x05]); // syscall
     let returned = at + code.len() as u64;
     put64(&mut code, &[0x48, 0xb8], rax); // movabs rax, …
     put64(&mut code, &[0x48, 0xbf], regs.rdi);
+    put64(&mut code, &[0x48, 0xbe], regs.rsi);
+    put64(&mut code, &[0x48, 0xba], regs.rdx);
     put64(&mut code, &[0x48, 0xb9], regs.rcx);
     put64(&mut code, &[0x49, 0xbb], regs.r11);
     put64(&mut code, &[0xff, 0x25, 0, 0, 0, 0], rip); // jmp [rip + 0], with the address behind it
@@ -51,7 +56,7 @@ pub(crate) fn detour(regs: &Registers, at: u64, number: u32, argument: u32) -> R
 }
 
 /// Where the thread goes on and with what in `rax`: the kernel's `arch_do_signal_or_restart`, for the case that no
-/// handler runs. The detour must not disturb the thread's restart block, and `userfaultfd` does not.
+/// handler runs. The detour must not disturb the thread's restart block; none of the calls made here does.
 fn resumption(regs: &Registers) -> (u64, u64) {
     if (regs.orig_rax as i64) < 0 {
         return (regs.rip, regs.rax);
@@ -98,10 +103,11 @@ mod tests {
 
     #[test]
     fn the_detour_fits_its_slot_and_a_32_bit_thread_is_refused() {
-        let made = detour(&stopped(0, -1), 0x2000, 323, 0).unwrap();
-        assert!(made.code.len() <= SLOT);
-        assert_eq!((made.start.rip, made.returned), (0x2000, 0x200c));
+        let call = Call { number: 323, arguments: [u64::MAX; 3] };
+        let made = detour(&stopped(0, -1), 0x2000, call).unwrap();
+        assert!(made.code.len() < SLOT, "a zero byte stays behind it");
+        assert_eq!((made.start.rip, made.returned), (0x2000, 0x2025));
         let compat = Registers { cs: 0x23, ..stopped(0, -1) };
-        assert_eq!(detour(&compat, 0x2000, 323, 0).unwrap_err(), ForeignMode);
+        assert_eq!(detour(&compat, 0x2000, call).unwrap_err(), ForeignMode);
     }
 }

@@ -68,6 +68,7 @@ impl Filler {
 
     /// Fetches and fills what is missing of `run`, at most [`MAX_RUN`] pages.
     pub(super) fn run(&mut self, run: PageRun) -> Result<(), FillError> {
+        self.note_brought_by_others(run)?;
         if run.pages().all(|page| !self.is_missing(page)) {
             return Ok(());
         }
@@ -139,6 +140,18 @@ impl Filler {
                     0
                 }
             };
+        }
+        Ok(())
+    }
+
+    /// The pagers of other clones fill the same template.
+    fn note_brought_by_others(&self, run: PageRun) -> Result<(), FillError> {
+        let Backing::Template(file, offset) = &self.shared.inner.backing else { return Ok(()) };
+        let mut page = run.start;
+        while page < run.end() {
+            let data = residency::next(file, *offset, run, page, true).map_err(FillError::Store)?;
+            page = residency::next(file, *offset, run, data, false).map_err(FillError::Store)?;
+            self.note(PageRun::new(data, page - data));
         }
         Ok(())
     }

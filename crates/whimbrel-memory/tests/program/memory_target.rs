@@ -32,7 +32,7 @@ fn main() {
     }
 }
 
-/// Maps memory and serves `write PAGE BYTE`, `sum PAGE`, `writers …`; prints the address first.
+/// Maps memory and serves `write PAGE BYTE`, `sum PAGE`, `give PAGE`; prints the address first.
 fn serve(kind: &str, path: &str, pages: usize) {
     let (flags, fd) = match kind {
         "shared" => (libc::MAP_SHARED, open(path)),
@@ -67,6 +67,15 @@ fn serve(kind: &str, path: &str, pages: usize) {
             "sum" => unsafe {
                 let page = at(number(1));
                 (0..PAGE).fold(0_u64, |sum, i| sum.rotate_left(5) ^ u64::from(page.add(i).read_volatile()))
+            },
+            // SAFETY: a descriptor that lives as long as this function, and a whole page of the mapping.
+            // As QEMU gives a page back: a hole in the file, then its own page is dropped.
+            "give" => unsafe {
+                let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                let (offset, len) = ((number(1) * PAGE) as i64, PAGE as i64);
+                assert_eq!(libc::fallocate(raw, punch, offset, len), 0);
+                assert_eq!(libc::madvise(at(number(1)).cast(), PAGE, libc::MADV_DONTNEED), 0);
+                0
             },
             word => panic!("unknown word {word}"),
         };
