@@ -41,7 +41,7 @@ pub(crate) fn manifests() -> Vec<Vec<u8>> {
     let manifest = Manifest {
         format: FORMAT,
         machine,
-        device: Some(digest),
+        device: vec![digest],
         images: vec![ImageRef { name: "memory".into(), pages: 16384, root: Some(digest) }],
         parents: vec![CapsuleId(digest)],
         time: 1,

@@ -107,7 +107,7 @@ fn manifest(images: Vec<ImageRef>, parents: Vec<CapsuleId>) -> Manifest {
     Manifest {
         format: FORMAT,
         machine,
-        device: None,
+        device: vec![],
         images,
         parents,
         time: 0,

@@ -104,7 +104,8 @@ impl Host {
         let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
         let mut sink = StoreSink::new(&writer, live, &bases)?;
         let captured = live.capture(Follower::Store, &mut sink, &pace(was_paused), finish, reporter)?;
-        match self.commit(record, sink, &writer, &captured, wanted) {
+        let head_bytes = live.qemu.head().map_or(0, |head| head.as_bytes().len());
+        match self.commit(record, sink, &writer, (&captured, head_bytes), wanted) {
             Ok(capsule) => {
                 record.last = Some(capsule);
                 let bytes_added = self.stored_bytes().saturating_sub(stored_before);
@@ -147,12 +148,15 @@ impl Host {
         record: &Record,
         sink: StoreSink,
         writer: &Writer,
-        captured: &Captured,
+        (captured, head_bytes): (&Captured, usize),
         wanted: &Wanted,
     ) -> Result<CapsuleId, HostError> {
         let images = sink.finish()?;
         let write = refs::store_error("write the capsule");
-        let device = writer.put_blob(&captured.device_state).map_err(&write)?;
+        // The head of the state hardly ever changes: as a blob of its own it is stored once.
+        let (head, sections) = captured.device_state.split_at(head_bytes.min(captured.device_state.len()));
+        let parts = [head, sections].into_iter().filter(|part| !part.is_empty());
+        let device = parts.map(|part| writer.put_blob(part)).collect::<Result<_, _>>().map_err(&write)?;
         for digest in record.config.boot.iter().flat_map(|boot| [Some(boot.kernel), boot.initrd]).flatten() {
             if self.store.has(&[digest]) != [true] {
                 let path = self.layout.boot_file(&digest);
@@ -165,7 +169,7 @@ impl Host {
         let manifest = Manifest {
             format: whimbrel_image::FORMAT,
             machine: record.config.clone(),
-            device: Some(device),
+            device,
             images,
             parents: record.last.or(record.origin).into_iter().collect(),
             time: crate::now_ms(),

@@ -219,7 +219,7 @@ impl Host {
         Ok(Manifest {
             format: whimbrel_image::FORMAT,
             machine,
-            device: None,
+            device: Vec::new(),
             images,
             parents: Vec::new(),
             time: crate::now_ms(),

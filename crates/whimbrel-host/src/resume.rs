@@ -149,21 +149,18 @@ impl Host {
         self.check_free(&plan.name, true)?;
         self.materialize_boot_files(plan.manifest)?;
         let record = plan.record();
-        let live = match plan.manifest.device {
-            Some(device) => self.restore(plan, &record, device, reporter)?,
-            None => Live::boot(self, &record)?,
+        let live = match plan.manifest.device.is_empty() {
+            true => Live::boot(self, &record)?,
+            false => self.restore(plan, &record, reporter)?,
         };
         self.settle(record, live).map(drop)
     }
 
-    fn restore(
-        &self,
-        plan: &Plan<'_>,
-        record: &Record,
-        device: whimbrel_core::Digest,
-        reporter: &Reporter,
-    ) -> Result<Live, HostError> {
-        let device_state = self.store.blob(&device).map_err(refs::store_error("read the device state"))?;
+    fn restore(&self, plan: &Plan<'_>, record: &Record, reporter: &Reporter) -> Result<Live, HostError> {
+        let parts = plan.manifest.device.iter().map(|part| self.store.blob(part));
+        let parts =
+            parts.collect::<Result<Vec<_>, _>>().map_err(refs::store_error("read the device state"))?;
+        let device_state = parts.concat();
         let memory = plan.manifest.image("memory").and_then(|image| image.root);
         let mut live = Live::restore(self, record, memory, self.claim(&record.config)?)?;
         let loaded = self.fill(plan, &live, reporter).and_then(|()| {

@@ -102,7 +102,7 @@ impl Host {
             id,
             names: names.iter().filter_map(|name| refs::shown(name, &machine)).collect(),
             machine,
-            active: manifest.device.is_some(),
+            active: !manifest.device.is_empty(),
             time_ms: manifest.time,
             host,
             memory: manifest.machine.memory,

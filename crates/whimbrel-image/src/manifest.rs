@@ -22,8 +22,9 @@ pub struct Manifest {
     pub format: u32,
     /// How to build the machine again.
     pub machine: MachineConfig,
-    /// Blob of CPU and device state; none makes the capsule inactive (it boots instead of continuing).
-    pub device: Option<Digest>,
+    /// Blobs that, one after the other, are the state of CPUs and devices; none make the capsule inactive (it boots
+    /// instead of continuing). Several, so that the part that seldom changes is stored once.
+    pub device: Vec<Digest>,
     /// `memory`, `disk0`, …
     pub images: Vec<ImageRef>,
     /// What it was made from; they need not exist any more.
@@ -105,7 +106,7 @@ impl Manifest {
     /// The blobs it names, without its images and parents.
     pub fn blobs(&self) -> impl Iterator<Item = Digest> {
         let boot = self.machine.boot.iter().flat_map(|boot| [Some(boot.kernel), boot.initrd]);
-        [self.device, self.working_set].into_iter().chain(boot).flatten()
+        self.device.iter().copied().chain([self.working_set].into_iter().chain(boot).flatten())
     }
 
     /// The canonical bytes; refused if they could not be read back.
@@ -179,7 +180,7 @@ mod tests {
         Manifest {
             format: FORMAT,
             machine,
-            device: Some(Digest([1; 32])),
+            device: vec![Digest([1; 32])],
             images: vec![image("memory", 256, Some(Digest([2; 32]))), image("disk0", 1, None)],
             parents: vec![],
             time: 1_700_000_000_000,
@@ -194,7 +195,7 @@ mod tests {
         let golden = format!(
             concat!(
                 r#"{{"format":1,"machine":{{"memory":1048576,"cpus":1,"machine":"pc-q35-7.2","cpu":"max","accel":"tcg","#,
-                r#""disks":[{{"size":4096}}],"nics":[],"boot":null}},"device":"{}","images":[{{"name":"memory","pages":256,"#,
+                r#""disks":[{{"size":4096}}],"nics":[],"boot":null}},"device":["{}"],"images":[{{"name":"memory","pages":256,"#,
                 r#""root":"{}"}},{{"name":"disk0","pages":1,"root":null}}],"parents":[],"time":1700000000000,"#,
                 r#""host":"alpha","labels":{{"why":"test"}},"working_set":null}}"#
             ),

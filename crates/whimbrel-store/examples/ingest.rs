@@ -123,7 +123,7 @@ fn manifest(image: FinishedImage) -> Manifest {
     Manifest {
         format: FORMAT,
         machine,
-        device: None,
+        device: vec![],
         images,
         parents,
         time: 0,

@@ -57,7 +57,7 @@ fn images_blobs_and_disks_read_back_and_equal_content_is_stored_once() {
     let (memory, disk) = (write(), write());
     assert_eq!(memory, disk);
     let mut capsule = manifest(&[("memory", memory), ("disk0", disk)], &[], 1);
-    capsule.device = Some(device);
+    capsule.device = vec![device];
     let id = writer.commit(&capsule, &[]).unwrap();
     drop(writer);
     let packed: u64 = std::fs::read_dir(dir.path().join("packs"))
@@ -123,7 +123,7 @@ fn a_capsule_that_names_what_is_not_here_is_refused() {
     let (_dir, store) = store();
     let writer = store.writer().unwrap();
     let mut capsule = manifest(&[], &[], 1);
-    capsule.device = Some(whimbrel_core::Digest::of(b"nowhere"));
+    capsule.device = vec![whimbrel_core::Digest::of(b"nowhere")];
     assert!(matches!(writer.commit(&capsule, &[name("m")]), Err(StoreError::NotWhole { .. })));
     assert_eq!(store.get_ref(&name("m")).unwrap(), None);
     assert!(writer.image(Some(whimbrel_core::Digest::of(b"no root")), 5).is_err());

@@ -46,7 +46,7 @@ pub fn manifest(images: &[(&str, FinishedImage)], parents: &[CapsuleId], time: u
     Manifest {
         format: FORMAT,
         machine,
-        device: None,
+        device: vec![],
         images: images.iter().map(image).collect(),
         parents: parents.to_vec(),
         time,
