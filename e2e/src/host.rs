@@ -1,5 +1,12 @@
 //! One host: a network namespace, a PID namespace, a daemon.
 
+use nix::{
+    sys::{
+        signal::{Signal, kill},
+        wait::{Id, WaitPidFlag, waitid},
+    },
+    unistd::Pid,
+};
 use serde_json::Value;
 use std::{
     fs,
@@ -41,6 +48,8 @@ impl HostProcess {
         let place = lab.host(name);
         let mut init = Command::new("unshare");
         init.args(["--pid", "--mount", "--fork", "--kill-child", "--mount-proc", "sleep", "infinity"]);
+        // On the kill that ends the host, `unshare` complains that it cannot die of the same signal.
+        init.stderr(fs::File::create(memory.join(format!("{name}.log"))).expect("a log file"));
         let init = place.command(init).expect("a PID namespace");
         let mut host = Self {
             name: name.to_owned(),
@@ -74,29 +83,46 @@ impl HostProcess {
     }
 
     /// The first process of the PID namespace, as seen from here: the one child of `unshare`.
-    fn first_pid(&self) -> u32 {
-        let children = format!("/proc/{0}/task/{0}/children", self.init.id());
+    fn first_pid(&self) -> Pid {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let text = fs::read_to_string(&children).unwrap_or_default();
-            if let Some(pid) = text.split_whitespace().next().and_then(|pid| pid.parse().ok()) {
-                return pid;
+            if let Some(pid) = children(self.init.id()).first() {
+                return *pid;
             }
-            assert!(Instant::now() < deadline, "the PID namespace does not come up");
+            assert!(Instant::now() < deadline, "no PID namespace comes up:\n{}", self.log_text());
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Runs a program among the host's processes and mounts; it is to succeed.
+    pub fn exec(&self, program: &str, arguments: &[&str]) {
+        let mut command = Command::new("nsenter");
+        command
+            .args(["--target", &self.first_pid().to_string(), "--pid", "--mount", "--", program])
+            .args(arguments);
+        let status = command.status().expect("a program to run");
+        assert!(status.success(), "{program} {arguments:?} failed on {}", self.name);
     }
 
     /// Kills the daemon as a crash would. Its machines live on.
     pub fn kill_daemon(&mut self) {
         let Some(mut daemon) = self.daemon.take() else { return };
         // nsenter has forked the daemon into the namespace; what we started only waits for it.
-        let children = format!("/proc/{0}/task/{0}/children", daemon.id());
-        for pid in fs::read_to_string(children).unwrap_or_default().split_whitespace() {
-            let pid = nix::unistd::Pid::from_raw(pid.parse().expect("a pid"));
-            nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("a daemon to kill");
+        for pid in children(daemon.id()) {
+            kill(pid, Signal::SIGKILL).expect("a daemon to kill");
         }
         daemon.wait().expect("the daemon's end");
+    }
+
+    /// Ends every process of the host and waits until the last one is gone.
+    pub(crate) fn end(&self) {
+        // The kernel ends the namespace with its first process, and `unshare` sees that end after all the others.
+        let Some(first) = children(self.init.id()).pop() else { return };
+        if kill(first, Signal::SIGKILL).is_ok() {
+            let unshare = Id::Pid(Pid::from_raw(self.init.id().cast_signed()));
+            // An error means that it is gone already. It is left to be reaped by its owner.
+            let _ = waitid(unshare, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
+        }
     }
 
     /// The host's name.
@@ -193,6 +219,18 @@ impl HostProcess {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+}
+
+impl Drop for HostProcess {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The processes that the process `parent` has started and not yet reaped.
+fn children(parent: u32) -> Vec<Pid> {
+    let list = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw).collect()
 }
 
 /// The program under test: beside the test or demo program that asks.
