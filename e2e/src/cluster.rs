@@ -1,7 +1,17 @@
 //! Some hosts on one network segment, each with a daemon.
+//!
+//! Nothing of a cluster outlives this process, however it ends: processes and networks are the kernel's to end, the
+//! directories are removed by a child that notices.
 
 use crate::HostProcess;
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 use tempfile::TempDir;
 use whimbrel_testkit::{
     guest::{GuestFiles, Witness},
@@ -17,6 +27,7 @@ pub struct Cluster {
     /// What survives a daemon's host, for all hosts.
     pub disk: TempDir,
     _memory: TempDir,
+    sweeper: Mutex<Option<Sweeper>>,
 }
 
 impl Cluster {
@@ -27,6 +38,7 @@ impl Cluster {
         let disk = tempfile::Builder::new().prefix("whimbrel-e2e").tempdir().expect("a directory");
         let memory =
             tempfile::Builder::new().prefix("wmb").tempdir_in("/dev/shm").expect("a directory on a tmpfs");
+        let sweeper = Mutex::new(Some(Sweeper::start(&[disk.path(), memory.path()])));
         let start = |name: &&str| HostProcess::start(&lab, name, disk.path(), memory.path());
         let hosts: Vec<HostProcess> = names.iter().map(start).collect();
         for host in &hosts {
@@ -34,7 +46,14 @@ impl Cluster {
                 host.run(&["trust", "add", other.name(), &other.key(), &other.address()]);
             }
         }
-        Self { hosts, lab, disk, _memory: memory }
+        Self { hosts, lab, disk, _memory: memory, sweeper }
+    }
+
+    /// Ends all processes of all hosts and removes their directories, and waits for both. Dropping the value does the
+    /// same; this is for the end of a program while another of its threads is still using the hosts.
+    pub fn end(&self) {
+        self.hosts.iter().for_each(HostProcess::end);
+        self.sweeper.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// The daemon called `name`.
@@ -83,5 +102,36 @@ impl Cluster {
     pub fn stream(&self, address: &str) -> StreamProbe {
         let address = format!("{address}:7001").parse().expect("an address");
         StreamProbe::start(self.lab.host("client"), address, Duration::from_secs(20)).expect("a stream")
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Waits for the end of its standard input, which comes from us or from the kernel that ends us, then removes its
+/// arguments. Whoever still writes there was killed with us and may be in the way for a moment, hence the repeats.
+const SWEEP: &str = r#"cat; for _ in $(seq 100); do rm -rf -- "$@" && exit; sleep 0.1; done"#;
+
+/// A child that removes directories when it is dropped, or when this process is killed and can no longer do so.
+struct Sweeper(Child);
+
+impl Sweeper {
+    fn start(directories: &[&Path]) -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-c", SWEEP, "sweeper"]).args(directories);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        // In a group of its own a Ctrl-C at the terminal does not end it with us.
+        Self(command.process_group(0).spawn().expect("a shell"))
+    }
+}
+
+impl Drop for Sweeper {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        // Whether it could remove everything or not, there is nobody left to try again.
+        let _ = self.0.wait();
     }
 }
