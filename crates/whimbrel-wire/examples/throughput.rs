@@ -26,7 +26,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let (server, client) = (Identity::ephemeral()?, Identity::ephemeral()?);
     let trust = Arc::new(Trust::load(dir.path())?);
     let key = client.public_key();
-    trust.add(TrustedPeer { name: "client".parse()?, key, address: None, rights: Rights::all() })?;
+    trust.add(TrustedPeer {
+        name: "client".parse()?,
+        key: Some(key),
+        address: None,
+        rights: Rights::all(),
+    })?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?.to_string();
     let expected = server.public_key();

@@ -205,7 +205,7 @@ impl Connection {
         link.upgrade().map(|link| Self { link, peer })
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.link.shared
     }
 

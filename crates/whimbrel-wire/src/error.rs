@@ -80,12 +80,16 @@ pub enum TrustError {
         source: Box<toml::ser::Error>,
     },
     /// Name or key are there already.
-    #[error("already trusted: {name} with the key {key}")]
+    #[error("name or key are trusted already, as {name}")]
     Known {
         /// The name of the entry.
         name: HostName,
-        /// Its key.
-        key: PublicKey,
+    },
+    /// Nothing would vouch for the host.
+    #[error("{name} has no key: only a host that is reached over ssh does without")]
+    NoKey {
+        /// The name of the entry.
+        name: HostName,
     },
     /// No such entry.
     #[error("no trusted host is called {name}")]
@@ -174,7 +178,7 @@ pub enum ConnectError {
         source: HelloError,
     },
     /// The ssh child ended early.
-    #[error("ssh to {destination} ended ({status}): {stderr}")]
+    #[error("ssh to {destination} ended ({status}): {}", on_one_line(stderr))]
     Ssh {
         /// Where to.
         destination: String,
@@ -189,6 +193,10 @@ pub enum ConnectError {
         /// What was given.
         destination: String,
     },
+}
+
+fn on_one_line(text: &str) -> String {
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
 /// Why a connection ended.

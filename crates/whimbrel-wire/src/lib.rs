@@ -9,6 +9,7 @@
 //! for a connection than its windows of requests and one reply for each call it made; a call ends in a reply or in a typed error, never in silence.
 //! The bytes are described in `docs/protocols/wire.md`.
 
+mod address;
 mod answer;
 mod connection;
 mod credit;
@@ -28,6 +29,7 @@ mod ssh;
 mod tls;
 mod trust;
 
+pub use address::{ParseAddressError, PeerAddress};
 pub use answer::{Answer, Call, Code, Order, Refusal, Reply, Request};
 pub use connection::{Connection, Pending, Traffic};
 pub use credit::{CONTROL_WINDOW, DEFAULT_WINDOW, MIN_WINDOW};
@@ -41,6 +43,6 @@ pub use hello::{Hello, HelloError, Role, VERSIONS, Version, VersionRange};
 pub use identity::Identity;
 pub use key::{ParseKeyError, PublicKey};
 pub use kind::{Right, Rights, range};
-pub use ssh::{SshCommand, connect_ssh, serve_stdio};
+pub use ssh::{SshCommand, StdioReader, StdioWriter, connect_ssh, stdio};
 pub use tls::{connect_tls, serve_tls};
-pub use trust::{Trust, TrustedPeer};
+pub use trust::{Route, Trust, TrustedPeer};

@@ -1,7 +1,11 @@
 //! The user's own ssh as a carrier: `ssh DESTINATION whimbrel serve --stdio`, frames over its standard input and
 //! output. No TLS inside: ssh has proved who is there, and the login says what they may do (everything).
+//!
+//! ssh runs without a terminal and never asks: what it cannot do without a password fails, with its own words.
 
-use crate::{ConnectError, Connection, Endpoint, PeerIdentity, Rights, Stage, endpoint::connect_io};
+use crate::{
+    ConnectError, Connection, Endpoint, PeerIdentity, Rights, Stage, connection, endpoint::connect_io,
+};
 use std::{
     ffi::OsString,
     fs::File,
@@ -10,6 +14,7 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::{fs::FileTypeExt, net::UnixStream as StdUnixStream},
     },
+    pin::Pin,
     process::Stdio,
     time::Duration,
 };
@@ -25,6 +30,20 @@ use tokio::{
 const MAX_STDERR: usize = 4096;
 /// How long a failed ssh may take to say why.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How long an ssh whose connection has ended may take to end: more than goodbyes may.
+const PARTING: Duration = Duration::from_secs(5);
+/// The user's configuration holds for all the rest. These are about the stream: no terminal, no questions, no
+/// forwarded ports or agents, no command of the configuration's own, and an end to trying before a hello is
+/// given up, so that ssh can say why.
+const OPTIONS: [&str; 7] = [
+    "-T",
+    "-a",
+    "-x",
+    "-oBatchMode=yes",
+    "-oClearAllForwardings=yes",
+    "-oRemoteCommand=none",
+    "-oConnectTimeout=8",
+];
 
 /// How to run ssh.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +70,7 @@ impl SshCommand {
             return Err(ConnectError::Destination { destination: self.destination.clone() });
         }
         let mut command = Command::new(&self.program);
-        command.arg("-T").args(&self.options).arg("--").arg(&self.destination).arg(&self.remote);
+        command.args(OPTIONS).args(&self.options).arg("--").arg(&self.destination).arg(&self.remote);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         command.spawn().map_err(|source| ConnectError::Io { stage: Stage::Dial, source })
     }
@@ -69,8 +88,14 @@ pub async fn connect_ssh(ssh: &SshCommand, endpoint: &Endpoint) -> Result<Connec
     let identity = PeerIdentity::Ssh(ssh.destination.clone());
     match connect_io(reader, writer, identity, Rights::all(), endpoint).await {
         Ok(connection) => {
-            // The pipes close when the connection's tasks end, and ssh with them; this reaps it.
-            tokio::spawn(async move { child.wait().await });
+            let shared = connection.shared().clone();
+            tokio::spawn(async move {
+                connection::closed(&shared).await;
+                // Its pipes are closed, so it ends by itself, unless its network is gone: then it is killed.
+                if timeout(PARTING, child.wait()).await.is_err() {
+                    let _ = child.kill().await;
+                }
+            });
             Ok(connection)
         }
         Err(error) => Err(why(child, complaints, ssh, error).await),
@@ -102,38 +127,42 @@ async fn why(
     ConnectError::Ssh { destination: ssh.destination.clone(), status, stderr }
 }
 
-/// Serves whoever started this process, over standard input and output. The caller must print nothing to
-/// standard output from here on.
-pub async fn serve_stdio(endpoint: &Endpoint) -> Result<Connection, ConnectError> {
-    let failed = |source| ConnectError::Io { stage: Stage::Dial, source };
-    let reader = readable(io::stdin().as_fd().try_clone_to_owned().map_err(failed)?).map_err(failed)?;
-    let writer = writable(io::stdout().as_fd().try_clone_to_owned().map_err(failed)?).map_err(failed)?;
-    connect_io(reader, writer, PeerIdentity::Stdio, Rights::all(), endpoint).await
+/// Bytes from whoever started this process.
+pub type StdioReader = Pin<Box<dyn AsyncRead + Send>>;
+/// Bytes to whoever started this process.
+pub type StdioWriter = Pin<Box<dyn AsyncWrite + Send>>;
+
+/// Standard input and output of this process as a stream. The caller must print nothing to standard output from
+/// here on. Must be called inside a runtime.
+pub fn stdio() -> io::Result<(StdioReader, StdioWriter)> {
+    let input = io::stdin().as_fd().try_clone_to_owned()?;
+    let output = io::stdout().as_fd().try_clone_to_owned()?;
+    Ok((readable(input)?, writable(output)?))
 }
 
 /// sshd gives a socket, a shell a pipe; both are watched without a thread. Anything else goes through one.
-fn readable(fd: OwnedFd) -> io::Result<Box<dyn AsyncRead + Unpin + Send>> {
+fn readable(fd: OwnedFd) -> io::Result<StdioReader> {
     let file = File::from(fd);
     let kind = file.metadata()?.file_type();
     if kind.is_socket() {
-        return Ok(Box::new(socket(file)?));
+        return Ok(Box::pin(socket(file)?));
     }
     if kind.is_fifo() {
-        return Ok(Box::new(pipe::Receiver::from_file(file)?));
+        return Ok(Box::pin(pipe::Receiver::from_file(file)?));
     }
-    Ok(Box::new(tokio::io::stdin()))
+    Ok(Box::pin(tokio::io::stdin()))
 }
 
-fn writable(fd: OwnedFd) -> io::Result<Box<dyn AsyncWrite + Unpin + Send>> {
+fn writable(fd: OwnedFd) -> io::Result<StdioWriter> {
     let file = File::from(fd);
     let kind = file.metadata()?.file_type();
     if kind.is_socket() {
-        return Ok(Box::new(socket(file)?));
+        return Ok(Box::pin(socket(file)?));
     }
     if kind.is_fifo() {
-        return Ok(Box::new(pipe::Sender::from_file(file)?));
+        return Ok(Box::pin(pipe::Sender::from_file(file)?));
     }
-    Ok(Box::new(tokio::io::stdout()))
+    Ok(Box::pin(tokio::io::stdout()))
 }
 
 fn socket(file: File) -> io::Result<UnixStream> {

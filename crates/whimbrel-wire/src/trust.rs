@@ -1,9 +1,11 @@
 //! Whom this host trusts: `trust.toml`, one `[[peer]]` each, by key like ssh's `authorized_keys`.
 //!
+//! A host that is only gone to, over ssh, needs no key: ssh knows its own. Every other entry has one.
+//!
 //! The file is the truth: every look-up notices a changed file, so `whimbrel trust add` needs no restart. It
 //! is replaced atomically under a lock on `trust.lock`. A damaged file trusts nobody and is never overwritten.
 
-use crate::{PublicKey, Rights, TrustError, durable};
+use crate::{PeerAddress, PublicKey, Rights, TrustError, durable};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File},
@@ -23,14 +25,54 @@ const MAX_FILE: u64 = 4 << 20;
 pub struct TrustedPeer {
     /// What we call it.
     pub name: HostName,
-    /// Its key.
-    pub key: PublicKey,
-    /// Where it listens, as `host:port`.
+    /// Its key. Without one it cannot come here by TLS, nor be reached by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub address: Option<String>,
+    pub key: Option<PublicKey>,
+    /// Where it is reached; without one it can only come here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<PeerAddress>,
     /// What it may ask of us.
     #[serde(default = "Rights::all")]
     pub rights: Rights,
+}
+
+/// The way to a trusted host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Route {
+    /// TLS to `address`, where this key must answer.
+    Tls {
+        /// As `host:port`.
+        address: String,
+        /// The pinned key.
+        key: PublicKey,
+    },
+    /// The user's ssh.
+    Ssh {
+        /// As ssh reads it.
+        destination: String,
+    },
+}
+
+impl TrustedPeer {
+    /// How it is reached, if it can be.
+    pub fn route(&self) -> Option<Route> {
+        match self.address.clone()? {
+            PeerAddress::Tcp(address) => self.key.map(|key| Route::Tls { address, key }),
+            PeerAddress::Ssh(destination) => Some(Route::Ssh { destination }),
+        }
+    }
+
+    /// An entry vouches for a host by its key or by ssh; one that does neither is a mistake.
+    fn check(&self) -> Result<(), TrustError> {
+        match (self.key, &self.address) {
+            (None, None | Some(PeerAddress::Tcp(_))) => Err(TrustError::NoKey { name: self.name.clone() }),
+            _ => Ok(()),
+        }
+    }
+
+    fn clashes(&self, other: &Self) -> bool {
+        self.name == other.name || (self.key.is_some() && self.key == other.key)
+    }
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -80,12 +122,13 @@ impl Trust {
         let text = fs::read_to_string(&self.path).map_err(|source| self.file("read", source))?;
         let file: TrustFile = toml::from_str(&text)
             .map_err(|source| TrustError::Damaged { path: self.path.clone(), source: Box::new(source) })?;
+        file.peer.iter().try_for_each(TrustedPeer::check)?;
         Ok(file.peer)
     }
 
     /// The entry of `key`, if it is trusted.
     pub fn find(&self, key: &PublicKey) -> Result<Option<TrustedPeer>, TrustError> {
-        Ok(self.list()?.into_iter().find(|peer| peer.key == *key))
+        Ok(self.list()?.into_iter().find(|peer| peer.key == Some(*key)))
     }
 
     /// The entry called `name`.
@@ -95,9 +138,10 @@ impl Trust {
 
     /// Trusts `peer`. Durable when it returns. A name or key that is already there is refused.
     pub fn add(&self, peer: TrustedPeer) -> Result<(), TrustError> {
+        peer.check()?;
         self.change(|peers| {
-            if let Some(old) = peers.iter().find(|old| old.name == peer.name || old.key == peer.key) {
-                return Err(TrustError::Known { name: old.name.clone(), key: old.key });
+            if let Some(old) = peers.iter().find(|old| old.clashes(&peer)) {
+                return Err(TrustError::Known { name: old.name.clone() });
             }
             peers.push(peer);
             Ok(())
@@ -140,13 +184,14 @@ mod tests {
     use crate::Right;
 
     fn peer(name: &str, byte: u8) -> TrustedPeer {
-        let address = Some("10.0.0.1:7400".to_owned());
-        TrustedPeer {
-            name: name.parse().unwrap(),
-            key: PublicKey([byte; 32]),
-            address,
-            rights: Rights::all(),
-        }
+        let address = Some("10.0.0.1:7400".parse().unwrap());
+        let key = Some(PublicKey([byte; 32]));
+        TrustedPeer { name: name.parse().unwrap(), key, address, rights: Rights::all() }
+    }
+
+    fn by_ssh(name: &str) -> TrustedPeer {
+        let address = Some(format!("ssh:root@{name}").parse().unwrap());
+        TrustedPeer { key: None, address, ..peer(name, 0) }
     }
 
     #[test]
@@ -171,6 +216,22 @@ mod tests {
         assert!(matches!(trust.add(peer("alpha", 2)), Err(TrustError::Known { .. })));
         assert!(matches!(trust.add(peer("beta", 1)), Err(TrustError::Known { .. })));
         assert_eq!(trust.list().unwrap(), [peer("alpha", 1)]);
+    }
+
+    #[test]
+    fn only_ssh_makes_up_for_a_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let trust = Trust::load(dir.path()).unwrap();
+        for address in [None, peer("beta", 1).address] {
+            let keyless = TrustedPeer { key: None, address, ..peer("beta", 1) };
+            assert!(matches!(trust.add(keyless), Err(TrustError::NoKey { .. })));
+        }
+        trust.add(by_ssh("beta")).unwrap();
+        trust.add(by_ssh("gamma")).unwrap();
+        assert_eq!(trust.list().unwrap(), [by_ssh("beta"), by_ssh("gamma")]);
+        assert_eq!(by_ssh("beta").route(), Some(Route::Ssh { destination: "root@beta".to_owned() }));
+        fs::write(dir.path().join("trust.toml"), "[[peer]]\nname = \"beta\"\naddress = \"b:1\"").unwrap();
+        assert!(matches!(trust.list(), Err(TrustError::NoKey { .. })));
     }
 
     #[test]

@@ -108,8 +108,12 @@ pub(crate) async fn host() -> Host {
 
 impl Host {
     pub(crate) fn admit(&self, name: &str, identity: &Identity, rights: Rights) {
-        let entry =
-            TrustedPeer { name: name.parse().unwrap(), key: identity.public_key(), address: None, rights };
+        let entry = TrustedPeer {
+            name: name.parse().unwrap(),
+            key: Some(identity.public_key()),
+            address: None,
+            rights,
+        };
         self.trust.add(entry).unwrap();
     }
 

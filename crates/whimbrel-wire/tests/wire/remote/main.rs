@@ -1,7 +1,9 @@
 //! What the tests run behind ssh: echoes every request over standard input and output until the peer is gone.
 
 use std::error::Error;
-use whimbrel_wire::{Answer, BoxFuture, Endpoint, Peer, Reply, Request, Service, serve_stdio};
+use whimbrel_wire::{
+    Answer, BoxFuture, Endpoint, Peer, PeerIdentity, Reply, Request, Rights, Service, connect_io, stdio,
+};
 
 struct Echo;
 
@@ -14,6 +16,7 @@ impl Service for Echo {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let endpoint = Endpoint::new("remote".parse()?, Echo);
-    serve_stdio(&endpoint).await?.closed().await;
+    let (reader, writer) = stdio()?;
+    connect_io(reader, writer, PeerIdentity::Stdio, Rights::all(), &endpoint).await?.closed().await;
     Ok(())
 }
