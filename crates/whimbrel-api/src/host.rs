@@ -58,9 +58,12 @@ pub struct TrustEntry {
     /// Its name.
     #[schema(value_type = String)]
     pub name: HostName,
-    /// Its public key, as `whimbrel key` prints it there.
-    pub key: String,
-    /// Where it listens, `address:port`. Without one it can come here but not be sent to.
+    /// Its public key, as `whimbrel key` prints it there. A host that is reached over ssh may do without: ssh
+    /// vouches for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// Where it listens, `address:port`, or how ssh reaches it, `ssh:destination`. Without one it can come here
+    /// but not be sent to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
 }

@@ -56,6 +56,8 @@ pub const IMPORT: &str = "/v1/import";
 pub const TRUST: &str = "/v1/trust";
 /// `DELETE`: trust a host no longer.
 pub const TRUST_ENTRY: &str = "/v1/trust/{name}";
+/// `GET`: becomes the byte stream of the protocol between hosts, for `whimbrel serve --stdio`.
+pub const WIRE: &str = "/v1/wire";
 /// `GET`: operations that run or ended lately.
 pub const OPERATIONS: &str = "/v1/operations";
 /// `GET`: one operation; `DELETE`: cancel it.
@@ -67,6 +69,8 @@ pub const OPENAPI: &str = "/v1/openapi.json";
 
 /// Value of the `Upgrade` header that opens a console (RFC 9110, 7.8).
 pub const CONSOLE_PROTOCOL: &str = "whimbrel-console";
+/// Value of the `Upgrade` header that opens the protocol between hosts.
+pub const WIRE_PROTOCOL: &str = "whimbrel-wire";
 /// Content type of [`OPERATION_EVENTS`]: one JSON object a line.
 pub const NDJSON: &str = "application/x-ndjson";
 /// Query parameter of [`MACHINE_CONSOLE_LOG`]: how many bytes at most.

@@ -6,10 +6,10 @@
 
 mod client;
 mod connection;
-mod console;
 mod error;
 mod follow;
+mod stream;
 
 pub use client::Client;
-pub use console::Console;
 pub use error::ClientError;
+pub use stream::RawStream;

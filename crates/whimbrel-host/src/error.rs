@@ -1,6 +1,7 @@
 //! What can go wrong in the daemon, and how it is told to a caller: a stable code, the chain of causes once,
 //! and the next thing to do.
 
+use crate::peers::SshError;
 use std::{
     error::Error,
     io,
@@ -51,6 +52,8 @@ pub enum HostError {
     Unconfirmed { name: MachineName, host: HostName },
     #[error("cannot reach host {host}")]
     Unreachable { host: HostName, source: Cause },
+    #[error("cannot reach host {host} over ssh")]
+    Ssh { host: HostName, source: Box<SshError> },
     #[error("host {host} is not trusted here")]
     Untrusted { host: HostName },
     #[error("host {host} and this one do not trust each other")]
@@ -100,7 +103,7 @@ impl HostError {
             }
             Self::Capture { source } => chain_code(source),
             Self::Migrate { source, .. } => migrate_code(source),
-            Self::Unconfirmed { .. } | Self::Unreachable { .. } => ErrorCode::Unreachable,
+            Self::Unconfirmed { .. } | Self::Unreachable { .. } | Self::Ssh { .. } => ErrorCode::Unreachable,
             Self::Untrusted { .. } | Self::NotTrustedThere { .. } => ErrorCode::Untrusted,
             Self::Panicked => ErrorCode::Internal,
         }
@@ -121,6 +124,7 @@ impl HostError {
             Self::Untrusted { host } | Self::Unreachable { host, .. } => {
                 format!("`whimbrel trust add {host} KEY ADDRESS`; `whimbrel key` prints the key on {host}")
             }
+            Self::Ssh { source, .. } => source.hint(),
             Self::NotTrustedThere { host, .. } => {
                 format!(
                     "add this host on {host} too: `whimbrel trust add`, with the key that `whimbrel key` prints here"

@@ -323,12 +323,14 @@ impl Host {
     }
 
     pub(crate) fn trust_add(&self, entry: TrustEntry) -> Result<TrustEntry, HostError> {
-        let key = entry.key.parse().map_err(|error| HostError::invalid(format!("{error}")))?;
-        let (name, address) = (entry.name.clone(), entry.address.clone());
-        let peer = TrustedPeer { name, key, address, rights: Rights::all() };
+        let key = entry.key.as_deref().map(parsed).transpose()?;
+        let address = entry.address.as_deref().map(parsed).transpose()?;
+        let peer = TrustedPeer { name: entry.name.clone(), key, address, rights: Rights::all() };
         match self.trust.add(peer) {
             Ok(()) => Ok(entry),
-            Err(error @ TrustError::Known { .. }) => Err(HostError::invalid(error.to_string())),
+            Err(error @ (TrustError::Known { .. } | TrustError::NoKey { .. })) => {
+                Err(HostError::invalid(error.to_string()))
+            }
             Err(error) => Err(identity_error(error)),
         }
     }
@@ -348,8 +350,16 @@ fn identity_error(source: TrustError) -> HostError {
     HostError::Identity { source: source.into() }
 }
 
+fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, HostError> {
+    text.parse().map_err(|error: T::Err| HostError::invalid(error.to_string()))
+}
+
 fn trust_entry(peer: &TrustedPeer) -> TrustEntry {
-    TrustEntry { name: peer.name.clone(), key: peer.key.to_string(), address: peer.address.clone() }
+    TrustEntry {
+        name: peer.name.clone(),
+        key: peer.key.map(|key| key.to_string()),
+        address: peer.address.as_ref().map(ToString::to_string),
+    }
 }
 
 /// A disk of the machine and what it begins as.

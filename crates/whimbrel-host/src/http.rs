@@ -2,7 +2,7 @@
 //!
 //! No logic here. Bodies are bounded, unknown fields are refused, and every failure is an `ApiError`.
 
-use crate::{error::HostError, host::Host};
+use crate::{error::HostError, host::Host, peers};
 use axum::{
     Json, Router,
     body::{Body, Bytes},
@@ -57,6 +57,7 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
         .route(routes::IMPORT, post(import))
         .route(routes::TRUST, get(trust_list).post(trust_add))
         .route(routes::TRUST_ENTRY, delete(trust_remove))
+        .route(routes::WIRE, get(wire))
         .route(routes::OPERATIONS, get(operations))
         .route(routes::OPERATION, get(operation).delete(cancel))
         .route(routes::OPERATION_EVENTS, get(events))
@@ -317,11 +318,7 @@ async fn console(
     request: Request,
 ) -> Result<Response, Failure> {
     let name: MachineName = named(&name)?;
-    let asked = request.headers().get(header::UPGRADE).and_then(|value| value.to_str().ok());
-    if asked != Some(routes::CONSOLE_PROTOCOL) {
-        let reason = format!("ask with `Upgrade: {}`", routes::CONSOLE_PROTOCOL);
-        return Err(HostError::invalid(reason).into());
-    }
+    expect_upgrade(&request, routes::CONSOLE_PROTOCOL)?;
     let Json(mut serial) = blocking(host, move |host| host.machine(&name)?.console()).await?;
     tokio::spawn(async move {
         let Ok(upgraded) = hyper::upgrade::on(request).await else { return };
@@ -340,6 +337,29 @@ async fn console(
             }
         }
     });
-    let switch = [(header::UPGRADE, routes::CONSOLE_PROTOCOL), (header::CONNECTION, "upgrade")];
-    Ok((StatusCode::SWITCHING_PROTOCOLS, switch).into_response())
+    Ok(switching(routes::CONSOLE_PROTOCOL))
+}
+
+/// Turns the connection into one between hosts.
+async fn wire(State(host): Shared, request: Request) -> Result<Response, Failure> {
+    expect_upgrade(&request, routes::WIRE_PROTOCOL)?;
+    tokio::spawn(async move {
+        let Ok(upgraded) = hyper::upgrade::on(request).await else { return };
+        peers::serve_stream(host, TokioIo::new(upgraded)).await;
+    });
+    Ok(switching(routes::WIRE_PROTOCOL))
+}
+
+fn expect_upgrade(request: &Request, protocol: &str) -> Result<(), Failure> {
+    let asked = request.headers().get(header::UPGRADE).and_then(|value| value.to_str().ok());
+    if asked == Some(protocol) {
+        return Ok(());
+    }
+    Err(HostError::invalid(format!("ask with `Upgrade: {protocol}`")).into())
+}
+
+/// From here on the connection is a raw byte stream (RFC 9110, 7.8).
+fn switching(protocol: &'static str) -> Response {
+    let switch = [(header::UPGRADE, protocol), (header::CONNECTION, "upgrade")];
+    (StatusCode::SWITCHING_PROTOCOLS, switch).into_response()
 }

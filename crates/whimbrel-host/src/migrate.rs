@@ -42,7 +42,7 @@ impl Host {
             return Err(HostError::invalid(format!("{name} is on {} already", self.name)));
         }
         let (host, machine) = (self.clone(), self.machine(name)?);
-        self.peer(&request.host)?;
+        self.route(&request.host)?;
         Ok(self.operations().start(OperationKind::Migrate, name.to_string(), move |reporter| {
             let begun = Instant::now();
             let mut turn = machine.begin("migrate", Some(reporter.id))?;

@@ -100,6 +100,7 @@ pub(crate) enum Call {
     Import(import::Args),
     Trust(trust::Args),
     Key(key::Args),
+    Serve(serve::Args),
 }
 
 impl Call {
@@ -132,6 +133,7 @@ impl Call {
             Self::Import(args) => args.run(context).await,
             Self::Trust(args) => args.run(context).await,
             Self::Key(args) => args.run(context).await,
+            Self::Serve(args) => args.run(context).await,
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
 };
-use whimbrel_client::Console;
+use whimbrel_client::RawStream;
 use whimbrel_core::{ByteSize, MachineName};
 
 const EXAMPLES: &str = "\
@@ -74,7 +74,11 @@ fn keyboard() -> mpsc::Receiver<Vec<u8>> {
 
 /// Carries bytes both ways until the user leaves, the machine ends or a signal comes. The end of typing that is
 /// no terminal's does not end it: what the guest answers is still to come.
-async fn attach(console: Console, mut typed: mpsc::Receiver<Vec<u8>>, terminal: bool) -> Result<(), Failure> {
+async fn attach(
+    console: RawStream,
+    mut typed: mpsc::Receiver<Vec<u8>>,
+    terminal: bool,
+) -> Result<(), Failure> {
     let (mut printed, mut keys) = tokio::io::split(console);
     let mut escape = Escape::new();
     let mut buffer = vec![0; 16 << 10];

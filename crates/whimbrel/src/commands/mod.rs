@@ -21,6 +21,7 @@ pub(crate) mod ps;
 pub(crate) mod resume;
 pub(crate) mod rm;
 pub(crate) mod run;
+pub(crate) mod serve;
 pub(crate) mod show;
 pub(crate) mod stop;
 pub(crate) mod suspend;

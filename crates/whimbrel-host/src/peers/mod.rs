@@ -1,24 +1,30 @@
-//! Other hosts: what they may ask of this one, and how this one reaches them.
+//! Other hosts: what they may ask of this one. How this one reaches them is in `link`, and over ssh in `ssh`.
+//!
+//! They come by TLS, by the key they are trusted under, or through the socket of the API. Whoever may open that
+//! socket is root here already, so a host behind it (one whose ssh runs `whimbrel serve --stdio`) may do all.
 
-use crate::{error::HostError, host::Host};
+mod link;
+mod ssh;
+
+pub(crate) use link::{NoLink, PeerLink};
+pub(crate) use ssh::SshError;
+
+use crate::host::Host;
 use bytes::Bytes;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
-use tokio::net::TcpListener;
-use whimbrel_core::{ByteSize, HostName};
-use whimbrel_migrate::{
-    link::{Answer, Link, LinkError},
-    protocol::{self, HandoverId},
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpListener,
 };
+use whimbrel_migrate::protocol::{self, HandoverId};
 use whimbrel_wire::{
-    BoxFuture, CallError, Code, ConnectError, Connection, Endpoint, Peer, Pending, PublicKey, Refusal, Reply,
-    Request, Service, connect_tls, range, serve_tls,
+    BoxFuture, Code, Connection, Endpoint, Peer, PeerIdentity, Refusal, Reply, Request, Rights, Service,
+    connect_io, range, serve_tls,
 };
 
-/// All messages of a migration are one stream: pages, then the end of them, then the commit.
-const STREAM: u16 = 1;
 /// An engine's refusal; its text says all there is to know.
 const REFUSED: Code = Code(256);
 
@@ -32,6 +38,21 @@ pub(crate) fn serve(host: Arc<Host>, listener: TcpListener) {
             tracing::error!(error = &error as &dyn std::error::Error, "other hosts are no longer served");
         }
     });
+}
+
+/// Serves one host whose bytes come through the socket of the API, until it is gone.
+pub(crate) async fn serve_stream(host: Arc<Host>, stream: impl AsyncRead + AsyncWrite + Send + 'static) {
+    let endpoint = Endpoint::new(host.name.clone(), Peers::new(&host));
+    let (reader, writer) = tokio::io::split(stream);
+    match connect_io(reader, writer, PeerIdentity::Stdio, Rights::all(), &endpoint).await {
+        Ok(connection) => {
+            tracing::info!(peer = %connection.peer().name, "a host has come through the socket of the API");
+        }
+        Err(error) => {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "a host that came through the socket of the API was not understood");
+        }
+    }
 }
 
 /// Answers what other hosts ask.
@@ -103,85 +124,4 @@ fn address_of(peer: &Peer) -> usize {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Host {
-    /// Key and address of a trusted host.
-    pub(crate) fn peer(&self, name: &HostName) -> Result<(PublicKey, String), HostError> {
-        let peer = self.trust.named(name).map_err(|source| HostError::Identity { source: source.into() })?;
-        let peer = peer.ok_or_else(|| HostError::Untrusted { host: name.clone() })?;
-        let no_address =
-            || HostError::invalid(format!("no address is known for {name}: add it with `whimbrel trust`"));
-        Ok((peer.key, peer.address.ok_or_else(no_address)?))
-    }
-}
-
-/// A connection to another host, as a migration sees it. For plain threads.
-pub(crate) struct PeerLink {
-    connection: Connection,
-}
-
-impl PeerLink {
-    pub(crate) fn connect(host: &Host, name: &HostName) -> Result<Self, HostError> {
-        let (key, address) = host.peer(name)?;
-        let endpoint = Endpoint::new(host.name.clone(), ());
-        let connected = host.runtime.block_on(connect_tls(&address, key, &host.identity, &endpoint));
-        let connection = connected.map_err(|source| match source {
-            ConnectError::NotTrusted { .. } | ConnectError::WrongKey { .. } => {
-                HostError::NotTrustedThere { host: name.clone(), source: source.into() }
-            }
-            source => HostError::Unreachable { host: name.clone(), source: source.into() },
-        })?;
-        Ok(Self { connection })
-    }
-
-    /// Limits what is sent, in bytes a second.
-    pub(crate) fn limit(&self, rate: Option<ByteSize>) {
-        self.connection.limit_rate(rate.map(|rate| rate.0));
-    }
-
-    pub(crate) fn bytes_both_ways(&self) -> u64 {
-        let traffic = self.connection.traffic();
-        traffic.sent + traffic.received
-    }
-}
-
-impl Link for PeerLink {
-    fn send(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError> {
-        let request = Request::new(kind, header.into(), payload).ordered(STREAM);
-        let pending = self.connection.send_blocking(request).map_err(link_error)?;
-        Ok(Box::new(OnItsWay(pending)))
-    }
-
-    fn bytes_sent(&self) -> u64 {
-        self.connection.traffic().sent
-    }
-}
-
-struct OnItsWay(Pending);
-
-impl Answer for OnItsWay {
-    fn wait(self: Box<Self>) -> Result<Bytes, LinkError> {
-        self.0.wait().map(|reply| reply.header).map_err(link_error)
-    }
-}
-
-fn link_error(error: CallError) -> LinkError {
-    match error {
-        CallError::Refused { source } => LinkError::Refused { reason: source.text },
-        error => LinkError::Lost { source: error.into() },
-    }
-}
-
-/// No connection yet: the first attempt of a daemon that goes on with an older one's handover.
-pub(crate) struct NoLink;
-
-impl Link for NoLink {
-    fn send(&self, _: u16, _: Vec<u8>, _: Bytes) -> Result<Box<dyn Answer>, LinkError> {
-        Err(LinkError::Lost { source: "there is none yet".into() })
-    }
-
-    fn bytes_sent(&self) -> u64 {
-        0
-    }
 }

@@ -1,0 +1,68 @@
+//! Connections that stop being HTTP and become a raw byte stream (RFC 9110, 7.8): the console of a machine, and
+//! the protocol between hosts.
+
+use crate::{Client, ClientError, connection::Call};
+use hyper::{Method, StatusCode, header, upgrade::Upgraded};
+use hyper_util::rt::TokioIo;
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use whimbrel_api::routes;
+use whimbrel_core::MachineName;
+
+/// Both directions of a raw stream. What its end means is for the call that opened it to say.
+#[derive(Debug)]
+pub struct RawStream(TokioIo<Upgraded>);
+
+impl Client {
+    /// Opens the console of a machine. The end of the stream is the end of the machine, or of the daemon.
+    pub async fn console(&self, name: &MachineName) -> Result<RawStream, ClientError> {
+        self.upgrade(routes::machine(routes::MACHINE_CONSOLE, name), routes::CONSOLE_PROTOCOL).await
+    }
+
+    /// Opens a stream of the protocol between hosts. It ends when the daemon is done with the peer, or itself ends.
+    pub async fn wire(&self) -> Result<RawStream, ClientError> {
+        self.upgrade(routes::WIRE.to_owned(), routes::WIRE_PROTOCOL).await
+    }
+
+    async fn upgrade(&self, path: String, protocol: &'static str) -> Result<RawStream, ClientError> {
+        let call = Call::new(Method::GET, path).upgrade(protocol);
+        let label = call.label();
+        let response = call.send(self.socket()).await?;
+        let offered = response.headers().get(header::UPGRADE).map(|value| value.as_bytes());
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS || offered != Some(protocol.as_bytes()) {
+            let answer = io::Error::other(format!("status {} instead of {protocol}", response.status()));
+            return Err(ClientError::protocol(&label, answer));
+        }
+        let upgraded =
+            hyper::upgrade::on(response).await.map_err(|error| ClientError::protocol(&label, error))?;
+        Ok(RawStream(TokioIo::new(upgraded)))
+    }
+}
+
+impl AsyncRead for RawStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, into)
+    }
+}
+
+impl AsyncWrite for RawStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}

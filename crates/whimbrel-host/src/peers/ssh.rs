@@ -1,0 +1,71 @@
+//! The way to another host by the ssh of the daemon's user: what `whimbrel serve --stdio` says there, or why
+//! nothing does, told by ssh's own words and by the exit code of what ran.
+
+use std::io;
+use whimbrel_wire::{ConnectError, Connection, Endpoint, SshCommand, Stage, connect_ssh};
+
+/// ssh's own failure (ssh(1), EXIT STATUS).
+const SSH_FAILED: i32 = 255;
+/// The remote shell's: found and not executable, not found (POSIX, Shell Command Language, 2.8.2).
+const NO_COMMAND: [i32; 2] = [126, 127];
+/// `whimbrel`'s own, as its help documents it: its daemon does not answer.
+const NO_DAEMON: i32 = 5;
+
+/// Why ssh does not lead to a daemon.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the text of each variant says what its fields are")]
+pub enum SshError {
+    #[error("ssh cannot be started")]
+    Start { source: io::Error },
+    #[error("ssh does not get into {destination}")]
+    Login { destination: String, source: ConnectError },
+    #[error("`whimbrel` cannot be run on {destination}")]
+    NoCommand { destination: String, source: ConnectError },
+    #[error("no daemon runs on {destination}")]
+    NoDaemon { destination: String, source: ConnectError },
+    #[error("what ssh runs on {destination} does not speak for a daemon")]
+    NoTalk { destination: String, source: ConnectError },
+}
+
+impl SshError {
+    fn new(destination: String, source: ConnectError) -> Self {
+        match source {
+            ConnectError::Io { stage: Stage::Dial, source } => Self::Start { source },
+            ConnectError::Ssh { status, .. } => match status.code() {
+                Some(SSH_FAILED) => Self::Login { destination, source },
+                Some(code) if NO_COMMAND.contains(&code) => Self::NoCommand { destination, source },
+                Some(NO_DAEMON) => Self::NoDaemon { destination, source },
+                _ => Self::NoTalk { destination, source },
+            },
+            ConnectError::Timeout { .. } | ConnectError::Destination { .. } => {
+                Self::Login { destination, source }
+            }
+            _ => Self::NoTalk { destination, source },
+        }
+    }
+
+    /// What to do about it.
+    pub(crate) fn hint(&self) -> String {
+        match self {
+            Self::Start { .. } => "install an ssh client on this host".to_owned(),
+            Self::Login { destination, .. } => format!(
+                "`ssh -oBatchMode=yes {destination} true` must work without a question for the daemon's user"
+            ),
+            Self::NoCommand { destination, .. } => format!(
+                "install whimbrel on {destination} where the PATH of a command of ssh finds it, like /usr/local/bin"
+            ),
+            Self::NoDaemon { destination, .. } => {
+                format!("start `whimbrel host` on {destination}, and log in as a user who may talk to it")
+            }
+            Self::NoTalk { destination, .. } => format!(
+                "look at what `ssh {destination} whimbrel serve --stdio </dev/null` says; login scripts must print nothing"
+            ),
+        }
+    }
+}
+
+/// Connects to the daemon behind `destination`.
+pub(super) async fn connect(destination: String, endpoint: Endpoint) -> Result<Connection, SshError> {
+    let command = SshCommand::new(destination.clone());
+    connect_ssh(&command, &endpoint).await.map_err(|source| SshError::new(destination, source))
+}
