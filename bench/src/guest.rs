@@ -57,7 +57,8 @@ impl GuestPlan {
         })
     }
 
-    fn config(&self) -> Result<MachineConfig> {
+    /// The machine as the product would make it.
+    pub(crate) fn config(&self) -> Result<MachineConfig> {
         let qemu = probe()?;
         // A digest only names the file in a capsule, and nothing here becomes one.
         let nameless = Digest::of(b"");

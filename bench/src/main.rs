@@ -5,6 +5,7 @@
 
 mod guest;
 mod harness;
+mod hosts;
 mod run;
 
 use anyhow::{Result, bail, ensure};
@@ -33,19 +34,22 @@ struct Arguments {
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     if arguments.name == "list" {
-        EXPERIMENTS.iter().for_each(|experiment| println!("{:<18} {}", experiment.name, experiment.about));
+        EXPERIMENTS
+            .iter()
+            .for_each(|experiment| println!("{:<18} {}", experiment.rows.join(" "), experiment.about));
         return Ok(());
     }
     let images = <[PathBuf; 2]>::try_from(arguments.images).ok().map(|[first, later]| (first, later));
     let context = Context { quick: arguments.quick, images };
     let (mut rows, mut failed) = (Vec::new(), Vec::new());
     for experiment in select(&arguments.name)? {
-        eprintln!("==> {}: {}", experiment.name, experiment.about);
+        let name = experiment.rows.join(", ");
+        eprintln!("==> {name}: {}", experiment.about);
         match (experiment.run)(&context) {
             Ok(done) => rows.extend(done),
             Err(error) => {
-                eprintln!("{}: {error:#}", experiment.name);
-                failed.push(experiment.name);
+                eprintln!("{name}: {error:#}");
+                failed.push(name);
             }
         }
     }

@@ -4,7 +4,9 @@ mod machine;
 mod report;
 mod row;
 mod samples;
+mod scratch;
 
 pub(crate) use report::Report;
 pub(crate) use row::{Goal, Row};
-pub(crate) use samples::{Samples, alternate};
+pub(crate) use samples::{Samples, alternate, in_turn};
+pub(crate) use scratch::scratch;

@@ -7,6 +7,11 @@ use anyhow::Result;
 pub(crate) struct Samples(Vec<f64>);
 
 impl Samples {
+    /// One number of each of several measurements.
+    pub(crate) fn of<T>(measured: &[T], number: impl Fn(&T) -> f64) -> Self {
+        Self::new(measured.iter().map(number).collect())
+    }
+
     /// `values` in any order. Panics if there are none: an experiment that measured nothing has no result.
     pub(crate) fn new(mut values: Vec<f64>) -> Self {
         assert!(!values.is_empty(), "an experiment without a measurement");
@@ -35,9 +40,19 @@ impl Samples {
 /// Measures ours and the peer in turn, so that a machine that warms up or slows down does it to both alike.
 pub(crate) fn alternate(
     count: usize,
-    mut ours: impl FnMut() -> Result<f64>,
-    mut peer: impl FnMut() -> Result<f64>,
+    ours: impl FnMut() -> Result<f64>,
+    peer: impl FnMut() -> Result<f64>,
 ) -> Result<(Samples, Samples)> {
+    let (ours, theirs) = in_turn(count, ours, peer)?;
+    Ok((Samples::new(ours), Samples::new(theirs)))
+}
+
+/// The same for a measurement that is more than one number.
+pub(crate) fn in_turn<T>(
+    count: usize,
+    mut ours: impl FnMut() -> Result<T>,
+    mut peer: impl FnMut() -> Result<T>,
+) -> Result<(Vec<T>, Vec<T>)> {
     let (mut a, mut b) = (Vec::with_capacity(count), Vec::with_capacity(count));
     for round in 0..count {
         // Who goes first changes too: the second one may find a warmer cache.
@@ -49,7 +64,7 @@ pub(crate) fn alternate(
             a.push(ours()?);
         }
     }
-    Ok((Samples::new(a), Samples::new(b)))
+    Ok((a, b))
 }
 
 #[cfg(test)]

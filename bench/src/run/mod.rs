@@ -2,11 +2,17 @@
 //!
 //! To add one: a function from [`Context`] to rows, and a line in [`EXPERIMENTS`].
 
+mod checkpoint;
+mod clone;
 mod images;
 mod keeper;
+mod migrate;
 mod nbd;
 mod ours;
+mod patch;
+mod precopy;
 mod qemu_nbd;
+mod resume;
 mod scan;
 mod store;
 
@@ -29,10 +35,10 @@ impl Context {
     }
 }
 
-/// One named experiment.
+/// One experiment.
 pub(crate) struct Experiment {
-    /// `family.row`.
-    pub(crate) name: &'static str,
+    /// The rows it makes, `family.row`: one, or those that come of the same preparation.
+    pub(crate) rows: &'static [&'static str],
     /// One line for people.
     pub(crate) about: &'static str,
     pub(crate) run: fn(&Context) -> Result<Vec<Row>>,
@@ -40,25 +46,52 @@ pub(crate) struct Experiment {
 
 /// Every experiment, in the order in which `run` does them.
 pub(crate) const EXPERIMENTS: &[Experiment] = &[
-    Experiment { name: "scan.idle", about: "find the written pages of an idle guest", run: scan::idle },
-    Experiment { name: "scan.busy", about: "find the written pages of a busy guest", run: scan::busy },
-    Experiment { name: "store.ingest", about: "keep a memory image in an empty store", run: store::ingest },
-    Experiment { name: "store.restore", about: "have a kept image back", run: store::restore },
+    Experiment { rows: &["scan.idle"], about: "find the written pages of an idle guest", run: scan::idle },
+    Experiment { rows: &["scan.busy"], about: "find the written pages of a busy guest", run: scan::busy },
     Experiment {
-        name: "store.peers",
+        rows: &["store.ingest"],
+        about: "keep a memory image in an empty store",
+        run: store::ingest,
+    },
+    Experiment { rows: &["store.restore"], about: "have a kept image back", run: store::restore },
+    Experiment {
+        rows: &["store.peers"],
         about: "two versions of an image: bytes kept and time",
         run: store::peers,
     },
-    Experiment { name: "nbd.randread", about: "read single pages of a disk we serve", run: nbd::randread },
-    Experiment { name: "nbd.seqwrite", about: "write a disk we serve from end to end", run: nbd::seqwrite },
+    Experiment { rows: &["nbd.randread"], about: "read single pages of a disk we serve", run: nbd::randread },
+    Experiment {
+        rows: &["nbd.seqwrite"],
+        about: "write a disk we serve from end to end",
+        run: nbd::seqwrite,
+    },
+    Experiment {
+        rows: &["checkpoint.pause", "checkpoint.time", "checkpoint.bytes"],
+        about: "keep a Debian guest that compiles, again and again",
+        run: checkpoint::run,
+    },
+    Experiment {
+        rows: &["resume.cold", "resume.warm"],
+        about: "let a kept guest run again, its memory on demand",
+        run: resume::run,
+    },
+    Experiment {
+        rows: &["clone.time", "clone.memory"],
+        about: "eight clones of a running guest",
+        run: clone::run,
+    },
+    Experiment {
+        rows: &["migrate.downtime", "migrate.bytes"],
+        about: "move a running guest over a Gbit/s",
+        run: migrate::run,
+    },
 ];
 
-/// The experiments that `name` means: one by its name, a family by what stands before the dot, all by `run`.
+/// The experiments that `name` means: one by a row of its, a family by what stands before the dot, all by `run`.
 pub(crate) fn select(name: &str) -> Result<Vec<&'static Experiment>> {
-    let family =
-        |experiment: &Experiment| experiment.name.split_once('.').is_some_and(|(family, _)| family == name);
+    let is_meant = |row: &&str| *row == name || row.split_once('.').is_some_and(|(family, _)| family == name);
     let chosen: Vec<_> =
-        EXPERIMENTS.iter().filter(|e| name == "run" || e.name == name || family(e)).collect();
+        EXPERIMENTS.iter().filter(|e| name == "run" || e.rows.iter().any(is_meant)).collect();
     if chosen.is_empty() {
         bail!("no experiment {name:?}; `list` shows them");
     }
@@ -73,6 +106,8 @@ mod tests {
     fn a_name_means_a_row_a_family_or_all() {
         assert_eq!(select("scan.idle").unwrap().len(), 1);
         assert_eq!(select("scan").unwrap().len(), 2);
+        assert_eq!(select("checkpoint").unwrap().len(), 1);
+        assert_eq!(select("checkpoint.bytes").unwrap().len(), 1);
         assert_eq!(select("run").unwrap().len(), EXPERIMENTS.len());
         assert!(select("sca").is_err());
     }

@@ -7,7 +7,7 @@ use super::Context;
 use super::images;
 use super::keeper::{Keeper, Peer, PeerKind};
 use super::ours::Ours;
-use crate::harness::{Goal, Row, Samples, alternate};
+use crate::harness::{Goal, Row, Samples, alternate, scratch};
 use anyhow::{Context as _, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,7 +25,7 @@ struct Outcome {
 /// Keep the first image in an empty repository.
 pub(crate) fn ingest(context: &Context) -> Result<Vec<Row>> {
     let (first, _) = images::pair(context)?;
-    let scratch = scratch()?;
+    let scratch = scratch("store")?;
     let ours = || save_once(&mut Ours::new(scratch.path())?, &first);
     let peer = || save_once(&mut Peer::new(PeerKind::Restic, scratch.path())?, &first);
     let (ours, theirs) = alternate(context.times(5, 2), ours, peer)?;
@@ -36,7 +36,7 @@ pub(crate) fn ingest(context: &Context) -> Result<Vec<Row>> {
 /// Have the later image back.
 pub(crate) fn restore(context: &Context) -> Result<Vec<Row>> {
     let (first, later) = images::pair(context)?;
-    let scratch = scratch()?;
+    let scratch = scratch("store")?;
     let mut ours = Ours::new(scratch.path())?;
     let mut peer = Peer::new(PeerKind::Restic, scratch.path())?;
     for keeper in [&mut ours as &mut dyn Keeper, &mut peer] {
@@ -56,7 +56,7 @@ pub(crate) fn restore(context: &Context) -> Result<Vec<Row>> {
 /// Both images, against every peer: bytes and time.
 pub(crate) fn peers(context: &Context) -> Result<Vec<Row>> {
     let pair = images::pair(context)?;
-    let scratch = scratch()?;
+    let scratch = scratch("store")?;
     let times = context.times(3, 1);
     let ours = outcomes(times, || Ok(Box::new(Ours::new(scratch.path())?)), &pair)?;
     let mut rows = Vec::new();
@@ -119,11 +119,4 @@ fn restore_once(keeper: &mut dyn Keeper, image: &Path, scratch: &Path) -> Result
         Command::new("cmp").arg("--silent").arg(image).arg(&to).status().context("cannot start cmp")?;
     ensure!(same.success(), "{} gave back something else than it was given", keeper.name());
     Ok(std::fs::metadata(image)?.len() as f64 / 1e6 / took.as_secs_f64())
-}
-
-/// A folder on the disk that the checkout is on: tmpfs would hide what syncing costs.
-fn scratch() -> Result<TempDir> {
-    let target = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target").join("bench");
-    std::fs::create_dir_all(&target)?;
-    Ok(tempfile::Builder::new().prefix("store").tempdir_in(target)?)
 }

@@ -1,0 +1,176 @@
+//! One host: a network namespace and a daemon in a PID namespace.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use whimbrel_testkit::lab::{Lab, Namespace, Process};
+
+/// Where daemons listen for each other.
+const PORT: u16 = 7400;
+/// How long a daemon may take to come up.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A host and its daemon.
+pub(crate) struct Daemon {
+    name: String,
+    address: String,
+    data: PathBuf,
+    run_dir: PathBuf,
+    socket: PathBuf,
+    network: Namespace,
+    /// `unshare`, which waits for the daemon. Absent only while the daemon is restarted.
+    process: Option<Process>,
+}
+
+impl Daemon {
+    /// Starts the daemon of the lab's host `name`; its store lies below `disk`, memory of guests below `memory`.
+    pub(super) fn start(lab: &Lab, name: &str, disk: &Path, memory: &Path) -> Result<Self> {
+        let place = lab.host(name);
+        let mut daemon = Self {
+            name: name.to_owned(),
+            address: format!("{}:{PORT}", place.address()),
+            data: disk.join(name),
+            run_dir: memory.join(name),
+            socket: memory.join(format!("{name}.sock")),
+            network: (**place).clone(),
+            process: None,
+        };
+        daemon.begin()?;
+        Ok(daemon)
+    }
+
+    /// Ends the daemon and all its machines, and starts another one on the same store.
+    pub(crate) fn restart(&mut self) -> Result<()> {
+        if let Some(mut process) = self.process.take() {
+            // The daemon first: `unshare` ends only when nothing is left in the namespace, so the store is free then.
+            kill(daemon_pid(&process)?)?;
+            process.wait()?;
+        }
+        self.begin()
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        let log = File::options().create(true).append(true).open(self.log())?;
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]).arg(program()?);
+        command.args(["host", "--name", &self.name, "--listen", &self.address]);
+        command.arg("--data").arg(&self.data).arg("--run-dir").arg(&self.run_dir);
+        command.arg("--socket").arg(&self.socket).env("RUST_LOG", "info");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let mut process = self.network.start(command)?;
+        let deadline = Instant::now() + PATIENCE;
+        while self.run(&["ps"]).is_err() {
+            let ended = process.try_wait()?.is_some() || Instant::now() > deadline;
+            ensure!(!ended, "the daemon of {} does not answer: {}", self.name, self.last_words());
+            sleep(Duration::from_millis(20));
+        }
+        self.process = Some(process);
+        Ok(())
+    }
+
+    /// The host's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where other hosts reach it.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Its API socket.
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Where memory of its guests lies, on a tmpfs.
+    pub(crate) fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+
+    /// The process id of the daemon.
+    pub(crate) fn pid(&self) -> Result<u32> {
+        daemon_pid(self.process.as_ref().context("no daemon")?)
+    }
+
+    /// Its public key.
+    pub(crate) fn key(&self) -> Result<String> {
+        let key = self.json(&["key"])?;
+        key["public_key"].as_str().map(str::to_owned).context("`whimbrel key` without a key")
+    }
+
+    /// Runs a command to its end; what it printed.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new(program()?);
+        command.arg("--socket").arg(&self.socket).args(arguments).stdin(Stdio::null());
+        let output = command.output().context("cannot start whimbrel")?;
+        if output.status.success() {
+            return Ok(String::from_utf8(output.stdout)?);
+        }
+        bail!(
+            "{}: whimbrel {} failed: {}",
+            self.name,
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        )
+    }
+
+    /// Runs a command to its end; its result.
+    pub(crate) fn json(&self, arguments: &[&str]) -> Result<Value> {
+        let arguments: Vec<&str> = ["--json", "--quiet"].iter().chain(arguments).copied().collect();
+        Ok(serde_json::from_str(&self.run(&arguments)?)?)
+    }
+
+    /// Runs a command to its end; its result, and how many milliseconds the caller waited.
+    pub(crate) fn timed(&self, arguments: &[&str]) -> Result<(Value, f64)> {
+        let begun = Instant::now();
+        let result = self.json(arguments)?;
+        Ok((result, begun.elapsed().as_secs_f64() * 1e3))
+    }
+
+    /// Ends a machine and forgets it; its capsules stay.
+    pub(crate) fn discard(&self, machine: &str) -> Result<()> {
+        self.run(&["stop", machine, "--kill"])?;
+        self.run(&["forget", machine]).map(drop)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.socket.with_extension("log")
+    }
+
+    /// The end of the daemon's log.
+    fn last_words(&self) -> String {
+        let log = fs::read_to_string(self.log()).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(10)..].join("\n")
+    }
+}
+
+/// A number of what came of an operation.
+pub(crate) fn number(operation: &Value, field: &str) -> Result<f64> {
+    operation["result"][field].as_f64().with_context(|| format!("no number {field} in {operation}"))
+}
+
+/// The one child of `unshare`.
+fn daemon_pid(process: &Process) -> Result<u32> {
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", process.id()))?;
+    let first = children.split_whitespace().next().context("the daemon has ended")?;
+    Ok(first.parse()?)
+}
+
+fn kill(pid: u32) -> Result<()> {
+    let status = Command::new("kill").args(["-KILL", &pid.to_string()]).status()?;
+    ensure!(status.success(), "cannot end process {pid}");
+    Ok(())
+}
+
+/// The program that is measured: of the same build as this one, beside it.
+fn program() -> Result<PathBuf> {
+    let me = std::env::current_exe()?;
+    let beside = me.ancestors().skip(1).take(2).map(|folder| folder.join("whimbrel"));
+    beside.into_iter().find(|path| path.is_file()).context("no whimbrel beside this program; build it first")
+}

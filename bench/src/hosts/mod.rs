@@ -1,0 +1,67 @@
+//! Hosts as a user has them: real daemons in network namespaces, driven by the command line.
+//!
+//! A [`Hosts`] and everything it started is gone when it is dropped, and also when this process is killed: each daemon
+//! is the first process of a PID namespace, so the kernel ends its QEMUs with it.
+
+mod console;
+mod daemon;
+mod machine;
+mod memory;
+
+pub(crate) use console::console;
+pub(crate) use daemon::{Daemon, number};
+pub(crate) use machine::Machine;
+pub(crate) use memory::{Resident, allocated};
+
+use crate::harness::scratch;
+use anyhow::{Context as _, Result};
+use std::path::Path;
+use tempfile::TempDir;
+use whimbrel_testkit::lab::Lab;
+
+/// Address that a guest may have on the lab's segment.
+pub(crate) const GUEST: &str = "10.77.0.100";
+
+/// Some hosts with a daemon each, and a host `client` without one, on one switch.
+pub(crate) struct Hosts {
+    daemons: Vec<Daemon>,
+    pub(crate) lab: Lab,
+    disk: TempDir,
+    _memory: TempDir,
+}
+
+impl Hosts {
+    /// Starts a daemon on each of these hosts and lets them trust each other.
+    pub(crate) fn start(names: &[&str]) -> Result<Self> {
+        let all: Vec<&str> = names.iter().copied().chain(["client"]).collect();
+        let lab = Lab::with_hosts(&all)?;
+        let disk = scratch("hosts")?;
+        let memory = tempfile::Builder::new().prefix("wb").tempdir_in("/dev/shm")?;
+        let start = |name: &&str| Daemon::start(&lab, name, disk.path(), memory.path());
+        let daemons = names.iter().map(start).collect::<Result<Vec<_>>>()?;
+        for daemon in &daemons {
+            for other in daemons.iter().filter(|other| other.name() != daemon.name()) {
+                daemon.run(&["trust", "add", other.name(), &other.key()?, other.address()])?;
+            }
+        }
+        Ok(Self { daemons, lab, disk, _memory: memory })
+    }
+
+    /// The daemon of this host.
+    pub(crate) fn get(&self, name: &str) -> Result<&Daemon> {
+        self.daemons.iter().find(|daemon| daemon.name() == name).with_context(|| format!("no host {name}"))
+    }
+
+    /// The same, to restart it.
+    pub(crate) fn get_mut(&mut self, name: &str) -> Result<&mut Daemon> {
+        self.daemons
+            .iter_mut()
+            .find(|daemon| daemon.name() == name)
+            .with_context(|| format!("no host {name}"))
+    }
+
+    /// A folder on a disk that lasts as long as the hosts.
+    pub(crate) fn disk(&self) -> &Path {
+        self.disk.path()
+    }
+}

@@ -1,0 +1,128 @@
+//! The peer of `migrate.*`: QEMU's own pre-copy, between two QEMUs with the command line that the product uses.
+//!
+//! Two differences, both in its favour: memory is not shared with anybody, and the network port is a tap device in the
+//! host's bridge without a process between. Its settings are the defaults, but for the bandwidth, which is the link's.
+
+use super::migrate::{MBIT, Moved, watch};
+use crate::guest::GuestPlan;
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::{Value, json};
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use whimbrel_core::NicConfig;
+use whimbrel_qemu::{LaunchSpec, Qmp, RamBacking, Sharing, probe};
+use whimbrel_testkit::guest::Witness;
+use whimbrel_testkit::lab::{Host, Lab, Process};
+
+const BOOT_PATIENCE: Duration = Duration::from_secs(120);
+const START_PATIENCE: Duration = Duration::from_secs(10);
+const MIGRATE_PATIENCE: Duration = Duration::from_secs(120);
+/// How often QEMU is asked whether it is done.
+const ASK: Duration = Duration::from_millis(10);
+const MAC: &str = "52:54:00:77:00:01";
+/// Where the target waits for the state.
+const PORT: u16 = 7500;
+const TAP: &str = "guest0";
+
+/// One of the two QEMUs. Ended with the value.
+struct Side {
+    qmp: Qmp,
+    spec: LaunchSpec,
+    _process: Process,
+}
+
+/// What a QEMU is started for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Source,
+    Target,
+}
+
+/// Boots the guest of `plan` on `alpha` and moves it to `beta`.
+pub(super) fn moved(lab: &Lab, plan: &GuestPlan) -> Result<Moved> {
+    let folder = tempfile::Builder::new().prefix("wb").tempdir_in("/dev/shm")?;
+    let source = Side::start(lab.host("alpha"), plan, &folder.path().join("a"), Role::Source)?;
+    let target = Side::start(lab.host("beta"), plan, &folder.path().join("b"), Role::Target)?;
+    source.execute("cont", json!({}))?;
+    let console = UnixStream::connect(source.spec.serial_socket())?;
+    Witness::over(console.try_clone()?, console).wait_ready(BOOT_PATIENCE)?;
+    let place = format!("tcp:{}:{PORT}", lab.host("beta").address());
+    target.execute("migrate-incoming", json!({ "uri": place }))?;
+    source.execute("migrate-set-parameters", json!({ "max-bandwidth": MBIT * 1_000_000 / 8 }))?;
+    watch(lab, || {
+        source.execute("migrate", json!({ "uri": place }))?;
+        source.wait_completed()
+    })
+}
+
+impl Side {
+    fn start(host: &Host, plan: &GuestPlan, folder: &Path, role: Role) -> Result<Self> {
+        std::fs::create_dir(folder)?;
+        let mut config = plan.config()?;
+        config.nics.push(NicConfig { mac: MAC.to_owned(), bridge: None });
+        let ram = RamBacking { path: folder.join("ram"), sharing: Sharing::Private };
+        let spec = LaunchSpec {
+            kernel: Some(plan.kernel.clone()),
+            initrd: Some(plan.initrd.clone()),
+            incoming: role == Role::Target,
+            ..LaunchSpec::new(config, folder, ram)
+        };
+        let log = File::create(folder.join("qemu.log"))?;
+        let mut command = Command::new(&probe()?.path);
+        command.args(arguments(&spec, role)?);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let mut process = host.command(command)?;
+        let qmp = connect(&mut process, &spec)?;
+        host.ip(&format!("link set {TAP} master br0 up"))?;
+        host.wait_forwarding()?;
+        Ok(Self { qmp, spec, _process: process })
+    }
+
+    fn execute(&self, command: &str, arguments: Value) -> Result<Value> {
+        self.qmp.execute(command, arguments).with_context(|| format!("QEMU refuses {command}"))
+    }
+
+    /// Waits until the guest has left; the downtime that QEMU believes in, in milliseconds.
+    fn wait_completed(&self) -> Result<f64> {
+        let deadline = Instant::now() + MIGRATE_PATIENCE;
+        loop {
+            let state = self.execute("query-migrate", json!({}))?;
+            match state["status"].as_str() {
+                Some("completed") => return state["downtime"].as_f64().context("no downtime in the answer"),
+                Some("failed" | "cancelled") => bail!("QEMU's migration failed: {state}"),
+                _ => ensure!(Instant::now() < deadline, "QEMU's migration does not end: {state}"),
+            }
+            sleep(ASK);
+        }
+    }
+}
+
+/// The product's arguments with a tap as the network port; a target runs as soon as it has everything.
+fn arguments(spec: &LaunchSpec, role: Role) -> Result<Vec<OsString>> {
+    let mut arguments = spec.argv()?;
+    let netdev = arguments.iter().position(|argument| argument == "-netdev").context("no network port")?;
+    arguments[netdev + 1] = format!("tap,id=net0,ifname={TAP},script=no,downscript=no").into();
+    if role == Role::Target {
+        arguments.retain(|argument| argument != "-S");
+    }
+    Ok(arguments)
+}
+
+fn connect(process: &mut Process, spec: &LaunchSpec) -> Result<Qmp> {
+    let deadline = Instant::now() + START_PATIENCE;
+    loop {
+        match Qmp::connect(&spec.qmp_socket()) {
+            Ok(qmp) => return Ok(qmp),
+            Err(error) => {
+                let ended = process.try_wait()?.is_some() || Instant::now() > deadline;
+                ensure!(!ended, "QEMU does not start: {error}, see its log in {}", spec.dir.display());
+            }
+        }
+        sleep(ASK);
+    }
+}
