@@ -9,6 +9,7 @@ use nix::{
 };
 use serde_json::Value;
 use std::{
+    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
@@ -68,8 +69,7 @@ impl HostProcess {
     /// Starts the daemon and waits until it answers.
     pub fn start_daemon(&mut self) {
         let log = fs::File::options().create(true).append(true).open(self.log()).expect("a log file");
-        let mut command = Command::new("nsenter");
-        command.args(["--target", &self.first_pid().to_string(), "--pid", "--mount", "--"]).arg(binary());
+        let mut command = self.inside(binary());
         command.args(["host", "--name", &self.name, "--listen", &self.address]);
         command.arg("--data").arg(&self.data).arg("--run-dir").arg(&self.run_dir);
         command.arg("--socket").arg(&self.socket).env("RUST_LOG", "info");
@@ -96,22 +96,38 @@ impl HostProcess {
 
     /// Runs a program among the host's processes and mounts; it is to succeed.
     pub fn exec(&self, program: &str, arguments: &[&str]) {
-        let mut command = Command::new("nsenter");
-        command
-            .args(["--target", &self.first_pid().to_string(), "--pid", "--mount", "--", program])
-            .args(arguments);
-        let status = command.status().expect("a program to run");
+        let status = self.inside(program).args(arguments).status().expect("a program to run");
         assert!(status.success(), "{program} {arguments:?} failed on {}", self.name);
+    }
+
+    /// Starts a program on the host: among its processes and mounts, and in its network.
+    pub fn start_program(&self, program: &str, arguments: &[&str]) -> Process {
+        let mut command = self.inside(program);
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        self.network.start(command).expect("a program to start")
+    }
+
+    /// A command among the host's processes and mounts.
+    fn inside(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &self.first_pid().to_string(), "--pid", "--mount", "--"]).arg(program);
+        command
     }
 
     /// Kills the daemon as a crash would. Its machines live on.
     pub fn kill_daemon(&mut self) {
-        let Some(mut daemon) = self.daemon.take() else { return };
-        // nsenter has forked the daemon into the namespace; what we started only waits for it.
-        for pid in children(daemon.id()) {
-            kill(pid, Signal::SIGKILL).expect("a daemon to kill");
+        self.signal_daemon(Signal::SIGKILL);
+        if let Some(mut daemon) = self.daemon.take() {
+            daemon.wait().expect("the daemon's end");
         }
-        daemon.wait().expect("the daemon's end");
+    }
+
+    /// Sends the daemon a signal, if it still runs.
+    pub fn signal_daemon(&self, signal: Signal) {
+        // nsenter has forked the daemon into the namespace; what we started only waits for it.
+        for pid in self.daemon.iter().flat_map(|daemon| children(daemon.id())) {
+            kill(pid, signal).expect("a daemon to signal");
+        }
     }
 
     /// Ends every process of the host and waits until the last one is gone.
@@ -205,6 +221,19 @@ impl HostProcess {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let machines = machines.as_array().expect("a list of machines");
         machines.iter().map(|m| (text(&m["name"]), text(&m["state"]["kind"]))).collect()
+    }
+
+    /// Waits until `ps` shows no machine at all.
+    pub fn wait_empty(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let now = self.machines();
+            if now.is_empty() {
+                return;
+            }
+            assert!(Instant::now() < deadline, "something is left: {now:?}\n{}", self.log_text());
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// Waits until `ps` shows the machine in one of these states.

@@ -8,8 +8,10 @@ mod cluster;
 mod console;
 mod guest;
 mod host;
+mod ssh;
 
 pub use cluster::Cluster;
 pub use console::{console, wait_reborn};
 pub use guest::{GUEST_ADDRESS, Guest};
 pub use host::{HostProcess, Refusal};
+pub use ssh::Ssh;
