@@ -1,5 +1,6 @@
 //! A guest moves between two hosts while a client talks to it.
 
+use nix::sys::signal::Signal;
 use std::time::Duration;
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, console, wait_reborn};
 use whimbrel_testkit::{
@@ -81,5 +82,57 @@ fn a_migration_that_fails_leaves_the_machine_where_it_was_and_the_next_one_loses
     alpha.run(&["migrate", "web", "beta"]);
     let after = cluster.witness(GUEST_ADDRESS).check().expect("a machine on the target");
     assert_same_life(&lived_on, &after);
+    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+}
+
+#[test]
+fn a_machine_that_is_still_partly_in_the_store_moves_whole_and_is_kept_whole_there() {
+    let cluster = Cluster::start(&["alpha", "beta"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    Guest::small("web").run(&cluster, alpha);
+    let born = cluster.witness(GUEST_ADDRESS).write(100).expect("a first life");
+    alpha.run(&["suspend", "web"]);
+    alpha.run(&["resume", "web"]);
+    alpha.run(&["migrate", "web", "beta"]);
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    let moved = witness.check().expect("an answer from the target");
+    assert_same_life(&born, &moved);
+    assert!(matches!(moved.ram, Verdict::Good(_)) && matches!(moved.disk, Verdict::Good(_)), "{moved:?}");
+    // The target's store has none of the machine's history; it must not matter.
+    beta.run(&["checkpoint", "web"]);
+    beta.run(&["suspend", "web"]);
+    beta.run(&["resume", "web"]);
+    let again = cluster.witness(GUEST_ADDRESS).check().expect("a capsule of the target");
+    assert_same_life(&moved, &again);
+    assert!(matches!(again.ram, Verdict::Good(_)) && matches!(again.disk, Verdict::Good(_)), "{again:?}");
+}
+
+#[test]
+fn a_daemon_that_is_killed_in_the_middle_of_a_migration_costs_nothing() {
+    let mut cluster = Cluster::start(&["alpha", "beta"]);
+    Guest::small("web").run(&cluster, cluster.host("alpha"));
+    let mut before = cluster.witness(GUEST_ADDRESS).write(100).expect("a first life");
+    for victim in ["beta", "alpha"] {
+        std::thread::scope(|scope| {
+            let alpha = cluster.host("alpha");
+            let migrate = scope.spawn(|| alpha.try_run(&["migrate", "web", "beta", "--rate-max", "2M"]));
+            alpha.wait_state("web", &["migrating"]);
+            std::thread::sleep(Duration::from_millis(800));
+            cluster.host(victim).signal_daemon(Signal::SIGKILL);
+            migrate.join().expect("the command ends").expect_err("it cannot have moved yet");
+        });
+        cluster.host_mut(victim).kill_daemon();
+        cluster.host_mut(victim).start_daemon();
+        let alpha = cluster.host("alpha");
+        alpha.wait_state("web", &["running"]);
+        let after = cluster.witness(GUEST_ADDRESS).check().expect("a source that runs on");
+        assert_same_life(&before, &after);
+        assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+        before = after;
+        cluster.host("beta").wait_empty();
+    }
+    cluster.host("alpha").run(&["migrate", "web", "beta"]);
+    let after = cluster.witness(GUEST_ADDRESS).check().expect("a machine on the target");
+    assert_same_life(&before, &after);
     assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
 }
