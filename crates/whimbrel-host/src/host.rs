@@ -27,7 +27,7 @@ use whimbrel_api::{
 use whimbrel_core::{
     Accel, Boot, ByteSize, Digest, DiskConfig, HostName, MachineConfig, MachineName, NicConfig, PAGE_SIZE,
 };
-use whimbrel_migrate::target::Arrivals;
+use whimbrel_migrate::{protocol::HandoverId, target::Arrivals};
 use whimbrel_qemu::QemuBinary;
 use whimbrel_store::Store;
 use whimbrel_wire::{Identity, Rights, Trust, TrustError, TrustedPeer};
@@ -51,6 +51,8 @@ pub(crate) struct Host {
     operations: Operations,
     machines: Mutex<BTreeMap<MachineName, Arc<Machine>>>,
     arrivals: std::sync::OnceLock<Arrivals>,
+    /// Handovers that were given up, by target, until the target was told for certain.
+    given_up: Mutex<BTreeMap<HostName, Vec<HandoverId>>>,
     started: Instant,
     closing: AtomicBool,
 }
@@ -81,6 +83,7 @@ impl Host {
             operations: Operations::default(),
             machines: Mutex::default(),
             arrivals: std::sync::OnceLock::new(),
+            given_up: Mutex::default(),
             started: Instant::now(),
             closing: AtomicBool::new(false),
         });
@@ -112,6 +115,11 @@ impl Host {
     /// Machines that are arriving from other hosts.
     pub(crate) fn arrivals(&self) -> &Arrivals {
         self.arrivals.get().expect("set when the host was opened")
+    }
+
+    /// Handovers whose targets may not have heard that they were given up.
+    pub(crate) fn given_up(&self) -> MutexGuard<'_, BTreeMap<HostName, Vec<HandoverId>>> {
+        self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The QEMU of this host.

@@ -21,7 +21,7 @@ use whimbrel_api::{MigrateMode, MigrateRequest, NetworkHandover, Operation, Oper
 use whimbrel_capture::{Follower, Pace, Subject};
 use whimbrel_core::{Digest, HostName, MachineName};
 use whimbrel_migrate::{
-    Move, confirm,
+    Move, abort, confirm,
     link::Link,
     migrate,
     protocol::{ArrayOffer, HandoverId, Offer},
@@ -48,6 +48,7 @@ impl Host {
             let mut turn = machine.begin("migrate", Some(reporter.id))?;
             let link = PeerLink::connect(&host, &request.host)?;
             link.limit(request.rate_max);
+            host.give_up_again(&request.host, &link);
             let moved = host.move_out(&mut turn, &link, &request, reporter)?;
             let runs_there = host.confirm_and_retire(&machine, turn, moved.handover, &request.host, &link)?;
             Ok(OperationResult::Migrate {
@@ -59,6 +60,17 @@ impl Host {
                 network: moved.network,
             })
         }))
+    }
+
+    /// Tells a target once more of the handovers to it that were given up: it may have been cut off when they
+    /// were, and would hold on to a machine that never comes.
+    fn give_up_again(&self, to: &HostName, link: &dyn Link) {
+        let given_up: Vec<HandoverId> = self.given_up().remove(to).unwrap_or_default();
+        for handover in given_up {
+            if abort(link, handover).is_err() {
+                self.given_up().entry(to.clone()).or_default().push(handover);
+            }
+        }
     }
 
     fn move_out(
@@ -101,6 +113,7 @@ impl Host {
                 Ok(Moved { handover: done.handover, rounds: done.rounds, paused_at: done.paused_at, network })
             }
             Err(source) => {
+                self.given_up().entry(request.host.clone()).or_default().push(offer.handover);
                 if record.phase != before.phase {
                     // The write that failed may have reached the disk all the same: say again who runs it.
                     *record = before;

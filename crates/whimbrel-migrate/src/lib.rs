@@ -17,4 +17,4 @@ pub mod source;
 pub mod target;
 
 pub use error::TargetError;
-pub use source::{HandedOver, MigrateError, Move, confirm, migrate};
+pub use source::{HandedOver, MigrateError, Move, abort, confirm, migrate};

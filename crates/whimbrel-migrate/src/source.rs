@@ -112,7 +112,7 @@ pub fn migrate(mut job: Move<'_, '_>) -> Result<HandedOver, MigrateError> {
             debug_assert_eq!(actions, [SourceAction::SendAbort, SourceAction::GoOn], "{state:?}");
             // The abort is a courtesy: a target that does not hear it drops the arrival with the connection,
             // or keeps it paused until told.
-            if let Err(unheard) = link::call(job.link, protocol::ABORT, &handover, Bytes::new()) {
+            if let Err(unheard) = abort(job.link, handover) {
                 tracing::debug!(%handover, %unheard, "the target did not hear that the migration was given up");
             }
             job.subject.ledgers.iter_mut().for_each(|ledger| ledger.unfollow(Follower::Migration));
@@ -124,6 +124,11 @@ pub fn migrate(mut job: Move<'_, '_>) -> Result<HandedOver, MigrateError> {
             Err(error)
         }
     }
+}
+
+/// Tells the target to forget a handover that was given up. Repeating it does no harm.
+pub fn abort(link: &dyn Link, handover: HandoverId) -> Result<(), LinkError> {
+    link::call(link, protocol::ABORT, &handover, Bytes::new()).map(drop)
 }
 
 fn attempt(job: &mut Move<'_, '_>, state: &mut Source) -> Result<Captured, MigrateError> {
