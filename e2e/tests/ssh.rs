@@ -62,7 +62,7 @@ fn where_ssh_leads_nowhere_it_is_said_why_and_the_machine_stays() {
     let cases = [
         ("closed", "ssh does not get into", "Connection refused", "BatchMode"),
         ("locked", "ssh does not get into", "Permission denied", "BatchMode"),
-        ("bare", "cannot be run on", "not found", "install whimbrel"),
+        ("bare", "whimbrel cannot be run on", "not found", "install whimbrel"),
         ("open", "no daemon runs on", "no host daemon listens", "whimbrel host"),
     ];
     for (destination, what, ssh_said, hint) in cases {

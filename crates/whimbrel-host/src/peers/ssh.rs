@@ -1,7 +1,7 @@
 //! The way to another host by the ssh of the daemon's user: what `whimbrel serve --stdio` says there, or why
 //! nothing does, told by ssh's own words and by the exit code of what ran.
 
-use std::io;
+use std::{io, time::Duration};
 use whimbrel_wire::{ConnectError, Connection, Endpoint, SshCommand, Stage, connect_ssh};
 
 /// ssh's own failure (ssh(1), EXIT STATUS).
@@ -10,6 +10,8 @@ const SSH_FAILED: i32 = 255;
 const NO_COMMAND: [i32; 2] = [126, 127];
 /// `whimbrel`'s own, as its help documents it: its daemon does not answer.
 const NO_DAEMON: i32 = 5;
+/// For the hello: before it ssh logs in, perhaps through other hosts, each of which may be slow.
+const LOGIN: Duration = Duration::from_secs(30);
 
 /// Why ssh does not lead to a daemon.
 #[derive(Debug, thiserror::Error)]
@@ -19,7 +21,7 @@ pub enum SshError {
     Start { source: io::Error },
     #[error("ssh does not get into {destination}")]
     Login { destination: String, source: ConnectError },
-    #[error("`whimbrel` cannot be run on {destination}")]
+    #[error("whimbrel cannot be run on {destination}")]
     NoCommand { destination: String, source: ConnectError },
     #[error("no daemon runs on {destination}")]
     NoDaemon { destination: String, source: ConnectError },
@@ -65,7 +67,38 @@ impl SshError {
 }
 
 /// Connects to the daemon behind `destination`.
-pub(super) async fn connect(destination: String, endpoint: Endpoint) -> Result<Connection, SshError> {
+pub(super) async fn connect(destination: String, mut endpoint: Endpoint) -> Result<Connection, SshError> {
+    endpoint.settings.handshake = LOGIN;
     let command = SshCommand::new(destination.clone());
     connect_ssh(&command, &endpoint).await.map_err(|source| SshError::new(destination, source))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{os::unix::process::ExitStatusExt, process::ExitStatus};
+    use whimbrel_wire::HelloError;
+
+    fn ended(wait_status: i32) -> SshError {
+        let (status, stderr) = (ExitStatus::from_raw(wait_status), "because".to_owned());
+        SshError::new("beta".to_owned(), ConnectError::Ssh { destination: "beta".to_owned(), status, stderr })
+    }
+
+    #[test]
+    fn what_did_not_get_there_is_never_taken_for_what_is_not_there() {
+        assert!(matches!(ended(255 << 8), SshError::Login { .. }));
+        assert!(matches!(ended(127 << 8), SshError::NoCommand { .. }));
+        assert!(matches!(ended(126 << 8), SshError::NoCommand { .. }));
+        assert!(matches!(ended(5 << 8), SshError::NoDaemon { .. }));
+        for other in [0, 1 << 8, 9] {
+            assert!(matches!(ended(other), SshError::NoTalk { .. }), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_login_script_that_prints_is_not_blamed_on_the_login() {
+        let source = HelloError::NotWhimbrel { begin: "Welcome".to_owned() };
+        let error = SshError::new("beta".to_owned(), ConnectError::Hello { source });
+        assert!(matches!(error, SshError::NoTalk { .. }) && error.hint().contains("login scripts"));
+    }
 }
