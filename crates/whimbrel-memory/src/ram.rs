@@ -74,7 +74,9 @@ impl GuestRam {
         let mut page = run.start;
         while page < run.end() {
             let data = residency::next(file, offset, run, page, true).map_err(self.error("read"))?;
-            let given_away = |page: u64| filled[(page - run.start) as usize];
+            // Nobody can take pages out of a template: what is a hole there has not come.
+            let is_template = matches!(self.inner.backing, Backing::Template(..));
+            let given_away = |page: u64| !is_template && filled[(page - run.start) as usize];
             for piece in pieces(PageRun::new(page, data - page), given_away) {
                 let part = part(out, run, piece);
                 if given_away(piece.start) { part.fill(0) } else { lazy.source.read(piece, part)? }
