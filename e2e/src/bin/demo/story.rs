@@ -77,7 +77,7 @@ fn clone(client: &mut Client<'_>, beta: &HostProcess, kept: &Identity, narrator:
     let read = resident_bytes(beta, "clone-");
     narrator.say("asking each clone for its nonce, its memory, its disk and its generation id");
     let (proof, ids) = identities(&mut clones, kept, &original);
-    narrator.say("they are what the checkpoint was, each with a generation id of its own; ending them");
+    narrator.say("ending the clones");
     drop(clones);
     for number in 1..=CLONES {
         beta.run(&["stop", &clone_name(number), "--kill"]);
