@@ -70,6 +70,20 @@ pub(crate) struct ProcessRecord {
     /// Whether its memory is filled on demand, from the image `memory` (none: an empty one).
     pub(crate) lazy: bool,
     pub(crate) memory: Option<Digest>,
+    /// Whose its RAM file is. Records of machines that never shared one do not say.
+    #[serde(default)]
+    pub(crate) ram: RamFile,
+}
+
+/// Whose the RAM file of a machine is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RamFile {
+    /// The machine's alone: what its guest writes is in the file.
+    #[default]
+    Own,
+    /// The template of all clones of a capsule: what their guests write is not in it.
+    Template,
 }
 
 impl Record {

@@ -11,6 +11,7 @@ use crate::{
     operation::Reporter,
     record::{DiskBase, Phase, Record},
     refs,
+    warm::WarmSlot,
 };
 use std::{
     sync::Arc,
@@ -36,8 +37,18 @@ struct Plan<'a> {
     mode: ResumeMode,
     then_full: bool,
     network: CloneNetwork,
-    /// Whether this is the suspended machine itself going on, and not a copy of it.
-    own: bool,
+    kind: Kind,
+}
+
+/// What the machine is to the one that the capsule was taken from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// The suspended machine itself, going on.
+    Same,
+    /// A copy of it, with memory of its own.
+    Copy,
+    /// One of many copies, which share the memory that none of them has written to.
+    Clone,
 }
 
 impl Host {
@@ -52,11 +63,11 @@ impl Host {
         };
         self.check_free(&name, true)?;
         Ok(self.operations().start(OperationKind::Resume, subject, move |reporter| {
-            let own = host.is_suspended_as(&name, &capsule);
+            let kind = if host.is_suspended_as(&name, &capsule) { Kind::Same } else { Kind::Copy };
             let network = CloneNetwork::Same;
             let ResumeRequest { mode, then_full, .. } = request;
             let plan =
-                Plan { capsule, manifest: &manifest, name: name.clone(), mode, then_full, network, own };
+                Plan { capsule, manifest: &manifest, name: name.clone(), mode, then_full, network, kind };
             host.make(&plan, reporter)?;
             let to_running_ms = begun.elapsed().as_secs_f64() * 1e3;
             host.warm_up(&manifest.machine);
@@ -92,8 +103,8 @@ impl Host {
     ) -> Result<(), HostError> {
         let make = |name: &MachineName| {
             let (mode, network) = (request.mode, request.network);
-            let plan =
-                Plan { capsule, manifest, name: name.clone(), mode, then_full: false, network, own: false };
+            let (then_full, kind) = (false, Kind::Clone);
+            let plan = Plan { capsule, manifest, name: name.clone(), mode, then_full, network, kind };
             self.make(&plan, reporter)
         };
         let next = std::sync::atomic::AtomicUsize::new(0);
@@ -162,7 +173,11 @@ impl Host {
             parts.collect::<Result<Vec<_>, _>>().map_err(refs::store_error("read the device state"))?;
         let device_state = parts.concat();
         let memory = plan.manifest.image("memory").and_then(|image| image.root);
-        let mut live = Live::restore(self, record, memory, self.claim(&record.config)?)?;
+        let warm = match plan.kind {
+            Kind::Same | Kind::Copy => self.claim(&record.config)?,
+            Kind::Clone => WarmSlot::start_clone(self, &record.config, (memory, record.config.memory))?,
+        };
+        let mut live = Live::restore(self, record, memory, warm)?;
         let loaded = self.fill(plan, &live, reporter).and_then(|()| {
             live.load(&device_state)?;
             live.is_as_stored()
@@ -210,7 +225,7 @@ impl Plan<'_> {
         let mut record = Record::new(self.name.clone(), config, bases);
         record.origin = Some(self.capsule);
         record.last = Some(self.capsule);
-        if !self.own {
+        if self.kind != Kind::Same {
             // A copy is somebody else: its first capsule is a child of this one, not its successor.
             record.last = None;
         }

@@ -3,27 +3,32 @@
 //! A slot exists before its QEMU and is removed after it. Its name is random, so a slot left by a crash is
 //! never taken for another machine's; `take_up` removes those that no machine owns.
 
-use crate::{error::HostError, layout::Layout};
+use crate::{error::HostError, layout::Layout, record::RamFile};
 use std::{
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
     sync::Arc,
 };
 use whimbrel_block::{BeforeSet, Switch};
 use whimbrel_core::MachineConfig;
 use whimbrel_nbd::Server;
-use whimbrel_qemu::{ProcessIdentity, QemuProcess};
+use whimbrel_qemu::{ProcessIdentity, QemuProcess, Sharing};
 
 /// The name of the RAM file in a slot.
 const RAM: &str = "ram";
 /// The QEMU that uses a slot: its pid and when it started.
 const PROCESS: &str = "process";
 
+/// The device state that a clone was loaded with: the first part of every state that is taken of it.
+const LOADED: &str = "loaded";
+
 /// The place of one QEMU.
 pub(crate) struct Slot {
     id: String,
     dir: PathBuf,
     disks: Vec<SlotDisk>,
+    /// Held so that other clones find it; none if the RAM file is this QEMU's alone.
+    template: Option<Arc<File>>,
 }
 
 /// The NBD server of one disk. What it serves is set when the machine is known.
@@ -58,7 +63,7 @@ impl Slot {
             Ok(SlotDisk { switch, _server: server, socket })
         };
         let disks = config.disks.iter().enumerate().map(serve).collect::<Result<_, HostError>>()?;
-        Ok(Self { id, dir: dir.to_owned(), disks })
+        Ok(Self { id, dir: dir.to_owned(), disks, template: None })
     }
 
     pub(crate) fn id(&self) -> &str {
@@ -71,6 +76,28 @@ impl Slot {
 
     pub(crate) fn ram(&self) -> PathBuf {
         self.dir.join(RAM)
+    }
+
+    /// The RAM file is this template, which was given its name here.
+    pub(crate) fn hold(&mut self, template: Arc<File>) {
+        self.template = Some(template);
+    }
+
+    /// Whose the RAM file is.
+    pub(crate) fn ram_file(&self) -> RamFile {
+        self.template.as_ref().map_or(RamFile::Own, |_| RamFile::Template)
+    }
+
+    /// Keeps the device state that the QEMU was loaded with for a later daemon.
+    pub(crate) fn keep_loaded(&self, device_state: &[u8]) -> Result<(), HostError> {
+        let path = self.dir.join(LOADED);
+        fs::write(&path, device_state).map_err(|source| HostError::io("write", &path, source))
+    }
+
+    /// The device state that the QEMU was loaded with.
+    pub(crate) fn loaded(&self) -> Result<Vec<u8>, HostError> {
+        let path = self.dir.join(LOADED);
+        fs::read(&path).map_err(|source| HostError::io("read", &path, source))
     }
 
     pub(crate) fn sockets(&self) -> Vec<PathBuf> {
@@ -95,6 +122,15 @@ impl Slot {
         drop(self.disks);
         if let Err(error) = fs::remove_dir_all(&self.dir) {
             tracing::warn!(slot = self.id, %error, "a slot is left over");
+        }
+    }
+}
+
+impl From<RamFile> for Sharing {
+    fn from(file: RamFile) -> Self {
+        match file {
+            RamFile::Own => Self::Shared,
+            RamFile::Template => Self::Private,
         }
     }
 }

@@ -2,12 +2,13 @@
 //!
 //! A resume spends most of its time starting a process. So after a machine was resumed, cloned or saved, one
 //! QEMU of the same shape is started in the background, attached and waiting; the next resume of that shape
-//! takes it. At most a few wait, the oldest shape goes first, and all end with the daemon.
+//! takes it. At most a few wait, the oldest shape goes first, and all end with the daemon. Clones are no use for
+//! them: the memory that they share must be named when their QEMU starts.
 
 use crate::{
     error::HostError,
     host::Host,
-    live::{LiveMemory, Start, launch},
+    live::{LiveMemory, Start, TemplateContent, Templates, launch},
     slot::Slot,
 };
 use std::{
@@ -30,16 +31,37 @@ pub(crate) struct WarmSlot {
     pub(crate) console_log: PathBuf,
 }
 
-/// The QEMUs that wait.
+/// What machines to come need not make: QEMUs that wait, and memory that clones share.
 #[derive(Default)]
 pub(crate) struct Warm {
     waiting: Mutex<VecDeque<(MachineConfig, WarmSlot)>>,
+    pub(crate) templates: Templates,
 }
 
 impl WarmSlot {
     /// Starts a QEMU that waits to be given a machine of this configuration.
     pub(crate) fn start(host: &Host, config: &MachineConfig) -> Result<Self, HostError> {
-        let slot = Slot::create(&host.layout, config)?;
+        Self::start_in(Slot::create(&host.layout, config)?, host, config)
+    }
+
+    /// Starts one whose memory is shared with the other clones of the same content.
+    pub(crate) fn start_clone(
+        host: &Host,
+        config: &MachineConfig,
+        content: TemplateContent,
+    ) -> Result<Self, HostError> {
+        let mut slot = Slot::create(&host.layout, config)?;
+        match host.warm.templates.link(content, &slot.ram()) {
+            Ok(template) => slot.hold(template),
+            Err(error) => {
+                slot.remove();
+                return Err(error);
+            }
+        }
+        Self::start_in(slot, host, config)
+    }
+
+    fn start_in(slot: Slot, host: &Host, config: &MachineConfig) -> Result<Self, HostError> {
         let mut warm = launch(host, config, slot, Start { incoming: true, vmgenid: None }, None)?;
         match LiveMemory::attach(&warm.qemu, &warm.slot, true) {
             Ok(memory) => {

@@ -8,16 +8,18 @@ mod console;
 mod disk;
 mod memory;
 mod port;
+mod template;
 
 pub(crate) use console::{ConsoleView, Serial};
 pub(crate) use disk::{LiveDisk, Overlay};
 pub(crate) use memory::{LiveMemory, PagerView};
 pub(crate) use port::LivePort;
+pub(crate) use template::{Content as TemplateContent, Templates};
 
 use crate::{
     error::HostError,
     host::Host,
-    record::{ProcessRecord, Record},
+    record::{ProcessRecord, RamFile, Record},
     slot::Slot,
     warm::WarmSlot,
 };
@@ -29,7 +31,7 @@ use std::{
 use whimbrel_capture::{Follower, Ledger};
 use whimbrel_core::{Digest, MachineConfig, PageSet};
 use whimbrel_machine::Machine as _;
-use whimbrel_qemu::{Console, LaunchSpec, MachineEvent, ProcessIdentity, Qemu, RamBacking, Sharing, Vmgenid};
+use whimbrel_qemu::{Console, LaunchSpec, MachineEvent, ProcessIdentity, Qemu, RamBacking, Vmgenid};
 use whimbrel_store::Pin;
 
 /// A machine with a QEMU.
@@ -83,9 +85,13 @@ impl Live {
 
     /// The machine that an earlier daemon left running.
     pub(crate) fn adopt(host: &Host, record: &Record, process: &ProcessRecord) -> Result<Self, HostError> {
-        let slot = Slot::adopt(&host.layout, &process.slot, &record.config)?;
+        let mut slot = Slot::adopt(&host.layout, &process.slot, &record.config)?;
+        if process.ram == RamFile::Template {
+            let content = (process.memory, record.config.memory);
+            slot.hold(host.warm.templates.adopt(content, &slot.ram())?);
+        }
         let identity = ProcessIdentity { pid: process.pid, start_time: process.started };
-        let qemu = Qemu::adopt(slot.dir(), identity, Sharing::Shared);
+        let qemu = Qemu::adopt(slot.dir(), identity, process.ram.into());
         let qemu =
             qemu.map_err(|source| HostError::Qemu { action: "take it up again", source: source.into() })?;
         let image = process.lazy.then_some(process.memory);
@@ -94,6 +100,7 @@ impl Live {
             WarmSlot { slot, qemu, memory: Some(memory), console_log: host.layout.console_log(&record.name) };
         let mut live = Assembly { host, record, overlay: Overlay::Existing, image }.complete(warm)?;
         let status = live.qemu.status();
+        live.find_head();
         live.paused =
             !status.map_err(|source| HostError::Qemu { action: "ask it", source: source.into() })?.running;
         Ok(live)
@@ -103,7 +110,27 @@ impl Live {
     pub(crate) fn load(&mut self, device_state: &[u8]) -> Result<(), HostError> {
         self.qemu
             .load(device_state)
-            .map_err(|source| HostError::Qemu { action: "load the device state", source: source.into() })
+            .map_err(|source| HostError::Qemu { action: "load the device state", source: source.into() })?;
+        match self.slot.ram_file() {
+            RamFile::Own => Ok(()),
+            RamFile::Template => self.slot.keep_loaded(device_state),
+        }
+    }
+
+    /// Gives QEMU the part of the device state that it cannot be asked for once a clone was taken up again.
+    /// Without it the clone lives on, but no state can be taken of it.
+    fn find_head(&mut self) {
+        if self.slot.ram_file() == RamFile::Own {
+            return;
+        }
+        let found = self.slot.loaded().and_then(|state| {
+            self.qemu
+                .set_head(&state)
+                .map_err(|source| HostError::Qemu { action: "describe its devices", source: source.into() })
+        });
+        if let Err(error) = found {
+            tracing::error!(error = &error as &dyn std::error::Error, "no state can be taken of a clone");
+        }
     }
 
     /// From now on the store's next capsule holds only what changes: the machine is exactly `its capsule`.
@@ -182,7 +209,8 @@ impl Live {
     pub(crate) fn process_record(&self) -> ProcessRecord {
         let ProcessIdentity { pid, start_time } = self.qemu.process().identity();
         let (lazy, memory) = self.memory.origin();
-        ProcessRecord { pid, started: start_time, slot: self.slot.id().to_owned(), lazy, memory }
+        let (slot, ram) = (self.slot.id().to_owned(), self.slot.ram_file());
+        ProcessRecord { pid, started: start_time, slot, lazy, memory, ram }
     }
 
     pub(crate) fn pager_view(&self) -> Option<PagerView> {
@@ -231,7 +259,7 @@ pub(crate) fn launch(
         }
     };
     let boot = config.boot.as_ref();
-    let ram = RamBacking { path: slot.ram(), sharing: Sharing::Shared };
+    let ram = RamBacking { path: slot.ram(), sharing: slot.ram_file().into() };
     let spec = LaunchSpec {
         disks: slot.sockets(),
         kernel: boot.map(|boot| host.layout.boot_file(&boot.kernel)),
