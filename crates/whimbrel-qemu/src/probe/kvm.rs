@@ -1,7 +1,7 @@
 //! Does KVM execute guests here? The device file alone proves nothing: inside some virtual machines it is there, opens,
 //! and emulates every instruction at a thousandth of the speed. So a tiny guest must get some work done in time.
 
-use super::QemuBinary;
+use super::{QemuBinary, memo};
 use std::{
     fs::OpenOptions,
     io::{self, Write},
@@ -38,17 +38,29 @@ pub enum KvmProbe {
     },
 }
 
-/// Tries KVM, on the first call. At most 4 s.
+/// Tries KVM, on the first call: at most 4 s, and if it does not work only once a boot.
 pub fn probe_kvm(binary: &QemuBinary) -> &'static KvmProbe {
     static FOUND: OnceLock<KvmProbe> = OnceLock::new();
     FOUND.get_or_init(|| match OpenOptions::new().read(true).write(true).open("/dev/kvm") {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => KvmProbe::Denied,
         Err(_) => KvmProbe::Absent,
-        Ok(_) => match run_guest(&binary.path, "kvm", PATIENCE) {
-            Ok(()) => KvmProbe::Works,
-            Err(words) => KvmProbe::Broken { words },
-        },
+        Ok(_) => try_kvm(&binary.path),
     })
+}
+
+fn try_kvm(qemu: &Path) -> KvmProbe {
+    if let Some(words) = memo::recall(qemu) {
+        return KvmProbe::Broken { words };
+    }
+    match run_guest(qemu, "kvm", PATIENCE) {
+        Ok(()) => KvmProbe::Works,
+        Err(words) => {
+            if let Err(error) = memo::keep(qemu, &words) {
+                tracing::debug!(%error, "that KVM does not work could not be noted");
+            }
+            KvmProbe::Broken { words }
+        }
+    }
 }
 
 /// Runs the tiny guest to its end, or says why it did not get there.

@@ -4,6 +4,7 @@
 
 mod binary;
 mod kvm;
+mod memo;
 
 pub use binary::{ProbeError, QemuBinary, Version, find};
 pub use kvm::{KvmProbe, probe_kvm};
