@@ -6,6 +6,7 @@
 use super::Daemon;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
+use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -53,21 +54,42 @@ impl std::iter::Sum for Resident {
     }
 }
 
-/// Bytes that files below `folder` occupy.
+/// Bytes that files below `folder` occupy, one with several names once.
 pub(crate) fn allocated(folder: &Path) -> Result<u64> {
-    let mut bytes = 0;
+    let mut files = HashMap::new();
+    collect(folder, &mut files)?;
+    // st_blocks counts in units of 512 bytes, whatever the file system.
+    Ok(files.values().sum::<u64>() * 512)
+}
+
+/// Blocks of each file below `folder`, by inode: all are on one file system.
+fn collect(folder: &Path, files: &mut HashMap<u64, u64>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let metadata = entry.metadata()?;
-        // st_blocks counts in units of 512 bytes, whatever the file system.
-        bytes += if metadata.is_dir() { allocated(&entry.path())? } else { metadata.blocks() * 512 };
+        if metadata.is_dir() {
+            collect(&entry.path(), files)?;
+        } else {
+            files.insert(metadata.ino(), metadata.blocks());
+        }
     }
-    Ok(bytes)
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_with_two_names_is_counted_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, two) = (folder.path().join("one"), folder.path().join("two"));
+        fs::write(&one, vec![1; 1 << 20]).unwrap();
+        let before = allocated(folder.path()).unwrap();
+        fs::hard_link(one, two).unwrap();
+        assert!(before >= 1 << 20);
+        assert_eq!(allocated(folder.path()).unwrap(), before);
+    }
 
     #[test]
     fn shared_memory_is_left_out() {

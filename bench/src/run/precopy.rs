@@ -28,6 +28,9 @@ const MAC: &str = "52:54:00:77:00:01";
 /// Where the target waits for the state.
 const PORT: u16 = 7500;
 const TAP: &str = "guest0";
+/// High, for a bridge takes the lowest address of its ports as its own: with a lower one the host itself would change its
+/// address when the port comes and goes, and be lost to its neighbours for a while.
+const TAP_MAC: &str = "fe:54:00:77:00:01";
 
 /// One of the two QEMUs. Ended with the value.
 struct Side {
@@ -78,7 +81,7 @@ impl Side {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let mut process = host.command(command)?;
         let qmp = connect(&mut process, &spec)?;
-        host.ip(&format!("link set {TAP} master br0 up"))?;
+        host.ip(&format!("link set {TAP} address {TAP_MAC} master br0 up"))?;
         host.wait_forwarding()?;
         Ok(Self { qmp, spec, _process: process })
     }
