@@ -1,4 +1,4 @@
-//! The header of an overlay's two bitmap files. Pure: bytes in, fields out.
+//! The header of an overlay's two bitmap files. Pure: bytes in, fields out. `docs/formats/overlay.md` tells the rest.
 //!
 //! ```text
 //! offset  size  field
