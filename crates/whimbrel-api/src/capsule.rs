@@ -96,10 +96,6 @@ pub struct CapsuleInfo {
     pub parents: Vec<CapsuleId>,
     /// What the user wrote on it.
     pub labels: BTreeMap<String, String>,
-    /// Bytes it added to the store, if that is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<u64>)]
-    pub stored: Option<ByteSize>,
 }
 
 /// One page array of a capsule.

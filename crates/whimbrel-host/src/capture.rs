@@ -6,7 +6,7 @@
 use crate::{
     error::HostError,
     host::Host,
-    live::Live,
+    live::{Live, remove_overlays},
     machine::Turn,
     operation::Reporter,
     record::{Phase, Record},
@@ -77,9 +77,9 @@ impl Host {
             turn.live()?.go_on();
             return Err(error);
         }
-        if let Some(live) = turn.live.take() {
-            live.end();
-        }
+        turn.live.take().into_iter().for_each(Live::end);
+        // The capsule has the disks: the overlays are of no more use.
+        remove_overlays(&self.layout, &turn.record.name);
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 //! One JSON file a machine, replaced whole. The phase decides who may run the machine, so it is made durable
 //! before anything acts on it.
 
-use crate::{durable, error::HostError, layout::Layout};
+use crate::{durable, error::HostError, layout::Layout, live::remove_overlays};
 use serde::{Deserialize, Serialize};
 use std::{fs, path::PathBuf};
 use whimbrel_core::{CapsuleId, Digest, HostName, MachineConfig, MachineName};
@@ -119,6 +119,7 @@ impl Record {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io(error)),
             _ => {}
         }
+        remove_overlays(layout, name);
         match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io(error)),
             _ => Ok(()),

@@ -109,7 +109,6 @@ impl Host {
             images: images.collect(),
             parents: manifest.parents.clone(),
             labels,
-            stored: None,
         }
     }
 }

@@ -13,12 +13,11 @@ pub(crate) fn list(capsules: &[CapsuleInfo]) -> String {
             capsule.machine.to_string(),
             kind(capsule).to_owned(),
             capsule.memory.to_string(),
-            capsule.stored.map(|size| size.to_string()).unwrap_or_default(),
             capsule.host.to_string(),
             ago(capsule.time_ms),
         ]
     });
-    let header = ["ID", "NAMES", "MACHINE", "KIND", "MEMORY", "STORED", "HOST", "AGE"];
+    let header = ["ID", "NAMES", "MACHINE", "KIND", "MEMORY", "HOST", "AGE"];
     table(header, rows, "no capsules; take one with `whimbrel checkpoint NAME`")
 }
 
@@ -44,7 +43,6 @@ pub(crate) fn page(capsule: &CapsuleInfo) -> String {
         ("memory", capsule.memory.to_string()),
         ("parents", parents.join(", ")),
     ];
-    pairs.extend(capsule.stored.map(|size| ("stored", size.to_string())));
     pairs.extend(capsule.labels.iter().map(|(key, value)| ("label", format!("{key}={value}"))));
     let images =
         capsule.images.iter().map(|image| [image.name.clone(), size(image.pages), image.root.short()]);

@@ -65,6 +65,18 @@ impl LiveDisk {
     }
 }
 
+/// Removes the overlays of a machine, their bitmaps in memory included. What cannot be removed is only garbage.
+pub(crate) fn remove_overlays(layout: &Layout, machine: &MachineName) {
+    for entry in std::fs::read_dir(layout.machine(machine)).into_iter().flatten().flatten() {
+        let place = OverlayPlace { dir: entry.path(), live_dir: layout.live_bitmaps() };
+        if place.dir.is_dir()
+            && let Err(error) = place.remove()
+        {
+            tracing::warn!(%machine, error = &error as &dyn std::error::Error, "a disk overlay is left over");
+        }
+    }
+}
+
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// The unchanging device under an overlay, and a digest that names its content.

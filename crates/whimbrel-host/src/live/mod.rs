@@ -11,7 +11,7 @@ mod port;
 mod template;
 
 pub(crate) use console::{ConsoleView, Serial};
-pub(crate) use disk::{LiveDisk, Overlay};
+pub(crate) use disk::{LiveDisk, Overlay, remove_overlays};
 pub(crate) use memory::{LiveMemory, PagerView};
 pub(crate) use port::LivePort;
 pub(crate) use template::{Content as TemplateContent, Templates};

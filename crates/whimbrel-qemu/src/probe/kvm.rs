@@ -5,17 +5,19 @@ use super::{QemuBinary, memo};
 use std::{
     fs::OpenOptions,
     io::{self, Write},
+    os::fd::AsRawFd,
     path::Path,
     process::{Command, Stdio},
     sync::OnceLock,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// The guest counts this far down: 10 ms on a processor, a minute when each instruction is emulated.
 const COUNT: u32 = 20_000_000;
 /// How long the guest may take, QEMU's start included.
 const PATIENCE: Duration = Duration::from_secs(4);
-const POLL: Duration = Duration::from_millis(5);
+/// What `timeout` reports of a command that it has killed.
+const KILLED: i32 = 137;
 /// What the guest hands to the exit device, and the exit status QEMU makes of it.
 const DONE: u8 = 0x2a;
 const EXIT_STATUS: i32 = (DONE as i32) << 1 | 1;
@@ -66,31 +68,28 @@ fn try_kvm(qemu: &Path) -> KvmProbe {
 /// Runs the tiny guest to its end, or says why it did not get there.
 fn run_guest(qemu: &Path, accel: &str, patience: Duration) -> Result<(), String> {
     let failed = |error: io::Error| error.to_string();
-    let mut firmware = tempfile::NamedTempFile::new().map_err(failed)?;
+    // Without a name, so that nothing of it is left whatever becomes of us.
+    let mut firmware = tempfile::tempfile().map_err(failed)?;
     firmware.write_all(&firmware_image()).map_err(failed)?;
+    let firmware_path = format!("/proc/{}/fd/{}", std::process::id(), firmware.as_raw_fd());
     let mut words = tempfile::tempfile().map_err(failed)?;
-    let mut child = Command::new(qemu)
+    // `timeout` ends it even if we are killed meanwhile: a guest that gets nowhere would burn a processor for ever.
+    let status = Command::new("timeout")
+        .args(["--signal=KILL", &format!("{:.3}", patience.as_secs_f64().max(0.001))])
+        .arg(qemu)
         .args(["-accel", accel, "-machine", "q35", "-m", "16", "-nodefaults", "-no-user-config"])
         .args(["-display", "none", "-vga", "none", "-device", "isa-debug-exit,iobase=0xf4,iosize=1", "-bios"])
-        .arg(firmware.path())
+        .arg(firmware_path)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(words.try_clone().map_err(failed)?)
-        .spawn()
+        .status()
         .map_err(failed)?;
-    let deadline = Instant::now() + patience;
-    loop {
-        match child.try_wait().map_err(failed)? {
-            Some(status) if status.code() == Some(EXIT_STATUS) => return Ok(()),
-            Some(_) => return Err(last_line(&mut words)),
-            None if Instant::now() < deadline => std::thread::sleep(POLL),
-            None => {
-                // Both fail only if it ended meanwhile: too late all the same.
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(format!("a guest that needs 10 ms was not done in {patience:?}"));
-            }
-        }
+    match status.code() {
+        Some(EXIT_STATUS) => Ok(()),
+        // The signal reaches `timeout` too, so either may be reported.
+        None | Some(KILLED) => Err(format!("a guest that needs 10 ms was not done in {patience:?}")),
+        Some(_) => Err(last_line(&mut words)),
     }
 }
 
