@@ -11,7 +11,6 @@
 mod console;
 mod launch;
 mod machine;
-mod pool;
 mod probe;
 mod process;
 mod qmp;
@@ -20,7 +19,6 @@ mod state;
 pub use console::{Console, Ended, Subscription};
 pub use launch::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgenid};
 pub use machine::{BalloonStats, Qemu, Status};
-pub use pool::{Pool, Prepare, Shape, Slot, WarmQemu};
 pub use probe::{
     Finding, KvmProbe, ProbeError, QemuBinary, Version, best_accel, find, findings, probe, probe_kvm,
 };

@@ -4,5 +4,4 @@ mod disk;
 mod figures;
 mod guest;
 mod lifecycle;
-mod pool;
 mod state;
