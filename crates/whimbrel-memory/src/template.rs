@@ -2,7 +2,7 @@
 //!
 //! A private mapping protects the file from writes through the mapping only. QEMU also keeps the file open for writing,
 //! and answers a balloon or a free page report by punching a hole into the *file* first and dropping its own page
-//! second (`ram_block_discard_range`, the same in 7.2 and 10.0). So every descriptor of the template that the
+//! second (`ram_block_discard_range` in its physmem.c). So every descriptor of the template that the
 //! target holds is replaced, under its number, by one of an empty memory file. The hole then goes nowhere, the call
 //! succeeds, and the page that was the target's own goes back to the host; the template shows again in its place.
 //!
