@@ -6,7 +6,9 @@ use std::{fmt, str::FromStr};
 
 /// Why a text cannot be a name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} cannot be a {what}: use 1 to 63 letters, digits, '-', '_' or '.', and begin with a letter or digit")]
+#[error(
+    "{text:?} cannot be a {what}: use 1 to 63 letters, digits, '-', '_' or '.', and begin with a letter or digit"
+)]
 pub struct NameError {
     /// The kind of name.
     pub what: &'static str,

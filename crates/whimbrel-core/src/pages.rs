@@ -43,7 +43,9 @@ impl PageRun {
 
     /// The run cut into pieces of at most `max` pages.
     pub fn chunks(self, max: u64) -> impl Iterator<Item = PageRun> {
-        self.pages().step_by(max.max(1) as usize).map(move |start| PageRun::new(start, max.min(self.end() - start)))
+        self.pages()
+            .step_by(max.max(1) as usize)
+            .map(move |start| PageRun::new(start, max.min(self.end() - start)))
     }
 }
 

@@ -10,7 +10,9 @@ pub struct ByteSize(pub u64);
 
 /// The text is no size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a size: write a whole number of bytes or add K, M, G or T (powers of 1024), like 512M")]
+#[error(
+    "{text:?} is not a size: write a whole number of bytes or add K, M, G or T (powers of 1024), like 512M"
+)]
 pub struct ParseSizeError {
     /// What was given.
     pub text: String,

@@ -63,6 +63,8 @@ impl Host {
             let mut turn = machine.begin("suspend", Some(reporter.id))?;
             let taken = host.take_capsule(&mut turn, Finish::StayPaused, &wanted, reporter)?;
             host.end_suspended(&mut turn, taken.capsule)?;
+            // Whoever suspends will resume, and then a QEMU that waits saves most of the time.
+            host.warm_up(&turn.record.config);
             Ok(OperationResult::Suspend(taken))
         }))
     }

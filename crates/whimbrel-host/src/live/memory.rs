@@ -45,12 +45,12 @@ impl LiveMemory {
     /// Takes hold of the memory of a QEMU that an earlier daemon had attached.
     pub(crate) fn adopt(
         host: &Host,
-        qemu: &Qemu,
+        pid: u32,
         slot: &Slot,
         config: &MachineConfig,
         image: Option<Option<Digest>>,
     ) -> Result<Self, HostError> {
-        let (pid, ram) = (qemu.pid() as i32, RamTarget::Path(slot.ram()));
+        let (pid, ram) = (pid as i32, RamTarget::Path(slot.ram()));
         let attachment = match image {
             Some(_) => Attachment::adopt(pid, ram, Mode::Lazy),
             None => Attachment::open(pid, ram),

@@ -90,12 +90,13 @@ impl Live {
             let content = (process.memory, record.config.memory);
             slot.hold(host.warm.templates.adopt(content, &slot.ram())?);
         }
+        let image = process.lazy.then_some(process.memory);
+        // Memory first: a QEMU that waits for a page answers no command.
+        let memory = LiveMemory::adopt(host, process.pid, &slot, &record.config, image)?;
         let identity = ProcessIdentity { pid: process.pid, start_time: process.started };
         let qemu = Qemu::adopt(slot.dir(), identity, process.ram.into());
         let qemu =
             qemu.map_err(|source| HostError::Qemu { action: "take it up again", source: source.into() })?;
-        let image = process.lazy.then_some(process.memory);
-        let memory = LiveMemory::adopt(host, &qemu, &slot, &record.config, image)?;
         let warm =
             WarmSlot { slot, qemu, memory: Some(memory), console_log: host.layout.console_log(&record.name) };
         let mut live = Assembly { host, record, overlay: Overlay::Existing, image }.complete(warm)?;
