@@ -81,7 +81,7 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         run: clone::run,
     },
     Experiment {
-        rows: &["migrate.downtime", "migrate.bytes"],
+        rows: &["migrate.downtime", "migrate.bytes", "migrate.time"],
         about: "move a running guest over a Gbit/s",
         run: migrate::run,
     },
