@@ -1,4 +1,4 @@
-//! The two things asked of rtnetlink: bring an interface up, make it a port of a bridge.
+//! The three things asked of rtnetlink: bring an interface up, make it a port of a bridge, give it an address.
 //!
 //! One request and one acknowledgement each (rtnetlink(7), netlink(7)); numbers are in the machine's byte
 //! order. Acts in the network namespace of the calling thread.
@@ -10,30 +10,42 @@ const NLMSG_ERROR: u16 = 2;
 const RTM_NEWLINK: u16 = 16;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
+const IFLA_ADDRESS: u16 = 1;
 const IFLA_MASTER: u16 = 10;
 const IFF_UP: u32 = 1;
 
 /// Brings interface number `index` up.
 pub(crate) fn set_up(index: u32) -> io::Result<()> {
-    transact(&new_link(index, IFF_UP, None))
+    transact(&new_link(index, IFF_UP, &[]))
 }
 
 /// Makes interface number `index` a port of the bridge number `master`.
 pub(crate) fn set_master(index: u32, master: u32) -> io::Result<()> {
-    transact(&new_link(index, 0, Some(master)))
+    transact(&new_link(index, 0, &attribute(IFLA_MASTER, &master.to_ne_bytes())))
 }
 
-/// `struct nlmsghdr`, `struct ifinfomsg`, and one attribute if there is a master. Only flags set in `up` change.
-fn new_link(index: u32, up: u32, master: Option<u32>) -> Vec<u8> {
+/// Gives interface number `index` a hardware address.
+pub(crate) fn set_address(index: u32, address: [u8; 6]) -> io::Result<()> {
+    transact(&new_link(index, 0, &attribute(IFLA_ADDRESS, &address)))
+}
+
+/// `struct rtattr`, its value and padding to four bytes.
+fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let mut attribute = Vec::with_capacity(4 + value.len().next_multiple_of(4));
+    attribute.extend((4 + value.len() as u16).to_ne_bytes());
+    attribute.extend(kind.to_ne_bytes());
+    attribute.extend(value);
+    attribute.resize(attribute.len().next_multiple_of(4), 0);
+    attribute
+}
+
+/// `struct nlmsghdr`, `struct ifinfomsg`, attributes. Only flags set in `up` change.
+fn new_link(index: u32, up: u32, attributes: &[u8]) -> Vec<u8> {
     let mut body = vec![0, 0, 0, 0];
     for word in [index, up, up] {
         body.extend(word.to_ne_bytes());
     }
-    if let Some(master) = master {
-        body.extend(8u16.to_ne_bytes());
-        body.extend(IFLA_MASTER.to_ne_bytes());
-        body.extend(master.to_ne_bytes());
-    }
+    body.extend(attributes);
     let mut message = Vec::with_capacity(16 + body.len());
     message.extend((16 + body.len() as u32).to_ne_bytes());
     message.extend(RTM_NEWLINK.to_ne_bytes());

@@ -8,6 +8,7 @@ use crate::{NetError, TapConfig, netlink};
 use nix::net::if_::if_nametoindex;
 use std::{
     fs::{File, OpenOptions},
+    hash::{BuildHasher, RandomState},
     io,
     os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
 };
@@ -37,6 +38,7 @@ pub(crate) fn open(config: &TapConfig) -> Result<(File, String), NetError> {
     let failed = |action| move |source| NetError::Tap { action, name: config.name.clone(), source };
     let (device, name) = create(&config.name).map_err(failed("create"))?;
     let index = if_nametoindex(name.as_str()).map_err(|errno| failed("find")(errno.into()))?;
+    netlink::set_address(index, high_address()).map_err(failed("name"))?;
     if let Some(bridge) = &config.bridge {
         let joined = if_nametoindex(bridge.as_str()).map_err(io::Error::from);
         let joined = joined.and_then(|master| netlink::set_master(index, master));
@@ -44,6 +46,14 @@ pub(crate) fn open(config: &TapConfig) -> Result<(File, String), NetError> {
     }
     netlink::set_up(index).map_err(failed("bring up"))?;
     Ok((device, name))
+}
+
+/// A random address that is higher than any a network card has. A bridge takes the lowest address of its ports for
+/// its own, so with a low one here the host itself would be known under another address with every machine that
+/// comes or goes, and its peers would not find it for a while.
+fn high_address() -> [u8; 6] {
+    let random = RandomState::new().hash_one(0).to_le_bytes();
+    [0xfe, random[0], random[1], random[2], random[3], random[4]]
 }
 
 fn create(name: &str) -> io::Result<(File, String)> {

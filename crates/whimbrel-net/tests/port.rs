@@ -120,6 +120,22 @@ fn a_new_qemu_at_the_same_socket_is_connected_again() {
 }
 
 #[test]
+fn the_host_keeps_its_own_address_whatever_machines_come_and_go() {
+    let namespace = bridged();
+    // The lowest port's address is the bridge's: that of a card, until a tap is lower.
+    namespace.ip("link add card type veth peer name wire").unwrap();
+    namespace.ip("link set card address 52:54:00:00:00:01 master br0 up").unwrap();
+    let address =
+        || namespace.ip("-o link show br0").unwrap().split("link/ether ").nth(1).unwrap()[..17].to_owned();
+    assert_eq!(address(), "52:54:00:00:00:01");
+    let ports: Vec<_> =
+        (0..4).map(|index| plugged(&namespace, &format!("tapk{index}"), Gates::OPEN)).collect();
+    assert_eq!(address(), "52:54:00:00:00:01");
+    drop(ports);
+    assert_eq!(address(), "52:54:00:00:00:01");
+}
+
+#[test]
 fn a_dropped_port_leaves_no_device() {
     let namespace = bridged();
     let (port, _qemu) = plugged(&namespace, "tapx%d", Gates::OPEN);
