@@ -124,6 +124,7 @@ fn the_host_keeps_its_own_address_whatever_machines_come_and_go() {
     let namespace = bridged();
     // The lowest port's address is the bridge's: that of a card, until a tap is lower.
     namespace.ip("link add card type veth peer name wire").unwrap();
+    namespace.ip("link set wire up").unwrap();
     namespace.ip("link set card address 52:54:00:00:00:01 master br0 up").unwrap();
     let address =
         || namespace.ip("-o link show br0").unwrap().split("link/ether ").nth(1).unwrap()[..17].to_owned();
