@@ -8,6 +8,8 @@ use serde::Serialize;
 pub(crate) enum Goal {
     /// The value, in the row's unit, is not above this.
     AtMost(f64),
+    /// The value, in the row's unit, is not below this.
+    AtLeast(f64),
     /// The value is not above this many times the peer's.
     PeerAtMost(f64),
     /// The value is not below this many times the peer's.
@@ -80,6 +82,7 @@ impl Row {
         let ratio = self.ratio;
         let (text, met) = match goal {
             Goal::AtMost(limit) => (format!("<= {limit} {}", self.unit), self.value <= limit),
+            Goal::AtLeast(limit) => (format!(">= {limit} {}", self.unit), self.value >= limit),
             Goal::PeerAtMost(times) => (format!("<= {times} x peer"), ratio.is_some_and(|r| r <= times)),
             Goal::PeerAtLeast(times) => (format!(">= {times} x peer"), ratio.is_some_and(|r| r >= times)),
         };
@@ -101,6 +104,7 @@ mod tests {
     fn a_goal_is_judged_in_its_direction() {
         assert_eq!(row(2.0).goal(Goal::AtMost(2.0)).met, Some(true));
         assert_eq!(row(2.1).goal(Goal::AtMost(2.0)).met, Some(false));
+        assert_eq!(row(2.1).goal(Goal::AtLeast(2.0)).met, Some(true));
         let peer = Samples::new(vec![4.0]);
         assert_eq!(row(2.0).against("p", &peer).goal(Goal::PeerAtMost(0.5)).met, Some(true));
         assert_eq!(row(2.0).against("p", &peer).goal(Goal::PeerAtLeast(0.6)).met, Some(false));

@@ -15,6 +15,7 @@ mod qemu_nbd;
 mod resume;
 mod scan;
 mod store;
+mod throughput;
 
 use crate::harness::Row;
 use anyhow::{Result, bail};
@@ -49,11 +50,10 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
     Experiment { rows: &["scan.idle"], about: "find the written pages of an idle guest", run: scan::idle },
     Experiment { rows: &["scan.busy"], about: "find the written pages of a busy guest", run: scan::busy },
     Experiment {
-        rows: &["store.ingest"],
-        about: "keep a memory image in an empty store",
-        run: store::ingest,
+        rows: &["store.ingest", "store.restore"],
+        about: "a GiB of memory into the store, and back",
+        run: throughput::run,
     },
-    Experiment { rows: &["store.restore"], about: "have a kept image back", run: store::restore },
     Experiment {
         rows: &["store.peers"],
         about: "two versions of an image: bytes kept and time",

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 use whimbrel_core::{
-    Accel, ByteSize, CapsuleId, EXTENT_PAGES, EXTENT_SIZE, MachineConfig, PAGE_SIZE, PageRun, is_zero,
+    Accel, ByteSize, CapsuleId, EXTENT_PAGES, EXTENT_SIZE, MachineConfig, PAGE_SIZE, PageRun,
 };
 use whimbrel_image::{FORMAT, ImageRef, Manifest};
 use whimbrel_store::{Options, Store};
@@ -62,14 +62,8 @@ impl Ours {
         let image = store.image(kept.root, kept.pages);
         let file = File::create(to)?;
         file.set_len(kept.pages * PAGE_SIZE as u64)?;
-        let mut buffer = vec![0; EXTENT_SIZE];
-        for run in PageRun::new(0, kept.pages).chunks(EXTENT_PAGES as u64) {
-            let data = &mut buffer[..run.bytes()];
-            image.read(run, data)?;
-            if !is_zero(data) {
-                file.write_all_at(data, run.start * PAGE_SIZE as u64)?;
-            }
-        }
+        let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get());
+        image.restore(threads, |run, data| file.write_all_at(data, run.offset()))?;
         Ok(())
     }
 }
@@ -93,7 +87,7 @@ impl Keeper for Ours {
 }
 
 /// A capsule of nothing but images.
-fn manifest(images: Vec<ImageRef>, parents: Vec<CapsuleId>) -> Manifest {
+pub(crate) fn manifest(images: Vec<ImageRef>, parents: Vec<CapsuleId>) -> Manifest {
     let machine = MachineConfig {
         memory: ByteSize(1 << 20),
         cpus: 1,

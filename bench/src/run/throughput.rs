@@ -1,0 +1,81 @@
+//! `store.ingest`, `store.restore`: how fast memory goes into a store and comes back, on all processors.
+//!
+//! The content is that of a real guest's pages, each made unique by a number in its last words so that nothing is
+//! found twice, and none is zero: every byte counted was hashed, compressed and written. Into the store means
+//! durable, the commit included. Back means from the page cache of the packs into a file in memory, digests checked.
+
+use super::{Context, images, ours::manifest};
+use crate::harness::{Goal, Row, Samples, scratch};
+use anyhow::{Context as _, Result, ensure};
+use std::{fs::File, os::unix::fs::FileExt as _, path::Path, time::Instant};
+use tempfile::TempDir;
+use whimbrel_core::{CapsuleId, EXTENT_PAGES, PAGE_SIZE, PageRun, is_zero};
+use whimbrel_image::ImageRef;
+use whimbrel_store::{Options, Store};
+
+const PAGES: u64 = (1 << 30) / PAGE_SIZE as u64;
+
+/// Both rows: one preparation.
+pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
+    let (image, _) = images::pair(context)?;
+    let memory = unique_pages(&image)?;
+    let scratch = scratch("throughput")?;
+    let (mut ingested, mut restored) = (Vec::new(), Vec::new());
+    for _ in 0..context.times(5, 2) {
+        let folder = TempDir::new_in(scratch.path())?;
+        let store = Store::open(folder.path(), Options::create())?;
+        let begun = Instant::now();
+        let capsule = ingest(&store, &memory)?;
+        ingested.push(rate(begun));
+        // Another handle: no frame that was decoded before is still in its cache.
+        restored.push(restore(&Store::open(folder.path(), Options::default())?, &capsule, &memory)?);
+    }
+    let row = |name, samples, goal| {
+        Row::new(name, "1 GiB of non-zero pages", "MB/s", &Samples::new(samples)).goal(Goal::AtLeast(goal))
+    };
+    Ok(vec![row("store.ingest", ingested, 500.0), row("store.restore", restored, 1000.0)])
+}
+
+fn rate(begun: Instant) -> f64 {
+    (PAGES * PAGE_SIZE as u64) as f64 / 1e6 / begun.elapsed().as_secs_f64()
+}
+
+/// A GiB of pages like those of `image`, none of them zero, no two alike.
+fn unique_pages(image: &Path) -> Result<Vec<u8>> {
+    let content = std::fs::read(image).with_context(|| format!("cannot read {}", image.display()))?;
+    let used: Vec<&[u8]> = content.chunks_exact(PAGE_SIZE).filter(|page| !is_zero(page)).collect();
+    ensure!(!used.is_empty(), "{} is all zeros", image.display());
+    let mut memory = Vec::with_capacity(PAGES as usize * PAGE_SIZE);
+    for number in 0..PAGES {
+        memory.extend_from_slice(used[number as usize % used.len()]);
+        let end = memory.len();
+        memory[end - 8..].copy_from_slice(&(number + 1).to_le_bytes());
+    }
+    Ok(memory)
+}
+
+fn ingest(store: &Store, memory: &[u8]) -> Result<CapsuleId> {
+    let writer = store.writer()?;
+    let mut image = writer.image(None, PAGES)?;
+    for run in PageRun::new(0, PAGES).chunks(EXTENT_PAGES as u64) {
+        image.put(run, &memory[run.offset() as usize..][..run.bytes()])?;
+    }
+    let image = image.finish()?;
+    let images = vec![ImageRef { name: "memory".into(), pages: PAGES, root: image.root }];
+    Ok(writer.commit(&manifest(images, Vec::new()), &["kept".parse()?])?)
+}
+
+fn restore(store: &Store, capsule: &CapsuleId, memory: &[u8]) -> Result<f64> {
+    let kept = store.manifest(capsule)?;
+    let root = kept.image("memory").context("the capsule has no memory")?.root;
+    let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get());
+    let file: File = tempfile::tempfile_in("/dev/shm")?;
+    file.set_len(PAGES * PAGE_SIZE as u64)?;
+    let begun = Instant::now();
+    store.image(root, PAGES).restore(threads, |run, data| file.write_all_at(data, run.offset()))?;
+    let rate = rate(begun);
+    let mut back = vec![0; memory.len()];
+    file.read_exact_at(&mut back, 0)?;
+    ensure!(back == memory, "the store gave back something else than it was given");
+    Ok(rate)
+}
