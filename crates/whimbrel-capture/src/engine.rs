@@ -121,6 +121,7 @@ impl Run<'_, '_> {
         mut rounds: Vec<RoundStats>,
         finish: Finish,
     ) -> Result<Captured, CaptureError> {
+        self.subject.machine.about_to_pause();
         let paused_at = Instant::now();
         self.subject.machine.pause()?;
         self.paused = true;

@@ -6,7 +6,7 @@
 use crate::{
     error::HostError,
     host::Host,
-    live::{Live, remove_overlays},
+    live::{Live, Stoppable, remove_overlays},
     machine::Turn,
     operation::Reporter,
     record::{Phase, Record},
@@ -215,8 +215,9 @@ impl Live {
         reporter: &Reporter,
     ) -> Result<Captured, HostError> {
         let was_paused = self.is_paused();
-        let Live { qemu, ledgers, .. } = self;
-        let mut subject = Subject { machine: qemu, ledgers, follower };
+        let Live { qemu, ledgers, disks, .. } = self;
+        let mut machine = Stoppable { qemu, disks };
+        let mut subject = Subject { machine: &mut machine, ledgers, follower };
         let captured = capture(&mut subject, sink, pace, finish, &mut |progress| {
             report(reporter, progress);
             reporter.flow()

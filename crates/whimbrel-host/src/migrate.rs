@@ -7,7 +7,7 @@ use crate::{
     capture::{report, round_info},
     error::HostError,
     host::Host,
-    live::LivePort,
+    live::{LivePort, Stoppable},
     machine::{Machine, Turn},
     operation::Reporter,
     peers::PeerLink,
@@ -86,8 +86,9 @@ impl Host {
         let before = record.clone();
         let to = request.host.clone();
         let ports = &live.ports;
+        let mut stoppable = Stoppable { qemu: &mut live.qemu, disks: &live.disks };
         let mut subject =
-            Subject { machine: &mut live.qemu, ledgers: &mut live.ledgers, follower: Follower::Migration };
+            Subject { machine: &mut stoppable, ledgers: &mut live.ledgers, follower: Follower::Migration };
         let mut record_handover = || {
             record.phase = Phase::HandedOver { handover: offer.handover, to: to.clone() };
             record.save(&self.layout).map_err(BoxError::from)

@@ -33,6 +33,10 @@ pub trait PageArray: Send {
 
 /// A machine as the engines see it. Its arrays are handed out apart, so that they can be read while it runs.
 pub trait Machine: Send {
+    /// Called while the machine still runs, right before it is paused: a chance to do ahead what would otherwise
+    /// prolong the pause.
+    fn about_to_pause(&mut self) {}
+
     /// Stops the virtual CPUs and drains its disks. Afterwards no page changes. Idempotent.
     fn pause(&mut self) -> Result<(), MachineError>;
 

@@ -28,7 +28,7 @@ use whimbrel_core::{Digest, PAGE_SIZE};
 /// Most page messages that wait for an answer: with 256 pages each, 64 MiB of RAM at most.
 const UNANSWERED_MAX: usize = 64;
 /// Room for the versions that the target holds of hot pages.
-const SENT_BYTES_MAX: usize = 80 << 20;
+const SENT_BYTES_MAX: usize = 96 << 20;
 /// zstd's fast levels keep up with several Gbit/s on one core; see docs/benchmarks.md.
 const ZSTD_LEVEL: i32 = 1;
 

@@ -54,6 +54,17 @@ impl LiveDisk {
         Box::new(DiskPages { name: self.name.clone(), device: self.tracked.clone() })
     }
 
+    /// Makes what was written durable. A failure is the guest's to hear, at its own next flush.
+    pub(crate) fn settle(&self) {
+        if let Err(error) = self.tracked.flush() {
+            tracing::warn!(
+                disk = self.name,
+                error = &error as &dyn std::error::Error,
+                "a disk could not be flushed"
+            );
+        }
+    }
+
     /// The disk as a device.
     pub(crate) fn device(&self) -> &Arc<Tracked> {
         &self.tracked

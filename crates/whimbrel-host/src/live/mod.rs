@@ -30,7 +30,7 @@ use std::{
 };
 use whimbrel_capture::{Follower, Ledger};
 use whimbrel_core::{Digest, MachineConfig, PageSet};
-use whimbrel_machine::Machine as _;
+use whimbrel_machine::{Machine as _, MachineError};
 use whimbrel_qemu::{Console, LaunchSpec, MachineEvent, ProcessIdentity, Qemu, RamBacking, Vmgenid};
 use whimbrel_store::Pin;
 
@@ -229,6 +229,31 @@ impl Live {
         drop(self.ledgers);
         drop(self.memory);
         self.slot.remove();
+    }
+}
+
+/// A machine as the engines see it: QEMU, and disks that are flushed before it stops. QEMU flushes them itself as part
+/// of stopping, which would count as pause; after ours there is little left for that.
+pub(crate) struct Stoppable<'a> {
+    pub(crate) qemu: &'a mut Qemu,
+    pub(crate) disks: &'a [LiveDisk],
+}
+
+impl whimbrel_machine::Machine for Stoppable<'_> {
+    fn about_to_pause(&mut self) {
+        self.disks.iter().for_each(LiveDisk::settle);
+    }
+
+    fn pause(&mut self) -> Result<(), MachineError> {
+        self.qemu.pause()
+    }
+
+    fn unpause(&mut self) -> Result<(), MachineError> {
+        self.qemu.unpause()
+    }
+
+    fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
+        self.qemu.device_state()
     }
 }
 
