@@ -45,9 +45,9 @@ pub struct LaunchSpec {
 
 /// The file behind guest memory.
 ///
-/// With [`Sharing::Private`] the file must be this machine's alone or refuse to be written (a memfd sealed with
-/// `F_SEAL_WRITE`): QEMU 7.2 answers a balloon or a free page report by punching a hole into the *file*, private mapping
-/// or not, and so would change the memory of every other machine mapped from it.
+/// With [`Sharing::Private`] the caller must see to it that QEMU cannot change the file: it answers a balloon or a free
+/// page report by punching a hole into the *file*, private mapping or not, and so would change the memory of every other
+/// machine mapped from it. `whimbrel-memory` takes QEMU's descriptor of it away before a CPU runs.
 #[derive(Debug, Clone)]
 pub struct RamBacking {
     /// Path, which may be `/proc/PID/fd/N` of a memfd. QEMU creates it sparse and grows it if need be.
