@@ -81,6 +81,28 @@ fn clones_share_a_past_and_have_identities_and_disks_of_their_own() {
 }
 
 #[test]
+fn a_capsule_is_whole_though_the_one_before_it_was_deleted_and_collected() {
+    let cluster = Cluster::start(&["alpha"]);
+    let alpha = cluster.host("alpha");
+    Guest { address: None, ..Guest::small("web") }.run(&cluster, alpha);
+    let mut witness = console(alpha, "web");
+    witness.wait_ready(PATIENCE).expect("a guest that is up");
+    let born = witness.write(100).expect("a first life");
+    alpha.run(&["checkpoint", "web"]);
+    alpha.run(&["rm", "web"]);
+    alpha.run(&["gc"]);
+    alpha.run(&["checkpoint", "web"]);
+    alpha.run(&["verify"]);
+    alpha.run(&["stop", "web", "--kill"]);
+    alpha.run(&["resume", "web", "--name", "again", "--full"]);
+    let mut witness = console(alpha, "again");
+    witness.wait_ready(PATIENCE).expect("a guest that goes on");
+    let again = witness.check().expect("an answer");
+    assert_same_life(&born, &again);
+    assert!(matches!(again.ram, Verdict::Good(_)) && matches!(again.disk, Verdict::Good(_)), "{again:?}");
+}
+
+#[test]
 fn machines_outlive_their_daemon_and_are_taken_up_again() {
     let mut cluster = Cluster::start(&["alpha"]);
     Guest::small("web").run(&cluster, cluster.host("alpha"));

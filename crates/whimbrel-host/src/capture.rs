@@ -23,7 +23,6 @@ use whimbrel_capture::{
 };
 use whimbrel_core::{CapsuleId, Digest, MachineName, RefName};
 use whimbrel_image::{ImageRef, Manifest};
-use whimbrel_machine::Machine as _;
 use whimbrel_store::{ImageWriter, Writer};
 
 /// What the user wants on the capsule.
@@ -96,20 +95,24 @@ impl Host {
         let (record, live) = turn.parts()?;
         let was_paused = live.is_paused();
         let finish = if was_paused { Finish::StayPaused } else { finish };
-        let bases = self.base_roots(record)?;
-        for ledger in live.ledgers.iter_mut().filter(|ledger| !ledger.is_followed_by(Follower::Store)) {
-            ledger
-                .follow_all(Follower::Store)
-                .map_err(|source| HostError::Memory { source: source.into() })?;
-        }
         let stored_before = self.stored_bytes();
         let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
-        let mut sink = StoreSink::new(&writer, live, &bases)?;
-        let captured = live.capture(Follower::Store, &mut sink, &pace(was_paused), finish, reporter)?;
+        let bases = self.follow(record, live)?;
+        let written = StoreSink::new(&writer, live, &bases).and_then(|mut sink| {
+            let captured = live.capture(Follower::Store, &mut sink, &pace(was_paused), finish, reporter)?;
+            Ok((sink, captured))
+        });
+        // Sets that were taken against no base must not be used against one the next time.
+        let (sink, captured) = written.inspect_err(|_| {
+            if bases.is_empty() {
+                live.unfollow_store()
+            }
+        })?;
         let head_bytes = live.qemu.head().map_or(0, |head| head.as_bytes().len());
         match self.commit(record, sink, &writer, (&captured, head_bytes), wanted) {
             Ok(capsule) => {
                 record.last = Some(capsule);
+                live.hold_base(self.store.pin(&capsule));
                 let bytes_added = self.stored_bytes().saturating_sub(stored_before);
                 let pause =
                     if finish == Finish::GoOn { captured.pause } else { captured.paused_at.elapsed() };
@@ -123,7 +126,7 @@ impl Host {
             }
             Err(error) => {
                 // What the sink took is in no capsule: the next one looks at everything again.
-                live.ledgers.iter_mut().for_each(|ledger| ledger.unfollow(Follower::Store));
+                live.unfollow_store();
                 if !was_paused && finish == Finish::StayPaused {
                     live.go_on();
                 }
@@ -132,17 +135,24 @@ impl Host {
         }
     }
 
-    /// The roots that the machine's last capsule has, by image name.
-    fn base_roots(&self, record: &Record) -> Result<BTreeMap<String, Digest>, HostError> {
-        let Some(last) = record.last.or(record.origin) else { return Ok(BTreeMap::new()) };
-        match self.store.manifest(&last) {
-            Ok(manifest) => {
-                Ok(manifest.images.into_iter().filter_map(|image| Some((image.name, image.root?))).collect())
-            }
-            // A base only saves work; one that was deleted saves none.
-            Err(error) if refs::is_not_found(&error) => Ok(BTreeMap::new()),
-            Err(error) => Err(refs::store_error("read the last capsule of the machine")(error)),
+    /// Sees to it that the store follows every array, and returns the images that its sets are relative to, by name.
+    ///
+    /// The sets of a follower say what differs from its base, so the two belong together: without a base that is
+    /// certainly here, the sets begin anew with everything, against nothing. (Against a base, a page that is a hole
+    /// now and was none then would keep its old content.)
+    fn follow(&self, record: &Record, live: &mut Live) -> Result<BTreeMap<String, Digest>, HostError> {
+        if live.ledgers.iter().all(|ledger| ledger.is_followed_by(Follower::Store))
+            && let Some(base) = record.last.or(record.origin)
+            && let Ok(manifest) = self.store.manifest(&base)
+        {
+            let root = |image: ImageRef| Some((image.name, image.root?));
+            return Ok(manifest.images.into_iter().filter_map(root).collect());
         }
+        for ledger in &mut live.ledgers {
+            let followed = ledger.follow_all(Follower::Store);
+            followed.map_err(|source| HostError::Memory { source: source.into() })?;
+        }
+        Ok(BTreeMap::new())
     }
 
     fn commit(
@@ -216,16 +226,12 @@ impl Live {
     ) -> Result<Captured, HostError> {
         let was_paused = self.is_paused();
         let Live { qemu, ledgers, disks, .. } = self;
-        let mut machine = Stoppable { qemu, disks };
+        let mut machine = Stoppable { qemu, disks, keep_paused: was_paused };
         let mut subject = Subject { machine: &mut machine, ledgers, follower };
         let captured = capture(&mut subject, sink, pace, finish, &mut |progress| {
             report(reporter, progress);
             reporter.flow()
         });
-        if captured.is_err() && was_paused {
-            // The loop lets a machine go on that it has paused; this one was found paused.
-            let _ = self.qemu.pause();
-        }
         captured.map_err(|source| HostError::Capture { source })
     }
 }

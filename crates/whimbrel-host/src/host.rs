@@ -287,7 +287,10 @@ impl Host {
     pub(crate) fn stop(&self, name: &MachineName, request: StopRequest) -> Result<MachineInfo, HostError> {
         let machine = self.machine(name)?;
         {
-            let mut turn = machine.begin("stop", None)?;
+            let mut turn = match request.mode {
+                StopMode::Kill => machine.begin_in_any_phase("stop", None)?,
+                StopMode::Powerdown => machine.begin("stop", None)?,
+            };
             if turn.live.is_some() {
                 if request.mode == StopMode::Powerdown {
                     turn.live()?.powerdown(request.timeout_s.map_or(POWERDOWN, Duration::from_secs))?;

@@ -70,8 +70,24 @@ impl Machine {
         &self.name
     }
 
-    /// Takes the turn, or says who has it.
+    /// Takes the turn, or says who has it. A machine that is on its way between hosts is nobody's to work on: letting
+    /// it run here could make it run twice.
     pub(crate) fn begin(
+        &self,
+        on: &'static str,
+        operation: Option<OperationId>,
+    ) -> Result<Turn<'_>, HostError> {
+        let turn = self.begin_in_any_phase(on, operation)?;
+        let phase = &turn.record.phase;
+        if let Phase::Prepared { .. } | Phase::HandedOver { .. } = phase {
+            let (state, name) = (phase.word(), self.name.clone());
+            return Err(HostError::State { name, state, needed: "running" });
+        }
+        Ok(turn)
+    }
+
+    /// The same for a machine in whatever phase: for its owner's last resort, ending it.
+    pub(crate) fn begin_in_any_phase(
         &self,
         on: &'static str,
         operation: Option<OperationId>,

@@ -86,7 +86,7 @@ impl Host {
         let before = record.clone();
         let to = request.host.clone();
         let ports = &live.ports;
-        let mut stoppable = Stoppable { qemu: &mut live.qemu, disks: &live.disks };
+        let mut stoppable = Stoppable { qemu: &mut live.qemu, disks: &live.disks, keep_paused: was_paused };
         let mut subject =
             Subject { machine: &mut stoppable, ledgers: &mut live.ledgers, follower: Follower::Migration };
         let mut record_handover = || {
@@ -119,9 +119,6 @@ impl Host {
                     // The write that failed may have reached the disk all the same: say again who runs it.
                     *record = before;
                     record.save(&self.layout)?;
-                }
-                if was_paused {
-                    live.set_paused(true)?;
                 }
                 let name = turn.record.name.clone();
                 Err(HostError::Migrate { name, host: request.host.clone(), source: Box::new(source) })

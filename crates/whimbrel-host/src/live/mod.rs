@@ -48,6 +48,8 @@ pub(crate) struct Live {
     paused: bool,
     /// Keeps the capsule whose pages it still reads, whatever becomes of its refs.
     _origin: Option<Pin>,
+    /// Keeps the capsule that the store's sets of changed pages are relative to.
+    _base: Option<Pin>,
 }
 
 impl Live {
@@ -156,6 +158,22 @@ impl Live {
         self.ports.iter().for_each(LivePort::open);
     }
 
+    /// The store no longer knows what it has of the machine: its next capsule looks at everything.
+    pub(crate) fn unfollow_store(&mut self) {
+        self.ledgers.iter_mut().for_each(|ledger| ledger.unfollow(Follower::Store));
+    }
+
+    /// Keeps the capsule that the next one is written against, whatever becomes of its refs.
+    pub(crate) fn hold_base(&mut self, base: whimbrel_store::Result<Pin>) {
+        match base {
+            Ok(base) => self._base = Some(base),
+            Err(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "the next capsule begins anew");
+                self.unfollow_store();
+            }
+        }
+    }
+
     /// Takes the part of the device state that is slow to take, while nobody is looking yet.
     fn prepare(&mut self) -> Result<(), HostError> {
         self.qemu
@@ -237,6 +255,8 @@ impl Live {
 pub(crate) struct Stoppable<'a> {
     pub(crate) qemu: &'a mut Qemu,
     pub(crate) disks: &'a [LiveDisk],
+    /// It was found paused by its user, and stays so whatever becomes of the work.
+    pub(crate) keep_paused: bool,
 }
 
 impl whimbrel_machine::Machine for Stoppable<'_> {
@@ -249,7 +269,7 @@ impl whimbrel_machine::Machine for Stoppable<'_> {
     }
 
     fn unpause(&mut self) -> Result<(), MachineError> {
-        self.qemu.unpause()
+        if self.keep_paused { Ok(()) } else { self.qemu.unpause() }
     }
 
     fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
@@ -337,6 +357,7 @@ impl Assembly<'_> {
                     slot,
                     paused: true,
                     _origin,
+                    _base: None,
                 })
             }
             Err(error) => {
