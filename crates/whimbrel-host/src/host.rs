@@ -11,7 +11,7 @@ use crate::{
     warm::Warm,
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     path::Path,
     sync::{
@@ -55,6 +55,20 @@ pub(crate) struct Host {
     given_up: Mutex<BTreeMap<HostName, Vec<HandoverId>>>,
     started: Instant,
     closing: AtomicBool,
+    /// Names of machines that are being made.
+    claimed: Mutex<BTreeSet<MachineName>>,
+}
+
+/// A name that nobody else gets until this is dropped; by then its machine is in the table, or will never be.
+pub(crate) struct NameClaim<'a> {
+    host: &'a Host,
+    name: MachineName,
+}
+
+impl Drop for NameClaim<'_> {
+    fn drop(&mut self) {
+        self.host.claimed.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
+    }
 }
 
 impl Host {
@@ -86,6 +100,7 @@ impl Host {
             given_up: Mutex::default(),
             started: Instant::now(),
             closing: AtomicBool::new(false),
+            claimed: Mutex::default(),
         });
         // Looking for QEMU and trying KVM takes seconds, once: better before the first machine is asked for.
         std::thread::spawn(|| whimbrel_qemu::probe().map(whimbrel_qemu::best_accel));
@@ -155,6 +170,16 @@ impl Host {
         self.table().remove(name);
     }
 
+    /// Takes a name for a machine that is being made, or says that it is in use. Of two that want it at once, one gets it.
+    pub(crate) fn claim_name(&self, name: &MachineName, resuming: bool) -> Result<NameClaim<'_>, HostError> {
+        let mut claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_free(name, resuming)?;
+        if !claimed.insert(name.clone()) {
+            return Err(HostError::NameTaken { name: name.clone() });
+        }
+        Ok(NameClaim { host: self, name: name.clone() })
+    }
+
     /// Refuses a name that is in use. A suspended machine's name is free for its own resume.
     pub(crate) fn check_free(&self, name: &MachineName, resuming: bool) -> Result<(), HostError> {
         let Some(machine) = self.table().get(name).cloned() else { return Ok(()) };
@@ -198,7 +223,7 @@ impl Host {
 
     /// Starts a new machine.
     pub(crate) fn run(self: &Arc<Self>, request: RunRequest) -> Result<MachineInfo, HostError> {
-        self.check_free(&request.name, false)?;
+        let _claim = self.claim_name(&request.name, false)?;
         let qemu = self.qemu()?;
         let (disks, bases) =
             request.disks.iter().map(disk_of).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();

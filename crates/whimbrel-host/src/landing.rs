@@ -44,7 +44,7 @@ impl HostLanding {
 impl Landing for HostLanding {
     fn reserve(&self, offer: &Offer) -> Result<Box<dyn Arrival>, Cause> {
         let host = self.0.upgrade().ok_or("the host is closing down")?;
-        host.check_free(&offer.name, false)?;
+        let claim = host.claim_name(&offer.name, false)?;
         check_fit(&host, offer)?;
         let bases = offer.config.disks.iter().map(|_| DiskBase::Blank).collect();
         let mut record = Record::new(offer.name.clone(), offer.config.clone(), bases);
@@ -55,6 +55,7 @@ impl Landing for HostLanding {
         let missing = missing.filter(|digest| !host.layout.boot_file(digest).exists()).collect();
         let vmgenid = Some(offer.vmgenid.parse().map_err(|_| "the offer's generation id is none")?);
         let machine = host.enter(Machine::new(record.clone(), None));
+        drop(claim);
         let mut landing =
             Arriving { host, handover: offer.handover, record, vmgenid, missing, live: None, machine };
         if let Err(error) = landing.make_ready() {

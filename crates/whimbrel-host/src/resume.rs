@@ -157,7 +157,7 @@ impl Host {
         if reporter.is_cancelled() {
             return Err(HostError::Cancelled { left: "no machine was made".into() });
         }
-        self.check_free(&plan.name, true)?;
+        let _claim = self.claim_name(&plan.name, true)?;
         self.materialize_boot_files(plan.manifest)?;
         let record = plan.record();
         let live = match plan.manifest.device.is_empty() {
