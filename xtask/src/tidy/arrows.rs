@@ -29,6 +29,7 @@ enum Layer {
 
 const LAYERS: &[(&str, Layer)] = &[
     ("whimbrel-core", Layer::Words),
+    ("whimbrel-align", Layer::Images),
     ("whimbrel-image", Layer::Images),
     ("whimbrel-wire", Layer::Contracts),
     ("whimbrel-machine", Layer::Contracts),
@@ -60,6 +61,7 @@ const TESTKIT: &str = "whimbrel-testkit";
 
 /// Edges inside a layer, each with the reason it is there.
 const SIDEWAYS: &[(&str, &str, &str)] = &[
+    ("whimbrel-image", "whimbrel-align", "a manifest says how the pages of a disk are cut"),
     ("whimbrel-block", "whimbrel-machine", "a tracked disk is a page array"),
     ("whimbrel-migrate", "whimbrel-capture", "a migration is the capture loop with another host as its sink"),
     ("whimbrel-protect", "whimbrel-capture", "an epoch is a round of the capture loop"),

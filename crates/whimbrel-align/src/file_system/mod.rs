@@ -1,0 +1,199 @@
+//! What lies in a region, by its superblock: the file system, its block size and where its grid of blocks begins.
+//!
+//! A superblock is recognised by its magic and the few fields that are used, each checked for a value it can have. Checksums are not
+//! looked at: a wrong answer costs savings only. Where several would match, the one whose maker overwrites the other's place wins.
+
+mod fat;
+
+use crate::{
+    SECTOR,
+    reader::{Reader, le16, le32, le64},
+    table::Slot,
+};
+
+/// What lies in a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileSystem {
+    /// ext2, ext3 or ext4.
+    Ext,
+    /// XFS.
+    Xfs,
+    /// FAT with 12-bit entries.
+    Fat12,
+    /// FAT with 16-bit entries.
+    Fat16,
+    /// FAT with 32-bit entries.
+    Fat32,
+    /// exFAT.
+    ExFat,
+    /// NTFS.
+    Ntfs,
+    /// Btrfs.
+    Btrfs,
+    /// A swap area of Linux.
+    Swap,
+    /// A physical volume of LVM2.
+    Lvm2,
+}
+
+/// What a superblock says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) file_system: FileSystem,
+    /// Bytes of a block (cluster).
+    pub(crate) block: u32,
+    /// Offset in the region of the first block that a file can have.
+    pub(crate) data: u64,
+}
+
+impl Found {
+    fn new(file_system: FileSystem, block: u32) -> Self {
+        Self { file_system, block, data: 0 }
+    }
+}
+
+/// Bytes at the start of a region that most superblocks lie in.
+const HEAD: usize = 2048;
+
+/// What lies in `slot`; none if nothing known does.
+pub(crate) fn identify(disk: &mut Reader<'_>, slot: &Slot) -> Option<Found> {
+    if slot.len < HEAD as u64 {
+        return None;
+    }
+    let head = disk.sectors::<HEAD>(slot.start)?;
+    let boot = &head[..512];
+    let found = xfs(boot)
+        .or_else(|| ntfs(boot))
+        .or_else(|| fat::exfat(boot))
+        .or_else(|| ext(&head))
+        .or_else(|| fat::fat(boot))
+        .or_else(|| lvm2(&head))
+        .or_else(|| swap(disk, slot))
+        .or_else(|| btrfs(disk, slot))?;
+    let plausible = found.data < slot.len && found.data.is_multiple_of(SECTOR);
+    plausible.then_some(found)
+}
+
+/// Whether the first sector of a disk belongs to a file system and is no partition table, though it is marked like one.
+pub(crate) fn starts_with_boot_sector(sector: &[u8; 512]) -> bool {
+    ntfs(sector).or_else(|| fat::exfat(sector)).or_else(|| fat::fat(sector)).is_some()
+}
+
+fn power_of_two(value: u64, range: std::ops::RangeInclusive<u64>) -> Option<u32> {
+    (value.is_power_of_two() && range.contains(&value)).then_some(value as u32)
+}
+
+/// `xfs_dsb` in fs/xfs/libxfs/xfs_format.h; big-endian.
+fn xfs(boot: &[u8]) -> Option<Found> {
+    let block = u32::from_be_bytes([boot[4], boot[5], boot[6], boot[7]]);
+    let block = power_of_two(block.into(), 512..=65_536).filter(|_| boot.starts_with(b"XFSB"))?;
+    Some(Found::new(FileSystem::Xfs, block))
+}
+
+/// `ext4_super_block` in fs/ext4/ext4.h, 1024 bytes from the start; the older ones agree in these fields.
+fn ext(head: &[u8]) -> Option<Found> {
+    let block = le32(head, 1024 + 24);
+    let known = le16(head, 1024 + 56) == 0xef53 && block <= 6;
+    known.then(|| Found::new(FileSystem::Ext, 1024 << block))
+}
+
+/// `NTFS_BOOT_SECTOR` in ntfs-3g's layout.h. A cluster count above 128 is the negated power of two.
+fn ntfs(boot: &[u8]) -> Option<Found> {
+    if boot[3..11] != *b"NTFS    " {
+        return None;
+    }
+    let sector = power_of_two(le16(boot, 11).into(), 512..=4096)?;
+    let count = match boot[13] {
+        count @ 0..=128 => u64::from(count),
+        negated => 1 << (256 - u32::from(negated)).min(31),
+    };
+    Some(Found::new(FileSystem::Ntfs, power_of_two(count * u64::from(sector), 512..=2 << 20)?))
+}
+
+/// `label_header` and `pv_header` of LVM2's lib/format_text/layout.h. The label is in one of the first four sectors; behind the
+/// identity and the size stand the places of data, first that of the first extent.
+fn lvm2(head: &[u8]) -> Option<Found> {
+    let label = head.chunks_exact(SECTOR as usize).find(|sector| sector.starts_with(b"LABELONE"))?;
+    let header = le32(label, 20) as usize;
+    let known = label[24..32] == *b"LVM2 001" && header <= SECTOR as usize - 48;
+    known.then(|| Found { file_system: FileSystem::Lvm2, block: 4096, data: le64(label, header + 40) })
+}
+
+/// `swap_header` in include/linux/swap.h: the mark ends the first page.
+fn swap(disk: &mut Reader<'_>, slot: &Slot) -> Option<Found> {
+    if slot.len < 4096 {
+        return None;
+    }
+    let sector = disk.sectors::<512>(slot.start + 4096 - SECTOR)?;
+    let known = sector.ends_with(b"SWAPSPACE2") || sector.ends_with(b"SWAP-SPACE");
+    known.then(|| Found::new(FileSystem::Swap, 4096))
+}
+
+/// `btrfs_super_block` in include/uapi/linux/btrfs_tree.h, 64 KiB from the start.
+fn btrfs(disk: &mut Reader<'_>, slot: &Slot) -> Option<Found> {
+    const PLACE: u64 = 64 << 10;
+    if slot.len < PLACE + SECTOR {
+        return None;
+    }
+    let sector = disk.sectors::<512>(slot.start + PLACE)?;
+    let block = power_of_two(le32(&sector, 0x90).into(), 4096..=65_536)?;
+    (sector[0x40..0x48] == *b"_BHRfS_M").then(|| Found::new(FileSystem::Btrfs, block))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::RegionKind;
+
+    fn put(at: usize, bytes: &[u8]) -> Vec<u8> {
+        let mut disk = vec![0; 128 << 10];
+        disk[at..at + bytes.len()].copy_from_slice(bytes);
+        disk
+    }
+
+    fn found(disk: &Vec<u8>) -> Option<(FileSystem, u32, u64)> {
+        let slot = Slot { kind: RegionKind::Whole, start: 0, len: disk.len() as u64 };
+        let found = identify(&mut Reader::new(disk, slot.len), &slot)?;
+        Some((found.file_system, found.block, found.data))
+    }
+
+    #[test]
+    fn superblocks_without_a_maker_at_hand_are_recognised() {
+        assert_eq!(found(&put(4086, b"SWAPSPACE2")), Some((FileSystem::Swap, 4096, 0)));
+        let mut btrfs = put((64 << 10) + 0x40, b"_BHRfS_M");
+        assert_eq!(found(&btrfs), None, "no block size");
+        btrfs[(64 << 10) + 0x91] = 16;
+        assert_eq!(found(&btrfs), Some((FileSystem::Btrfs, 4096, 0)));
+        let mut lvm = put(512, b"LABELONE");
+        lvm[512 + 20] = 32;
+        lvm[512 + 24..512 + 32].copy_from_slice(b"LVM2 001");
+        lvm[512 + 72..512 + 80].copy_from_slice(&(63 * 512u64).to_le_bytes());
+        assert_eq!(found(&lvm), Some((FileSystem::Lvm2, 4096, 63 * 512)));
+        for data in [1 << 40, 100, u64::MAX] {
+            lvm[512 + 72..512 + 80].copy_from_slice(&u64::to_le_bytes(data));
+            assert_eq!(found(&lvm), None, "data at {data}");
+        }
+        lvm[512 + 20..512 + 24].fill(0xff);
+        assert_eq!(found(&lvm), None, "a header outside of its sector");
+    }
+
+    #[test]
+    fn block_sizes_that_cannot_be_are_refused() {
+        let mut xfs = put(0, b"XFSB\0\0\x10\0");
+        assert_eq!(found(&xfs), Some((FileSystem::Xfs, 4096, 0)));
+        xfs[5] = 1;
+        assert_eq!(found(&xfs), None);
+        let mut ext = put(1024 + 56, &[0x53, 0xef]);
+        assert_eq!(found(&ext), Some((FileSystem::Ext, 1024, 0)));
+        ext[1024 + 24] = 40;
+        assert_eq!(found(&ext), None);
+        let mut ntfs = put(3, b"NTFS    \0\x02\x08");
+        assert_eq!(found(&ntfs), Some((FileSystem::Ntfs, 4096, 0)));
+        ntfs[13] = 0xf4;
+        assert_eq!(found(&ntfs), Some((FileSystem::Ntfs, 2 << 20, 0)));
+        for count in [0, 3, 0x81, 0xff] {
+            ntfs[13] = count;
+            assert_eq!(found(&ntfs).is_some(), count == 0xff, "{count} sectors a cluster");
+        }
+    }
+}

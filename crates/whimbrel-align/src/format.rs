@@ -1,0 +1,195 @@
+//! The bytes of [`Cuts`], and their text in a manifest. Layout: docs/formats/image.md.
+//!
+//! Canonical: numbers have one spelling, and nothing may follow the last segment; what decodes encodes to the same bytes. Decoding
+//! allocates only what [`Cuts`] allows, whatever the bytes say.
+
+use crate::{Border, Cuts, CutsError, SECTOR};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::{fmt, str::FromStr};
+
+/// The format this version writes and reads.
+const VERSION: u8 = 1;
+/// Phases a page can have, in sectors.
+const PHASES: u64 = crate::PAGE / SECTOR;
+
+/// Bytes or text that describe no cuts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CutsFormatError {
+    /// Written by another version.
+    #[error("cuts of version {found} are not known, this version reads {VERSION}")]
+    Version {
+        /// Its version.
+        found: u8,
+    },
+    /// The bytes end within a number, or there are none.
+    #[error("the cuts end too early")]
+    Short,
+    /// A number that is too long, or spelled longer than need be.
+    #[error("a number of the cuts is not in canonical form")]
+    Number,
+    /// Not an even count of lowercase hexadecimal digits.
+    #[error("the text of the cuts is not hexadecimal")]
+    Text,
+    /// Numbers that describe no cuts.
+    #[error("the cuts are not valid")]
+    Cuts {
+        /// Why.
+        #[source]
+        source: CutsError,
+    },
+}
+
+impl Cuts {
+    /// The bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![VERSION];
+        put_number(&mut bytes, self.size());
+        let mut before = 0;
+        for Border { start, phase } in self.borders() {
+            put_number(&mut bytes, (start - before) / SECTOR * PHASES + phase / SECTOR);
+            before = start;
+        }
+        bytes
+    }
+
+    /// The cuts that `bytes` encode.
+    ///
+    /// # Errors
+    /// If they are not what [`Cuts::encode`] gives for some cuts.
+    pub fn decode(bytes: &[u8]) -> Result<Self, CutsFormatError> {
+        let (version, mut rest) = bytes.split_first().ok_or(CutsFormatError::Short)?;
+        if *version != VERSION {
+            return Err(CutsFormatError::Version { found: *version });
+        }
+        let size = take_number(&mut rest)?;
+        let (mut start, mut borders) = (0u64, Vec::new());
+        while !rest.is_empty() {
+            if borders.len() == crate::MAX_SEGMENTS {
+                return Err(CutsFormatError::Cuts { source: CutsError::Segments });
+            }
+            let number = take_number(&mut rest)?;
+            // Below 2^61 sectors each, and past the first sum that is too large `Cuts::new` would refuse anyway.
+            start = (number / PHASES)
+                .checked_mul(SECTOR)
+                .and_then(|delta| start.checked_add(delta))
+                .ok_or(CutsFormatError::Cuts { source: CutsError::Border { start: u64::MAX, phase: 0 } })?;
+            borders.push(Border { start, phase: number % PHASES * SECTOR });
+        }
+        Cuts::new(size, borders).map_err(|source| CutsFormatError::Cuts { source })
+    }
+}
+
+/// LEB128: seven bits a byte, lowest first, the top bit says that more follow.
+fn put_number(bytes: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+}
+
+fn take_number(rest: &mut &[u8]) -> Result<u64, CutsFormatError> {
+    let mut number = 0;
+    // Nine bytes hold 63 bits, more than any field needs.
+    for shift in (0..63).step_by(7) {
+        let (byte, after) = rest.split_first().ok_or(CutsFormatError::Short)?;
+        *rest = after;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            let padded = *byte == 0 && shift > 0;
+            return if padded { Err(CutsFormatError::Number) } else { Ok(number) };
+        }
+    }
+    Err(CutsFormatError::Number)
+}
+
+impl fmt::Display for Cuts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.encode().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl FromStr for Cuts {
+    type Err = CutsFormatError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let digit = |digit: u8| match digit {
+            b'0'..=b'9' => Ok(digit - b'0'),
+            b'a'..=b'f' => Ok(digit - b'a' + 10),
+            _ => Err(CutsFormatError::Text),
+        };
+        let (pairs, odd) = text.as_bytes().as_chunks::<2>();
+        if !odd.is_empty() {
+            return Err(CutsFormatError::Text);
+        }
+        let bytes: Result<Vec<u8>, _> =
+            pairs.iter().map(|[high, low]| Ok(digit(*high)? << 4 | digit(*low)?)).collect();
+        Cuts::decode(&bytes?)
+    }
+}
+
+impl Serialize for Cuts {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        if to.is_human_readable() { to.collect_str(self) } else { self.encode().serialize(to) }
+    }
+}
+
+impl<'de> Deserialize<'de> for Cuts {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let cuts = if from.is_human_readable() {
+            String::deserialize(from)?.parse()
+        } else {
+            Cuts::decode(&Vec::<u8>::deserialize(from)?)
+        };
+        cuts.map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuts::tests::any_cuts;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn cuts_survive_bytes_and_text(cuts in any_cuts()) {
+            prop_assert_eq!(Cuts::decode(&cuts.encode()), Ok(cuts.clone()));
+            let json = serde_json::to_string(&cuts).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Cuts>(&json).unwrap(), cuts);
+        }
+
+        #[test]
+        fn any_bytes_are_refused_or_have_one_spelling(mut bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+            if let Some(first) = bytes.first_mut() { *first = VERSION; }
+            if let Ok(cuts) = Cuts::decode(&bytes) { prop_assert_eq!(cuts.encode(), bytes); }
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_cuts_are_pinned() {
+        let borders = [Border { start: 0, phase: 0 }, Border { start: 63 * 512, phase: 3584 }];
+        let cuts = Cuts::new(1 << 20, borders).unwrap();
+        assert_eq!(cuts.to_string(), "0180804000ff03");
+        assert_eq!("0180804000ff03".parse(), Ok(cuts));
+    }
+
+    #[test]
+    fn what_is_not_canonical_is_refused_by_name() {
+        let parse = |text: &str| text.parse::<Cuts>().unwrap_err();
+        assert_eq!(parse(""), CutsFormatError::Short);
+        assert_eq!(parse("02808040"), CutsFormatError::Version { found: 2 });
+        assert_eq!(
+            parse("01808040"),
+            CutsFormatError::Cuts { source: CutsError::Border { start: 0, phase: 0 } }
+        );
+        assert_eq!(parse("0180804000ff"), CutsFormatError::Short);
+        assert_eq!(parse("018080408000"), CutsFormatError::Number);
+        assert_eq!(parse("0180804000FF03"), CutsFormatError::Text);
+        assert_eq!(parse("018"), CutsFormatError::Text);
+        assert_eq!(parse(&format!("0180804000{}", "ff".repeat(9))), CutsFormatError::Number);
+        let far = format!("0180804000{}7f{}7f", "ff".repeat(8), "ff".repeat(8));
+        assert!(matches!(parse(&far), CutsFormatError::Cuts { .. }));
+        assert!(matches!(parse(&format!("01808040{}", "00".repeat(3000))), CutsFormatError::Cuts { .. }));
+    }
+}

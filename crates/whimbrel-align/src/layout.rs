@@ -1,0 +1,145 @@
+//! What is where on a disk, and the cuts that follow from it.
+//!
+//! [`inspect`] cannot fail: what cannot be read or believed is not there. It reads at most [`MAX_SECTORS`](crate::MAX_SECTORS)
+//! sectors and gives at most [`MAX_REGIONS`] regions, sorted, apart from each other and inside the disk.
+
+use crate::{
+    Border, Cuts, CutsError, FileSystem, PAGE, ReadAt, RegionKind, file_system,
+    reader::Reader,
+    table::{self, Slot},
+};
+
+/// Most regions of one disk.
+pub const MAX_REGIONS: usize = 128;
+
+/// What is where on a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// Size of the disk in bytes.
+    pub size: u64,
+    /// Its partitions, or the disk as one region.
+    pub regions: Vec<Region>,
+    /// Whether everything asked for could be read within the limit.
+    pub complete: bool,
+}
+
+/// A partition, or the whole disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Region {
+    /// Which table names it.
+    pub kind: RegionKind,
+    /// First byte.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// What lies in it, if it is known.
+    pub file_system: Option<FileSystem>,
+    /// Bytes of a block (cluster) of the file system. Below 4096, files may begin at other phases too.
+    pub block: Option<u32>,
+    /// Disk byte at which the file system's blocks begin; what is before has pages from `start` on.
+    pub data: u64,
+    /// Offset modulo 4096 at which pages of files lie.
+    pub phase: u64,
+}
+
+/// Finds out what is where on a disk of `size` bytes.
+pub fn inspect(disk: &dyn ReadAt, size: u64) -> Layout {
+    let mut reader = Reader::new(disk, size);
+    let slots = table::regions(&mut reader);
+    let regions = slots.iter().map(|slot| region(&mut reader, slot)).collect();
+    Layout { size, regions, complete: reader.is_complete() }
+}
+
+fn region(disk: &mut Reader<'_>, slot: &Slot) -> Region {
+    let found = file_system::identify(disk, slot);
+    let data = slot.start + found.map_or(0, |found| found.data);
+    Region {
+        kind: slot.kind,
+        start: slot.start,
+        len: slot.len,
+        file_system: found.map(|found| found.file_system),
+        block: found.map(|found| found.block),
+        data,
+        phase: data % PAGE,
+    }
+}
+
+impl Layout {
+    /// How to cut the disk so that a page of a file is a page of the image.
+    ///
+    /// What lies between regions is cut like what is before it, which saves a border.
+    ///
+    /// # Errors
+    /// If the disk is larger than cuts can be.
+    pub fn cuts(&self) -> Result<Cuts, CutsError> {
+        let mut borders: Vec<Border> = Vec::new();
+        let mut cut = |start: u64, phase: u64| {
+            // Nothing lies between two borders at one place, and no border is needed where the phase goes on.
+            borders.pop_if(|last| last.start == start);
+            if start < self.size && borders.last().is_none_or(|last| last.phase != phase) {
+                borders.push(Border { start, phase });
+            }
+        };
+        cut(0, 0);
+        for region in &self.regions {
+            cut(region.start, region.start % PAGE);
+            cut(region.data, region.phase);
+        }
+        Cuts::new(self.size, borders)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn region(start: u64, len: u64, data: u64) -> Region {
+        Region {
+            kind: RegionKind::Primary,
+            start: start * 512,
+            len: len * 512,
+            file_system: None,
+            block: None,
+            data: data * 512,
+            phase: data * 512 % PAGE,
+        }
+    }
+
+    fn borders(size: u64, regions: Vec<Region>) -> Vec<(u64, u64)> {
+        let cuts = Layout { size, regions, complete: true }.cuts().unwrap();
+        cuts.borders().map(|border| (border.start / 512, border.phase / 512)).collect()
+    }
+
+    #[test]
+    fn borders_stand_where_the_phase_changes_and_nowhere_else() {
+        let size = 1 << 20;
+        assert_eq!(borders(size, vec![region(8, 100, 8)]), [(0, 0)]);
+        assert_eq!(borders(size, vec![region(63, 100, 63), region(167, 8, 167)]), [(0, 0), (63, 7)]);
+        let fat = region(63, 100, 98);
+        assert_eq!(borders(size, vec![fat, region(256, 8, 256)]), [(0, 0), (63, 7), (98, 2), (256, 0)]);
+        assert_eq!(borders(size, vec![region(0, 100, 3)]), [(0, 0), (3, 3)], "a FAT without a table");
+        assert_eq!(borders(size, vec![region(16, 100, 16), region(16, 0, 19)]), [(0, 0), (19, 3)]);
+        assert_eq!(borders(0, vec![region(0, 0, 0)]), []);
+    }
+
+    proptest! {
+        #[test]
+        fn no_content_leads_out_of_bounds(
+            mut disk in prop::collection::vec(any::<u8>(), 2048..6000),
+            flags in any::<[bool; 4]>(),
+            size in prop_oneof![0..10_000u64, any::<u64>()],
+        ) {
+            for (number, boot) in flags.iter().enumerate() { disk[446 + 16 * number] = u8::from(*boot) << 7; }
+            disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+            let layout = inspect(&disk, size);
+            let mut end = 0;
+            for region in &layout.regions {
+                prop_assert!(region.start >= end && region.len <= size - region.start);
+                prop_assert!(region.data - region.start <= region.len);
+                end = region.start + region.len;
+            }
+            prop_assert!(layout.cuts().is_ok() == (size <= crate::MAX_SIZE));
+        }
+    }
+}
