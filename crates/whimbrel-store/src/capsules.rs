@@ -6,7 +6,7 @@ use crate::{
     store::Store,
 };
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use whimbrel_core::{ByteSize, CapsuleId, Digest, PAGE_SIZE, RefName};
+use whimbrel_core::{ByteSize, CapsuleId, Digest, PAGE_SIZE, PageSet, RefName};
 use whimbrel_image::{Manifest, frame::Kind, tree};
 
 /// A capsule and the refs that name it.
@@ -33,6 +33,19 @@ pub struct ImageChange {
     pub bytes: ByteSize,
     /// Different pages whose new content the old image holds nowhere at all.
     pub new_contents: u64,
+}
+
+/// How an image went two ways from a common beginning.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Divergence {
+    /// `memory`, `disk0`, …
+    pub name: String,
+    /// Pages that differ from the beginning on one side.
+    pub ours: PageSet,
+    /// Pages that differ from the beginning on the other side.
+    pub theirs: PageSet,
+    /// Pages that differ on both sides, and between them: both changed them, and not to the same.
+    pub conflicts: PageSet,
 }
 
 impl Store {
@@ -127,6 +140,86 @@ impl Store {
     pub fn children(&self, id: &CapsuleId) -> Result<Vec<CapsuleId>> {
         let capsules = self.capsules()?.into_iter().filter(|capsule| capsule.manifest.parents.contains(id));
         Ok(capsules.map(|capsule| capsule.id).collect())
+    }
+
+    /// Capsules of the store by the parent that they name, which need not be in the store any more.
+    pub fn children_of_all(&self) -> Result<BTreeMap<CapsuleId, Vec<CapsuleId>>> {
+        let mut children = BTreeMap::<CapsuleId, Vec<CapsuleId>>::new();
+        for capsule in self.capsules()? {
+            for parent in &capsule.manifest.parents {
+                children.entry(*parent).or_default().push(capsule.id);
+            }
+        }
+        Ok(children)
+    }
+
+    /// How many bytes of pages a capsule has that its parent does not have at the same place, equal ones counted once: what it
+    /// costs beside that parent, before compression. Of several parents the nearest counts; without one that is
+    /// still here, everything does.
+    pub fn added(&self, id: &CapsuleId) -> Result<ByteSize> {
+        let manifest = self.manifest(id)?;
+        let mut least = None;
+        for parent in &manifest.parents {
+            let parent = match self.manifest(parent) {
+                Err(StoreError::Missing { .. }) => continue,
+                other => other?,
+            };
+            let added = self.contents_beside(&manifest, Some(&parent))?;
+            least = Some(least.map_or(added, |least: u64| least.min(added)));
+        }
+        let pages = least.map_or_else(|| self.contents_beside(&manifest, None), Ok)?;
+        Ok(ByteSize(pages * PAGE_SIZE as u64))
+    }
+
+    fn contents_beside(&self, manifest: &Manifest, parent: Option<&Manifest>) -> Result<u64> {
+        let mut contents = HashSet::<Digest>::new();
+        for image in &manifest.images {
+            let old = parent.and_then(|parent| parent.image(&image.name));
+            let old = old.filter(|old| old.pages == image.pages).and_then(|old| old.root);
+            tree::diff(&self.inner.objects, old, image.root, image.pages, &mut |d| {
+                contents.extend(d.new);
+                Ok::<_, StoreError>(())
+            })?;
+        }
+        Ok(contents.len() as u64)
+    }
+
+    /// How the image `name` of `ours` and of `theirs` went from that of `base`. None if it is not in all three with one
+    /// length.
+    pub fn divergence(
+        &self,
+        name: &str,
+        base: &Manifest,
+        ours: &Manifest,
+        theirs: &Manifest,
+    ) -> Result<Option<Divergence>> {
+        let (Some(base), Some(ours), Some(theirs)) = (base.image(name), ours.image(name), theirs.image(name))
+        else {
+            return Ok(None);
+        };
+        if base.pages != ours.pages || base.pages != theirs.pages {
+            return Ok(None);
+        }
+        let (pages, name) = (base.pages, name.to_owned());
+        let (base, ours_root, theirs_root) = (base.root, ours.root, theirs.root);
+        let ours = self.changed_pages(base, ours_root, pages)?;
+        let theirs = self.changed_pages(base, theirs_root, pages)?;
+        let mut conflicts = ours.clone();
+        conflicts.intersect(&theirs);
+        if !conflicts.is_empty() {
+            conflicts.intersect(&self.changed_pages(ours_root, theirs_root, pages)?);
+        }
+        Ok(Some(Divergence { name, ours, theirs, conflicts }))
+    }
+
+    /// The pages in which two images of `pages` pages differ.
+    pub fn changed_pages(&self, old: Option<Digest>, new: Option<Digest>, pages: u64) -> Result<PageSet> {
+        let mut changed = PageSet::empty(pages);
+        tree::diff(&self.inner.objects, old, new, pages, &mut |d| {
+            changed.insert(d.page);
+            Ok::<_, StoreError>(())
+        })?;
+        Ok(changed)
     }
 
     /// What differs between two capsules, image by image. An image that only one of them has, or that changed its

@@ -32,13 +32,13 @@ mod verify;
 mod worker;
 mod writer;
 
-pub use capsules::{CapsuleInfo, ImageChange};
+pub use capsules::{CapsuleInfo, Divergence, ImageChange};
 pub use disk::StoredDisk;
 pub use error::{Result, StoreError};
 pub use gc::{GcReport, Keep};
 pub use image_writer::{FinishedImage, ImageWriter};
 pub use os::OsFiles;
-pub use refs::Expected;
+pub use refs::{Expected, RefChange};
 pub use store::{Options, Pin, Store};
 pub use stored::StoredImage;
 pub use verify::{BrokenCapsule, Damage, Report};

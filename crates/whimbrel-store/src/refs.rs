@@ -1,6 +1,8 @@
-//! Refs: names of capsules, the only thing in a store that changes.
+//! Refs: names of capsules, the only thing in a store that changes, and what each named before.
 //!
 //! One small file each, replaced whole under a lock that all processes share, so a reader sees the old or the new one.
+//! The history of a ref lies in its own file: both change together, at no cost of their own, and go together. It
+//! names capsules and keeps none of them.
 
 use crate::{
     closure,
@@ -10,10 +12,26 @@ use crate::{
     lease::gate,
     store::Store,
 };
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    time::{SystemTime, UNIX_EPOCH},
+};
 use whimbrel_core::{CapsuleId, Digest, RefName};
 
 const REFS_LOCK: &str = "refs.lock";
+/// Versions of a ref that are remembered, the newest ones.
+const HISTORY_MAX: usize = 64;
+
+/// One version of a ref.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RefChange {
+    /// What it named from then on.
+    pub id: CapsuleId,
+    /// What it named before; none for its first version, or if that is no longer remembered.
+    pub old: Option<CapsuleId>,
+    /// When it was pointed there, milliseconds since 1970; 0 if that was not written down.
+    pub time: u64,
+}
 
 /// What a ref must be for a change to happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,10 +47,25 @@ pub enum Expected {
 impl Store {
     /// What `name` refers to, none if there is no such ref.
     pub fn get_ref(&self, name: &RefName) -> Result<Option<CapsuleId>> {
+        Ok(self.read_ref(name)?.first().map(|(id, _)| *id))
+    }
+
+    /// What `name` refers to and referred to before, newest first; empty if there is no such ref.
+    pub fn ref_history(&self, name: &RefName) -> Result<Vec<RefChange>> {
+        let versions = self.read_ref(name)?;
+        let old = versions.iter().skip(1).map(|(id, _)| Some(*id)).chain([None]);
+        Ok(versions
+            .iter()
+            .zip(old)
+            .map(|((id, time), old)| RefChange { id: *id, old, time: *time })
+            .collect())
+    }
+
+    /// The versions of a ref and their times, newest first; none if there is no such ref.
+    fn read_ref(&self, name: &RefName) -> Result<Vec<(CapsuleId, u64)>> {
         let path = format!("{REFS}/{name}");
-        let Some(text) = read_sealed(&*self.inner.files, &path)? else { return Ok(None) };
-        let id = text.trim_end().parse().map_err(|_| StoreError::SmallFile { path })?;
-        Ok(Some(id))
+        let Some(text) = read_sealed(&*self.inner.files, &path)? else { return Ok(Vec::new()) };
+        parse(&text).ok_or(StoreError::SmallFile { path })
     }
 
     /// All refs.
@@ -73,7 +106,13 @@ impl Store {
         self.inner.check_latch()?;
         let _lock = self.lock_refs()?;
         self.expect(name, expected)?;
-        let bytes = seal(&format!("{id}\n"));
+        // A damaged ref is replaced, and its history begins anew.
+        let mut versions = self.read_ref(name).unwrap_or_default();
+        if versions.first().is_none_or(|(newest, _)| newest != id) {
+            versions.insert(0, (*id, now_ms()));
+            versions.truncate(HISTORY_MAX);
+        }
+        let bytes = seal(&encode(&versions));
         self.inner.latching(publish(&*self.inner.files, REFS, name.as_str(), &bytes))
     }
 
@@ -107,5 +146,56 @@ impl Store {
             }
         }
         Ok(false)
+    }
+}
+
+/// The lines of a ref's file: what it names, then the time and the id of every version, newest first.
+fn encode(versions: &[(CapsuleId, u64)]) -> String {
+    let newest = versions.iter().take(1).map(|(id, _)| format!("{id}\n"));
+    newest.chain(versions.iter().map(|(id, time)| format!("{time} {id}\n"))).collect()
+}
+
+/// Reads what [`encode`] writes, and the one line without a history of earlier versions.
+fn parse(text: &str) -> Option<Vec<(CapsuleId, u64)>> {
+    let mut lines = text.lines();
+    let newest: CapsuleId = lines.next()?.parse().ok()?;
+    let version = |line: &str| {
+        let (time, id) = line.split_once(' ')?;
+        Some((id.parse().ok()?, time.parse().ok()?))
+    };
+    let versions = lines.map(version).collect::<Option<Vec<(CapsuleId, u64)>>>()?;
+    match versions.first() {
+        None => Some(vec![(newest, 0)]),
+        Some((first, _)) => (*first == newest && versions.len() <= HISTORY_MAX).then_some(versions),
+    }
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn id(byte: u8) -> CapsuleId {
+        CapsuleId(Digest([byte; 32]))
+    }
+
+    #[test]
+    fn a_ref_without_a_history_is_read_and_a_history_of_something_else_is_not() {
+        assert_eq!(parse(&format!("{}\n", id(1))), Some(vec![(id(1), 0)]));
+        assert_eq!(parse(&format!("{}\n7 {}\n", id(1), id(2))), None);
+        assert_eq!(parse(&format!("{}\n7 {}\n5\n", id(1), id(1))), None);
+        assert_eq!(parse(""), None);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(versions in prop::collection::vec((any::<u8>(), any::<u64>()), 1..HISTORY_MAX)) {
+            let versions: Vec<_> = versions.into_iter().map(|(byte, time)| (id(byte), time)).collect();
+            prop_assert_eq!(parse(&encode(&versions)), Some(versions));
+        }
     }
 }
