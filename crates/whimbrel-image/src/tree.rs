@@ -39,6 +39,8 @@ pub enum Visit {
         digest: Digest,
         /// 0 lists pages.
         level: u8,
+        /// The first page under it.
+        page: u64,
     },
     /// A page that is not zero.
     Page {
@@ -89,6 +91,19 @@ pub fn leaf<N: Nodes>(
     pages: u64,
     extent: u64,
 ) -> Result<Option<Arc<Node>>, N::Error> {
+    match leaf_digest(nodes, root, pages, extent)? {
+        Some(digest) => load(nodes, &digest, 0).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// The digest of the leaf over extent `extent`, without loading the leaf.
+pub fn leaf_digest<N: Nodes>(
+    nodes: &N,
+    root: Option<Digest>,
+    pages: u64,
+    extent: u64,
+) -> Result<Option<Digest>, N::Error> {
     check(extent.saturating_mul(FAN_OUT as u64), pages)?;
     let Some(mut digest) = root else { return Ok(None) };
     for level in (1..height(pages)).rev() {
@@ -98,7 +113,7 @@ pub fn leaf<N: Nodes>(
             None => return Ok(None),
         }
     }
-    load(nodes, &digest, 0).map(Some)
+    Ok(Some(digest))
 }
 
 /// Meets every node and page that is there, in page order. A node is entered only if `visit` says so.
@@ -122,7 +137,7 @@ fn walk_node<N: Nodes>(
     pages: u64,
     visit: &mut impl FnMut(Visit) -> Result<bool, N::Error>,
 ) -> Result<(), N::Error> {
-    if !visit(Visit::Node { digest, level })? {
+    if !visit(Visit::Node { digest, level, page: start })? {
         return Ok(());
     }
     for (child, digest) in load(nodes, &digest, level)?.children() {

@@ -1,5 +1,6 @@
 //! What can go wrong with a store.
 
+use crate::elsewhere::ElsewhereError;
 use std::{error::Error, io};
 use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{ManifestError, NodeError, frame::FrameError};
@@ -151,6 +152,13 @@ pub enum StoreError {
         #[source]
         source: std::sync::Arc<StoreError>,
     },
+    /// What is missing here could not be fetched.
+    #[error("a part of the capsule that lies on another host is needed")]
+    Elsewhere {
+        /// Why not.
+        #[source]
+        source: ElsewhereError,
+    },
     /// A stream that is no exported capsule.
     #[error("not an exported capsule: {reason}")]
     Stream {
@@ -180,6 +188,11 @@ impl StoreError {
     pub(crate) fn io(action: &'static str, path: &str) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { action, path, source }
+    }
+
+    /// Whether the same may succeed later: another host has to come back.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Elsewhere { source } if source.retryable)
     }
 
     /// Whether a file that was expected is not there.

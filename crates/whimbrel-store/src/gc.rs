@@ -194,6 +194,9 @@ impl Store {
         if sessions.ids.len() == 1 {
             remove_leftovers(self)?;
         }
+        for id in self.partials()?.iter().filter(|id| !mark.capsules.contains(id)) {
+            inner.latching(self.unmark_partial(id))?;
+        }
         let removed =
             ByteSize(gone.iter().filter_map(|pack| packs.get(pack)).map(|len| u64::from(*len)).sum());
         Ok(GcReport {

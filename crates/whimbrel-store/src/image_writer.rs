@@ -4,6 +4,7 @@
 //! back tagged with the order of their batch, so `finish` can tell which version of a page is the last.
 
 use crate::{
+    elsewhere::Everywhere,
     error::{Result, StoreError},
     worker::{Batch, Candidate, Framer, usable_base},
     writer::Pool,
@@ -182,7 +183,7 @@ impl ImageWriter {
         let changes = self.state.take_changes(self.order)?;
         let (session, base, pages) = (&self.pool.session, self.state.base, self.state.pages);
         let mut nodes = Vec::new();
-        let root = tree::update(&session.inner.objects, base, pages, &changes, &mut |node| {
+        let root = tree::update(&Everywhere(&session.inner), base, pages, &changes, &mut |node| {
             nodes.push(node);
             Ok(())
         })?;

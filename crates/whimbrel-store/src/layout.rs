@@ -14,6 +14,8 @@ pub(crate) const PACKS: &str = "packs";
 pub(crate) const INDEX: &str = "index";
 pub(crate) const REFS: &str = "refs";
 pub(crate) const LEASES: &str = "leases";
+/// Capsules that are not whole here.
+pub(crate) const PARTIAL: &str = "partial";
 pub(crate) const TEMP: &str = "tmp";
 pub(crate) const MARKER: &str = "whimbrel-store";
 pub(crate) const MARKER_TEXT: &str = "whimbrel store 1\n";

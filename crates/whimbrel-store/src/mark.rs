@@ -2,7 +2,7 @@
 
 use crate::{error::Result, index::Place, layout::PackId, lease::Pinned, store::Store};
 use std::collections::HashSet;
-use whimbrel_core::CapsuleId;
+use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{
     Key,
     frame::Frame,
@@ -14,7 +14,7 @@ pub(crate) struct Mark<'a> {
     store: &'a Store,
     /// Packs to look past where another one holds the object as well.
     pub(crate) avoid: HashSet<PackId>,
-    nodes: HashSet<whimbrel_core::Digest>,
+    nodes: HashSet<Digest>,
     pub(crate) live: HashSet<Place>,
     /// Deltas whose bases were marked.
     rested: HashSet<Place>,
@@ -33,10 +33,11 @@ impl<'a> Mark<'a> {
             return Ok(());
         }
         let manifest = self.store.manifest(id)?;
+        let partial = self.store.is_partial(id)?;
         self.object(Key::from(&id.0), u8::MAX)?;
         manifest.blobs().try_for_each(|blob| self.object(Key::from(&blob), u8::MAX))?;
         manifest.images.iter().try_for_each(|image| match image.root {
-            Some(root) => self.pinned(&Pinned::Image { root, pages: image.pages }),
+            Some(root) => self.image(root, image.pages, partial),
             None => Ok(()),
         })
     }
@@ -47,9 +48,17 @@ impl<'a> Mark<'a> {
             Pinned::Object(digest) => return self.object(Key::from(digest), u8::MAX),
             Pinned::Image { root, pages } => (*root, *pages),
         };
+        let partial = self.store.is_partial_image(root, pages)?;
+        self.image(root, pages, partial)
+    }
+
+    /// A node that cannot be read stops everything: what lies below it is unknown and must not be removed. Only where the
+    /// image is known to be partial, a node may be absent; then nothing below it is kept for this image's sake.
+    fn image(&mut self, root: Digest, pages: u64, partial: bool) -> Result<()> {
         let store = self.store;
-        // A node that cannot be read stops everything: what lies below it is unknown and must not be removed.
         walk(&store.inner.objects, Some(root), pages, &mut |visit| match visit {
+            Visit::Node { digest, .. } if partial && !store.inner.objects.has(&digest) => Ok(false),
+            Visit::Page { digest, .. } if partial && !store.inner.objects.has(&digest) => Ok(true),
             Visit::Node { digest, .. } if !self.nodes.insert(digest) => Ok(false),
             Visit::Node { digest, .. } | Visit::Page { digest, .. } => {
                 self.object(Key::from(&digest), u8::MAX).map(|()| true)

@@ -2,16 +2,18 @@
 
 use crate::{
     closure,
+    elsewhere::{Here, Source},
     error::{Result, StoreError},
     files::{Files, LockMode},
-    layout::{INDEX, LEASES, MARKER, MARKER_TEXT, PACKS, REFS, TEMP, publish},
+    layout::{INDEX, LEASES, MARKER, MARKER_TEXT, PACKS, PARTIAL, REFS, TEMP, publish},
     lease::{Condemned, Lease, Pinned, Purpose, gate},
     object::Objects,
     os::OsFiles,
+    shadow::Shadow,
 };
 use std::{
     path::Path,
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, Weak},
 };
 use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::Manifest;
@@ -51,6 +53,10 @@ pub(crate) struct Inner {
     pub(crate) files: Arc<dyn Files>,
     pub(crate) objects: Objects,
     pub(crate) options: Options,
+    pub(crate) elsewhere: Source,
+    pub(crate) shadow: Shadow,
+    /// For the thread that keeps what was fetched.
+    pub(crate) me: Weak<Inner>,
     latch: OnceLock<&'static str>,
 }
 
@@ -97,7 +103,16 @@ impl Store {
     pub fn open_on(files: Arc<dyn Files>, options: Options) -> Result<Self> {
         check_marker(&*files, options.create)?;
         let objects = Objects::new(files.clone(), options.cache)?;
-        Ok(Self { inner: Arc::new(Inner { files, objects, options, latch: OnceLock::new() }) })
+        let inner = Arc::new_cyclic(|me| Inner {
+            files,
+            objects,
+            options,
+            elsewhere: Source::default(),
+            shadow: Shadow::default(),
+            me: me.clone(),
+            latch: OnceLock::new(),
+        });
+        Ok(Self { inner })
     }
 
     /// The manifest of a capsule.
@@ -110,9 +125,9 @@ impl Store {
         Ok(self.inner.objects.get(digest)?.bytes().to_vec())
     }
 
-    /// Whether the store holds each object, by its index.
+    /// Whether the store holds each object, by its index; those just fetched count.
     pub fn has(&self, digests: &[Digest]) -> Vec<bool> {
-        digests.iter().map(|digest| self.inner.objects.has(digest)).collect()
+        digests.iter().map(|digest| Here(&self.inner).has(digest)).collect()
     }
 
     /// Keeps a capsule whole, whatever happens to its refs, for as long as the pin lives: for a machine that reads
@@ -121,7 +136,9 @@ impl Store {
         let inner = &self.inner;
         let _gate = gate(&*inner.files, LockMode::Shared)?;
         let manifest = self.manifest(id)?;
-        closure::check_capsule(self, id)?;
+        if !self.is_partial(id)? {
+            closure::check_capsule(self, id)?;
+        }
         let lease =
             Lease::new(inner.files.clone(), Purpose::Pin, Condemned::read(&*inner.files)?.generation)?;
         lease.pin(Pinned::Object(id.0))?;
@@ -156,7 +173,7 @@ fn check_marker(files: &dyn Files, create: bool) -> Result<()> {
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && create => {
             // The marker comes last: a store that has it has its directories.
-            for dir in [PACKS, INDEX, REFS, LEASES, TEMP] {
+            for dir in [PACKS, INDEX, REFS, LEASES, PARTIAL, TEMP] {
                 files.make_dir(dir).map_err(StoreError::io("create", dir))?;
             }
             files.sync_dir("").map_err(StoreError::io("sync", "."))?;

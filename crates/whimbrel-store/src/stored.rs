@@ -4,6 +4,7 @@
 //! threads may read at once.
 
 use crate::{
+    elsewhere::{Everywhere, Here, Missing, ObjectWant, fetch_objects, fetch_pages},
     error::{Result, StoreError},
     store::{Inner, Store},
 };
@@ -16,9 +17,12 @@ use std::{
     thread,
 };
 use whimbrel_core::{Digest, EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE, PageRun, PageSet};
-use whimbrel_image::{Key, Node, tree};
+use whimbrel_image::{Key, Node, frame::Kind, tree};
 
 const EXTENT: u64 = EXTENT_PAGES as u64;
+/// Pages, and nodes, asked of another host at once.
+const FETCH_PAGES: usize = 1024;
+const FETCH_NODES: usize = 256;
 
 /// An image in a store.
 #[derive(Clone)]
@@ -26,6 +30,10 @@ pub struct StoredImage {
     inner: Arc<Inner>,
     root: Option<Digest>,
     pages: u64,
+    /// Whether what is missing here is fetched.
+    elsewhere: bool,
+    /// Root of an older version that is here, to fetch differences to.
+    similar: Option<Digest>,
 }
 
 impl std::fmt::Debug for StoredImage {
@@ -37,7 +45,7 @@ impl std::fmt::Debug for StoredImage {
 impl Store {
     /// The image of `pages` pages with this root. Costs nothing; a root that is not here fails the first read.
     pub fn image(&self, root: Option<Digest>, pages: u64) -> StoredImage {
-        StoredImage { inner: self.inner.clone(), root, pages }
+        StoredImage { inner: self.inner.clone(), root, pages, elsewhere: false, similar: None }
     }
 }
 
@@ -52,8 +60,102 @@ impl StoredImage {
         self.root
     }
 
+    /// The same image; what is missing of it here is fetched from elsewhere, as difference to the image `similar` of the
+    /// same length where that is here.
+    pub fn or_elsewhere(self, similar: Option<Digest>) -> Self {
+        Self { elsewhere: true, similar: similar.filter(|root| Some(*root) != self.root), ..self }
+    }
+
     fn leaf(&self, extent: u64) -> Result<Option<Arc<Node>>> {
-        tree::leaf(&self.inner.objects, self.root, self.pages, extent)
+        match self.elsewhere {
+            true => tree::leaf(&Everywhere(&self.inner), self.root, self.pages, extent),
+            false => tree::leaf(&self.inner.objects, self.root, self.pages, extent),
+        }
+    }
+
+    /// The leaf of the older version at the same place, if there is one.
+    fn similar_leaf(&self, extent: u64) -> Option<Digest> {
+        tree::leaf_digest(&Here(&self.inner), Some(self.similar?), self.pages, extent).ok().flatten()
+    }
+
+    /// Fetches what is missing here of `runs`, in as few requests as their size allows.
+    fn bring(&self, runs: impl Iterator<Item = PageRun>) -> Result<()> {
+        let here = Here(&self.inner);
+        let mut missing = Missing::default();
+        for run in runs {
+            let mut page = run.start;
+            while page < run.end() {
+                let extent = page / EXTENT;
+                let end = run.end().min((extent + 1) * EXTENT);
+                if let Some(leaf) = self.leaf(extent)? {
+                    let slots = (page % EXTENT) as usize..=((end - 1) % EXTENT) as usize;
+                    missing.add(&here, &leaf, slots, self.similar_leaf(extent));
+                }
+                page = end;
+                if missing.pages >= FETCH_PAGES {
+                    fetch_pages(&self.inner, &std::mem::take(&mut missing))?;
+                }
+            }
+        }
+        fetch_pages(&self.inner, &missing)
+    }
+
+    /// Fetches what is missing here of `pages`: first the nodes that list them, then the pages, in large requests.
+    pub fn fetch(&self, pages: &PageSet) -> Result<()> {
+        self.fetch_leaves(pages)?;
+        self.bring(pages.runs())
+    }
+
+    fn fetch_leaves(&self, pages: &PageSet) -> Result<()> {
+        let mut wants = Vec::new();
+        let mut last = None;
+        for run in pages.runs() {
+            for extent in run.start / EXTENT..=(run.end() - 1) / EXTENT {
+                if last.replace(extent) == Some(extent) {
+                    continue;
+                }
+                let leaf = tree::leaf_digest(&Everywhere(&self.inner), self.root, self.pages, extent)?;
+                if let Some(digest) = leaf.filter(|digest| !Here(&self.inner).has(digest)) {
+                    wants.push(ObjectWant { digest, similar: self.similar_leaf(extent) });
+                }
+            }
+        }
+        wants.chunks(FETCH_NODES).try_for_each(|wants| fetch_objects(&self.inner, Kind::Nodes, wants))
+    }
+
+    /// Pages that may be not zero, by what is here; asks nobody. Where the nodes are not here, all of them.
+    pub fn perhaps_present(&self) -> Result<PageSet> {
+        let (here, mut set) = (Here(&self.inner), PageSet::empty(self.pages));
+        tree::walk(&here, self.root, self.pages, &mut |visit| match visit {
+            tree::Visit::Node { digest, level, page } if !here.has(&digest) => {
+                let len = tree::span(level + 1).min(self.pages - page);
+                set.insert_run(PageRun::new(page, len));
+                Ok(false)
+            }
+            tree::Visit::Node { .. } => Ok(true),
+            tree::Visit::Page { page, .. } => {
+                set.insert(page);
+                Ok(true)
+            }
+        })?;
+        Ok(set)
+    }
+
+    /// How many pages are known to be missing here, and whether there may be more under nodes that are missing.
+    pub fn missing(&self) -> Result<(u64, bool)> {
+        let (here, mut pages, mut more) = (Here(&self.inner), 0, false);
+        tree::walk(&here, self.root, self.pages, &mut |visit| match visit {
+            tree::Visit::Node { digest, .. } if !here.has(&digest) => {
+                more = true;
+                Ok(false)
+            }
+            tree::Visit::Node { .. } => Ok(true),
+            tree::Visit::Page { digest, .. } => {
+                pages += u64::from(!here.has(&digest));
+                Ok(true)
+            }
+        })?;
+        Ok((pages, more))
     }
 
     fn check(&self, run: PageRun) -> Result<()> {
@@ -67,6 +169,9 @@ impl StoredImage {
     pub fn read(&self, run: PageRun, out: &mut [u8]) -> Result<()> {
         self.check(run)?;
         assert_eq!(out.len(), run.bytes(), "a buffer of the length of the run");
+        if self.elsewhere {
+            self.bring(std::iter::once(run))?;
+        }
         let mut leaf = None;
         for (page, out) in run.pages().zip(out.chunks_exact_mut(PAGE_SIZE)) {
             let extent = page / EXTENT;
@@ -83,6 +188,12 @@ impl StoredImage {
     }
 
     fn read_page(&self, digest: &Digest, out: &mut [u8]) -> Result<()> {
+        if self.elsewhere
+            && let Some(bytes) = self.inner.shadow.get(digest).filter(|bytes| bytes.len() == out.len())
+        {
+            out.copy_from_slice(&bytes);
+            return Ok(());
+        }
         let object = self.inner.objects.get(digest)?;
         match object.bytes().len() == out.len() {
             true => out.copy_from_slice(object.bytes()),
@@ -111,7 +222,7 @@ impl StoredImage {
     /// All pages that are not zero. Reads every leaf: 8 KiB a used extent.
     pub fn present(&self) -> Result<PageSet> {
         let mut set = PageSet::empty(self.pages);
-        tree::walk(&self.inner.objects, self.root, self.pages, &mut |visit| {
+        tree::walk(&Here(&self.inner), self.root, self.pages, &mut |visit| {
             if let tree::Visit::Page { page, .. } = visit {
                 set.insert(page);
             }
@@ -129,7 +240,8 @@ impl StoredImage {
         let Some(leaf) = self.leaf(extent)? else { return Ok(alone) };
         let place =
             |digest: Digest| self.inner.objects.catalog.find(Key::from(&digest)).first().map(|l| l.place);
-        let Some(here) = leaf.child(slot).and_then(place) else { return Ok(alone) };
+        let Some(digest) = leaf.child(slot) else { return Ok(alone) };
+        let Some(here) = place(digest) else { return Ok(self.cluster(page)) };
         let last = |slots: &mut dyn Iterator<Item = usize>| {
             let same = slots.map(|slot| (slot, leaf.child(slot))).take_while(|(_, digest)| {
                 digest.is_none_or(|digest| place(digest).is_some_and(|there| there == here))
@@ -139,6 +251,14 @@ impl StoredImage {
         let end = last(&mut (slot + 1..EXTENT_PAGES));
         let start = last(&mut (0..slot).rev());
         Ok(PageRun::new(extent * EXTENT + start as u64, (end - start + 1) as u64))
+    }
+
+    /// Pages to fetch with one that is missing: as many as travel in about the time of a round trip.
+    fn cluster(&self, page: u64) -> PageRun {
+        let source = self.inner.elsewhere.get().filter(|_| self.elsewhere);
+        let pages = source.map_or(1, |source| source.cluster()).clamp(1, EXTENT);
+        let start = page - page % pages;
+        PageRun::new(start, pages.min(self.pages - start).min(EXTENT - start % EXTENT))
     }
 
     /// Hands every page that is not zero to `receive`, in runs within an extent, from `threads` threads at once.

@@ -27,6 +27,8 @@ pub struct Report {
     pub damage: Vec<Damage>,
     /// Capsules that miss something.
     pub broken: Vec<BrokenCapsule>,
+    /// Capsules that are known to lie partly on other hosts; what of them is here was verified.
+    pub partial: Vec<CapsuleId>,
     /// Packs that no index covers and no session writes: a crash left them. `gc` takes them up.
     pub orphans: Vec<String>,
 }
@@ -119,8 +121,10 @@ impl Store {
             Ok(refs) => ids.extend(refs.into_values()),
             Err(error) => report.damage.push(damage(String::from("refs"), 0, &with_sources(&error), &[])),
         }
+        let partials = self.partials()?;
+        report.partial = ids.iter().copied().filter(|id| partials.contains(id)).collect();
         let mut known = HashMap::new();
-        for id in ids {
+        for id in ids.into_iter().filter(|id| !partials.contains(id)) {
             let missing = self.missing_in(&id, good, &mut known);
             report.broken.extend(missing.into_iter().map(|(image, missing)| BrokenCapsule {
                 id,

@@ -6,6 +6,7 @@
 
 use crate::{
     append::{Message, NewFrame},
+    elsewhere::Here,
     error::{Result, StoreError},
     image_writer::ImageState,
     index::Index,
@@ -221,7 +222,12 @@ impl OldPages<'_> {
         }
         let extent = page / EXTENT_PAGES as u64;
         if self.extent.as_ref().is_none_or(|(at, _)| *at != extent) {
-            let leaf = tree::leaf(&self.session.inner.objects, self.image.base, self.image.pages, extent)?;
+            let leaf = match tree::leaf(&Here(&self.session.inner), self.image.base, self.image.pages, extent)
+            {
+                // The base is not whole here: no delta.
+                Err(StoreError::Missing { .. }) => None,
+                other => other?,
+            };
             self.extent = Some((extent, leaf));
         }
         let leaf = self.extent.as_ref().and_then(|(_, leaf)| leaf.as_ref());

@@ -18,6 +18,7 @@ use std::{
     collections::HashSet,
     sync::{
         Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
         mpsc::{SyncSender, sync_channel},
     },
     thread::{self, JoinHandle},
@@ -32,6 +33,8 @@ pub(crate) struct Pool {
     pack: Option<SyncSender<Message>>,
     threads: Vec<JoinHandle<()>>,
     roots: Mutex<HashSet<(Digest, u64)>>,
+    /// Whether an image is written over one that is not whole here.
+    partial: AtomicBool,
 }
 
 impl Pool {
@@ -45,7 +48,14 @@ impl Pool {
             thread::spawn(move || worker::run(session, queue, pack))
         };
         let threads = (0..workers).map(worker).chain([appender]).collect();
-        Self { session, batches: Some(batches), pack: Some(pack), threads, roots: Mutex::default() }
+        Self {
+            session,
+            batches: Some(batches),
+            pack: Some(pack),
+            threads,
+            roots: Mutex::default(),
+            partial: AtomicBool::new(false),
+        }
     }
 
     pub(crate) fn submit(&self, batch: Batch) -> Result<()> {
@@ -124,7 +134,9 @@ impl Writer {
             return self.pool.flush();
         }
         let _gate = self.gate()?;
-        if !self.store.refs_hold_image(root, pages)? {
+        if self.store.is_partial_image(root, pages)? {
+            self.pool.partial.store(true, Ordering::Relaxed);
+        } else if !self.store.refs_hold_image(root, pages)? {
             closure::check_image(&self.store, Some(root), pages, &mut HashSet::new())?;
         }
         self.pool.session.lease.pin(Pinned::Image { root, pages })?;
@@ -161,14 +173,23 @@ impl Writer {
         Framer::new(&session.inner, self.pool.pack()).plain(kind, &new, group)
     }
 
-    /// Makes the capsule and points `refs` at it. When this returns, all of it is durable.
+    /// Makes what was put so far durable.
+    pub(crate) fn flush(&self) -> Result<()> {
+        self.pool.flush()?;
+        self.pool.session.check()
+    }
+
+    /// Makes the capsule and points `refs` at it. When this returns, all of it is durable, but for what it shares with
+    /// a capsule that is not whole here: then it is not whole either.
     pub fn commit(&self, manifest: &Manifest, refs: &[RefName]) -> Result<CapsuleId> {
         let bytes = manifest.encode()?;
         let id = CapsuleId(self.put_object(Kind::Manifest, &bytes)?);
         self.pool.flush()?;
         self.pool.session.check()?;
         let _gate = self.gate()?;
-        self.check_whole(manifest)?;
+        if self.check_whole(manifest)? || self.pool.partial.load(Ordering::Relaxed) {
+            self.store.mark_partial(&id)?;
+        }
         for name in refs {
             self.store.write_ref(name, &id, Expected::Anything)?;
         }
@@ -177,15 +198,20 @@ impl Writer {
         Ok(id)
     }
 
-    fn check_whole(&self, manifest: &Manifest) -> Result<()> {
+    /// Fails if something is missing, unless it is known to lie elsewhere: then returns true.
+    fn check_whole(&self, manifest: &Manifest) -> Result<bool> {
         let not_whole = |source| StoreError::NotWhole { source: Box::new(source) };
         manifest.blobs().try_for_each(|blob| closure::check_object(&self.store, &blob)).map_err(not_whole)?;
-        let mut seen = HashSet::new();
+        let (mut seen, mut partial) = (HashSet::new(), false);
         for image in &manifest.images {
-            if image.root.is_some_and(|root| !self.pool.knows_root(root, image.pages)) {
-                closure::check_image(&self.store, image.root, image.pages, &mut seen).map_err(not_whole)?;
+            let Some(root) = image.root.filter(|root| !self.pool.knows_root(*root, image.pages)) else {
+                continue;
+            };
+            match closure::check_image(&self.store, image.root, image.pages, &mut seen) {
+                Err(_) if self.store.is_partial_image(root, image.pages)? => partial = true,
+                other => other.map_err(not_whole)?,
             }
         }
-        Ok(())
+        Ok(partial)
     }
 }
