@@ -1,0 +1,100 @@
+//! Who has what: the holdings that hosts announced. In memory, bounded by host; hosts announce again when they come back.
+
+use crate::protocol::{AnnounceAsk, HOLDINGS_MAX, Holding};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+use whimbrel_core::Digest;
+
+/// Most holdings of one host; more are forgotten.
+const PER_HOST: usize = 65_536;
+/// Most hosts; there are as many as are trusted.
+const HOSTS: usize = 4096;
+
+/// What every host said it holds.
+#[derive(Debug, Default)]
+pub struct Holdings {
+    hosts: Mutex<BTreeMap<String, HashMap<Digest, bool>>>,
+}
+
+impl Holdings {
+    fn hosts(&self) -> MutexGuard<'_, BTreeMap<String, HashMap<Digest, bool>>> {
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in what `host` announced.
+    pub fn announced(&self, host: &str, said: &AnnounceAsk) {
+        let mut hosts = self.hosts();
+        if !hosts.contains_key(host) && hosts.len() >= HOSTS {
+            return;
+        }
+        let held = hosts.entry(host.to_owned()).or_default();
+        if said.replace {
+            held.clear();
+        }
+        for Holding { digest, whole } in &said.holdings {
+            if held.len() < PER_HOST || held.contains_key(digest) {
+                held.insert(*digest, *whole);
+            }
+        }
+    }
+
+    /// Names of hosts that hold `digest`, those who hold all of it first.
+    pub fn who_has(&self, digest: &Digest) -> Vec<String> {
+        let hosts = self.hosts();
+        let holders = |all: bool| {
+            let hosts = hosts.iter();
+            hosts.filter(move |(_, held)| held.get(digest) == Some(&all)).map(|(host, _)| host.clone())
+        };
+        holders(true).chain(holders(false)).collect()
+    }
+
+    /// Forgets a host.
+    pub fn forget(&self, host: &str) {
+        self.hosts().remove(host);
+    }
+}
+
+/// Announcements, cut into messages, that say what is held and make void what was said before.
+pub fn announcements(holdings: &[Holding]) -> Vec<AnnounceAsk> {
+    let pieces = holdings.chunks(HOLDINGS_MAX).enumerate();
+    let mut messages: Vec<AnnounceAsk> =
+        pieces.map(|(i, piece)| AnnounceAsk { replace: i == 0, holdings: piece.to_vec() }).collect();
+    if messages.is_empty() {
+        messages.push(AnnounceAsk { replace: true, holdings: Vec::new() });
+    }
+    messages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_announcement_replaces_the_old_and_whole_holders_come_first() {
+        let holdings = Holdings::default();
+        let say = |host: &str, byte: u8, whole: bool| {
+            let holding = Holding { digest: Digest([byte; 32]), whole };
+            announcements(&[holding]).iter().for_each(|said| holdings.announced(host, said));
+        };
+        say("alpha", 1, false);
+        say("beta", 1, true);
+        assert_eq!(holdings.who_has(&Digest([1; 32])), ["beta", "alpha"]);
+        say("alpha", 2, true);
+        assert_eq!(holdings.who_has(&Digest([1; 32])), ["beta"]);
+        holdings.forget("beta");
+        assert!(holdings.who_has(&Digest([1; 32])).is_empty());
+    }
+
+    #[test]
+    fn a_host_that_announces_without_end_is_not_kept_without_end() {
+        let holdings = Holdings::default();
+        for round in 0..60u32 {
+            let digest = |i: u32| Digest::of(&(round * 10_000 + i).to_le_bytes());
+            let many = (0..1800).map(|i| Holding { digest: digest(i), whole: true }).collect();
+            holdings.announced("greedy", &AnnounceAsk { replace: false, holdings: many });
+        }
+        assert_eq!(holdings.hosts()["greedy"].len(), PER_HOST);
+    }
+}

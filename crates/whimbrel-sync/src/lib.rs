@@ -1,0 +1,24 @@
+//! Copies capsules between stores by tree: what both sides have never travels.
+//!
+//! [`protocol`] has the messages, [`Server`] answers them out of a store, [`Sources`] is the list of holders that are asked,
+//! nearest first, [`Remote`] fetches what a running machine needs at once, [`pull`] copies a whole capsule. What is not here:
+//! connections (a [`Link`] is brought), where objects are kept (a [`Shelf`]), whom to trust ([`Access`]).
+//!
+//! Invariants: nothing that a peer sent is kept or handed on before its digest was compared; every length is bounded before
+//! it is allocated, decompression included; the server keeps nothing between two calls. Calls block; threads are plain.
+
+mod glob;
+mod holdings;
+mod link;
+mod meter;
+pub mod node_delta;
+mod pack;
+mod page_frame;
+pub mod protocol;
+mod slots;
+
+pub use holdings::{Holdings, announcements};
+pub use link::{Answer, Link, LinkError, WireLink, call};
+pub use meter::{Content, Meter, level};
+pub use pack::PackError;
+pub use slots::Slots;

@@ -1,0 +1,167 @@
+//! The rate of a link, and what follows from it: how much may be under way, how large an answer should be, which zstd level
+//! pays. Pure: time comes in as a number.
+
+use std::time::Duration;
+
+/// How long an answer should travel, so that a demand never waits longer behind what is under way.
+const ANSWER: Duration = Duration::from_millis(500);
+const UNDER_WAY: Duration = Duration::from_secs(1);
+/// Smallest and largest answer.
+const ANSWER_MIN: u64 = 8 << 10;
+const ANSWER_MAX: u64 = 4 << 20;
+/// What is under way before the first answer has come: a DSL line carries it in a second.
+const FIRST: u64 = 32 << 10;
+const WINDOW_MAX: u64 = 64 << 20;
+
+/// What a link was seen to carry.
+#[derive(Debug, Clone, Default)]
+pub struct Meter {
+    rate: Option<f64>,
+    round_trip: Option<Duration>,
+    /// When the answer before this one came, while requests were under way.
+    busy_since: Option<Duration>,
+}
+
+impl Meter {
+    /// Requests go out and none was under way: the time before counts for nothing.
+    pub fn begin(&mut self, now: Duration) {
+        self.busy_since = Some(now);
+    }
+
+    /// An answer of `bytes` came `after` its request; `more` says whether others are under way.
+    pub fn answered(&mut self, bytes: u64, after: Duration, now: Duration, more: bool) {
+        let alone = bytes < 4096;
+        if alone && self.round_trip.is_none_or(|known| after < known) {
+            self.round_trip = Some(after);
+        }
+        let since = self.busy_since.replace(now).filter(|_| !alone);
+        if !more {
+            self.busy_since = None;
+        }
+        let Some(since) = since else { return };
+        // What a lone request waited for the round trip says nothing of the rate.
+        let took =
+            now.saturating_sub(since).as_secs_f64() - if more { 0.0 } else { self.latency().as_secs_f64() };
+        let seen = bytes as f64 / took.max(1e-5);
+        self.rate = Some(match self.rate {
+            // Twice at most: several answers that arrive in one burst would look like a fast link.
+            Some(rate) => rate * 0.6 + seen.min(rate * 4.0) * 0.4,
+            None => seen,
+        });
+    }
+
+    /// Sets the round trip from elsewhere (the wire's ping).
+    pub fn set_round_trip(&mut self, round_trip: Duration) {
+        self.round_trip = Some(round_trip);
+    }
+
+    fn latency(&self) -> Duration {
+        self.round_trip.unwrap_or(Duration::ZERO)
+    }
+
+    /// The round trip, once seen.
+    pub fn round_trip(&self) -> Option<Duration> {
+        self.round_trip
+    }
+
+    /// Bytes a second, once seen.
+    pub fn rate(&self) -> Option<u64> {
+        self.rate.map(|rate| rate as u64)
+    }
+
+    /// Bytes that an answer should have.
+    pub fn answer_bytes(&self) -> u64 {
+        let bytes = self.rate.map_or(FIRST / 2, |rate| (rate * ANSWER.as_secs_f64()) as u64);
+        bytes.clamp(ANSWER_MIN, ANSWER_MAX)
+    }
+
+    /// Bytes of answers that may be under way: what the link carries in its round trip or in a second.
+    pub fn window(&self) -> u64 {
+        let Some(rate) = self.rate else { return FIRST };
+        let time = UNDER_WAY.max(self.latency() * 2);
+        ((rate * time.as_secs_f64()) as u64).clamp(2 * ANSWER_MIN, WINDOW_MAX)
+    }
+}
+
+/// What is to be compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// Pages and objects by themselves.
+    Plain,
+    /// Pages against their older versions.
+    Delta,
+}
+
+/// The zstd level for a link of `rate` bytes a second between hosts that spare `cores` for it. The levels are those at
+/// which a core of 2020 still keeps the link busy, with half of it to spare.
+pub fn level(rate: Option<u64>, cores: usize, content: Content) -> i8 {
+    const MEGABIT: u64 = 1_000_000 / 8;
+    let plain: [(u64, i8); 5] = [(2, 17), (10, 12), (60, 6), (300, 3), (1000, 1)];
+    let delta: [(u64, i8); 5] = [(2, 7), (10, 6), (60, 3), (300, 3), (1000, 1)];
+    let table = match content {
+        Content::Plain => plain,
+        Content::Delta => delta,
+    };
+    // Before the link is known: what a DSL line needs costs a fast one a few milliseconds.
+    let Some(rate) = rate else { return table[2].1 };
+    let shared = rate / cores.max(1) as u64;
+    table.iter().find(|(megabits, _)| shared < megabits * MEGABIT).map_or(-3, |(_, level)| *level)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A link of `rate` that answers requests of what the meter says, one window under way.
+    fn run(rate: f64, round_trip: Duration) -> Meter {
+        let (mut meter, mut now) = (Meter::default(), Duration::ZERO);
+        meter.set_round_trip(round_trip);
+        meter.begin(now);
+        for _ in 0..30 {
+            let bytes = meter.answer_bytes();
+            let wire = Duration::from_secs_f64(bytes as f64 / rate);
+            // A window smaller than the pipe leaves it idle for the rest of the round trip.
+            let window =
+                Duration::from_secs_f64(bytes as f64 / meter.window() as f64 * round_trip.as_secs_f64());
+            now += wire.max(window);
+            meter.answered(bytes, wire + round_trip, now, true);
+        }
+        meter
+    }
+
+    #[test]
+    fn the_rates_of_a_dsl_line_and_of_a_lan_are_found() {
+        for (rate, round_trip) in [(48e3, 20), (12.5e6, 1), (125e6, 1), (1.25e6, 200)] {
+            let meter = run(rate, Duration::from_millis(round_trip));
+            let seen = meter.rate().unwrap() as f64;
+            assert!((seen / rate - 1.0).abs() < 0.1, "{seen} of {rate}");
+        }
+    }
+
+    #[test]
+    fn on_a_dsl_line_a_demand_waits_a_second_at_most() {
+        let meter = run(48e3, Duration::from_millis(20));
+        assert!(meter.window() <= 50_000 && meter.answer_bytes() <= 25_000, "{meter:?}");
+        assert!(Meter::default().window() <= 48_000, "also before it was measured");
+    }
+
+    #[test]
+    fn the_level_follows_the_link() {
+        let at = |megabits: f64, content| level(Some((megabits * 125_000.0) as u64), 1, content);
+        assert_eq!(at(0.384, Content::Plain), 17);
+        assert_eq!(at(0.384, Content::Delta), 7);
+        assert_eq!(at(100.0, Content::Plain), 3);
+        assert_eq!(at(600.0, Content::Plain), 1);
+        assert_eq!(at(10_000.0, Content::Delta), -3);
+    }
+
+    proptest! {
+        #[test]
+        fn a_faster_link_never_gets_a_higher_level(a in 1..10u64.pow(10), b in 1..10u64.pow(10), cores in 1..9usize) {
+            for content in [Content::Plain, Content::Delta] {
+                prop_assert!(level(Some(a.min(b)), cores, content) >= level(Some(a.max(b)), cores, content));
+            }
+        }
+    }
+}
