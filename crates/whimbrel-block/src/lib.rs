@@ -1,6 +1,6 @@
 //! Block devices and thin layers over them: one small contract, every layer implements it and calls the next.
 //!
-//! What is here: the [`Device`] contract, files, copy-on-write, write tracking, switching. What is not: any
+//! What is here: the [`Device`] contract, files, copy-on-write, write tracking, switching, cut pages. What is not: any
 //! protocol (see `whimbrel-nbd`) and anything that knows a capsule (a stored image is a `Device` of
 //! `whimbrel-store`). All calls are plain blocking calls from any thread; a layer never holds a lock while the
 //! layer below works on another range.
@@ -8,6 +8,7 @@
 mod atomic_pages;
 mod bits;
 mod cow;
+mod cut_pages;
 mod device;
 mod disk_pages;
 mod fault;
@@ -17,17 +18,20 @@ mod latch;
 mod memory;
 mod padded;
 mod range_lock;
+mod recut;
 mod switch;
 mod tracked;
 mod zero;
 
 pub use cow::{Cow, HeaderError, OverlayError, OverlayPlace};
+pub use cut_pages::CutPages;
 pub use device::{BlockError, Device, Extent, ExtentKind};
 pub use disk_pages::DiskPages;
 pub use fault::{Fault, FaultPlan};
 pub use file::FileDevice;
 pub use memory::MemDevice;
 pub use padded::Padded;
+pub use recut::{CutsMismatch, Recut, Uncut, layout_of};
 pub use switch::{BeforeSet, Switch, SwitchError};
 pub use tracked::Tracked;
 pub use zero::ZeroDevice;

@@ -1,0 +1,53 @@
+//! A tracked disk as an array of cut pages: how the capture engine sees a disk whose image has cuts.
+//!
+//! Writes are tracked by pages of the disk, so a written file page that lies across two of them makes up to three cut pages
+//! dirty. The contract of a dirty set allows that, and pages that turn out unchanged are not sent.
+
+use crate::{CutsMismatch, Device as _, DiskPages, Recut, Tracked};
+use std::sync::Arc;
+use whimbrel_align::Cuts;
+use whimbrel_core::{PageRun, PageSet};
+use whimbrel_machine::{PageArray, PageError};
+
+/// A disk as an array of cut pages whose base is zeros.
+pub struct CutPages {
+    disk: DiskPages,
+    pages: Recut,
+}
+
+impl CutPages {
+    /// `device`, called `name`, cut by `cuts`.
+    ///
+    /// # Errors
+    /// If the cuts are for a disk of another size.
+    pub fn new(name: String, device: Arc<Tracked>, cuts: Cuts) -> Result<Self, CutsMismatch> {
+        let pages = Recut::new(device.clone(), cuts)?;
+        Ok(Self { disk: DiskPages { name, device }, pages })
+    }
+}
+
+impl PageArray for CutPages {
+    fn name(&self) -> &str {
+        self.disk.name()
+    }
+
+    fn page_count(&self) -> u64 {
+        self.pages.cuts().page_count()
+    }
+
+    fn populated(&mut self) -> Result<PageSet, PageError> {
+        self.disk.populated().map(|pages| self.pages.cuts().to_cut(&pages))
+    }
+
+    fn take_dirty(&mut self) -> Result<PageSet, PageError> {
+        self.disk.take_dirty().map(|pages| self.pages.cuts().to_cut(&pages))
+    }
+
+    fn put_back(&mut self, pages: &PageSet) {
+        self.disk.put_back(&self.pages.cuts().to_disk(pages));
+    }
+
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+        self.pages.read_at(run.offset(), out).map_err(|error| PageError::new(self.name(), "read", error))
+    }
+}
