@@ -8,7 +8,7 @@ use whimbrel_wire::{
     connect_tls, serve_tls,
 };
 
-const SINK: u16 = 0x0600;
+const SINK: u16 = 0x0700;
 const BULK_CALLS: usize = 8192;
 const EMPTY_CALLS: u32 = 50_000;
 
@@ -31,6 +31,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         key: Some(key),
         address: None,
         rights: Rights::all(),
+        read: None,
+        write: None,
     })?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?.to_string();

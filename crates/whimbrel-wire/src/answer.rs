@@ -176,7 +176,7 @@ mod tests {
     struct Add;
 
     impl Call for Add {
-        const KIND: u16 = 0x0601;
+        const KIND: u16 = 0x0701;
         type Header = (u32, u32);
         type Reply = u64;
     }

@@ -16,6 +16,8 @@ pub mod range {
     pub const POOL: u16 = 0x0400;
     /// Wide-area sessions.
     pub const SESSION: u16 = 0x0500;
+    /// Frames of machines that run away from home.
+    pub const TUNNEL: u16 = 0x0600;
 }
 
 /// The frames of the connection itself.
@@ -44,11 +46,14 @@ pub enum Right {
     Pool,
     /// Open sessions.
     Session,
+    /// Be in the network of machines whose home is here.
+    Tunnel,
 }
 
 impl Right {
     /// Every right, in the order of the ranges.
-    pub const ALL: [Right; 5] = [Right::Migrate, Right::Store, Right::Protect, Right::Pool, Right::Session];
+    pub const ALL: [Right; 6] =
+        [Right::Migrate, Right::Store, Right::Protect, Right::Pool, Right::Session, Right::Tunnel];
 
     /// The first kind of the range this right opens.
     pub const fn range(self) -> u16 {
@@ -58,11 +63,12 @@ impl Right {
             Right::Protect => range::PROTECT,
             Right::Pool => range::POOL,
             Right::Session => range::SESSION,
+            Right::Tunnel => range::TUNNEL,
         }
     }
 }
 
-/// A set of rights. Kinds outside every range (0x0600 and up) need none: they are for tests and experiments.
+/// A set of rights. Kinds outside every range (0x0700 and up) need none: they are for tests and experiments.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Rights(pub Vec<Right>);
@@ -90,7 +96,7 @@ mod tests {
     fn a_right_opens_its_own_range_and_no_other() {
         let rights = Rights(vec![Right::Store]);
         assert!(rights.allow(range::STORE + 7));
-        for closed in [range::MIGRATE, range::PROTECT + 255, range::POOL, range::SESSION] {
+        for closed in [range::MIGRATE, range::PROTECT + 255, range::POOL, range::SESSION, range::TUNNEL + 1] {
             assert!(!rights.allow(closed), "{closed:#06x}");
             assert!(Rights::all().allow(closed));
         }

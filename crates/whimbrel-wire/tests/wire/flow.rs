@@ -102,10 +102,10 @@ async fn fate_after(bytes: Bytes) -> CloseReason {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_peer_that_breaks_the_rules_is_cut_with_the_rule_named() {
-    let long_header = head(0x0601, 0, 1, (64 << 10) + 1, 0);
-    let long_payload = head(0x0601, 0, 1, 0, u32::MAX);
-    let flags = head(0x0601, 0x80, 1, 0, 0);
-    let unasked = head(0x0601, 1, 77, 0, 0);
+    let long_header = head(0x0701, 0, 1, (64 << 10) + 1, 0);
+    let long_payload = head(0x0701, 0, 1, 0, u32::MAX);
+    let flags = head(0x0701, 0x80, 1, 0, 0);
+    let unasked = head(0x0701, 1, 77, 0, 0);
     let mut grant = head(0x0001, 0, 0, 16, 0);
     grant.put_u64_le(5);
     grant.put_u64_le(0);

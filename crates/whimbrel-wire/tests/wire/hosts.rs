@@ -11,12 +11,12 @@ use whimbrel_wire::{
     Request, Rights, Service, Trust, TrustedPeer, connect_tls, serve_tls,
 };
 
-pub(crate) const ECHO: u16 = 0x0601;
-pub(crate) const HOLD: u16 = 0x0602;
-pub(crate) const RECORD: u16 = 0x0603;
-pub(crate) const PANIC: u16 = 0x0604;
-pub(crate) const CALL_BACK: u16 = 0x0605;
-pub(crate) const FILL: u16 = 0x0606;
+pub(crate) const ECHO: u16 = 0x0701;
+pub(crate) const HOLD: u16 = 0x0702;
+pub(crate) const RECORD: u16 = 0x0703;
+pub(crate) const PANIC: u16 = 0x0704;
+pub(crate) const CALL_BACK: u16 = 0x0705;
+pub(crate) const FILL: u16 = 0x0706;
 
 /// What the service has seen, and the gate behind which held requests wait.
 pub(crate) struct Bench {
@@ -113,6 +113,8 @@ impl Host {
             key: Some(identity.public_key()),
             address: None,
             rights,
+            read: None,
+            write: None,
         };
         self.trust.add(entry).unwrap();
     }
