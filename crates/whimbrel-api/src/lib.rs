@@ -16,6 +16,7 @@ mod machine;
 mod openapi;
 mod operation;
 pub mod routes;
+mod transfer;
 
 pub use capsule::{
     CapsuleDiff, CapsuleInfo, CapsuleRef, ConfigChange, ExportFormat, ExportRequest, ImageDiff, ImageInfo,
@@ -25,11 +26,14 @@ pub use error::{ApiError, ErrorCode};
 pub use host::{HostInfo, StoreUsage, TrustEntry};
 pub use machine::{
     BalloonRequest, CheckpointRequest, CloneNetwork, CloneRequest, DiskInfo, DiskSource, MachineInfo,
-    MachineState, MigrateMode, MigrateRequest, NicInfo, NicRequest, ResumeMode, ResumeRequest, RunRequest,
-    StopMode, StopRequest, SuspendRequest,
+    MachineState, MigrateMode, MigrateRequest, MoveNetwork, NicInfo, NicRequest, ResumeMode, ResumeRequest,
+    RunRequest, Squeeze, StopMode, StopRequest, SuspendRequest, TunnelInfo,
 };
 pub use openapi::{openapi, openapi_json};
 pub use operation::{
     CaptureReport, Damage, NetworkHandover, Operation, OperationId, OperationKind, OperationResult,
     OperationState, Progress, RoundInfo, Unit,
+};
+pub use transfer::{
+    CacheAddRequest, CacheInfo, CacheSource, PullRequest, PushRequest, RemoteCapsule, TransferReport,
 };

@@ -38,6 +38,26 @@ pub struct MachineInfo {
     /// Its generation id (a UUID), new for every clone and resume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vmgenid: Option<String>,
+    /// The tunnel between its ports and its network, if one of its ends is here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tunnel: Option<TunnelInfo>,
+}
+
+/// One end of the tunnel between a machine that runs away from home and the network it belongs to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TunnelInfo {
+    /// The host that has the machine's network.
+    #[schema(value_type = String)]
+    pub home: HostName,
+    /// The host that has its other end: where the machine runs, as far as is known here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub away: Option<HostName>,
+    /// Whether frames pass at the moment.
+    pub connected: bool,
+    /// Why not, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// What a machine does.
@@ -64,6 +84,14 @@ pub enum MachineState {
     Migrating,
     /// It lies in the store and has no QEMU.
     Suspended,
+    /// It was given to another host, which may resume it.
+    Given {
+        /// The host.
+        #[schema(value_type = String)]
+        to: HostName,
+    },
+    /// It runs on another host; this one keeps its network for it.
+    Away,
     /// It was switched off.
     Stopped,
     /// Its QEMU died.
@@ -192,6 +220,24 @@ pub struct BalloonRequest {
     pub size: ByteSize,
 }
 
+/// How far a guest is squeezed before its state is kept. What it gives up is zero in the capsule; it gets all of it back
+/// when it runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Squeeze {
+    /// Not at all.
+    #[default]
+    Off,
+    /// Until it would have to swap, or has little left to give.
+    Auto,
+    /// Until it is left with so much.
+    To {
+        /// Memory it is left with.
+        #[schema(value_type = u64)]
+        size: ByteSize,
+    },
+}
+
 /// Body of `POST /v1/machines/{name}/checkpoint`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -203,6 +249,9 @@ pub struct CheckpointRequest {
     /// Labels to write on it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// Squeeze the guest before.
+    #[serde(default)]
+    pub balloon: Squeeze,
 }
 
 /// Body of `POST /v1/machines/{name}/suspend`.
@@ -213,6 +262,19 @@ pub struct SuspendRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub tag: Option<RefName>,
+    /// Squeeze the guest before.
+    #[serde(default)]
+    pub balloon: Squeeze,
+}
+
+/// What the network ports of a machine join after it was moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum MoveNetwork {
+    /// The bridges of the host it runs on.
+    Local,
+    /// The bridges of its home host, through a tunnel.
+    Home,
 }
 
 /// How a machine moves.
@@ -243,6 +305,10 @@ pub struct MigrateRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub rate_max: Option<ByteSize>,
+    /// What its ports join there. If absent, a machine whose network is tunnelled keeps its tunnel unless it moves home,
+    /// and any other is local.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<MoveNetwork>,
 }
 
 /// When the pages of a resumed machine are read.
@@ -262,6 +328,13 @@ pub enum ResumeMode {
 pub struct ResumeRequest {
     /// What to resume. An inactive capsule boots instead.
     pub capsule: CapsuleRef,
+    /// The host that has it: pages come from there when they are touched. Here, or any trusted one, if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub host: Option<HostName>,
+    /// Resume a machine that was given to another host, although that host may run it.
+    #[serde(default)]
+    pub take_back: bool,
     /// Name for the machine; the one it had if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
@@ -272,6 +345,9 @@ pub struct ResumeRequest {
     /// After a lazy start go on reading in the background until all of it is here.
     #[serde(default)]
     pub then_full: bool,
+    /// What its ports join; local if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<MoveNetwork>,
 }
 
 /// What the network ports of clones join.

@@ -3,7 +3,7 @@
 //! An operation runs until it is succeeded, failed or cancelled, and then never changes again. The daemon keeps
 //! ended ones for a while, so that a caller who lost its connection can still ask how it ended.
 
-use crate::ApiError;
+use crate::{ApiError, TransferReport};
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::ParseIntError, path::PathBuf, str::FromStr};
 use utoipa::ToSchema;
@@ -68,6 +68,12 @@ pub enum OperationKind {
     Export,
     /// Reads one from a file.
     Import,
+    /// Brings a capsule here.
+    Pull,
+    /// Brings a machine or a capsule to another host.
+    Push,
+    /// Reads a file for the cache of pages.
+    Cache,
 }
 
 impl fmt::Display for OperationKind {
@@ -82,6 +88,9 @@ impl fmt::Display for OperationKind {
             Self::Verify => "verify",
             Self::Export => "export",
             Self::Import => "import",
+            Self::Pull => "pull",
+            Self::Push => "push",
+            Self::Cache => "cache",
         })
     }
 }
@@ -236,6 +245,29 @@ pub enum OperationResult {
         #[schema(value_type = u64)]
         added: ByteSize,
     },
+    /// A capsule came here.
+    Pull(TransferReport),
+    /// A machine or a capsule went to another host.
+    Push {
+        /// What it cost.
+        #[serde(flatten)]
+        report: TransferReport,
+        /// The machine that may be resumed there from now on, and no longer here.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(value_type = Option<String>)]
+        machine: Option<MachineName>,
+    },
+    /// From now on the capsules of the machine are uploaded in the background, or no longer.
+    Follow {
+        /// Where to; none if no longer.
+        #[schema(value_type = Option<String>)]
+        host: Option<HostName>,
+    },
+    /// A file is in the cache of pages.
+    Cache {
+        /// Pages of it that are not zero.
+        pages: u64,
+    },
 }
 
 /// What taking a capsule cost.
@@ -252,6 +284,10 @@ pub struct CaptureReport {
     pub bytes_added: u64,
     /// The rounds, the last one with the machine stopped.
     pub rounds: Vec<RoundInfo>,
+    /// Memory that the guest gave up for it, if it was squeezed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub squeezed: Option<ByteSize>,
 }
 
 /// One pass over the pages that changed.
@@ -275,6 +311,14 @@ pub enum NetworkHandover {
     Announced {
         /// How many.
         ports: u32,
+    },
+    /// Its ports stay in the network of its home host, through a tunnel.
+    Tunnelled {
+        /// How many.
+        ports: u32,
+        /// The home host.
+        #[schema(value_type = String)]
+        home: HostName,
     },
     /// Some ports found no bridge and are unplugged.
     Unplugged {

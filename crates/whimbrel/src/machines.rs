@@ -23,6 +23,8 @@ pub(crate) fn state(state: &MachineState) -> String {
         }
         MachineState::Migrating => "migrating".to_owned(),
         MachineState::Suspended => "suspended".to_owned(),
+        MachineState::Given { to } => format!("given to {to}"),
+        MachineState::Away => "away".to_owned(),
         MachineState::Stopped => "stopped".to_owned(),
         MachineState::Crashed { reason } => format!("crashed: {reason}"),
     }
@@ -37,7 +39,7 @@ pub(crate) fn list(machines: &[MachineInfo]) -> String {
             machine.memory.to_string(),
             machine.cpus.to_string(),
             machine.disks.len().to_string(),
-            bridges(machine),
+            network(machine),
             machine.pid.map(|pid| pid.to_string()).unwrap_or_default(),
             ago(machine.since_ms),
         ]
@@ -46,9 +48,20 @@ pub(crate) fn list(machines: &[MachineInfo]) -> String {
     table(header, rows, "no machines; start one with `whimbrel run NAME --disk FILE --memory 1G`")
 }
 
-fn bridges(machine: &MachineInfo) -> String {
+/// The bridges it is in, and beside them which host they belong to if that is another one.
+fn network(machine: &MachineInfo) -> String {
     let names: Vec<_> = machine.nics.iter().map(|nic| nic.bridge.as_deref().unwrap_or("-")).collect();
-    names.join(",")
+    let bridges = names.join(",");
+    let Some(tunnel) = &machine.tunnel else { return bridges };
+    let where_to = match (&machine.state, &tunnel.away) {
+        (MachineState::Away | MachineState::Suspended, Some(away)) => format!("{bridges} for {away}"),
+        _ => format!("{bridges} of {}", tunnel.home),
+    };
+    match (tunnel.connected, &tunnel.reason) {
+        (true, _) => where_to,
+        (false, None) => format!("{where_to}, cut off"),
+        (false, Some(reason)) => format!("{where_to}, cut off: {reason}"),
+    }
 }
 
 #[cfg(test)]

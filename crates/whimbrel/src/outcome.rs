@@ -1,7 +1,7 @@
 //! What an operation achieved, for people.
 
 use crate::table::{count, milliseconds};
-use whimbrel_api::{CaptureReport, Damage, NetworkHandover, OperationResult, RoundInfo};
+use whimbrel_api::{CaptureReport, Damage, NetworkHandover, OperationResult, RoundInfo, TransferReport};
 use whimbrel_core::{ByteSize, MachineName};
 
 /// One line or a few, with a line feed at the end.
@@ -49,18 +49,48 @@ pub(crate) fn describe(result: &OperationResult) -> String {
         OperationResult::Import { capsule, added } => {
             format!("{}  {added} added to the store\n", capsule.short())
         }
+        OperationResult::Pull(report) => transfer(report, &format!("from {}", report.host)),
+        OperationResult::Push { report, machine } => pushed(report, machine.as_ref()),
+        OperationResult::Follow { host: Some(host) } => {
+            format!("every capsule taken from now on goes to {host}\n")
+        }
+        OperationResult::Follow { host: None } => "its capsules stay here\n".to_owned(),
+        OperationResult::Cache { pages } => format!("{}\n", count(*pages, "page")),
     }
 }
 
 fn capture(report: &CaptureReport, next: &str) -> String {
+    let squeezed = report.squeezed.map(|gave| format!("the guest gave up {gave}, ")).unwrap_or_default();
     format!(
-        "{}  stood still for {}, took {}, added {} in {}; {next}\n",
+        "{}  {squeezed}stood still for {}, took {}, added {} in {}; {next}\n",
         report.capsule.short(),
         milliseconds(report.pause_ms),
         milliseconds(report.total_ms),
         ByteSize(report.bytes_added),
         rounds(&report.rounds),
     )
+}
+
+fn transfer(report: &TransferReport, way: &str) -> String {
+    format!(
+        "{}  {way}: {} on the wire for {}, took {}{}\n",
+        report.capsule.short(),
+        ByteSize(report.wire_bytes),
+        count(report.pages, "page"),
+        milliseconds(report.total_ms),
+        if report.whole { "" } else { "; the rest comes when it is read" },
+    )
+}
+
+fn pushed(report: &TransferReport, machine: Option<&MachineName>) -> String {
+    let sent = transfer(report, &format!("to {}", report.host));
+    match machine {
+        Some(machine) => format!(
+            "{sent}safe to unplug: all of {machine} is on {}, go on there with `whimbrel resume {machine}`\n",
+            report.host
+        ),
+        None => sent,
+    }
 }
 
 fn rounds(rounds: &[RoundInfo]) -> String {
@@ -76,6 +106,9 @@ fn handover(network: &NetworkHandover) -> String {
         NetworkHandover::NoPorts => String::new(),
         NetworkHandover::Announced { ports } => {
             format!("announced {}\n", count(u64::from(*ports), "network port"))
+        }
+        NetworkHandover::Tunnelled { ports, home } => {
+            format!("tunnelled {} to the network of {home}\n", count(u64::from(*ports), "network port"))
         }
         NetworkHandover::Unplugged { missing } => {
             format!("network ports are unplugged: no bridge {} there\n", missing.join(", "))

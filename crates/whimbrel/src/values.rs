@@ -5,8 +5,8 @@ use std::{
     str::FromStr,
     time::Duration,
 };
-use whimbrel_api::{DiskSource, ExportFormat, NicRequest};
-use whimbrel_core::ByteSize;
+use whimbrel_api::{CapsuleRef, DiskSource, ExportFormat, MoveNetwork, NicRequest, Squeeze};
+use whimbrel_core::{ByteSize, HostName};
 
 /// The text is not what an option takes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -15,6 +15,27 @@ pub(crate) struct ValueError {
     text: String,
     what: &'static str,
     example: &'static str,
+}
+
+/// `[HOST:]CAPSULE`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Located {
+    /// Where it lies; here, or wherever it is found, if none.
+    pub(crate) host: Option<HostName>,
+    /// What it is called there.
+    pub(crate) capsule: CapsuleRef,
+}
+
+impl FromStr for Located {
+    type Err = whimbrel_core::NameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (host, capsule) = match text.split_once(':') {
+            Some((host, capsule)) => (Some(host.parse()?), capsule),
+            None => (None, text),
+        };
+        Ok(Self { host, capsule: capsule.parse()? })
+    }
 }
 
 /// Bytes a second.
@@ -142,6 +163,41 @@ impl FromStr for Label {
     }
 }
 
+/// `auto`, `off` or a size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Balloon(pub(crate) Squeeze);
+
+impl FromStr for Balloon {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let fail = |_| ValueError { text: text.to_owned(), what: "balloon", example: "auto, off or 256M" };
+        Ok(Self(match text {
+            "auto" => Squeeze::Auto,
+            "off" => Squeeze::Off,
+            size => Squeeze::To { size: size.parse().map_err(fail)? },
+        }))
+    }
+}
+
+/// Where the network of a moved machine is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum NetworkArg {
+    /// Where it runs: its ports join the bridges of that host
+    Local,
+    /// Where it comes from: it keeps its addresses and connections through a tunnel to its home host
+    Home,
+}
+
+impl From<NetworkArg> for MoveNetwork {
+    fn from(network: NetworkArg) -> Self {
+        match network {
+            NetworkArg::Local => Self::Local,
+            NetworkArg::Home => Self::Home,
+        }
+    }
+}
+
 /// What an exported or imported file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum FormatArg {
@@ -195,6 +251,14 @@ mod tests {
         for bad in ["", "0", "bit", "Mbit", "fast", "-1", "é", "ébit"] {
             assert!(rate(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_balloon_is_a_word_or_a_size() {
+        let balloon = |text: &str| text.parse::<Balloon>().map(|balloon| balloon.0);
+        assert_eq!((balloon("auto"), balloon("off")), (Ok(Squeeze::Auto), Ok(Squeeze::Off)));
+        assert_eq!(balloon("64M"), Ok(Squeeze::To { size: ByteSize(64 << 20) }));
+        assert!(balloon("on").unwrap_err().to_string().contains("auto, off or 256M"));
     }
 
     #[test]

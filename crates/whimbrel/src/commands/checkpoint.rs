@@ -1,6 +1,11 @@
 //! `whimbrel checkpoint`.
 
-use crate::{context::Context, failure::Failure, operation, values::Label};
+use crate::{
+    context::Context,
+    failure::Failure,
+    operation,
+    values::{Balloon, Label},
+};
 use whimbrel_api::CheckpointRequest;
 use whimbrel_core::{MachineName, RefName};
 
@@ -24,12 +29,15 @@ pub(crate) struct Args {
     /// Something to write on it (may be given several times)
     #[arg(long = "label", value_name = "KEY=VALUE")]
     labels: Vec<Label>,
+    /// Take memory from the guest before and give it back after: auto, off or what to leave it
+    #[arg(long, value_name = "auto|off|SIZE", default_value = "off")]
+    balloon: Balloon,
 }
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
         let labels = self.labels.into_iter().map(|Label(key, value)| (key, value)).collect();
-        let request = CheckpointRequest { tag: self.tag, labels };
+        let request = CheckpointRequest { tag: self.tag, labels, balloon: self.balloon.0 };
         operation::perform(context, context.client.checkpoint(&self.name, &request)).await
     }
 }

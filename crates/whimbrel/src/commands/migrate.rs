@@ -4,7 +4,7 @@ use crate::{
     context::Context,
     failure::Failure,
     operation,
-    values::{Rate, Span},
+    values::{NetworkArg, Rate, Span},
 };
 use clap::ValueEnum;
 use whimbrel_api::{MigrateMode, MigrateRequest};
@@ -14,6 +14,7 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel migrate web beta
   whimbrel migrate web beta --downtime-max 30ms --rate-max 400Mbit
+  whimbrel migrate web beta --network home     beta is on another subnet; web keeps its address
   whimbrel trust add beta KEY 10.0.0.2:7400    before the first time, on both hosts";
 
 /// Move a running machine to another host, disks and all
@@ -35,6 +36,9 @@ pub(crate) struct Args {
     /// Use no more of the link than this
     #[arg(long, value_name = "RATE")]
     rate_max: Option<Rate>,
+    /// Where its network is from then on; local unless given or tunnelled already, and local when it moves home
+    #[arg(long, value_enum)]
+    network: Option<NetworkArg>,
 }
 
 /// The two of them, with help.
@@ -56,6 +60,7 @@ impl Args {
             },
             downtime_max_ms: self.downtime_max.map(Span::as_ms),
             rate_max: self.rate_max.map(|rate| rate.0),
+            network: self.network.map(Into::into),
         };
         operation::perform(context, context.client.migrate(&self.name, &request)).await
     }

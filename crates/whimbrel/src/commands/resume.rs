@@ -1,14 +1,21 @@
 //! `whimbrel resume`.
 
-use crate::{context::Context, failure::Failure, operation};
-use whimbrel_api::{CapsuleRef, ResumeMode, ResumeRequest};
+use crate::{
+    context::Context,
+    failure::Failure,
+    operation,
+    values::{Located, NetworkArg},
+};
+use whimbrel_api::{ResumeMode, ResumeRequest};
 use whimbrel_core::MachineName;
 
 const EXAMPLES: &str = "\
 Examples:
   whimbrel resume web                       the newest capsule of web
   whimbrel resume before-upgrade --name web2
-  whimbrel resume 3fa95c81 --full";
+  whimbrel resume 3fa95c81 --full
+  whimbrel resume beta:web                  from beta: pages come from there when they are touched
+  whimbrel resume web --network home        it was suspended on another host, and keeps its address there";
 
 /// Make a machine from a capsule and let it run
 ///
@@ -17,8 +24,9 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Tag, machine (its newest capsule) or id
-    capsule: CapsuleRef,
+    /// Tag, machine (its newest capsule) or id; with HOST: in front, one that lies there
+    #[arg(value_name = "[HOST:]CAPSULE")]
+    capsule: Located,
     /// Name for the machine; the one it had unless given
     #[arg(long)]
     name: Option<MachineName>,
@@ -28,16 +36,31 @@ pub(crate) struct Args {
     /// Read all pages before it runs
     #[arg(long, conflicts_with = "lazy")]
     full: bool,
-    /// After a lazy start read the rest in the background
-    #[arg(long, conflicts_with = "full")]
-    then_full: bool,
+    /// What happens after a lazy start: `full` reads the rest in the background
+    #[arg(long, conflicts_with = "full", value_enum, value_name = "WHAT")]
+    then: Option<ThenArg>,
+    /// Resume a machine that was pushed to another host, which must not run it any more
+    #[arg(long)]
+    take_back: bool,
+    /// Where its network is, local unless given
+    #[arg(long, value_enum)]
+    network: Option<NetworkArg>,
+}
+
+/// What happens after a lazy start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum ThenArg {
+    /// Read the rest in the background
+    Full,
 }
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
         let mode = if self.full { ResumeMode::Full } else { ResumeMode::Lazy };
-        let request =
-            ResumeRequest { capsule: self.capsule, name: self.name, mode, then_full: self.then_full };
+        let (name, network) = (self.name, self.network.map(Into::into));
+        let Located { host, capsule } = self.capsule;
+        let (then_full, take_back) = (self.then.is_some(), self.take_back);
+        let request = ResumeRequest { capsule, host, take_back, name, mode, then_full, network };
         operation::perform(context, context.client.resume(&request)).await
     }
 }

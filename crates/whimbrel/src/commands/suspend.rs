@@ -1,6 +1,6 @@
 //! `whimbrel suspend`.
 
-use crate::{context::Context, failure::Failure, operation};
+use crate::{context::Context, failure::Failure, operation, values::Balloon};
 use whimbrel_api::SuspendRequest;
 use whimbrel_core::{MachineName, RefName};
 
@@ -8,6 +8,7 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel suspend web
   whimbrel suspend web --tag friday
+  whimbrel suspend web --balloon auto    leave out what it only caches: less to send, slower at first
   whimbrel resume web    go on from there";
 
 /// Keep the state of a machine as a capsule and end the machine
@@ -21,11 +22,14 @@ pub(crate) struct Args {
     /// Tag for the new capsule
     #[arg(long)]
     tag: Option<RefName>,
+    /// Take memory from the guest before: auto, off or what to leave it (it has all of it back when it runs on)
+    #[arg(long, value_name = "auto|off|SIZE", default_value = "off")]
+    balloon: Balloon,
 }
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
-        let request = SuspendRequest { tag: self.tag };
+        let request = SuspendRequest { tag: self.tag, balloon: self.balloon.0 };
         operation::perform(context, context.client.suspend(&self.name, &request)).await
     }
 }
