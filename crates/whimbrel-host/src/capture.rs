@@ -14,8 +14,8 @@ use crate::{
 };
 use std::{collections::BTreeMap, time::Instant};
 use whimbrel_api::{
-    CaptureReport, CheckpointRequest, Operation, OperationKind, OperationResult, RoundInfo, SuspendRequest,
-    Unit,
+    CaptureReport, CheckpointRequest, Operation, OperationKind, OperationResult, RoundInfo, Squeeze,
+    SuspendRequest, Unit,
 };
 use whimbrel_capture::{
     Batch, Captured, Finish, Follower, Pace, Phase as CapturePhase, Progress, RoundStats, Sink, SinkError,
@@ -29,6 +29,7 @@ use whimbrel_store::{ImageWriter, Writer};
 struct Wanted {
     tag: Option<RefName>,
     labels: BTreeMap<String, String>,
+    balloon: Squeeze,
 }
 
 impl Host {
@@ -40,7 +41,7 @@ impl Host {
     ) -> Result<Operation, HostError> {
         refs::check_tag(request.tag.as_ref())?;
         let (host, machine) = (self.clone(), self.machine(name)?);
-        let wanted = Wanted { tag: request.tag, labels: request.labels };
+        let wanted = Wanted { tag: request.tag, labels: request.labels, balloon: request.balloon };
         Ok(self.operations().start(OperationKind::Checkpoint, name.to_string(), move |reporter| {
             let mut turn = machine.begin("checkpoint", Some(reporter.id))?;
             let taken = host.take_capsule(&mut turn, Finish::GoOn, &wanted, reporter)?;
@@ -57,7 +58,7 @@ impl Host {
     ) -> Result<Operation, HostError> {
         refs::check_tag(request.tag.as_ref())?;
         let (host, machine) = (self.clone(), self.machine(name)?);
-        let wanted = Wanted { tag: request.tag, labels: BTreeMap::new() };
+        let wanted = Wanted { tag: request.tag, labels: BTreeMap::new(), balloon: request.balloon };
         Ok(self.operations().start(OperationKind::Suspend, name.to_string(), move |reporter| {
             let mut turn = machine.begin("suspend", Some(reporter.id))?;
             let taken = host.take_capsule(&mut turn, Finish::StayPaused, &wanted, reporter)?;
@@ -75,7 +76,9 @@ impl Host {
         turn.record.since_ms = crate::now_ms();
         if let Err(error) = turn.record.save(&self.layout) {
             turn.record.phase = Phase::Here;
-            turn.live()?.go_on();
+            let (record, live) = turn.parts()?;
+            live.go_on();
+            self.give_back(record, live);
             return Err(error);
         }
         turn.live.take().into_iter().for_each(Live::end);
@@ -84,6 +87,7 @@ impl Host {
         Ok(())
     }
 
+    /// Takes a capsule of a guest that is squeezed for it. It has its memory back unless the machine ends next.
     fn take_capsule(
         &self,
         turn: &mut Turn<'_>,
@@ -93,6 +97,23 @@ impl Host {
     ) -> Result<CaptureReport, HostError> {
         let begun = Instant::now();
         let (record, live) = turn.parts()?;
+        let squeezed = self.squeeze(record, live, wanted.balloon, reporter)?;
+        let taken = self.take_squeezed(record, live, finish, wanted, reporter);
+        if taken.is_err() || finish == Finish::GoOn {
+            self.give_back(record, live);
+        }
+        let total_ms = begun.elapsed().as_secs_f64() * 1e3;
+        taken.map(|report| CaptureReport { total_ms, squeezed, ..report })
+    }
+
+    fn take_squeezed(
+        &self,
+        record: &mut Record,
+        live: &mut Live,
+        finish: Finish,
+        wanted: &Wanted,
+        reporter: &Reporter,
+    ) -> Result<CaptureReport, HostError> {
         let was_paused = live.is_paused();
         let finish = if was_paused { Finish::StayPaused } else { finish };
         let stored_before = self.stored_bytes();
@@ -108,8 +129,13 @@ impl Host {
                 live.unfollow_store()
             }
         })?;
+        // In the capsule it is written down already that the guest is to get it back.
+        let labels = labels_of(record, wanted);
+        if finish == Finish::GoOn {
+            self.give_back(record, live);
+        }
         let head_bytes = live.qemu.head().map_or(0, |head| head.as_bytes().len());
-        match self.commit(record, sink, &writer, (&captured, head_bytes), wanted) {
+        match self.commit(record, sink, &writer, (&captured, head_bytes), (wanted, labels)) {
             Ok(capsule) => {
                 record.last = Some(capsule);
                 live.hold_base(self.store.pin(&capsule));
@@ -119,9 +145,10 @@ impl Host {
                 Ok(CaptureReport {
                     capsule,
                     pause_ms: if was_paused { 0.0 } else { pause.as_secs_f64() * 1e3 },
-                    total_ms: begun.elapsed().as_secs_f64() * 1e3,
+                    total_ms: 0.0,
                     bytes_added,
                     rounds: captured.rounds.iter().map(round_info).collect(),
+                    squeezed: None,
                 })
             }
             Err(error) => {
@@ -161,7 +188,7 @@ impl Host {
         sink: StoreSink,
         writer: &Writer,
         (captured, head_bytes): (&Captured, usize),
-        wanted: &Wanted,
+        (wanted, labels): (&Wanted, BTreeMap<String, String>),
     ) -> Result<CapsuleId, HostError> {
         let images = sink.finish()?;
         let write = refs::store_error("write the capsule");
@@ -176,8 +203,6 @@ impl Host {
                 writer.put_blob(&content).map_err(&write)?;
             }
         }
-        let mut labels = wanted.labels.clone();
-        labels.insert(refs::MACHINE_LABEL.to_owned(), record.name.to_string());
         let manifest = Manifest {
             format: whimbrel_image::FORMAT,
             machine: record.config.clone(),
@@ -193,6 +218,15 @@ impl Host {
             wanted.tag.clone().into_iter().chain([refs::of_machine(&record.name)]).collect();
         writer.commit(&manifest, &names).map_err(refs::store_error("commit the capsule"))
     }
+}
+
+/// What the user wants on the capsule, and what a resume needs to know.
+fn labels_of(record: &Record, wanted: &Wanted) -> BTreeMap<String, String> {
+    let mut labels = wanted.labels.clone();
+    labels.insert(refs::MACHINE_LABEL.to_owned(), record.name.to_string());
+    let squeezed = record.squeezed_from.map(|size| (refs::BALLOON_LABEL.to_owned(), size.0.to_string()));
+    labels.extend(squeezed);
+    labels
 }
 
 fn pace(was_paused: bool) -> Pace {

@@ -259,6 +259,7 @@ impl Host {
             Record::forget(&self.layout, &record.name)?;
             return Err(error);
         }
+        self.give_back(&mut record, &live);
         let events = live.events();
         let machine = self.enter(Machine::new(record, Some(live)));
         crate::supervise::watch(self, &machine, events);
@@ -343,9 +344,7 @@ impl Host {
         {
             let mut turn = machine.begin("balloon", None)?;
             let memory = turn.record.config.memory;
-            if size > memory || size.0 < 1 << 20 {
-                return Err(HostError::invalid(format!("a balloon size lies between 1 MiB and {memory}")));
-            }
+            let size = crate::balloon::checked(size, memory)?;
             let ballooned = turn.live()?.qemu.balloon(size);
             ballooned
                 .map_err(|source| HostError::Qemu { action: "set the balloon", source: source.into() })?;

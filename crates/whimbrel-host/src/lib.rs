@@ -7,6 +7,7 @@
 //! `resume` and `migrate` the long ones; `machine` says who may work on a machine; `live` and its parts
 //! are what a running machine is made of; `take_up` finds machines again; `http` and `peers` are the faces.
 
+mod balloon;
 mod capture;
 mod durable;
 mod error;

@@ -247,6 +247,7 @@ fn describe(record: &Record, live: Option<&Live>, operation: Option<OperationId>
         origin: record.origin,
         operation,
         vmgenid: record.vmgenid.clone(),
+        tunnel: None,
     }
 }
 

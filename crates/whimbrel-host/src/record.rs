@@ -6,7 +6,7 @@
 use crate::{durable, error::HostError, layout::Layout, live::remove_overlays};
 use serde::{Deserialize, Serialize};
 use std::{fs, path::PathBuf};
-use whimbrel_core::{CapsuleId, Digest, HostName, MachineConfig, MachineName};
+use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, MachineConfig, MachineName};
 use whimbrel_migrate::protocol::HandoverId;
 
 const FORMAT: u32 = 1;
@@ -28,6 +28,9 @@ pub(crate) struct Record {
     pub(crate) phase: Phase,
     pub(crate) process: Option<ProcessRecord>,
     pub(crate) since_ms: u64,
+    /// What its guest had before it was squeezed, until it has it back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) squeezed_from: Option<ByteSize>,
 }
 
 /// The unchanging content under a disk's overlay.
@@ -99,6 +102,7 @@ impl Record {
             phase: Phase::Here,
             process: None,
             since_ms: crate::now_ms(),
+            squeezed_from: None,
         }
     }
 

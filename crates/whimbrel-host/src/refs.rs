@@ -9,6 +9,8 @@ use whimbrel_store::{Store, StoreError};
 
 /// Label of a capsule that names the machine it was taken from.
 pub(crate) const MACHINE_LABEL: &str = "machine";
+/// Label of a capsule whose guest was squeezed: the bytes of memory it had before, and is to have again.
+pub(crate) const BALLOON_LABEL: &str = "balloon";
 const PREFIX: &str = "machine.";
 
 /// The ref of a machine's newest capsule. A name that leaves no room for the prefix is replaced by its digest.

@@ -21,7 +21,7 @@ use whimbrel_api::{
     CapsuleRef, CloneNetwork, CloneRequest, Operation, OperationKind, OperationResult, ResumeMode,
     ResumeRequest, Unit,
 };
-use whimbrel_core::{CapsuleId, MachineName};
+use whimbrel_core::{ByteSize, CapsuleId, MachineName};
 use whimbrel_image::Manifest;
 
 /// More clones at once than this are several calls.
@@ -225,6 +225,9 @@ impl Plan<'_> {
         let mut record = Record::new(self.name.clone(), config, bases);
         record.origin = Some(self.capsule);
         record.last = Some(self.capsule);
+        let former = self.manifest.labels.get(refs::BALLOON_LABEL).and_then(|bytes| bytes.parse().ok());
+        record.squeezed_from =
+            former.map(ByteSize).and_then(|size| crate::balloon::checked(size, record.config.memory).ok());
         if self.kind != Kind::Same {
             // A copy is somebody else: its first capsule is a child of this one, not its successor.
             record.last = None;

@@ -55,6 +55,7 @@ impl Host {
             }
             _ => {
                 live.iter().for_each(Live::open_ports);
+                live.iter().for_each(|live| self.give_back(&mut record, live));
                 let events = live.as_ref().map(Live::events);
                 let machine = self.enter(Machine::new(record, live));
                 events.into_iter().for_each(|events| supervise::watch(self, &machine, events));

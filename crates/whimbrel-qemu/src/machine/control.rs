@@ -88,8 +88,26 @@ impl Qemu {
 
     /// Memory the guest has and what it says about it. The guest reports every second from the first call on.
     pub fn balloon_stats(&self) -> Result<BalloonStats, QmpError> {
-        let interval = json!({"path": BALLOON, "property": "guest-stats-polling-interval", "value": 1});
-        self.qmp.execute("qom-set", interval)?;
+        self.poll_balloon_stats(1)?;
+        self.balloon_now()
+    }
+
+    /// Asks the guest to report at once (with `yes`) and every second from then on, or no more. The report comes when the
+    /// guest gets to it: [`Qemu::balloon_now`] shows the last one.
+    pub fn ask_balloon_stats(&self, yes: bool) -> Result<(), QmpError> {
+        // A change of the interval from 0 starts with a report; any other waits for the interval (QEMU
+        // `hw/virtio/virtio-balloon.c`, balloon_stats_set_poll_interval).
+        self.poll_balloon_stats(0)?;
+        if yes { self.poll_balloon_stats(1) } else { Ok(()) }
+    }
+
+    fn poll_balloon_stats(&self, seconds: u32) -> Result<(), QmpError> {
+        let interval = json!({"path": BALLOON, "property": "guest-stats-polling-interval", "value": seconds});
+        self.qmp.execute("qom-set", interval).map(drop)
+    }
+
+    /// Memory the guest has and its last report, without asking for another.
+    pub fn balloon_now(&self) -> Result<BalloonStats, QmpError> {
         let answer = self.qmp.execute("query-balloon", json!({}))?;
         let actual = answer["actual"].as_u64();
         let actual = actual.ok_or_else(|| QmpError::Malformed { command: "query-balloon".into() })?;
