@@ -1,0 +1,156 @@
+//! Digesting a source and noting its pages, with all cores but never more than [`MAX_WORKERS`].
+//!
+//! Workers take pieces from one walk, read them into memory of their own and note what is not zero. A piece that comes short
+//! (the file shrank) is taken for as long as it is. The caller's callback is called from the workers, one call at a time a
+//! worker, and ends the scan by `Break`; what was noted stays.
+
+use crate::HashCache;
+use crate::error::{CacheError, Result};
+use crate::files::fill;
+use crate::pieces::{PIECE_PAGES, Piece, Pieces, WalkError};
+use crate::place::{Location, SourceId};
+use crate::table::Inserted;
+use std::fs::File;
+use std::io;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use whimbrel_core::{Digest, PAGE_SIZE, is_zero};
+
+const MAX_WORKERS: usize = 8;
+
+/// How far a scan is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes of the image behind which nothing is begun yet.
+    pub done: u64,
+    /// Bytes of the image.
+    pub total: u64,
+    /// Pages digested, without zero pages.
+    pub pages: u64,
+}
+
+/// What a scan found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Added {
+    /// The number of the file.
+    pub source: SourceId,
+    /// False if the file was known and has not changed, so it was not read.
+    pub scanned: bool,
+    /// Pages digested, without zero pages.
+    pub pages: u64,
+    /// Zero pages read; holes are not read.
+    pub zero: u64,
+    /// Digests that were not in the table before.
+    pub new: u64,
+    /// Entries that were known and got a new place.
+    pub moved: u64,
+    /// Entries of others that had to go.
+    pub evicted: u64,
+}
+
+/// What is to be scanned.
+pub(crate) struct Job<'a> {
+    pub(crate) source: SourceId,
+    pub(crate) path: &'a Path,
+    pub(crate) file: &'a File,
+    pub(crate) total: u64,
+    pub(crate) pieces: Pieces<'a>,
+    pub(crate) progress: &'a (dyn Fn(Progress) -> ControlFlow<()> + Sync),
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    done: AtomicU64,
+    pages: AtomicU64,
+    zero: AtomicU64,
+    new: AtomicU64,
+    moved: AtomicU64,
+    evicted: AtomicU64,
+}
+
+/// Scans; the tables of volatile sources are looked up once.
+pub(crate) fn scan(cache: &HashCache, job: Job<'_>) -> Result<Added> {
+    let volatile: Vec<bool> =
+        std::iter::once(true).chain(cache.sources().ids().map(|id| cache.is_volatile(id))).collect();
+    let is_volatile = |id: SourceId| volatile.get(usize::from(id.0)).copied().unwrap_or(true);
+    let Job { source, path, file, total, pieces, progress } = job;
+    let pieces = Mutex::new(pieces);
+    let (tally, stop) = (Tally::default(), AtomicBool::new(false));
+    let work = || {
+        let mut buffer = vec![0; PIECE_PAGES as usize * PAGE_SIZE];
+        while !stop.load(Relaxed) {
+            let next = pieces.lock().unwrap_or_else(|e| e.into_inner()).next();
+            let Some(piece) = next.transpose().map_err(|error| walk_error(path, error))? else { break };
+            let read = read_piece(file, &piece, &mut buffer);
+            let read =
+                read.map_err(|source| CacheError::Io { action: "read", path: path.to_owned(), source })?;
+            note_pages(cache, source, piece.offset, &buffer[..read], &is_volatile, &tally);
+            tally.done.fetch_max(piece.end.min(total), Relaxed);
+            let (done, pages) = (tally.done.load(Relaxed), tally.pages.load(Relaxed));
+            if progress(Progress { done, total, pages }).is_break() {
+                return Err(CacheError::Cancelled);
+            }
+        }
+        Ok(())
+    };
+    let guarded = || work().inspect_err(|_| stop.store(true, Relaxed));
+    let count = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WORKERS);
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..count).map(|_| scope.spawn(guarded)).collect();
+        let own = guarded();
+        let joined =
+            others.into_iter().map(|other| other.join().unwrap_or_else(|p| std::panic::resume_unwind(p)));
+        joined.fold(own, |all, one| all.and(one))
+    })?;
+    Ok(Added {
+        source,
+        scanned: true,
+        pages: tally.pages.into_inner(),
+        zero: tally.zero.into_inner(),
+        new: tally.new.into_inner(),
+        moved: tally.moved.into_inner(),
+        evicted: tally.evicted.into_inner(),
+    })
+}
+
+fn walk_error(path: &Path, error: WalkError) -> CacheError {
+    let path = path.to_owned();
+    match error {
+        WalkError::Io(source) => CacheError::Io { action: "find the holes of", path, source },
+        WalkError::Qcow2(source) => CacheError::Qcow2 { path, source },
+    }
+}
+
+fn read_piece(file: &File, piece: &Piece, buffer: &mut [u8]) -> io::Result<usize> {
+    let wanted = piece.pages as usize * PAGE_SIZE;
+    fill(file, piece.offset, &mut buffer[..wanted])
+}
+
+fn note_pages(
+    cache: &HashCache,
+    source: SourceId,
+    offset: u64,
+    bytes: &[u8],
+    volatile: &impl Fn(SourceId) -> bool,
+    tally: &Tally,
+) {
+    for (i, page) in bytes.chunks_exact(PAGE_SIZE).enumerate() {
+        if is_zero(page) {
+            tally.zero.fetch_add(1, Relaxed);
+            continue;
+        }
+        tally.pages.fetch_add(1, Relaxed);
+        let location = Location { source, offset: offset + (i * PAGE_SIZE) as u64 };
+        match cache.insert(&Digest::of(page), location, volatile) {
+            Inserted::Known => {}
+            Inserted::Moved => _ = tally.moved.fetch_add(1, Relaxed),
+            Inserted::Added => _ = tally.new.fetch_add(1, Relaxed),
+            Inserted::Evicted => {
+                tally.new.fetch_add(1, Relaxed);
+                tally.evicted.fetch_add(1, Relaxed);
+            }
+        }
+    }
+}

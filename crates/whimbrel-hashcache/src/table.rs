@@ -1,0 +1,287 @@
+//! The buckets: which digest stands for which place. Lock-free, and wrong at worst: whoever uses a place checks the content.
+//!
+//! A bucket is one page, chosen by the first bits of the digest: 32 groups of eight entries, a group being a cache line of
+//! eight tags and the line of their eight places. The tag, bytes 8 to 16 of the digest, also chooses the group where
+//! the search begins; it goes on through the groups of the bucket, wrapping round, for at most [`WINDOW`] groups, and
+//! ends early at an entry that was never used, because insertion takes the first free entry of the same way.
+//!
+//! Tags and places are loaded and stored with relaxed order and never together, by any number of threads and processes. Two
+//! writers can lose an entry or join the tag of one to the place of another; both are found when the place is used.
+//!
+//! Entries go from virgin (both words zero) to used to dropped (place zero, tag kept) and never back to virgin, so
+//! that the early end stays right.
+
+use crate::format::{BUCKET_ENTRIES, Geometry};
+use crate::mapped::{Mapped, prefetch};
+use crate::place::{Location, Place, SourceId};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use whimbrel_core::Digest;
+
+const GROUP: usize = 8;
+const GROUP_WORDS: usize = 2 * GROUP;
+const GROUPS: usize = BUCKET_ENTRIES as usize / GROUP;
+/// Groups that a digest may lie in.
+const WINDOW: usize = 8;
+/// Entries drawn when one must go.
+const SAMPLE: usize = 8;
+/// Places kept for one digest.
+const COPIES: usize = 2;
+
+/// Where a digest is looked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Key {
+    first: usize,
+    home: usize,
+    tag: u64,
+}
+
+/// An entry as it was seen.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Seen {
+    slot: usize,
+    pub(crate) place: Place,
+}
+
+/// What an insertion did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Inserted {
+    /// The table knew this place, or enough others, for this digest.
+    Known,
+    /// The digest's entry points to another place now.
+    Moved,
+    /// A free entry was taken.
+    Added,
+    /// The least used of a sample made room.
+    Evicted,
+}
+
+/// The buckets of a mapped table.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Table<'a> {
+    words: &'a [AtomicU64],
+    buckets: u64,
+}
+
+impl<'a> Table<'a> {
+    pub(crate) fn new(map: &'a Mapped, geometry: &Geometry) -> Self {
+        Self { words: &map.words()[geometry.buckets_word()..], buckets: geometry.buckets() }
+    }
+
+    pub(crate) fn key(&self, digest: &Digest) -> Key {
+        let bucket = (u128::from(digest.prefix()) * u128::from(self.buckets)) >> 64;
+        let [_, _, _, _, _, _, _, _, a, b, c, d, e, f, g, h, ..] = digest.0;
+        let tag = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
+        let home = (tag >> 59) as usize % GROUPS;
+        // A tag of zero would look like an entry that was never used.
+        Key { first: bucket as usize * GROUPS * GROUP_WORDS, home, tag: tag.max(1) }
+    }
+
+    /// Asks for the lines where a search most likely ends.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, key: &Key) {
+        let group = key.first + key.home * GROUP_WORDS;
+        prefetch(&self.words[group]);
+        prefetch(&self.words[group + GROUP]);
+    }
+
+    /// The groups of a key's window: the tags, the places, and the word where the places begin.
+    #[inline(always)]
+    fn window(&self, key: &Key) -> impl Iterator<Item = (&'a [AtomicU64], &'a [AtomicU64], usize)> {
+        let words = self.words;
+        let (first, home) = (key.first, key.home);
+        (0..WINDOW).map(move |step| {
+            let at = first + (home + step) % GROUPS * GROUP_WORDS;
+            let (tags, places) = words[at..at + GROUP_WORDS].split_at(GROUP);
+            (tags, places, at + GROUP)
+        })
+    }
+
+    /// The first place for a digest, without a check of the content.
+    #[inline]
+    pub(crate) fn first(&self, key: &Key) -> Option<Location> {
+        for (tags, places, _) in self.window(key) {
+            let (mut equal, virgin) = compare(tags, key.tag);
+            while equal != 0 {
+                let place = Place(places[equal.trailing_zeros() as usize].load(Relaxed));
+                if !place.is_none() {
+                    return Some(place.location());
+                }
+                equal &= equal - 1;
+            }
+            if virgin {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// All places for a digest, at most [`COPIES`] and one for damage.
+    pub(crate) fn all(&self, key: &Key) -> impl Iterator<Item = Seen> + use<> {
+        let mut found = [None; COPIES + 1];
+        let mut count = 0;
+        for (tags, places, at) in self.window(key) {
+            let (mut equal, virgin) = compare(tags, key.tag);
+            while equal != 0 && count < found.len() {
+                let i = equal.trailing_zeros() as usize;
+                let place = Place(places[i].load(Relaxed));
+                if !place.is_none() {
+                    found[count] = Some(Seen { slot: at + i, place });
+                    count += 1;
+                }
+                equal &= equal - 1;
+            }
+            if virgin {
+                break;
+            }
+        }
+        found.into_iter().flatten()
+    }
+
+    /// Notes that `digest` lies at `place`. `volatile` says which sources change all the time; they give way to others.
+    pub(crate) fn insert(
+        &self,
+        key: &Key,
+        place: Place,
+        volatile: impl Fn(SourceId) -> bool,
+        random: impl FnMut() -> u64,
+    ) -> Inserted {
+        let mut free = None;
+        let mut copies = 0;
+        let mut yielding = None;
+        for (tags, places, at) in self.window(key) {
+            let mut virgin = false;
+            for i in 0..GROUP {
+                let tag = tags[i].load(Relaxed);
+                let old = Place(places[i].load(Relaxed));
+                if old.is_none() {
+                    free.get_or_insert(at + i);
+                    virgin |= tag == 0;
+                } else if tag == key.tag {
+                    if old.source() == place.source() {
+                        return self.refresh(Seen { slot: at + i, place: old }, place);
+                    }
+                    copies += 1;
+                    if volatile(old.source()) {
+                        yielding = Some(Seen { slot: at + i, place: old });
+                    }
+                }
+            }
+            if virgin {
+                break;
+            }
+        }
+        if copies >= COPIES {
+            return match yielding {
+                Some(old) if !volatile(place.source()) => self.refresh(old, place),
+                _ => Inserted::Known,
+            };
+        }
+        let (slot, outcome) = match free {
+            Some(slot) => (slot, Inserted::Added),
+            None => (self.victim(key, random), Inserted::Evicted),
+        };
+        self.words[slot].store(0, Relaxed);
+        self.words[slot - GROUP].store(key.tag, Relaxed);
+        self.words[slot].store(place.0, Relaxed);
+        outcome
+    }
+
+    /// Points an entry to a newer place of the same content, keeping its count.
+    fn refresh(&self, old: Seen, place: Place) -> Inserted {
+        if old.place.location() == place.location() {
+            return Inserted::Known;
+        }
+        let new = place.with_uses(old.place.uses());
+        let _ = self.words[old.slot].compare_exchange(old.place.0, new.0, Relaxed, Relaxed);
+        Inserted::Moved
+    }
+
+    /// The entry of the window that goes: the least used of a random sample. Each of the others loses one use with a
+    /// chance of 1 in 8, so a use is worth about one whole turnover of the window.
+    fn victim(&self, key: &Key, mut random: impl FnMut() -> u64) -> usize {
+        let (mut draw, mut age) = (random(), random());
+        let mut slots = [0; SAMPLE];
+        let mut victim = (usize::MAX, u8::MAX);
+        let uses = |slot: usize| Place(self.words[slot].load(Relaxed)).uses();
+        for (i, slot) in slots.iter_mut().enumerate() {
+            let entry = draw as usize % (WINDOW * GROUP);
+            draw >>= 6;
+            let group = (key.home + entry / GROUP) % GROUPS;
+            *slot = key.first + group * GROUP_WORDS + GROUP + entry % GROUP;
+            // The first of equals, so that the draw decides between them.
+            if i == 0 || uses(*slot) < victim.1 {
+                victim = (*slot, uses(*slot));
+            }
+        }
+        let victim = victim.0;
+        for slot in slots.into_iter().filter(|slot| *slot != victim) {
+            if age & 7 == 0 {
+                let old = Place(self.words[slot].load(Relaxed));
+                let new = old.with_uses(old.uses().saturating_sub(1));
+                let _ = self.words[slot].compare_exchange(old.0, new.0, Relaxed, Relaxed);
+            }
+            age >>= 3;
+        }
+        victim
+    }
+
+    /// Counts a use.
+    pub(crate) fn used(&self, seen: Seen) {
+        let new = seen.place.with_uses(seen.place.uses().saturating_add(1));
+        let _ = self.words[seen.slot].compare_exchange(seen.place.0, new.0, Relaxed, Relaxed);
+    }
+
+    /// Drops an entry that was wrong, unless somebody changed it meanwhile.
+    pub(crate) fn drop(&self, seen: Seen) {
+        // The count may have grown or aged since: try with what is there as long as it is the same place.
+        let mut now = seen.place;
+        while now.location() == seen.place.location() && !now.is_none() {
+            match self.words[seen.slot].compare_exchange(now.0, 0, Relaxed, Relaxed) {
+                Ok(_) => return,
+                Err(other) => now = Place(other),
+            }
+        }
+    }
+
+    /// Drops every entry of a source; returns how many.
+    pub(crate) fn purge(&self, source: SourceId) -> u64 {
+        let mut dropped = 0;
+        for slot in self.place_words() {
+            let place = Place(slot.load(Relaxed));
+            if place.source() == source && slot.compare_exchange(place.0, 0, Relaxed, Relaxed).is_ok() {
+                dropped += 1;
+            }
+        }
+        dropped
+    }
+
+    /// Entries of each source, by number; those of numbers past `sources`, which damage made up, under 0. Walks over the table.
+    pub(crate) fn count_by_source(&self, sources: u32) -> Vec<u64> {
+        let mut counts = vec![0; sources as usize + 1];
+        for slot in self.place_words() {
+            let place = Place(slot.load(Relaxed));
+            if !place.is_none() {
+                let number = u32::from(place.source().0);
+                counts[if number <= sources { number as usize } else { 0 }] += 1;
+            }
+        }
+        counts
+    }
+
+    fn place_words(&self) -> impl Iterator<Item = &'a AtomicU64> {
+        self.words.chunks_exact(GROUP_WORDS).flat_map(|group| &group[GROUP..])
+    }
+}
+
+/// Which tags are equal, as bits, and whether one is of an entry that was never used.
+#[inline(always)]
+fn compare(tags: &[AtomicU64], tag: u64) -> (u32, bool) {
+    let mut equal = 0;
+    let mut virgin = false;
+    for (i, other) in tags.iter().enumerate() {
+        let other = other.load(Relaxed);
+        equal |= u32::from(other == tag) << i;
+        virgin |= other == 0;
+    }
+    (equal, virgin)
+}
