@@ -11,6 +11,7 @@
 
 mod capsule;
 mod error;
+mod hierarchy;
 mod host;
 mod machine;
 mod openapi;
@@ -23,6 +24,10 @@ pub use capsule::{
     ImportRequest, TagRequest,
 };
 pub use error::{ApiError, ErrorCode};
+pub use hierarchy::{
+    DeriveRequest, DiskRebase, GraphNode, LeftBehind, MachineOn, PromoteReport, PromoteRequest, RebaseReport,
+    RefRights, RefVersion, Standing, Tagged,
+};
 pub use host::{HostInfo, StoreUsage, TrustEntry};
 pub use machine::{
     BalloonRequest, CheckpointRequest, CloneNetwork, CloneRequest, DiskInfo, DiskSource, MachineInfo,

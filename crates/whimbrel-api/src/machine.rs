@@ -33,6 +33,10 @@ pub struct MachineInfo {
     /// The capsule it was resumed or cloned from.
     #[schema(value_type = Option<String>)]
     pub origin: Option<CapsuleId>,
+    /// The capsule that its next one will be a child of: the last one taken from it, or the one it was made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub follows: Option<CapsuleId>,
     /// The operation that works on it now.
     pub operation: Option<OperationId>,
     /// Its generation id (a UUID), new for every clone and resume.
@@ -249,6 +253,9 @@ pub struct CheckpointRequest {
     /// Labels to write on it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// Disks and configuration only, as of one instant: an inactive capsule. The machine may be switched off.
+    #[serde(default)]
+    pub disks_only: bool,
     /// Squeeze the guest before.
     #[serde(default)]
     pub balloon: Squeeze,

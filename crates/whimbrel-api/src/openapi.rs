@@ -20,22 +20,36 @@ use utoipa::{
 #[openapi(components(schemas(
     ApiError,
     BalloonRequest,
+    CacheAddRequest,
+    CacheInfo,
     CapsuleDiff,
     CapsuleInfo,
     CapsuleRef,
     CheckpointRequest,
     CloneRequest,
+    DeriveRequest,
     ExportRequest,
+    GraphNode,
     HostInfo,
     ImportRequest,
+    LeftBehind,
     MachineInfo,
     MigrateRequest,
     Operation,
+    PromoteReport,
+    PromoteRequest,
+    PullRequest,
+    PushRequest,
+    RemoteCapsule,
+    RebaseReport,
+    RefRights,
+    RefVersion,
     ResumeRequest,
     RunRequest,
     StopRequest,
     SuspendRequest,
     TagRequest,
+    Tagged,
     TrustEntry
 )))]
 struct Schemas;
@@ -85,18 +99,30 @@ const ENDPOINTS: &[Endpoint] = &[
     (Get, MACHINE_CONSOLE_LOG, "console_log", None, Reply::Text, "The last bytes its serial port printed"),
     (Post, RESUME, "resume", Some("ResumeRequest"), Reply::Begun, "Make a machine from a capsule"),
     (Post, CLONE, "clone", Some("CloneRequest"), Reply::Begun, "Make several machines from a capsule"),
+    (Post, DERIVE, "derive", Some("DeriveRequest"), Reply::One("MachineInfo"), "Make a machine that boots from the disks of a capsule"),
     (Get, CAPSULES, "capsules", None, Reply::Many("CapsuleInfo"), "All capsules, newest first"),
     (Get, CAPSULE, "capsule", None, Reply::One("CapsuleInfo"), "One capsule"),
-    (Delete, CAPSULE, "remove", None, Reply::Done, "Remove a ref; what no ref reaches goes with the next gc"),
+    (Delete, CAPSULE, "remove", None, Reply::One("LeftBehind"), "Remove a ref; what no ref reaches goes with the next gc"),
     (Get, CAPSULE_LOG, "log", None, Reply::Many("CapsuleInfo"), "A capsule and its ancestors, newest first"),
+    (Get, CAPSULE_GRAPH, "family", None, Reply::Many("GraphNode"), "A capsule, its ancestors and its descendants, parents first"),
+    (Get, CAPSULE_REBASE, "rebase", None, Reply::One("RebaseReport"), "Who still stands on old versions of a capsule"),
+    (Get, GRAPH, "graph", None, Reply::Many("GraphNode"), "All capsules, parents first"),
+    (Get, REF_HISTORY, "history", None, Reply::Many("RefVersion"), "What a ref named before, newest first"),
+    (Post, PROMOTE, "promote", Some("PromoteRequest"), Reply::One("PromoteReport"), "Detach a capsule from its parents"),
     (Get, CAPSULE_DIFF, "diff", None, Reply::One("CapsuleDiff"), "What differs between two capsules"),
-    (Put, TAG, "tag", Some("TagRequest"), Reply::One("CapsuleInfo"), "Let a tag name a capsule"),
+    (Put, TAG, "tag", Some("TagRequest"), Reply::One("Tagged"), "Let a tag name a capsule"),
     (Post, STORE_GC, "gc", None, Reply::Begun, "Free what no ref reaches"),
     (Post, STORE_VERIFY, "verify", None, Reply::Begun, "Read and check everything in the store"),
     (Post, EXPORT, "export", Some("ExportRequest"), Reply::Begun, "Write a capsule or an image to a file of the host"),
     (Post, IMPORT, "import", Some("ImportRequest"), Reply::Begun, "Read a capsule or a disk from a file of the host"),
+    (Post, PULL, "pull", Some("PullRequest"), Reply::Begun, "Bring a capsule here"),
+    (Post, PUSH, "push", Some("PushRequest"), Reply::Begun, "Bring a machine or a capsule to another host"),
+    (Get, REMOTE, "remote", None, Reply::Many("RemoteCapsule"), "What a trusted host offers"),
+    (Get, CACHE, "cache", None, Reply::One("CacheInfo"), "The cache of pages"),
+    (Post, CACHE, "cacheAdd", Some("CacheAddRequest"), Reply::Begun, "Remember the pages of a file, so that they need not travel"),
     (Get, TRUST, "trusted", None, Reply::Many("TrustEntry"), "Whom this host trusts"),
     (Post, TRUST, "trust", Some("TrustEntry"), Reply::One("TrustEntry"), "Trust a host; its name and key must be new"),
+    (Put, TRUST_ENTRY, "limit", Some("RefRights"), Reply::One("TrustEntry"), "Say which refs a trusted host may use"),
     (Delete, TRUST_ENTRY, "distrust", None, Reply::Done, "Trust a host no longer"),
     (Get, WIRE, "wire", None, Reply::Upgrade, "The protocol between hosts, with `Upgrade: whimbrel-wire`"),
     (Get, OPERATIONS, "operations", None, Reply::Many("Operation"), "Operations that run or ended lately"),
@@ -140,13 +166,13 @@ fn operation_of((_, path, id, body, reply, summary): &Endpoint) -> OperationBuil
     for name in path.split('{').skip(1).filter_map(|rest| rest.split('}').next()) {
         operation = operation.parameter(parameter(name, ParameterIn::Path, Required::True, Type::String));
     }
-    if *path == MACHINE_CONSOLE_LOG {
-        operation = operation.parameter(parameter(
-            CONSOLE_LOG_BYTES,
-            ParameterIn::Query,
-            Required::False,
-            Type::Integer,
-        ));
+    let query = match *path {
+        MACHINE_CONSOLE_LOG => Some((CONSOLE_LOG_BYTES, Type::Integer)),
+        CAPSULE_REBASE => Some((REBASE_ONTO, Type::String)),
+        _ => None,
+    };
+    if let Some((name, kind)) = query {
+        operation = operation.parameter(parameter(name, ParameterIn::Query, Required::False, kind));
     }
     if let Some(body) = body {
         let content = ContentBuilder::new().schema(Some(reference_to(body))).build();

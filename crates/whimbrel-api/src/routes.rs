@@ -34,6 +34,20 @@ pub const MACHINE_CONSOLE_LOG: &str = "/v1/machines/{name}/console/log";
 pub const RESUME: &str = "/v1/resume";
 /// `POST`: several machines from a capsule.
 pub const CLONE: &str = "/v1/clone";
+/// `POST`: a machine that boots from the disks of a capsule.
+pub const DERIVE: &str = "/v1/derive";
+/// `POST`: detach a capsule from its parents.
+pub const PROMOTE: &str = "/v1/promote";
+/// `GET`: all capsules as a tree.
+pub const GRAPH: &str = "/v1/graph";
+/// `GET`: a capsule, its ancestors and its descendants as a tree.
+pub const CAPSULE_GRAPH: &str = "/v1/capsules/{capsule}/graph";
+/// `GET`: who still stands on old versions of it.
+pub const CAPSULE_REBASE: &str = "/v1/capsules/{capsule}/rebase";
+/// Query parameter of [`CAPSULE_REBASE`]: the new version.
+pub const REBASE_ONTO: &str = "onto";
+/// `GET`: what a ref named before.
+pub const REF_HISTORY: &str = "/v1/refs/{name}/history";
 /// `GET`: all capsules.
 pub const CAPSULES: &str = "/v1/capsules";
 /// `GET`: one capsule; `DELETE`: the ref that names it.
@@ -52,9 +66,17 @@ pub const STORE_VERIFY: &str = "/v1/store/verify";
 pub const EXPORT: &str = "/v1/export";
 /// `POST`: read one from a file.
 pub const IMPORT: &str = "/v1/import";
+/// `POST`: bring a capsule here.
+pub const PULL: &str = "/v1/pull";
+/// `POST`: bring a machine or a capsule to another host.
+pub const PUSH: &str = "/v1/push";
+/// `GET`: what a trusted host offers.
+pub const REMOTE: &str = "/v1/remote/{host}";
+/// `GET`: the cache of pages; `POST`: one more file for it.
+pub const CACHE: &str = "/v1/cache";
 /// `GET`: whom this host trusts; `POST`: one more.
 pub const TRUST: &str = "/v1/trust";
-/// `DELETE`: trust a host no longer.
+/// `PUT`: say which refs a host may use; `DELETE`: trust a host no longer.
 pub const TRUST_ENTRY: &str = "/v1/trust/{name}";
 /// `GET`: becomes the byte stream of the protocol between hosts, for `whimbrel serve --stdio`.
 pub const WIRE: &str = "/v1/wire";
@@ -93,9 +115,20 @@ pub fn console_log(name: &MachineName, bytes: u64) -> String {
     format!("{}?{CONSOLE_LOG_BYTES}={bytes}", machine(MACHINE_CONSOLE_LOG, name))
 }
 
-/// [`CAPSULE`] or [`CAPSULE_LOG`] for one capsule.
+/// [`CAPSULE`], [`CAPSULE_LOG`] or [`CAPSULE_GRAPH`] for one capsule.
 pub fn capsule(template: &str, capsule: &CapsuleRef) -> String {
     fill(template, &capsule.to_string())
+}
+
+/// [`CAPSULE_REBASE`] for a capsule, onto what it names now or onto another one.
+pub fn capsule_rebase(old: &CapsuleRef, onto: Option<&CapsuleRef>) -> String {
+    let query = onto.map(|onto| format!("?{REBASE_ONTO}={onto}")).unwrap_or_default();
+    capsule(CAPSULE_REBASE, old) + &query
+}
+
+/// [`REF_HISTORY`] for one ref.
+pub fn ref_history(name: &RefName) -> String {
+    fill(REF_HISTORY, name.as_str())
 }
 
 /// [`CAPSULE_DIFF`] for two capsules.
@@ -118,6 +151,11 @@ pub fn trust_entry(host: &HostName) -> String {
     fill(TRUST_ENTRY, host.as_str())
 }
 
+/// [`REMOTE`] for one host.
+pub fn remote(host: &HostName) -> String {
+    fill(REMOTE, host.as_str())
+}
+
 /// [`OPERATION`] or [`OPERATION_EVENTS`] for one operation.
 pub fn operation(template: &str, id: OperationId) -> String {
     fill(template, &id.to_string())
@@ -133,6 +171,9 @@ mod tests {
         assert_eq!(machine(MACHINE_STOP, &name), "/v1/machines/web-1/stop");
         assert_eq!(console_log(&name, 10), "/v1/machines/web-1/console/log?bytes=10");
         assert_eq!(capsule_diff(&a, &"after".parse().unwrap()), "/v1/capsules/before/diff/after");
+        assert_eq!(capsule_rebase(&a, None), "/v1/capsules/before/rebase");
+        assert_eq!(capsule_rebase(&a, Some(&a)), "/v1/capsules/before/rebase?onto=before");
+        assert_eq!(ref_history(&"golden".parse().unwrap()), "/v1/refs/golden/history");
         assert_eq!(operation(OPERATION_EVENTS, OperationId(3)), "/v1/operations/3/events");
         assert_eq!(trust_entry(&"beta".parse().unwrap()), "/v1/trust/beta");
     }

@@ -148,6 +148,38 @@ impl Client {
         self.post(routes::CLONE, request).await
     }
 
+    /// Makes a machine that boots from the disks of a capsule.
+    pub async fn derive(&self, request: &DeriveRequest) -> Result<MachineInfo, ClientError> {
+        self.post(routes::DERIVE, request).await
+    }
+
+    /// Detaches a capsule from its parents.
+    pub async fn promote(&self, request: &PromoteRequest) -> Result<PromoteReport, ClientError> {
+        self.post(routes::PROMOTE, request).await
+    }
+
+    /// All capsules, or one with its ancestors and descendants; parents first.
+    pub async fn graph(&self, capsule: Option<&CapsuleRef>) -> Result<Vec<GraphNode>, ClientError> {
+        match capsule {
+            Some(capsule) => self.get(routes::capsule(routes::CAPSULE_GRAPH, capsule)).await,
+            None => self.get(routes::GRAPH).await,
+        }
+    }
+
+    /// Who still stands on old versions of a capsule.
+    pub async fn rebase(
+        &self,
+        capsule: &CapsuleRef,
+        onto: Option<&CapsuleRef>,
+    ) -> Result<RebaseReport, ClientError> {
+        self.get(routes::capsule_rebase(capsule, onto)).await
+    }
+
+    /// What a ref named before, newest first.
+    pub async fn ref_history(&self, name: &RefName) -> Result<Vec<RefVersion>, ClientError> {
+        self.get(routes::ref_history(name)).await
+    }
+
     /// All capsules, newest first.
     pub async fn capsules(&self) -> Result<Vec<CapsuleInfo>, ClientError> {
         self.get(routes::CAPSULES).await
@@ -169,13 +201,13 @@ impl Client {
     }
 
     /// Lets a tag name a capsule.
-    pub async fn tag(&self, tag: &RefName, request: &TagRequest) -> Result<CapsuleInfo, ClientError> {
+    pub async fn tag(&self, tag: &RefName, request: &TagRequest) -> Result<Tagged, ClientError> {
         self.send(Method::PUT, routes::tag(tag), request).await
     }
 
-    /// Removes a ref.
-    pub async fn remove(&self, name: &RefName) -> Result<(), ClientError> {
-        self.delete(routes::reference(name)).await
+    /// Removes a ref, and says what it named.
+    pub async fn remove(&self, name: &RefName) -> Result<LeftBehind, ClientError> {
+        Call::new(Method::DELETE, routes::reference(name)).read(&self.socket).await
     }
 
     /// Begins to free what no ref reaches.
@@ -198,6 +230,31 @@ impl Client {
         self.post(routes::IMPORT, request).await
     }
 
+    /// Begins to bring a capsule here.
+    pub async fn pull(&self, request: &PullRequest) -> Result<Operation, ClientError> {
+        self.post(routes::PULL, request).await
+    }
+
+    /// Begins to bring a machine or a capsule to another host.
+    pub async fn push(&self, request: &PushRequest) -> Result<Operation, ClientError> {
+        self.post(routes::PUSH, request).await
+    }
+
+    /// What a trusted host offers.
+    pub async fn remote(&self, host: &HostName) -> Result<Vec<RemoteCapsule>, ClientError> {
+        self.get(routes::remote(host)).await
+    }
+
+    /// The cache of pages.
+    pub async fn cache(&self) -> Result<CacheInfo, ClientError> {
+        self.get(routes::CACHE).await
+    }
+
+    /// Begins to read a file for the cache of pages.
+    pub async fn cache_add(&self, request: &CacheAddRequest) -> Result<Operation, ClientError> {
+        self.post(routes::CACHE, request).await
+    }
+
     /// Whom the host trusts.
     pub async fn trusted(&self) -> Result<Vec<TrustEntry>, ClientError> {
         self.get(routes::TRUST).await
@@ -206,6 +263,11 @@ impl Client {
     /// Lets the host trust another one.
     pub async fn trust(&self, entry: &TrustEntry) -> Result<TrustEntry, ClientError> {
         self.post(routes::TRUST, entry).await
+    }
+
+    /// Says which refs a trusted host may use.
+    pub async fn limit(&self, name: &HostName, rights: &RefRights) -> Result<TrustEntry, ClientError> {
+        self.send(Method::PUT, routes::trust_entry(name), rights).await
     }
 
     /// Lets the host trust another one no longer.

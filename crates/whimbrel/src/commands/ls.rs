@@ -1,20 +1,54 @@
 //! `whimbrel ls`.
 
-use crate::{capsules, context::Context, failure::Failure};
+use crate::{
+    capsules,
+    context::Context,
+    failure::Failure,
+    table::{ago, table},
+};
+use whimbrel_api::RemoteCapsule;
+use whimbrel_core::HostName;
 
 const EXAMPLES: &str = "\
 Examples:
   whimbrel ls
+  whimbrel ls --host beta                  what beta offers; fetch it with `whimbrel pull beta:NAME`
   whimbrel ls --json | jq -r '.[] | select(.machine == \"web\") | .id'";
 
 /// List the capsules in the store
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// List those that a trusted host offers instead
+    #[arg(long)]
+    host: Option<HostName>,
+}
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
-        let all = context.client.capsules().await?;
-        context.output.result(all.as_slice(), capsules::list)
+        match self.host {
+            Some(host) => {
+                let all = context.client.remote(&host).await?;
+                context.output.result(all.as_slice(), remote)
+            }
+            None => {
+                let all = context.client.capsules().await?;
+                context.output.result(all.as_slice(), capsules::list)
+            }
+        }
     }
+}
+
+fn remote(capsules: &[RemoteCapsule]) -> String {
+    let rows = capsules.iter().map(|capsule| {
+        [
+            capsule.machine.as_ref().map_or(capsule.name.to_string(), ToString::to_string),
+            capsule.id.short(),
+            ago(capsule.time_ms),
+            capsule.memory.to_string(),
+            capsule.disks.to_string(),
+            if capsule.whole { String::new() } else { "in part".to_owned() },
+        ]
+    });
+    table(["NAME", "ID", "TAKEN", "MEMORY", "DISKS", ""], rows, "it offers nothing to this host")
 }

@@ -1,6 +1,7 @@
 //! One file a verb: its arguments with their help, and what it does.
 
 pub(crate) mod balloon;
+pub(crate) mod cache;
 pub(crate) mod checkpoint;
 pub(crate) mod clone;
 pub(crate) mod completions;
@@ -18,6 +19,8 @@ pub(crate) mod ls;
 pub(crate) mod migrate;
 pub(crate) mod pause;
 pub(crate) mod ps;
+pub(crate) mod pull;
+pub(crate) mod push;
 pub(crate) mod resume;
 pub(crate) mod rm;
 pub(crate) mod run;

@@ -1,0 +1,51 @@
+//! `whimbrel push`.
+
+use crate::{context::Context, failure::Failure, operation, values::Balloon};
+use whimbrel_api::{CapsuleRef, PushRequest};
+use whimbrel_core::HostName;
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel push web home              at work: suspend web and send it home; says when all of it is there
+  whimbrel resume web                 at home: go on; what has not arrived comes when it is touched
+  whimbrel push before-upgrade vault  copy a capsule
+  whimbrel push web vault --follow    copy every capsule of web from now on, in the background
+  whimbrel push web --unfollow
+
+A machine that was pushed belongs to the other host: there it is resumed, here no longer (if the other host
+is lost for good: `whimbrel resume web --take-back`).";
+
+/// Bring a machine or a capsule to another host
+///
+/// A running machine is suspended first. Ctrl-C ends the sending, not what was done: call it again, and it goes on
+/// where it was.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// A machine, or a capsule (tag or id)
+    subject: CapsuleRef,
+    /// Where to; may be left out if only one host is trusted
+    host: Option<HostName>,
+    /// Take memory from the guest before it is suspended: auto, off or what to leave it
+    #[arg(long, value_name = "auto|off|SIZE", default_value = "auto")]
+    balloon: Balloon,
+    /// Let the machine run; upload every capsule that is taken of it
+    #[arg(long, conflicts_with = "unfollow")]
+    follow: bool,
+    /// End that
+    #[arg(long)]
+    unfollow: bool,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let request = PushRequest {
+            subject: self.subject,
+            host: self.host,
+            balloon: self.balloon.0,
+            follow: self.follow,
+            unfollow: self.unfollow,
+        };
+        operation::perform(context, context.client.push(&request)).await
+    }
+}
