@@ -66,4 +66,11 @@ pub struct TrustEntry {
     /// but not be sent to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
+    /// Refs of this host that it may read, patterns with `*` and `?`. Without this and `write` it may use all; with one
+    /// of them only what they say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read: Option<Vec<String>>,
+    /// Refs of this host that it may write.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write: Option<Vec<String>>,
 }

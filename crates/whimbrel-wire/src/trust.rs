@@ -5,7 +5,7 @@
 //! The file is the truth: every look-up notices a changed file, so `whimbrel trust add` needs no restart. It
 //! is replaced atomically under a lock on `trust.lock`. A damaged file trusts nobody and is never overwritten.
 
-use crate::{PeerAddress, PublicKey, Rights, TrustError, durable};
+use crate::{PeerAddress, PublicKey, RefPatterns, Rights, TrustError, durable};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File},
@@ -34,6 +34,13 @@ pub struct TrustedPeer {
     /// What it may ask of us.
     #[serde(default = "Rights::all")]
     pub rights: Rights,
+    /// Which refs of ours it may read. Without this and `write` it may read and write all; with one of them only what
+    /// they say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read: Option<RefPatterns>,
+    /// Which refs of ours it may write.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write: Option<RefPatterns>,
 }
 
 /// The way to a trusted host.
@@ -60,6 +67,21 @@ impl TrustedPeer {
             PeerAddress::Tcp(address) => self.key.map(|key| Route::Tls { address, key }),
             PeerAddress::Ssh(destination) => Some(Route::Ssh { destination }),
         }
+    }
+
+    /// Whether one of its lists narrows which refs it may use.
+    pub fn is_limited(&self) -> bool {
+        self.read.is_some() || self.write.is_some()
+    }
+
+    /// Whether it may read the ref called `name`, as far as its lists say.
+    pub fn reads(&self, name: &str) -> bool {
+        !self.is_limited() || self.read.as_ref().is_some_and(|patterns| patterns.matches(name))
+    }
+
+    /// Whether it may write the ref called `name`, as far as its lists say.
+    pub fn writes(&self, name: &str) -> bool {
+        !self.is_limited() || self.write.as_ref().is_some_and(|patterns| patterns.matches(name))
     }
 
     /// An entry vouches for a host by its key or by ssh; one that does neither is a mistake.
@@ -148,6 +170,20 @@ impl Trust {
         })
     }
 
+    /// Says anew which refs the host called `name` may read and write, and returns its entry. Durable when it returns.
+    pub fn limit(
+        &self,
+        name: &HostName,
+        (read, write): (Option<RefPatterns>, Option<RefPatterns>),
+    ) -> Result<TrustedPeer, TrustError> {
+        self.change(|peers| {
+            let peer = peers.iter_mut().find(|peer| peer.name == *name);
+            let peer = peer.ok_or_else(|| TrustError::Unknown { name: name.clone() })?;
+            (peer.read, peer.write) = (read, write);
+            Ok(peer.clone())
+        })
+    }
+
     /// Trusts the host called `name` no more and returns its entry. Durable when it returns; connections that
     /// stand go on until they end.
     pub fn remove(&self, name: &HostName) -> Result<TrustedPeer, TrustError> {
@@ -186,7 +222,8 @@ mod tests {
     fn peer(name: &str, byte: u8) -> TrustedPeer {
         let address = Some("10.0.0.1:7400".parse().unwrap());
         let key = Some(PublicKey([byte; 32]));
-        TrustedPeer { name: name.parse().unwrap(), key, address, rights: Rights::all() }
+        let (read, write) = (None, None);
+        TrustedPeer { name: name.parse().unwrap(), key, address, rights: Rights::all(), read, write }
     }
 
     fn by_ssh(name: &str) -> TrustedPeer {
@@ -255,5 +292,40 @@ mod tests {
         assert!(matches!(trust.find(&PublicKey([1; 32])), Err(TrustError::Damaged { .. })));
         assert!(trust.add(peer("beta", 2)).is_err());
         assert_eq!(fs::read_to_string(dir.path().join("trust.toml")).unwrap(), "[[peer]]\nname = 3");
+    }
+
+    #[test]
+    fn a_file_without_lists_gives_all_and_one_list_leaves_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let trust = Trust::load(dir.path()).unwrap();
+        trust.add(peer("alpha", 1)).unwrap();
+        let old = fs::read_to_string(dir.path().join("trust.toml")).unwrap();
+        assert!(!old.contains("read") && !old.contains("write"), "as versions without lists wrote it: {old}");
+        let alpha = &trust.list().unwrap()[0];
+        assert!(alpha.reads("web") && alpha.writes("web") && !alpha.is_limited());
+        let name = "alpha".parse().unwrap();
+        let limited = trust.limit(&name, (Some("web,golden*".parse().unwrap()), None)).unwrap();
+        assert_eq!(trust.list().unwrap(), [limited.clone()]);
+        assert!(limited.reads("golden-2") && !limited.reads("db") && !limited.writes("web"));
+        let both = trust.limit(&name, (None, Some("backup*".parse().unwrap()))).unwrap();
+        assert!(both.writes("backup-1") && !both.reads("backup-1"));
+        assert_eq!(trust.limit(&name, (None, None)).unwrap(), peer("alpha", 1));
+        assert!(matches!(
+            trust.limit(&"beta".parse().unwrap(), (None, None)),
+            Err(TrustError::Unknown { .. })
+        ));
+    }
+
+    #[test]
+    fn a_list_with_a_pattern_that_is_none_trusts_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = PublicKey([1; 32]);
+        let entry = format!("[[peer]]\nname = \"alpha\"\nkey = \"{key}\"\n");
+        for bad in ["read = [\"golden/*\"]".to_owned(), format!("write = {:?}", vec!["a"; 65])] {
+            fs::write(dir.path().join("trust.toml"), format!("{entry}{bad}\n")).unwrap();
+            assert!(matches!(Trust::load(dir.path()), Err(TrustError::Damaged { .. })), "{bad}");
+        }
+        fs::write(dir.path().join("trust.toml"), format!("{entry}read = [\"web\"]\n")).unwrap();
+        assert!(Trust::load(dir.path()).unwrap().list().unwrap()[0].reads("web"));
     }
 }

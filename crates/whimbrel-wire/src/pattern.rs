@@ -1,0 +1,228 @@
+//! Patterns over the names of capsules: which refs of ours a trusted host may read or write. Pure.
+//!
+//! `*` stands for any run of characters, `?` for one; everything else for itself. A pattern that no ref can match
+//! (a slash in it, or a blank) is refused when it is read: in a list of rights it could only mislead.
+
+use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr};
+
+/// Longer than any ref name; more says nothing more.
+const MAX_PATTERN: usize = 64;
+/// Patterns in one list.
+const MAX_PATTERNS: usize = 64;
+
+/// The text is no pattern, or a list is too long.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PatternError {
+    /// No ref name can match it.
+    #[error(
+        "{text:?} cannot match any ref: use 1 to {MAX_PATTERN} letters, digits, '-', '_', '.', '*' and '?', like 'golden*'"
+    )]
+    Unmatchable {
+        /// What was given, at most 80 characters of it.
+        text: String,
+    },
+    /// A list of more than anybody would write.
+    #[error("{found} patterns in one list, the limit is {MAX_PATTERNS}")]
+    TooMany {
+        /// How many there are.
+        found: usize,
+    },
+}
+
+/// A pattern over ref names, with `*` and `?`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct RefPattern(String);
+
+impl RefPattern {
+    /// The pattern as it was written.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether it matches the whole of `name`. Takes at most length times length steps, whatever the pattern.
+    pub fn matches(&self, name: &str) -> bool {
+        let (pattern, name) = (self.0.as_bytes(), name.as_bytes());
+        let (mut at, mut seen) = (0, 0);
+        // Where to go on if what followed the last star does not fit: one character later.
+        let mut star = None;
+        while seen < name.len() {
+            match pattern.get(at) {
+                Some(b'*') => {
+                    star = Some((at, seen));
+                    at += 1;
+                }
+                Some(wanted) if *wanted == b'?' || *wanted == name[seen] => {
+                    at += 1;
+                    seen += 1;
+                }
+                _ => {
+                    let Some((star_at, from)) = star else { return false };
+                    star = Some((star_at, from + 1));
+                    (at, seen) = (star_at + 1, from + 1);
+                }
+            }
+        }
+        pattern[at..].iter().all(|byte| *byte == b'*')
+    }
+}
+
+impl FromStr for RefPattern {
+    type Err = PatternError;
+
+    fn from_str(text: &str) -> Result<Self, PatternError> {
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.*?".contains(&byte);
+        if (1..=MAX_PATTERN).contains(&text.len()) && text.bytes().all(fits) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(PatternError::Unmatchable { text: text.chars().take(80).collect() })
+        }
+    }
+}
+
+impl TryFrom<String> for RefPattern {
+    type Error = PatternError;
+
+    fn try_from(text: String) -> Result<Self, PatternError> {
+        text.parse()
+    }
+}
+
+impl From<RefPattern> for String {
+    fn from(pattern: RefPattern) -> String {
+        pattern.0
+    }
+}
+
+impl fmt::Display for RefPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+/// Several patterns; a name matches them if it matches one. The empty list matches nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "Vec<RefPattern>", into = "Vec<RefPattern>")]
+pub struct RefPatterns(Vec<RefPattern>);
+
+impl RefPatterns {
+    /// Whether one of them matches the whole of `name`.
+    pub fn matches(&self, name: &str) -> bool {
+        self.0.iter().any(|pattern| pattern.matches(name))
+    }
+
+    /// The patterns.
+    pub fn as_slice(&self) -> &[RefPattern] {
+        &self.0
+    }
+}
+
+impl TryFrom<Vec<RefPattern>> for RefPatterns {
+    type Error = PatternError;
+
+    fn try_from(patterns: Vec<RefPattern>) -> Result<Self, PatternError> {
+        match patterns.len() {
+            found if found > MAX_PATTERNS => Err(PatternError::TooMany { found }),
+            _ => Ok(Self(patterns)),
+        }
+    }
+}
+
+impl From<RefPatterns> for Vec<RefPattern> {
+    fn from(patterns: RefPatterns) -> Self {
+        patterns.0
+    }
+}
+
+impl FromStr for RefPatterns {
+    type Err = PatternError;
+
+    /// Patterns with commas between them; an empty text is the empty list.
+    fn from_str(text: &str) -> Result<Self, PatternError> {
+        let parts = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
+        parts.map(str::parse).collect::<Result<Vec<_>, _>>()?.try_into()
+    }
+}
+
+impl fmt::Display for RefPatterns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0.iter().map(RefPattern::as_str).collect::<Vec<_>>().join(","))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn pattern(text: &str) -> RefPattern {
+        text.parse().unwrap()
+    }
+
+    /// The definition, as slow as it is plain.
+    fn by_definition(pattern: &[u8], name: &[u8]) -> bool {
+        match (pattern.split_first(), name.split_first()) {
+            (None, None) => true,
+            (Some((b'*', rest)), _) => {
+                by_definition(rest, name) || (!name.is_empty() && by_definition(pattern, &name[1..]))
+            }
+            (Some((wanted, rest)), Some((found, more))) => {
+                (*wanted == b'?' || wanted == found) && by_definition(rest, more)
+            }
+            _ => false,
+        }
+    }
+
+    #[test]
+    fn a_pattern_matches_whole_names_only() {
+        assert!(pattern("web").matches("web") && !pattern("web").matches("web-1"));
+        assert!(pattern("golden*").matches("golden") && pattern("golden*").matches("golden.v2"));
+        assert!(pattern("*-v?").matches("web-v1") && !pattern("*-v?").matches("web-v10"));
+        assert!(!pattern("golden.*").matches("golden") && pattern("*").matches(""));
+    }
+
+    #[test]
+    fn what_can_never_match_is_refused() {
+        for bad in ["", "golden/*", "a b", "é", "[ab]", &"a".repeat(65)] {
+            assert!(bad.parse::<RefPattern>().is_err(), "{bad:?}");
+        }
+        assert!("web,golden/*".parse::<RefPatterns>().is_err());
+        let too_many = RefPatterns::try_from(vec![pattern("a"); 65]);
+        assert_eq!(too_many, Err(PatternError::TooMany { found: 65 }));
+    }
+
+    #[test]
+    fn a_list_is_what_commas_part() {
+        let list: RefPatterns = "web, golden*".parse().unwrap();
+        assert!(list.matches("web") && list.matches("golden-2") && !list.matches("db"));
+        assert_eq!(list.to_string(), "web,golden*");
+        let none: RefPatterns = "".parse().unwrap();
+        assert!(!none.matches("web") && none.as_slice().is_empty());
+        assert!("web,,db".parse::<RefPatterns>().is_err());
+    }
+
+    #[test]
+    fn a_hostile_pattern_costs_no_more_than_its_length_times_that_of_the_name() {
+        let hostile = pattern(&("*a".repeat(31) + "*b"));
+        assert!(!hostile.matches(&"a".repeat(63)));
+    }
+
+    proptest! {
+        #[test]
+        fn matching_is_as_defined(text in "[ab*?]{1,10}", name in "[ab]{0,12}") {
+            let matches = pattern(&text).matches(&name);
+            prop_assert_eq!(matches, by_definition(text.as_bytes(), name.as_bytes()));
+        }
+
+        #[test]
+        fn every_name_matches_itself_and_the_star(name in "[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}") {
+            prop_assert!(pattern(&name).matches(&name) && pattern("*").matches(&name));
+        }
+
+        #[test]
+        fn garbage_is_a_typed_error(text in ".{0,100}") {
+            if let Ok(list) = text.parse::<RefPatterns>() { prop_assert!(list.as_slice().len() <= 64); }
+        }
+    }
+}
