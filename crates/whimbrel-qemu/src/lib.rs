@@ -22,6 +22,6 @@ pub use machine::{BalloonStats, Qemu, Status};
 pub use probe::{
     Finding, KvmProbe, ProbeError, QemuBinary, Version, best_accel, find, findings, probe, probe_kvm,
 };
-pub use process::{ProcessError, ProcessIdentity, QemuProcess};
+pub use process::{HugePages, ProcessError, ProcessIdentity, QemuProcess};
 pub use qmp::{MachineEvent, Qmp, QmpError, ShutdownCause};
 pub use state::{DeviceState, Head, MAX_STATE, RamBlock, StateError, StreamError, compose};

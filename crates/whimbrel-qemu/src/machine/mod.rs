@@ -10,7 +10,7 @@ pub use control::{BalloonStats, Status};
 
 use crate::{
     launch::{LaunchError, LaunchSpec, Sharing, log_in, qmp_in},
-    process::{ProcessIdentity, QemuProcess},
+    process::{HugePages, ProcessIdentity, QemuProcess},
     qmp::Qmp,
 };
 use device::Saver;
@@ -52,7 +52,12 @@ impl Qemu {
             }
             _ => {}
         }
-        let process = QemuProcess::spawn(binary, &argv, &spec.log())?;
+        // Machines that share their memory file are clones: many at once, whose size counts more than their speed.
+        let huge_pages = match spec.ram.sharing {
+            Sharing::Shared => HugePages::Allowed,
+            Sharing::Private => HugePages::Forbidden,
+        };
+        let process = QemuProcess::spawn(binary, &argv, &spec.log(), huge_pages)?;
         let made = connect(&process, &spec.qmp_socket(), START_TIMEOUT)
             .and_then(|qmp| Ok((qmp, Saver::new(spec.ram.sharing)?)));
         match made {
