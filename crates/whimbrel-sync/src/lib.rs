@@ -15,10 +15,15 @@ pub mod node_delta;
 mod pack;
 mod page_frame;
 pub mod protocol;
+mod serve_pages;
+mod server;
+mod shelf;
 mod slots;
 
 pub use holdings::{Holdings, announcements};
 pub use link::{Answer, Link, LinkError, WireLink, call};
 pub use meter::{Content, Meter, level};
 pub use pack::PackError;
+pub use server::{Access, Server};
+pub use shelf::{BoxError, Holder, Shelf};
 pub use slots::Slots;

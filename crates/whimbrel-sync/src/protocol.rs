@@ -25,6 +25,8 @@ pub const PATTERN_MAX: usize = 256;
 pub const FRAME_PAGES: usize = 512;
 /// Pages in one answer: a window of the wire, raw.
 pub const ANSWER_PAGES: usize = 4096;
+/// Most leaves in one answer: their entries must fit a header.
+pub const LEAVES_MAX: usize = 900;
 /// Bytes of an answer that a server aims at, whatever a request says.
 pub const ANSWER_BYTES: u32 = 4 << 20;
 /// Longest blob that serves as the older version of another.
@@ -353,7 +355,7 @@ mod tests {
             ObjectsAsk { kind: ObjectKind::Blob, wants: vec![want; WANTS_MAX], level: -1, max_bytes: 1 };
         fits(postcard::to_stdvec(&ask).unwrap());
         let sent = LeafAnswer::Sent { changed: slots, zero: slots, delta: true };
-        let answer = PagesAnswer { leaves: vec![sent; WANTS_MAX], frames: vec![(9, u32::MAX); WANTS_MAX] };
+        let answer = PagesAnswer { leaves: vec![sent; LEAVES_MAX], frames: vec![(1, 4096); LEAVES_MAX] };
         fits(postcard::to_stdvec(&answer).unwrap());
         let holdings = vec![Holding { digest, whole: true }; HOLDINGS_MAX];
         fits(postcard::to_stdvec(&AnnounceAsk { replace: true, holdings }).unwrap());

@@ -1,0 +1,213 @@
+//! Answers out of a store what other hosts ask. Keeps nothing between two calls; every answer is bounded.
+//!
+//! Manifests and refs are for those whom [`Access`] allows them; nodes, pages and blobs for whoever knows their digest,
+//! which one learns from a manifest. Only what lies here is served: a server never asks a third host. Calls block.
+
+use crate::{
+    glob, node_delta,
+    pack::{PackError, pack},
+    protocol::*,
+    shelf::Shelf,
+};
+use bytes::Bytes;
+use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE, RefName};
+use whimbrel_image::{MAX_MANIFEST, Manifest, Node};
+use whimbrel_store::{Store, StoreError};
+use whimbrel_wire::{Answer, Call, Code, Refusal, Reply, Request};
+
+/// What the peer of a call may see.
+pub trait Access {
+    /// Whether it may see the manifest of a capsule.
+    fn allowed(&self, capsule: &CapsuleId) -> bool;
+
+    /// Whether it may see a ref.
+    fn may_list(&self, name: &RefName, capsule: &CapsuleId) -> bool {
+        let _ = name;
+        self.allowed(capsule)
+    }
+}
+
+impl<F: Fn(&CapsuleId) -> bool> Access for F {
+    fn allowed(&self, capsule: &CapsuleId) -> bool {
+        self(capsule)
+    }
+}
+
+/// Serves a store.
+#[derive(Debug, Clone)]
+pub struct Server {
+    pub(crate) store: Store,
+}
+
+impl Server {
+    /// Serves `store`.
+    pub fn new(store: Store) -> Self {
+        Self { store }
+    }
+
+    /// Answers a request of the store's range. `Take`, `TakeStatus`, `Announce` and `WhoHas` are the caller's.
+    pub fn answer(&self, access: &dyn Access, request: &Request) -> Answer {
+        match request.kind {
+            Catalog::KIND => self.catalog(access, request.decode::<Catalog>()?),
+            Have::KIND => self.have(&request.payload),
+            Objects::KIND => self.objects(access, &request.decode::<Objects>()?),
+            Piece::KIND => self.piece(access, &request.decode::<Piece>()?),
+            Pages::KIND => self.pages(&request.decode::<Pages>()?),
+            kind => Err(Refusal::unknown_kind(kind)),
+        }
+    }
+
+    fn catalog(&self, access: &dyn Access, page: CatalogPage) -> Answer {
+        if page.pattern.len() > PATTERN_MAX {
+            return Err(bad("a pattern of refs is too long"));
+        }
+        let refs = self.store.list_refs().map_err(|error| failed(&error))?;
+        let behind = |name: &RefName| page.after.as_ref().is_none_or(|after| name > after);
+        let mut listed = Vec::new();
+        for (name, capsule) in refs {
+            let fits = behind(&name) && glob::fits(&page.pattern, name.as_str());
+            if !fits || !access.may_list(&name, &capsule) {
+                continue;
+            }
+            if listed.len() == REFS_MAX {
+                return Reply::of::<Catalog>(&CatalogAnswer { refs: listed, more: true }, Bytes::new());
+            }
+            listed.extend(self.ref_entry(name, capsule));
+        }
+        Reply::of::<Catalog>(&CatalogAnswer { refs: listed, more: false }, Bytes::new())
+    }
+
+    fn ref_entry(&self, name: RefName, capsule: CapsuleId) -> Option<RefEntry> {
+        let manifest = self.store.manifest(&capsule).ok()?;
+        let bytes = |memory: bool| {
+            let images = manifest.images.iter().filter(|image| (image.name == "memory") == memory);
+            images.fold(0, |sum, image| image.pages.saturating_mul(PAGE_SIZE as u64).saturating_add(sum))
+        };
+        let whole = self.store.is_partial(&capsule).is_ok_and(|partial| !partial);
+        Some(RefEntry { name, capsule, time: manifest.time, memory: bytes(true), disks: bytes(false), whole })
+    }
+
+    fn have(&self, digests: &[u8]) -> Answer {
+        let (digests, rest) = digests.as_chunks::<32>();
+        if digests.len() > DIGESTS_MAX || !rest.is_empty() {
+            return Err(bad("not a list of digests, or too long a one"));
+        }
+        let digests: Vec<Digest> = digests.iter().map(|bytes| Digest(*bytes)).collect();
+        let mut bitmap = vec![0u8; digests.len().div_ceil(8)];
+        for (i, there) in self.store.has(&digests).into_iter().enumerate() {
+            bitmap[i / 8] |= u8::from(there) << (i % 8);
+        }
+        Reply::of::<Have>(&(), bitmap.into())
+    }
+
+    fn objects(&self, access: &dyn Access, ask: &ObjectsAsk) -> Answer {
+        if ask.wants.len() > WANTS_MAX {
+            return Err(bad("too many objects wanted"));
+        }
+        let (mut objects, mut raw) = (Vec::new(), Vec::new());
+        // Nodes hardly shrink: what is gathered is about what travels.
+        let room = (ask.max_bytes.min(ANSWER_BYTES) as usize).max(1);
+        for want in &ask.wants {
+            if !objects.is_empty() && raw.len() >= room {
+                break;
+            }
+            let (answer, bytes) = self.object(access, ask.kind, want);
+            if !objects.is_empty() && raw.len() + bytes.len() > RAW_MAX {
+                break;
+            }
+            raw.extend(bytes);
+            objects.push(answer);
+        }
+        let payload =
+            if raw.is_empty() { Vec::new() } else { pack(&raw, &[], level(ask.level)).map_err(codec)? };
+        Reply::of::<Objects>(&ObjectsAnswer { objects }, payload.into())
+    }
+
+    fn object(&self, access: &dyn Access, kind: ObjectKind, want: &WantObject) -> (ObjectAnswer, Vec<u8>) {
+        let absent = (ObjectAnswer::Absent, Vec::new());
+        let Some(bytes) = self.readable(access, kind, &want.digest) else { return absent };
+        let delta = match kind {
+            ObjectKind::Node => self.node_delta(want, &bytes),
+            ObjectKind::Blob => self.blob_delta(access, want, &bytes),
+            ObjectKind::Manifest => None,
+        };
+        match delta {
+            Some(delta) => (ObjectAnswer::Delta(delta.len() as u32), delta),
+            None if bytes.len() > RAW_MAX => (ObjectAnswer::Long(bytes.len() as u64), Vec::new()),
+            None => (ObjectAnswer::Whole(bytes.len() as u32), bytes),
+        }
+    }
+
+    /// The object, if it is here, of this kind, and not kept from the asker.
+    fn readable(&self, access: &dyn Access, kind: ObjectKind, digest: &Digest) -> Option<Vec<u8>> {
+        if kind == ObjectKind::Manifest && !access.allowed(&CapsuleId(*digest)) {
+            return None;
+        }
+        let bytes = self.store.object(digest)?;
+        let is_manifest = || bytes.len() <= MAX_MANIFEST && Manifest::decode(&bytes).is_ok();
+        let fits = match kind {
+            ObjectKind::Manifest => is_manifest(),
+            ObjectKind::Node => Node::decode(&bytes).is_ok(),
+            // A manifest must not come out by the back door.
+            ObjectKind::Blob => access.allowed(&CapsuleId(*digest)) || !is_manifest(),
+        };
+        fits.then_some(bytes)
+    }
+
+    fn node_delta(&self, want: &WantObject, bytes: &[u8]) -> Option<Vec<u8>> {
+        let old = Node::decode(&self.store.object(&want.similar?)?).ok()?;
+        let new = Node::decode(bytes).ok()?;
+        let delta = (old.level() == new.level()).then(|| node_delta::encode(&old, &new));
+        delta.filter(|delta| delta.len() < bytes.len())
+    }
+
+    /// A blob against a similar one: a zstd frame of its own, behind the length.
+    fn blob_delta(&self, access: &dyn Access, want: &WantObject, bytes: &[u8]) -> Option<Vec<u8>> {
+        let old = self.readable(access, ObjectKind::Blob, &want.similar?)?;
+        if old.len().max(bytes.len()) > SIMILAR_BLOB_MAX || bytes.is_empty() || old.is_empty() {
+            return None;
+        }
+        let mut delta = (bytes.len() as u32).to_le_bytes().to_vec();
+        delta.extend(pack(bytes, &old, BLOB_DELTA_LEVEL).ok()?);
+        (delta.len() < bytes.len() / 2).then_some(delta)
+    }
+
+    fn piece(&self, access: &dyn Access, ask: &PieceAsk) -> Answer {
+        if ask.len as usize > RAW_MAX {
+            return Err(bad("too long a piece"));
+        }
+        let none = || Refusal::new(Code::NOT_FOUND, "no such blob");
+        let blob = self.readable(access, ObjectKind::Blob, &ask.digest).ok_or_else(none)?;
+        let total = blob.len() as u64;
+        let start = ask.offset.min(total) as usize;
+        let piece = &blob[start..(start + ask.len as usize).min(blob.len())];
+        let mut packed = pack(piece, &[], level(ask.level)).map_err(codec)?;
+        if packed.len() > whimbrel_wire::MAX_PAYLOAD as usize {
+            // Of 8 MiB that do not shrink the frame is a little longer: half of it, then.
+            let half = PieceAsk { len: ask.len / 2, ..ask.clone() };
+            return self.piece(access, &half);
+        }
+        packed.shrink_to_fit();
+        Reply::of::<Piece>(&PieceAnswer { total, len: piece.len() as u32 }, packed.into())
+    }
+}
+
+/// Device states are small, and every byte of them is waited for.
+const BLOB_DELTA_LEVEL: i32 = 9;
+
+/// The level that a peer asks for, within what it may cost.
+pub(crate) fn level(asked: i8) -> i32 {
+    i32::from(asked).clamp(-7, 19)
+}
+
+pub(crate) fn bad(text: &str) -> Refusal {
+    Refusal::new(Code::BAD_HEADER, text)
+}
+
+pub(crate) fn codec(error: PackError) -> Refusal {
+    Refusal::new(Code::INTERNAL, error.to_string())
+}
+
+fn failed(error: &StoreError) -> Refusal {
+    Refusal::new(Code::INTERNAL, error.to_string()).retryable()
+}

@@ -1,0 +1,70 @@
+//! Where objects lie on this side: what is there already, and where what came is kept.
+//!
+//! A [`Store`] is one. Nothing here ever asks another host, or a fetch could wait for itself.
+
+use std::error::Error;
+use whimbrel_core::{CapsuleId, Digest};
+use whimbrel_image::{Node, frame::Kind};
+use whimbrel_store::Store;
+
+/// The cause of a failure on this side.
+pub type BoxError = Box<dyn Error + Send + Sync>;
+
+/// Objects on this side.
+pub trait Shelf: Send + Sync {
+    /// Whether each object is here.
+    fn has(&self, digests: &[Digest]) -> Vec<bool>;
+
+    /// The object, if it is here and undamaged.
+    fn object(&self, digest: &Digest) -> Option<Vec<u8>>;
+
+    /// Keeps objects, each under its own digest. They are here at once, and durable after [`Shelf::flush`].
+    fn keep(&self, kind: Kind, objects: &[&[u8]]) -> Result<(), BoxError>;
+
+    /// Makes what was kept durable.
+    fn flush(&self) -> Result<(), BoxError>;
+
+    /// Whether all that a capsule consists of is known to be here.
+    fn is_whole(&self, capsule: &CapsuleId) -> bool;
+}
+
+/// Another place on this host where a page may lie: a hash cache.
+pub trait Holder: Send + Sync {
+    /// Fills `out` with the page of this digest, if it is there. The caller checks the digest.
+    fn page(&self, digest: &Digest, out: &mut [u8]) -> bool;
+}
+
+impl Shelf for Store {
+    fn has(&self, digests: &[Digest]) -> Vec<bool> {
+        Store::has(self, digests)
+    }
+
+    fn object(&self, digest: &Digest) -> Option<Vec<u8>> {
+        if let Ok(bytes) = self.blob(digest) {
+            return Some(bytes);
+        }
+        // What was kept a moment ago is not in a pack yet.
+        let waits = Store::has(self, &[*digest])[0];
+        if !waits || self.shadow_writer().flush().is_err() {
+            return None;
+        }
+        self.blob(digest).ok()
+    }
+
+    fn keep(&self, kind: Kind, objects: &[&[u8]]) -> Result<(), BoxError> {
+        Ok(self.shadow_writer().keep(kind, objects)?)
+    }
+
+    fn flush(&self) -> Result<(), BoxError> {
+        Ok(self.shadow_writer().flush()?)
+    }
+
+    fn is_whole(&self, capsule: &CapsuleId) -> bool {
+        self.manifest(capsule).is_ok() && self.is_partial(capsule).is_ok_and(|partial| !partial)
+    }
+}
+
+/// The tree node with this digest, if it is here.
+pub(crate) fn node(shelf: &dyn Shelf, digest: &Digest) -> Option<Node> {
+    Node::decode(&shelf.object(digest)?).ok()
+}
