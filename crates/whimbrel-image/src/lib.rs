@@ -13,7 +13,9 @@ mod key;
 mod manifest;
 mod node;
 pub mod tree;
+mod working_set;
 
 pub use key::Key;
 pub use manifest::{FORMAT, ImageRef, MAX_MANIFEST, Manifest, ManifestError};
 pub use node::{FAN_OUT, MAX_NODE, Node, NodeError};
+pub use working_set::{WorkingSet, WorkingSetError};
