@@ -5,9 +5,10 @@
 
 use super::{RegionKind, Slot, crc32::crc32};
 use crate::{
-    SECTOR,
+    PAGE, SECTOR,
     reader::{Reader, le32, le64},
 };
+use std::iter;
 
 /// Bytes of the longest list of entries that is read: 256 of the usual size, twice what tools make.
 const MAX_ENTRIES: usize = 32 << 10;
@@ -22,8 +23,10 @@ struct Header {
 
 /// What the first usable copy names.
 pub(super) fn regions(disk: &mut Reader<'_>) -> Option<Vec<Slot>> {
-    let last = (disk.size() / SECTOR).checked_sub(1)?;
-    copy(disk, 1).or_else(|| copy(disk, last))
+    let end = disk.size() / SECTOR;
+    // A file of an odd number of sectors may be served as a disk of whole pages, so the last sector is one of eight.
+    let mut copies = iter::once(1).chain((end.saturating_sub(PAGE / SECTOR)..end).rev());
+    copies.find_map(|at| copy(disk, at))
 }
 
 /// The copy with its header in sector `at`.
