@@ -76,7 +76,7 @@ impl Addresses {
         }
     }
 
-    fn insert(&mut self, mac: Mac, address: Option<IpAddr>) {
+    pub(crate) fn insert(&mut self, mac: Mac, address: Option<IpAddr>) {
         if !mac.is_station() {
             return;
         }

@@ -8,6 +8,8 @@
 //! machine may be heard (on the target of a migration) or until what they tell is committed (under
 //! protection), and where the network learns that a machine has moved.
 //!
+//! The world may also be elsewhere: [`tunnel`] has the two ends of the way there.
+//!
 //! The cores are pure and without I/O: [`HoldQueue`], [`Addresses`], [`announcements`], the framing. What a
 //! guest sends is hostile input: bounded before it is stored, checked before it is read.
 
@@ -15,17 +17,20 @@ mod address;
 mod announce;
 mod error;
 mod framing;
+mod line;
 mod netlink;
 mod parse;
 mod port;
 mod pump;
 mod queue;
 mod tap;
+pub mod tunnel;
 
 pub use address::{Addresses, Mac, Station};
 pub use announce::{ANNOUNCE_GAPS, announcements};
 pub use error::NetError;
-pub use port::{Gate, Gates, Port, PortConfig, PortCounters, TapConfig};
+pub use line::{LineEnd, line};
+pub use port::{Gate, Gates, Port, PortConfig, PortCounters, TapConfig, World};
 pub use queue::{Epoch, Full, HoldLimits, HoldQueue};
 
 /// Bytes of the largest frame QEMU passes (its `NET_BUFSIZE`, `include/net/net.h`).

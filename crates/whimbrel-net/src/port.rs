@@ -5,7 +5,7 @@
 //! and removes its tap device.
 
 use crate::{
-    Addresses, Epoch, HoldLimits, NetError,
+    Addresses, Epoch, HoldLimits, LineEnd, NetError,
     pump::{Pump, Shared, run},
     tap,
 };
@@ -22,14 +22,25 @@ use std::{
 };
 
 /// What a port joins.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct PortConfig {
     /// The socket QEMU listens on: `-netdev stream,server=on,addr.type=unix,addr.path=…`. It need not exist yet.
     pub stream_socket: PathBuf,
-    /// The side of the world; without one the machine hears and reaches nobody.
-    pub tap: Option<TapConfig>,
+    /// The side of the world.
+    pub world: World,
     /// What passes at first.
     pub gates: Gates,
+}
+
+/// The side of a port that is not the machine.
+#[derive(Debug)]
+pub enum World {
+    /// The machine hears and reaches nobody.
+    Nobody,
+    /// A network of this host.
+    Tap(TapConfig),
+    /// Whoever has the other end of the line.
+    Line(LineEnd),
 }
 
 /// A tap device.
@@ -94,8 +105,11 @@ impl Port {
     /// Opens a port. Its tap device is made in the network namespace of the calling thread. QEMU is connected to as
     /// soon as it listens, and again whenever the connection is lost.
     pub fn open(config: PortConfig) -> Result<Self, NetError> {
-        let tap = config.tap.as_ref().map(tap::open).transpose()?;
-        let (device, tap_name) = tap.unzip();
+        let (device, tap_name) = match config.world {
+            World::Nobody => (None, None),
+            World::Tap(tap) => tap::open(&tap).map(|(device, name)| (Some(device), Some(name)))?,
+            World::Line(LineEnd(end)) => (Some(end), None),
+        };
         let failed = |action| move |source: std::io::Error| NetError::Thread { action, source };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake = Arc::new(wake.map_err(|errno| failed("wake")(errno.into()))?);

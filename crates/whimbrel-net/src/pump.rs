@@ -309,6 +309,11 @@ impl Pump {
         for _ in 0..FRAMES_PER_TURN {
             let Some(space) = self.batch.space() else { return Step::More };
             match rustix::io::read(tap, space) {
+                // A line whose other end was closed. A tap device never has a frame without bytes.
+                Ok(0) => {
+                    self.tap = None;
+                    return Step::Done;
+                }
                 Ok(len) if passes => {
                     self.batch.filled(len);
                     self.counters.inbound_frames += 1;
@@ -317,7 +322,7 @@ impl Pump {
                 Ok(_) => self.counters.dropped_frames += 1,
                 Err(Errno::AGAIN | Errno::INTR) => return Step::Done,
                 Err(errno) => {
-                    tracing::warn!(%errno, "a tap device is gone; its port reaches nobody now");
+                    tracing::warn!(%errno, "a tap device or line is gone; its port reaches nobody now");
                     self.tap = None;
                     return Step::Done;
                 }

@@ -2,7 +2,7 @@
 
 use crate::{error::HostError, slot::Slot};
 use whimbrel_core::NicConfig;
-use whimbrel_net::{Addresses, Gates, Port, PortConfig, TapConfig};
+use whimbrel_net::{Addresses, Gates, Port, PortConfig, TapConfig, World};
 
 /// Names of our tap devices; the kernel puts a number in the place of `%d`.
 const TAP: &str = "wmb%d";
@@ -16,8 +16,9 @@ impl LivePort {
     /// Connects port `index` of the machine in `slot` to its bridge, if it has one. No frame passes yet.
     pub(crate) fn connect(slot: &Slot, index: usize, nic: &NicConfig) -> Result<Self, HostError> {
         let tap = nic.bridge.clone().map(|bridge| TapConfig { name: TAP.to_owned(), bridge: Some(bridge) });
+        let world = tap.map_or(World::Nobody, World::Tap);
         let stream_socket = slot.dir().join(format!("net{index}"));
-        let port = Port::open(PortConfig { stream_socket, tap, gates: Gates::BLOCKED });
+        let port = Port::open(PortConfig { stream_socket, world, gates: Gates::BLOCKED });
         let failed = |source: whimbrel_net::NetError| HostError::Port {
             port: format!("net{index}"),
             source: source.into(),

@@ -1,0 +1,385 @@
+//! One end of a tunnel: a thread between sockets and a carrier.
+//!
+//! Invariants: the thread waits for nothing but its poll; what waits is bounded by the backlog, what is under way
+//! by the window; a socket that takes no frame loses it. Dropping a relay ends its thread and closes its sockets; a tap
+//! device is gone with that.
+
+use super::{BadBatch, Reach, batch::Backlog, frames, window::Window};
+use crate::{FRAME_MAX, LineEnd, NetError, TapConfig, tap};
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
+    fd::{AsFd, OwnedFd},
+    io::Errno,
+};
+use std::{
+    fs::File,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Instant,
+};
+
+/// Frames read from a socket in one turn, so that none of them keeps the others waiting.
+const FRAMES_PER_TURN: usize = 256;
+
+/// Where a relay's frames come from and go to.
+#[derive(Debug)]
+pub struct Socket(File);
+
+impl Socket {
+    /// A tap device, made in the network namespace of the calling thread.
+    pub fn tap(config: &TapConfig) -> Result<Self, NetError> {
+        tap::open(config).map(|(device, _)| Self(device))
+    }
+}
+
+impl From<LineEnd> for Socket {
+    fn from(end: LineEnd) -> Self {
+        Self(end.0)
+    }
+}
+
+/// The way to the other end. It must keep batches in order; those it cannot send it drops.
+pub trait Carrier: Send {
+    /// Sends a batch. The receipt is to be dropped when the other end has it, or never will.
+    fn send(&mut self, batch: Vec<u8>, receipt: Receipt);
+}
+
+/// Stands for a batch under way, until it is dropped.
+#[derive(Debug)]
+pub struct Receipt {
+    relay: Weak<Shared>,
+    bytes: usize,
+    sent: Instant,
+    /// Of which carrier: a receipt of an earlier one says nothing about this one.
+    turn: u64,
+}
+
+/// What a relay did so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RelayCounters {
+    /// Frames that were given to the carrier.
+    pub sent: u64,
+    /// Frames of the other end that were passed on here.
+    pub delivered: u64,
+    /// Frames dropped in either direction.
+    pub dropped: u64,
+}
+
+/// One end of a tunnel.
+pub struct Relay {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    sockets: Vec<Option<File>>,
+    reach: Option<Mutex<Reach>>,
+    outgoing: Mutex<Outgoing>,
+    began: Instant,
+    wake: OwnedFd,
+    stop: AtomicBool,
+    sent: AtomicU64,
+    delivered: AtomicU64,
+    dropped: AtomicU64,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Relay").finish_non_exhaustive()
+    }
+}
+
+struct Outgoing {
+    backlog: Backlog,
+    window: Window,
+    carrier: Option<Box<dyn Carrier>>,
+    turn: u64,
+}
+
+impl Relay {
+    /// Starts an end whose port number N is `sockets[N]`; none is not plugged in. With `reach` it sends only what the
+    /// stations at the other end want, and learns which these are.
+    pub fn start(sockets: Vec<Option<Socket>>, reach: Option<Reach>) -> Result<Self, NetError> {
+        let failed = |action| move |source: std::io::Error| NetError::Thread { action, source };
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let outgoing =
+            Outgoing { backlog: Backlog::default(), window: Window::new(), carrier: None, turn: 0 };
+        let shared = Arc::new(Shared {
+            sockets: sockets.into_iter().map(|socket| socket.map(|Socket(file)| file)).collect(),
+            reach: reach.map(Mutex::new),
+            outgoing: Mutex::new(outgoing),
+            began: Instant::now(),
+            wake: wake.map_err(|errno| failed("wake")(errno.into()))?,
+            stop: AtomicBool::new(false),
+            sent: AtomicU64::new(0),
+            delivered: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+        });
+        let its = Arc::clone(&shared);
+        let thread = thread::Builder::new().name("tunnel".to_owned()).spawn(move || its.run());
+        Ok(Self { shared, thread: Some(thread.map_err(failed("start"))?) })
+    }
+
+    /// From now on batches go this way, or nowhere. What waited for the way before is dropped.
+    pub fn set_carrier(&self, carrier: Option<Box<dyn Carrier>>) {
+        let mut outgoing = self.shared.outgoing();
+        let lost = outgoing.backlog.clear();
+        outgoing.turn += 1;
+        outgoing.window = Window::new();
+        let before = std::mem::replace(&mut outgoing.carrier, carrier);
+        drop(outgoing);
+        // Outside the lock: it may hold receipts, which take it.
+        drop(before);
+        self.shared.count(&self.shared.dropped, lost);
+    }
+
+    /// Passes on a batch of the other end, up to the first frame that makes no sense.
+    pub fn deliver(&self, batch: &[u8]) -> Result<(), BadBatch> {
+        frames(batch).try_for_each(|frame| {
+            let (port, frame) = frame?;
+            let socket = self.shared.sockets.get(usize::from(port)).and_then(Option::as_ref);
+            let socket = socket.ok_or(BadBatch::Port { port })?;
+            if let Some(reach) = &self.shared.reach {
+                lock(reach).learn(frame);
+            }
+            let counter = match rustix::io::write(socket, frame) {
+                Ok(_) => &self.shared.delivered,
+                Err(_) => &self.shared.dropped,
+            };
+            self.shared.count(counter, 1);
+            Ok(())
+        })
+    }
+
+    /// What passed so far.
+    pub fn counters(&self) -> RelayCounters {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Shared { sent, delivered, dropped, .. } = &*self.shared;
+        RelayCounters { sent: read(sent), delivered: read(delivered), dropped: read(dropped) }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of a tunnel panicked");
+        }
+        self.set_carrier(None);
+    }
+}
+
+impl Drop for Receipt {
+    fn drop(&mut self) {
+        let Some(relay) = self.relay.upgrade() else { return };
+        let mut outgoing = relay.outgoing();
+        if outgoing.turn == self.turn {
+            outgoing.window.answered(self.bytes, self.sent.elapsed());
+        }
+        drop(outgoing);
+        relay.wake();
+    }
+}
+
+impl Shared {
+    fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
+        lock(&self.outgoing)
+    }
+
+    fn count(&self, counter: &AtomicU64, by: u64) {
+        counter.fetch_add(by, Ordering::Relaxed);
+    }
+
+    fn wake(&self) {
+        // It fails only when it was woken 2^64 times already: then it is awake.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    fn run(self: &Arc<Self>) {
+        let mut room = vec![0; FRAME_MAX];
+        let mut gone = vec![false; self.sockets.len()];
+        while !self.stop.load(Ordering::SeqCst) {
+            for (port, socket) in self.sockets.iter().enumerate() {
+                if let Some(socket) = socket.as_ref().filter(|_| !gone[port]) {
+                    gone[port] = !self.read(port as u8, socket, &mut room);
+                }
+            }
+            self.send();
+            self.wait(&gone);
+        }
+    }
+
+    /// Takes in what a socket has, up to a turn's worth; false if it is gone.
+    fn read(&self, port: u8, socket: &File, room: &mut [u8]) -> bool {
+        for _ in 0..FRAMES_PER_TURN {
+            let len = match rustix::io::read(socket, &mut *room) {
+                Ok(0) => return false,
+                Ok(len) => len,
+                Err(Errno::AGAIN | Errno::INTR) => return true,
+                Err(errno) => {
+                    tracing::warn!(%errno, "a socket of a tunnel is gone");
+                    return false;
+                }
+            };
+            let frame = &room[..len];
+            if self.reach.as_ref().is_some_and(|reach| !lock(reach).wants(frame)) {
+                continue;
+            }
+            let mut outgoing = self.outgoing();
+            let taken =
+                outgoing.carrier.is_some() && outgoing.backlog.push(self.began.elapsed(), port, frame);
+            drop(outgoing);
+            if !taken {
+                self.count(&self.dropped, 1);
+            }
+        }
+        true
+    }
+
+    /// Gives batches to the carrier while the window is open.
+    fn send(self: &Arc<Self>) {
+        loop {
+            let mut outgoing = self.outgoing();
+            let Outgoing { backlog, window, carrier, turn } = &mut *outgoing;
+            if backlog.is_empty() || !window.is_open() || carrier.is_none() {
+                return;
+            }
+            let (batch, old) = backlog.pop(self.began.elapsed());
+            self.count(&self.dropped, old);
+            let Some(batch) = batch else { return };
+            window.sent(batch.len());
+            let (relay, bytes, turn) = (Arc::downgrade(self), batch.len(), *turn);
+            let receipt = Receipt { relay, bytes, sent: Instant::now(), turn };
+            self.count(&self.sent, frames(&batch).count() as u64);
+            let Some(mut carrier) = carrier.take() else { return };
+            // Outside the lock: it may drop the receipt at once, or take a while.
+            drop(outgoing);
+            carrier.send(batch, receipt);
+            self.give_back(carrier, turn);
+        }
+    }
+
+    /// The carrier is free again, unless there is another one meanwhile.
+    fn give_back(&self, carrier: Box<dyn Carrier>, turn: u64) {
+        let mut outgoing = self.outgoing();
+        if outgoing.turn == turn {
+            outgoing.carrier = Some(carrier);
+        } else {
+            drop(outgoing);
+            drop(carrier);
+        }
+    }
+
+    fn wait(&self, gone: &[bool]) {
+        let mut places = vec![PollFd::new(&self.wake, PollFlags::IN)];
+        let live = self.sockets.iter().zip(gone).filter(|(_, gone)| !**gone);
+        let live = live.filter_map(|(socket, _)| socket.as_ref());
+        places.extend(live.map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)));
+        // Interrupted or not, the next turn looks at everything.
+        let _ = poll(&mut places, None);
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::line;
+    use std::{
+        sync::mpsc::{Receiver, Sender, channel},
+        time::Duration,
+    };
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// A carrier that hands batches to the test.
+    struct Hands(Sender<(Vec<u8>, Receipt)>);
+
+    impl Carrier for Hands {
+        fn send(&mut self, batch: Vec<u8>, receipt: Receipt) {
+            let _ = self.0.send((batch, receipt));
+        }
+    }
+
+    fn end() -> (Relay, LineEnd, Receiver<(Vec<u8>, Receipt)>) {
+        let (near, far) = line().unwrap();
+        let relay = Relay::start(vec![None, Some(far.into())], None).unwrap();
+        let (sender, batches) = channel();
+        relay.set_carrier(Some(Box::new(Hands(sender))));
+        (relay, near, batches)
+    }
+
+    fn frame(number: u32) -> Vec<u8> {
+        [&[0xff; 12][..], &number.to_be_bytes(), &[0; 1400]].concat()
+    }
+
+    fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !is_so() {
+            assert!(Instant::now() < deadline, "never: {what}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn frames_pass_both_ways_with_the_number_of_their_port() {
+        let (relay, near, batches) = end();
+        rustix::io::write(&near.0, &frame(7)).unwrap();
+        let (batch, receipt) = batches.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(frames(&batch).collect::<Vec<_>>(), [Ok((1, &frame(7)[..]))]);
+        drop(receipt);
+        relay.deliver(&batch).unwrap();
+        let mut room = [0; 2000];
+        let len = rustix::io::read(&near.0, &mut room).unwrap();
+        assert_eq!(room[..len], frame(7));
+        let unplugged = [&[0][..], &batch[1..]].concat();
+        assert_eq!(relay.deliver(&unplugged), Err(BadBatch::Port { port: 0 }));
+    }
+
+    #[test]
+    fn a_peer_that_takes_nothing_makes_frames_drop_and_nobody_wait() {
+        let (relay, near, batches) = end();
+        let mut sent = 0;
+        while relay.counters().dropped < 100 {
+            if rustix::io::write(&near.0, &frame(sent)).is_ok() {
+                sent += 1;
+            }
+            assert!(sent < 100_000, "nothing is dropped");
+        }
+        // Once it takes batches again, those that were kept come in order.
+        let (mut last, mut got) = (None, 0);
+        while let Ok((batch, receipt)) = batches.recv_timeout(Duration::from_millis(300)) {
+            for (_, frame) in frames(&batch).map(Result::unwrap) {
+                let number = u32::from_be_bytes(*frame[12..].first_chunk().unwrap());
+                assert!(last < Some(number), "{last:?} {number}");
+                (last, got) = (Some(number), got + 1);
+            }
+            drop(receipt);
+        }
+        assert!(got > 0 && got < sent);
+    }
+
+    #[test]
+    fn without_a_carrier_frames_are_dropped_and_not_kept_for_later() {
+        let (relay, near, batches) = end();
+        relay.set_carrier(None);
+        rustix::io::write(&near.0, &frame(1)).unwrap();
+        wait_for("a dropped frame", || relay.counters().dropped == 1);
+        let (sender, later) = channel();
+        relay.set_carrier(Some(Box::new(Hands(sender))));
+        rustix::io::write(&near.0, &frame(2)).unwrap();
+        let (batch, _receipt) = later.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(frames(&batch).collect::<Vec<_>>(), [Ok((1, &frame(2)[..]))]);
+        assert!(batches.try_recv().is_err());
+    }
+}

@@ -1,0 +1,94 @@
+//! How much of a tunnel may be under way. Pure.
+//!
+//! Enough to keep the link busy, but no more: what is under way delays every later frame, and on a slow link a few hundred
+//! KiB are many seconds. So it grows while answers come as fast as the fastest, and is halved when they take
+//! longer, like a congestion window that is ruled by delay (RFC 6817).
+
+use std::time::Duration;
+
+/// Always allowed: a batch or two.
+const LEAST: usize = 64 << 10;
+/// A Gbit/s over 20 ms.
+const MOST: usize = 2560 << 10;
+/// Growth by answer.
+const GROWTH: usize = 32 << 10;
+/// Delay of its own making that a tunnel may add.
+const DELAY: Duration = Duration::from_millis(60);
+
+/// Bytes under way, and how many may be.
+#[derive(Debug)]
+pub(crate) struct Window {
+    limit: usize,
+    under_way: usize,
+    fastest: Duration,
+}
+
+impl Window {
+    pub(crate) fn new() -> Self {
+        Self { limit: LEAST * 2, under_way: 0, fastest: Duration::MAX }
+    }
+
+    /// Whether another batch may be sent.
+    pub(crate) fn is_open(&self) -> bool {
+        self.under_way < self.limit
+    }
+
+    pub(crate) fn sent(&mut self, bytes: usize) {
+        self.under_way += bytes;
+    }
+
+    /// A batch was answered after so long.
+    pub(crate) fn answered(&mut self, bytes: usize, after: Duration) {
+        let was_full = !self.is_open();
+        self.under_way = self.under_way.saturating_sub(bytes);
+        self.fastest = self.fastest.min(after);
+        if after > self.fastest.saturating_add(DELAY) {
+            self.limit = (self.limit / 2).max(LEAST);
+        } else if was_full {
+            self.limit = (self.limit + GROWTH).min(MOST);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A link that carries so many bytes a second after so long, driven as fast as the window lets.
+    fn drive(rate: u64, distance: Duration) -> (Window, Duration) {
+        let (mut window, mut now, mut free_at) = (Window::new(), Duration::ZERO, Duration::ZERO);
+        let (mut answers, mut last) = (std::collections::VecDeque::new(), Duration::ZERO);
+        for _ in 0..20_000 {
+            while window.is_open() {
+                let took = Duration::from_secs_f64(16_384.0 / rate as f64);
+                free_at = free_at.max(now) + took;
+                answers.push_back((now, free_at + distance));
+                window.sent(16_384);
+            }
+            let (sent, answered) = answers.pop_front().unwrap();
+            now = answered;
+            last = now - sent;
+            window.answered(16_384, last);
+        }
+        (window, last)
+    }
+
+    #[test]
+    fn a_fast_long_link_is_filled_and_a_slow_one_is_not_made_slower() {
+        let (window, _) = drive(125_000_000, Duration::from_millis(20));
+        assert!(window.limit >= MOST * 3 / 4, "{window:?}");
+        let (window, took) = drive(48_000, Duration::from_millis(20));
+        assert!(window.limit <= 2 * LEAST && took < Duration::from_secs(3), "{window:?} {took:?}");
+    }
+
+    #[test]
+    fn what_is_under_way_is_bounded() {
+        let mut window = Window::new();
+        while window.is_open() {
+            window.sent(1500);
+        }
+        assert!(window.under_way < LEAST * 2 + 1500);
+        window.answered(usize::MAX, Duration::ZERO);
+        assert!(window.is_open());
+    }
+}
