@@ -5,6 +5,7 @@ use crate::{
     genid,
     life::{Life, Verdict},
     load::{Load, Running},
+    memory,
     request::{Request, Verb},
 };
 use rustix::system::RebootCommand;
@@ -51,6 +52,11 @@ impl Witness {
                 self.set_load(None);
                 self.state("-", "-")
             }
+            Some(Verb::Cache) => match memory::fill_cache() {
+                Ok(()) => memory::describe(),
+                Err(error) => format!("error={}", one_word(&error.to_string())),
+            },
+            Some(Verb::Memory) => memory::describe(),
             Some(Verb::Reboot) => end(RebootCommand::Restart),
             Some(Verb::Poweroff) => end(RebootCommand::PowerOff),
         };

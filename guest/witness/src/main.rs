@@ -13,6 +13,7 @@ mod disk;
 mod genid;
 mod life;
 mod load;
+mod memory;
 mod random;
 mod request;
 mod serve;

@@ -22,6 +22,10 @@ pub(crate) enum Verb {
     Dirty(Load),
     /// Stop dirtying memory.
     Calm,
+    /// Read the whole disk through the page cache.
+    Cache,
+    /// How much memory there is, free and in caches.
+    Memory,
     /// Start over.
     Reboot,
     /// End.
@@ -51,6 +55,8 @@ pub(crate) fn parse(line: &str) -> Option<Request<'_>> {
         "write" => words.next().and_then(|count| count.parse().ok()).map(Verb::Write),
         "dirty" => Load::from_words(words).map(Verb::Dirty),
         "calm" => Some(Verb::Calm),
+        "cache" => Some(Verb::Cache),
+        "memory" => Some(Verb::Memory),
         "reboot" => Some(Verb::Reboot),
         "poweroff" => Some(Verb::Poweroff),
         _ => None,

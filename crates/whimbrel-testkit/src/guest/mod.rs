@@ -14,4 +14,4 @@ pub use debian::DebianGuest;
 pub use error::GuestError;
 pub use files::GuestFiles;
 pub use options::{GuestOptions, Work};
-pub use witness::{Identity, Verdict, Witness, WitnessError, assert_same_life};
+pub use witness::{GuestMemory, Identity, Verdict, Witness, WitnessError, assert_same_life};

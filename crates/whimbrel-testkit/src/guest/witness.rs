@@ -175,6 +175,23 @@ impl Witness {
         self.identity("calm")
     }
 
+    /// Reads the whole disk into the page cache; what memory looks like then.
+    pub fn fill_cache(&mut self) -> Result<GuestMemory, WitnessError> {
+        self.ask_memory("cache")
+    }
+
+    /// How much memory the guest has, and how it uses it.
+    pub fn memory(&mut self) -> Result<GuestMemory, WitnessError> {
+        self.ask_memory("memory")
+    }
+
+    fn ask_memory(&mut self, verb: &str) -> Result<GuestMemory, WitnessError> {
+        let token = new_token();
+        self.send(&token, verb)?;
+        let answer = self.receive(&token, verb, PATIENCE)?;
+        GuestMemory::parse(&answer).ok_or(WitnessError::Answer { verb: verb.to_owned(), answer })
+    }
+
     /// Asks for a reboot. There is no answer: the guest is gone.
     pub fn reboot(&mut self) -> Result<(), WitnessError> {
         self.send(&new_token(), "reboot")
@@ -222,6 +239,30 @@ impl Witness {
                 }
             }
         }
+    }
+}
+
+/// A guest's memory in bytes, as its kernel counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GuestMemory {
+    /// All that it has now.
+    pub total: u64,
+    /// What nobody uses.
+    pub free: u64,
+    /// What programs could have without swapping.
+    pub available: u64,
+    /// Cached blocks of devices and files.
+    pub cached: u64,
+}
+
+impl GuestMemory {
+    fn parse(answer: &str) -> Option<Self> {
+        let field = |name: &str| {
+            let value = answer.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+            value?.parse::<u64>().ok().map(|kib| kib << 10)
+        };
+        let cached = field("buffers")? + field("cached")?;
+        Some(Self { total: field("total")?, free: field("free")?, available: field("available")?, cached })
     }
 }
 
