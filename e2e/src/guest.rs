@@ -1,7 +1,10 @@
 //! The machine under test.
 
 use crate::{Cluster, HostProcess};
-use std::{fs::File, path::PathBuf};
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+};
 use whimbrel_testkit::guest::{GuestOptions, Work};
 
 /// Address of a guest on the lab's segment.
@@ -40,7 +43,13 @@ impl Guest {
 
     /// Starts it on `host`.
     pub fn run(&self, cluster: &Cluster, host: &HostProcess) {
+        self.run_on(cluster, host, |_| {});
+    }
+
+    /// The same, with a disk that `fill` has put something on.
+    pub fn run_on(&self, cluster: &Cluster, host: &HostProcess, fill: impl FnOnce(&Path)) {
         let disk = self.disk(cluster);
+        fill(&disk);
         let files = cluster.files();
         let address = self.address.as_ref().map(|address| format!("{address}/24"));
         let options = GuestOptions { address, buffer_mib: self.buffer_mib, work: self.work };
