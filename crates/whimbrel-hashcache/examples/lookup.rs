@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use whimbrel_core::{Digest, PAGE_SIZE};
-use whimbrel_hashcache::{Cuts, Geometry, HashCache, Location, Missing, SourceKind};
+use whimbrel_hashcache::{Geometry, HashCache, Location, Missing, SourceKind};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -105,7 +105,7 @@ fn pages(folder: &Path) -> Result<(), Failure> {
     let geometry = Geometry::for_pages(digests.len() as u64);
     let cache = HashCache::open_seeded(&folder.join("get.cache"), Missing::Create(geometry), 1)?;
     let begin = Instant::now();
-    cache.add(&file, SourceKind::Raw, &Cuts::plain(), &|_| std::ops::ControlFlow::Continue(()))?;
+    cache.add(&file, SourceKind::Raw, None, &|_| std::ops::ControlFlow::Continue(()))?;
     println!("add {MIB} MiB: {:.0} MB/s", image.len() as f64 / 1e6 / begin.elapsed().as_secs_f64());
     let mut page = [0; PAGE_SIZE];
     let mut reader = cache.reader();

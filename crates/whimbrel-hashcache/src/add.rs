@@ -5,10 +5,10 @@
 //! file was forgotten, or, when there is no free one, when its file does not exist any more.
 
 use crate::HashCache;
-use crate::cuts::Cuts;
 use crate::error::{CacheError, Result, io_at};
 use crate::files::{self, SourceKind, identity, length, open_source};
 use crate::format::SourceRecord;
+use crate::grid::Grid;
 use crate::pieces::{Pieces, RawExtents, Walk};
 use crate::place::{Location, SourceId};
 use crate::qcow2::Map;
@@ -19,20 +19,23 @@ use std::io;
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use whimbrel_align::Cuts;
 use whimbrel_core::Digest;
 
 impl HashCache {
-    /// Reads a file and notes where its pages lie. `cuts` says where pages begin in the image that the file holds. The callback
+    /// Reads a file and notes where its pages lie. `cuts` says where pages begin in the image that the
+    /// file holds; without it, at every 4 KiB. The callback
     /// is called after every mebibyte, from several threads, and may end the scan.
     pub fn add(
         &self,
         path: &Path,
         kind: SourceKind,
-        cuts: &Cuts,
+        cuts: Option<&Cuts>,
         progress: &(dyn Fn(Progress) -> ControlFlow<()> + Sync),
     ) -> Result<Added> {
         let (file, path, mut record) = examine(path, kind)?;
-        record.cuts = cuts.mark();
+        let grid = Grid::new(cuts);
+        record.cuts = grid.mark();
         let changed = record.changed;
         let (walk, total) = walk(&file, &path, kind, record.size)?;
         let (source, known) = self.enter(&record)?;
@@ -41,7 +44,7 @@ impl HashCache {
             let (zero, new, moved, evicted) = (nothing, nothing, nothing, nothing);
             return Ok(Added { source, scanned: false, pages, zero, new, moved, evicted });
         }
-        let pieces = Pieces::new(walk, cuts);
+        let pieces = Pieces::new(walk, grid);
         let added = scan(self, Job { source, path: &path, file: &file, total, pieces, progress })?;
         // Only if nobody forgot it meanwhile; what was noted then is found wrong on use or right.
         let _lock = self.lock_sources()?;
@@ -114,11 +117,7 @@ impl HashCache {
 /// The same path, or the same inode under another name while the old name does not lead elsewhere.
 fn is_same_file(old: &SourceRecord, new: &SourceRecord) -> bool {
     let leads_elsewhere = || std::fs::metadata(&old.path).is_ok_and(|meta| identity(&meta) != new.identity);
-    old.path == new.path
-        || (old.identity == new.identity
-            && old.kind == new.kind
-            && old.kind != SourceKind::Memory
-            && !leads_elsewhere())
+    old.path == new.path || (old.identity == new.identity && old.kind == new.kind && !leads_elsewhere())
 }
 
 fn is_gone(record: &SourceRecord) -> bool {

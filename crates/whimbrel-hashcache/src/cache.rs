@@ -26,7 +26,7 @@ use std::sync::Mutex;
 use whimbrel_core::{Digest, PAGE_SIZE};
 
 /// Keys on their way from memory while one is looked at.
-const AHEAD: usize = 12;
+const AHEAD: usize = 32;
 
 /// What to do when there is no usable table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,6 +117,7 @@ impl HashCache {
                 keys[i % AHEAD] = table.key(digest);
                 table.prefetch(&keys[i % AHEAD]);
             }
+            table.prefetch_rest(&keys[(i + AHEAD / 2) % AHEAD]);
         }
         found
     }

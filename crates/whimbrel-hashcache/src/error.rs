@@ -1,6 +1,5 @@
 //! What can go wrong with the cache itself. A page that is not found is no error.
 
-use crate::cuts::CutsError;
 use crate::format::HeaderError;
 use crate::qcow2::Qcow2Error;
 use std::{io, path::PathBuf};
@@ -68,15 +67,6 @@ pub enum CacheError {
     Busy {
         /// The table file.
         path: PathBuf,
-    },
-    /// The way of cutting makes no sense.
-    #[error("the cuts of {} make no sense", path.display())]
-    Cuts {
-        /// The source.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: CutsError,
     },
     /// The image cannot be read as qcow2.
     #[error("cannot read {} as qcow2", path.display())]

@@ -93,10 +93,10 @@ impl Files {
 
     fn open(&self, id: SourceId, stamp: u64, record: &SourceRecord) -> Result<Arc<Opened>, NotRead> {
         let (file, meta) = open_source(&record.path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound
-            | io::ErrorKind::NotADirectory
-            | io::ErrorKind::PermissionDenied
-            | io::ErrorKind::InvalidInput => NotRead::Gone,
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidInput => {
+                NotRead::Gone
+            }
+            // Among them: permission denied, which says more of this process than of the file.
             _ => NotRead::Unavailable,
         })?;
         // A descriptor number or a name in /dev/shm is soon another machine's.

@@ -1,7 +1,7 @@
 //! Whoever may have a page of a given digest: the store, the hash cache, whatever a caller adds.
 
 use crate::HashCache;
-use std::fmt;
+use std::{fmt, sync::Arc};
 use whimbrel_core::{Digest, PAGE_SIZE};
 
 /// Something that can be asked for a page by its digest. What it gives has been checked against the digest.
@@ -43,7 +43,7 @@ impl Holder for Holders {
     }
 }
 
-impl Holder for std::sync::Arc<HashCache> {
+impl<T: Holder + ?Sized> Holder for Arc<T> {
     fn page(&self, digest: &Digest) -> Option<[u8; PAGE_SIZE]> {
         (**self).page(digest)
     }

@@ -6,15 +6,15 @@
 //! damaged. None of that can give wrong bytes, because a page is read into memory of ours and its digest is checked
 //! on every use, and an entry that was wrong is dropped. The price of everything that goes wrong is a page not found.
 //!
-//! What this crate does not do: find the alignment of file pages in a disk image (it is told, as [`Cuts`]); hold content; talk
+//! What this crate does not do: find the alignment of file pages in a disk image (it is told, as [`Cuts`](whimbrel_align::Cuts)); hold content; talk
 //! to other hosts.
 
 mod add;
 mod cache;
-mod cuts;
 mod error;
 mod files;
 pub mod format;
+mod grid;
 mod holder;
 mod mapped;
 mod pieces;
@@ -28,7 +28,6 @@ mod stats;
 mod table;
 
 pub use cache::{HashCache, Missing};
-pub use cuts::{Cuts, CutsError, Region};
 pub use error::{CacheError, Result};
 pub use files::SourceKind;
 pub use format::Geometry;

@@ -4,7 +4,7 @@
 //! the file system may begin in a hole. A qcow2 image is walked by its tables; a page whose two halves lie apart in the
 //! file is left out.
 
-use crate::cuts::Cuts;
+use crate::grid::Grid;
 use crate::qcow2::{Extent, Extents, Qcow2Error};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -120,19 +120,19 @@ impl Iterator for RawExtents {
 
 /// The pieces of a walk, cut.
 #[derive(Debug)]
-pub(crate) struct Pieces<'a> {
+pub(crate) struct Pieces {
     walk: Walk,
-    cuts: &'a Cuts,
+    grid: Grid,
     ready: VecDeque<Piece>,
 }
 
-impl<'a> Pieces<'a> {
-    pub(crate) fn new(walk: Walk, cuts: &'a Cuts) -> Self {
-        Self { walk, cuts, ready: VecDeque::new() }
+impl Pieces {
+    pub(crate) fn new(walk: Walk, grid: Grid) -> Self {
+        Self { walk, grid, ready: VecDeque::new() }
     }
 }
 
-impl Iterator for Pieces<'_> {
+impl Iterator for Pieces {
     type Item = Result<Piece, WalkError>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -141,7 +141,7 @@ impl Iterator for Pieces<'_> {
                 Ok(extent) => extent,
                 Err(error) => return Some(Err(error)),
             };
-            let runs = self.cuts.runs(extent.guest, extent.guest + extent.length);
+            let runs = self.grid.runs(extent.guest, extent.guest + extent.length);
             self.ready.extend(runs.into_iter().map(|run| Piece {
                 offset: run.start - extent.guest + extent.host,
                 pages: run.pages,
@@ -176,10 +176,10 @@ mod tests {
         file.write_all_at(&[1; 4096], 10 << 20).unwrap();
         file.write_all_at(&[1; 4096], (10 << 20) + 3 * 4096).unwrap();
         file.write_all_at(&[1; 4096], (64 << 20) - 4096).unwrap();
-        let region = crate::Region { start: 0, length: 64 << 20, phase: 512 };
-        let cuts = Cuts::new(vec![region]).unwrap();
+        let border = whimbrel_align::Border { start: 0, phase: 512 };
+        let cuts = whimbrel_align::Cuts::new(64 << 20, [border]).unwrap();
         let walk = Walk::Raw(RawExtents::new(file, 64 << 20));
-        let pieces: Vec<_> = Pieces::new(walk, &cuts).map(Result::unwrap).collect();
+        let pieces: Vec<_> = Pieces::new(walk, Grid::new(Some(&cuts))).map(Result::unwrap).collect();
         let base = 10 << 20;
         // Around each data page the page before and the page behind its beginning; joined where they touch.
         assert_eq!(pieces[0].offset, base - 4096 + 512);
@@ -192,10 +192,9 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let size = 3 * (1 << 20) + 5 * 4096;
         file.write_all_at(&vec![1; size], 0).unwrap();
-        let cuts = Cuts::plain();
         let walk = Walk::Raw(RawExtents::new(file, size as u64));
         let mut at = 0;
-        for piece in Pieces::new(walk, &cuts) {
+        for piece in Pieces::new(walk, Grid::default()) {
             let piece = piece.unwrap();
             assert_eq!(piece.offset, at);
             assert!(piece.pages <= PIECE_PAGES);

@@ -56,7 +56,7 @@ pub(crate) struct Job<'a> {
     pub(crate) path: &'a Path,
     pub(crate) file: &'a File,
     pub(crate) total: u64,
-    pub(crate) pieces: Pieces<'a>,
+    pub(crate) pieces: Pieces,
     pub(crate) progress: &'a (dyn Fn(Progress) -> ControlFlow<()> + Sync),
 }
 

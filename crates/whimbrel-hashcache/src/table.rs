@@ -21,7 +21,7 @@ const GROUP: usize = 8;
 const GROUP_WORDS: usize = 2 * GROUP;
 const GROUPS: usize = BUCKET_ENTRIES as usize / GROUP;
 /// Groups that a digest may lie in.
-const WINDOW: usize = 8;
+const WINDOW: usize = 4;
 /// Entries drawn when one must go.
 const SAMPLE: usize = 8;
 /// Places kept for one digest.
@@ -82,6 +82,17 @@ impl<'a> Table<'a> {
         let group = key.first + key.home * GROUP_WORDS;
         prefetch(&self.words[group]);
         prefetch(&self.words[group + GROUP]);
+    }
+
+    /// Asks for the tags of the other groups if the search will not end in the first, which should be here by now.
+    #[inline(always)]
+    pub(crate) fn prefetch_rest(&self, key: &Key) {
+        let mut groups = self.window(key);
+        if let Some((tags, ..)) = groups.next()
+            && compare(tags, key.tag) == (0, false)
+        {
+            groups.for_each(|(tags, ..)| prefetch(&tags[0]));
+        }
     }
 
     /// The groups of a key's window: the tags, the places, and the word where the places begin.
@@ -153,7 +164,8 @@ impl<'a> Table<'a> {
             for i in 0..GROUP {
                 let tag = tags[i].load(Relaxed);
                 let old = Place(places[i].load(Relaxed));
-                if old.is_none() {
+                // Searches end at a tag of zero, so it is free whatever place damage left beside it.
+                if old.is_none() || tag == 0 {
                     free.get_or_insert(at + i);
                     virgin |= tag == 0;
                 } else if tag == key.tag {
