@@ -5,13 +5,16 @@
 //! format is canonical it also checks that what was accepted is what would have been written. libFuzzer calls the
 //! functions from `fuzz_targets/`; `tests/seeded.rs` calls them with mutations of [`TARGETS`]' seeds on every test run.
 
+mod disk;
 mod nbd;
 mod seeds;
 
+pub use disk::disk_layout;
 pub use nbd::nbd_session;
 
 use bytes::BufMut as _;
-use whimbrel_core::PAGE_SIZE;
+use whimbrel_align::Cuts;
+use whimbrel_core::{PAGE_SIZE, PageRun};
 use whimbrel_image::frame::{Frame, MAX_BLOB};
 use whimbrel_image::{Manifest, Node};
 use whimbrel_migrate::codec::{BatchHeader, Decoder as BatchDecoder};
@@ -34,6 +37,8 @@ pub struct Target {
 
 /// Every target.
 pub const TARGETS: &[Target] = &[
+    Target { name: "cuts", run: cuts, seeds: seeds::cuts },
+    Target { name: "disk_layout", run: disk_layout, seeds: seeds::disks },
     Target { name: "image_node", run: image_node, seeds: seeds::image_nodes },
     Target { name: "image_frame", run: image_frame, seeds: seeds::image_frames },
     Target { name: "manifest", run: manifest, seeds: seeds::manifests },
@@ -43,6 +48,20 @@ pub const TARGETS: &[Target] = &[
     Target { name: "wire_frame", run: wire_frame, seeds: seeds::wire_frames },
     Target { name: "wire_hello", run: wire_hello, seeds: seeds::wire_hellos },
 ];
+
+/// How a disk is cut into pages: canonical, and every page holds something.
+pub fn cuts(data: &[u8]) {
+    let Ok(cuts) = Cuts::decode(data) else { return };
+    assert_eq!(cuts.encode(), data, "cuts have one encoding");
+    assert!(cuts.page_count() <= cuts.size().div_ceil(PAGE_SIZE as u64) + 2 * cuts.borders().count() as u64);
+    let ends = [cuts.page_count().checked_sub(1), Some(0), Some(cuts.page_count())];
+    for page in ends.into_iter().flatten() {
+        match cuts.bytes_of(page) {
+            Some(bytes) => assert_eq!(cuts.pages_of(bytes), PageRun::new(page, 1)),
+            None => assert_eq!(page, cuts.page_count()),
+        }
+    }
+}
 
 /// A node of an image tree: canonical.
 pub fn image_node(data: &[u8]) {

@@ -2,6 +2,7 @@
 
 use bytes::BytesMut;
 use std::collections::BTreeMap;
+use whimbrel_align::{Border, Cuts};
 use whimbrel_core::{Accel, ByteSize, CapsuleId, Digest, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_image::frame::{Encoder, Kind};
 use whimbrel_image::{FORMAT, ImageRef, Manifest, Node};
@@ -38,11 +39,15 @@ pub(crate) fn manifests() -> Vec<Vec<u8>> {
         boot: None,
     };
     let digest = Digest::of(b"root");
+    let cuts = cuts().pop().and_then(|bytes| Cuts::decode(&bytes).ok());
     let manifest = Manifest {
         format: FORMAT,
         machine,
         device: vec![digest],
-        images: vec![ImageRef { name: "memory".into(), pages: 16384, root: Some(digest) }],
+        images: vec![
+            ImageRef { name: "memory".into(), pages: 16384, root: Some(digest), cuts: None },
+            ImageRef { name: "disk0".into(), pages: 257, root: None, cuts },
+        ],
         parents: vec![CapsuleId(digest)],
         time: 1,
         host: "alpha".into(),
@@ -50,6 +55,67 @@ pub(crate) fn manifests() -> Vec<Vec<u8>> {
         working_set: None,
     };
     manifest.encode().into_iter().collect()
+}
+
+/// A disk with a FAT at sector 63, and one without cuts.
+pub(crate) fn cuts() -> Vec<Vec<u8>> {
+    let borders = [(0, 0), (63 * 512, 3584), (163 * 512, 1536)];
+    let fat = Cuts::new(1 << 20, borders.map(|(start, phase)| Border { start, phase }));
+    [Cuts::identity(1 << 30), fat].into_iter().flatten().map(|cuts| cuts.encode()).collect()
+}
+
+/// Disks behind eight bytes that are their size: a FAT, then tables of every kind. What is not there cannot be read.
+pub(crate) fn disks() -> Vec<Vec<u8>> {
+    let sized = |size: u64, disk: &[u8]| [&size.to_le_bytes(), disk].concat();
+    let boot = |fields: &[(usize, &[u8])]| {
+        let mut sector = vec![0; 512];
+        sector[510..].copy_from_slice(&[0x55, 0xaa]);
+        fields.iter().for_each(|(at, bytes)| sector[*at..*at + bytes.len()].copy_from_slice(bytes));
+        sector
+    };
+    let entry = |kind: u8, first: u32, count: u32| {
+        [&[0, 0, 0, 0, kind, 0, 0, 0][..], &first.to_le_bytes(), &count.to_le_bytes()].concat()
+    };
+    let fat = boot(&[(0, &[0xeb]), (11, &[0, 2, 8, 1, 0, 2, 0, 2, 0, 0, 0xf8, 33]), (34, &[1])]);
+    let table = [entry(0x83, 3, 4), entry(0x05, 1, 60), entry(0x06, 2, 1)].concat();
+    let chain = [entry(0x07, 1, 8), entry(0x05, 1, 8)].concat();
+    let nested = [boot(&[(446, &table)]), boot(&[(446, &chain)]), boot(&[(446, &chain)]), fat.clone()];
+    let mut nested = nested.concat();
+    nested.extend([&b"XFSB\0\0\x10\0"[..], &[0; 4 << 10]].concat());
+    let mut gpt = boot(&[(446, &entry(0xee, 1, u32::MAX))]);
+    gpt.extend(guid_table());
+    let tail = vec![0; 2048];
+    vec![
+        sized(40 << 20, &[fat, tail].concat()),
+        sized(64 << 20, &nested),
+        sized(u64::MAX, &nested),
+        sized(1 << 20, &gpt),
+    ]
+}
+
+/// A header and the sector of its entries.
+fn guid_table() -> Vec<u8> {
+    let mut entries = vec![0; 4 * 128];
+    entries[..16].fill(7);
+    entries[32] = 34;
+    entries[40] = 99;
+    let mut header = vec![0; 512];
+    header[..16].copy_from_slice(b"EFI PART\0\0\x01\0\x5c\0\0\0");
+    header[24] = 1;
+    header[72] = 2;
+    header[80] = 4;
+    header[84] = 128;
+    header[88..92].copy_from_slice(&crc32(&entries).to_le_bytes());
+    let checksum = crc32(&header[..92]);
+    header[16..20].copy_from_slice(&checksum.to_le_bytes());
+    [header, entries].concat()
+}
+
+/// The checksum of a GUID partition table.
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc: u32, _| crc >> 1 ^ (0xedb8_8320 & (crc & 1).wrapping_neg()))
+    })
 }
 
 pub(crate) fn migrate_batches() -> Vec<Vec<u8>> {

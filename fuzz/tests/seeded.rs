@@ -56,6 +56,13 @@ fn every_seed_is_one_that_its_parser_accepts() {
     assert!(seeds("image_node").iter().all(|seed| whimbrel_image::Node::decode(seed).is_ok()));
     assert!(seeds("manifest").iter().all(|seed| whimbrel_image::Manifest::decode(seed).is_ok()));
     assert!(seeds("wire_hello").iter().all(|seed| whimbrel_wire::Hello::parse(seed).is_ok()));
+    assert!(seeds("cuts").iter().all(|seed| whimbrel_align::Cuts::decode(seed).is_ok()));
+    let partitions = seeds("disk_layout").into_iter().map(|mut seed| {
+        let disk = seed.split_off(8);
+        let size = seed.try_into().map(u64::from_le_bytes).unwrap();
+        whimbrel_align::inspect(&disk, size).regions.iter().filter(|region| region.start > 0).count()
+    });
+    assert_eq!(partitions.collect::<Vec<_>>(), [0, 2, 2, 1]);
     for seed in seeds("image_frame") {
         whimbrel_image::frame::Frame::parse(&seed).unwrap().decode(&[]).unwrap();
     }

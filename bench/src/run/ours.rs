@@ -49,7 +49,7 @@ impl Ours {
             writing.put(run, data)?;
         }
         let image = writing.finish()?;
-        let images = vec![ImageRef { name: IMAGE.into(), pages, root: image.root }];
+        let images = vec![ImageRef { name: IMAGE.into(), pages, root: image.root, cuts: None }];
         let manifest = manifest(images, self.newest.into_iter().collect());
         self.newest = Some(writer.commit(&manifest, &[version.parse()?])?);
         Ok(())

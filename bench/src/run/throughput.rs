@@ -61,7 +61,7 @@ fn ingest(store: &Store, memory: &[u8]) -> Result<CapsuleId> {
         image.put(run, &memory[run.offset() as usize..][..run.bytes()])?;
     }
     let image = image.finish()?;
-    let images = vec![ImageRef { name: "memory".into(), pages: PAGES, root: image.root }];
+    let images = vec![ImageRef { name: "memory".into(), pages: PAGES, root: image.root, cuts: None }];
     Ok(writer.commit(&manifest(images, Vec::new()), &["kept".parse()?])?)
 }
 

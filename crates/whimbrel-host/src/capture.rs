@@ -290,7 +290,7 @@ impl StoreSink {
     fn finish(self) -> Result<Vec<ImageRef>, HostError> {
         let finish = |(name, image): (String, ImageWriter)| {
             let image = image.finish().map_err(refs::store_error("finish an image"))?;
-            Ok(ImageRef { name, pages: image.pages, root: image.root })
+            Ok(ImageRef { name, pages: image.pages, root: image.root, cuts: None })
         };
         self.images.into_iter().map(finish).collect()
     }

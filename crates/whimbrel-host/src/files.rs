@@ -193,7 +193,8 @@ impl Host {
             }
         }
         let image = image.finish().map_err(&write)?;
-        let images = vec![ImageRef { name: FIRST_DISK.to_owned(), pages: image.pages, root: image.root }];
+        let images =
+            vec![ImageRef { name: FIRST_DISK.to_owned(), pages: image.pages, root: image.root, cuts: None }];
         let manifest = self.disk_manifest(ByteSize(size), images, request)?;
         writer.commit(&manifest, std::slice::from_ref(&request.name)).map_err(&write)
     }

@@ -1,10 +1,11 @@
 //! What a capsule is made of. Its id is the digest of this, so the encoding is canonical.
 //!
-//! JSON without spaces, fields in the order of the types, maps ordered by key, absent options as `null`. A manifest
-//! is accepted only if encoding it again gives the same bytes: two spellings of one capsule cannot exist.
+//! JSON without spaces, fields in the order of the types, maps ordered by key, absent options as `null` (absent cuts not
+//! at all). A manifest is accepted only if encoding it again gives the same bytes: two spellings of one capsule cannot exist.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use whimbrel_align::Cuts;
 use whimbrel_core::{CapsuleId, Digest, MachineConfig};
 
 /// The format that this version writes and reads.
@@ -49,6 +50,9 @@ pub struct ImageRef {
     pub pages: u64,
     /// Root of its tree; none when every page is zero.
     pub root: Option<Digest>,
+    /// How its pages were cut from a disk; none if from byte 0 on. Manifests from before there were cuts stay as they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuts: Option<Cuts>,
 }
 
 /// Bytes that are no manifest.
@@ -85,6 +89,14 @@ pub enum ManifestError {
     /// An image too large to be true.
     #[error("image {name:?} of {pages} pages is too large")]
     ImageSize {
+        /// Its name.
+        name: String,
+        /// Its length.
+        pages: u64,
+    },
+    /// Cuts that do not make the image's pages, or that say nothing.
+    #[error("image {name:?} of {pages} pages cannot have the cuts it names")]
+    ImageCuts {
         /// Its name.
         name: String,
         /// Its length.
@@ -146,13 +158,17 @@ impl Manifest {
             return Err(ManifestError::Format { found: self.format });
         }
         let mut names = BTreeSet::new();
-        for ImageRef { name, pages, .. } in &self.images {
+        for ImageRef { name, pages, cuts, .. } in &self.images {
             let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
             if !plain || name.is_empty() || name.len() > 63 || !names.insert(name) {
                 return Err(ManifestError::ImageName { name: name.chars().take(80).collect() });
             }
             if *pages > MAX_PAGES {
                 return Err(ManifestError::ImageSize { name: name.clone(), pages: *pages });
+            }
+            // Cuts that change nothing are left out, or one capsule would have two spellings.
+            if cuts.as_ref().is_some_and(|cuts| cuts.is_identity() || cuts.page_count() != *pages) {
+                return Err(ManifestError::ImageCuts { name: name.clone(), pages: *pages });
             }
         }
         Ok(())
@@ -176,7 +192,7 @@ mod tests {
             nics: vec![],
             boot: None,
         };
-        let image = |name: &str, pages, root| ImageRef { name: name.into(), pages, root };
+        let image = |name: &str, pages, root| ImageRef { name: name.into(), pages, root, cuts: None };
         Manifest {
             format: FORMAT,
             machine,
@@ -216,6 +232,32 @@ mod tests {
         let mut twice = sample();
         twice.images[1].name = "memory".into();
         assert!(matches!(twice.encode(), Err(ManifestError::ImageName { .. })));
+    }
+
+    fn cut(pages: u64, text: &str) -> Manifest {
+        let mut manifest = sample();
+        manifest.images[1] =
+            ImageRef { pages, cuts: Some(text.parse().unwrap()), ..manifest.images[1].clone() };
+        manifest
+    }
+
+    #[test]
+    fn cuts_stand_with_their_image_and_only_where_they_say_something() {
+        let manifest = cut(257, "0180804000ff03");
+        let bytes = manifest.encode().unwrap();
+        let text = String::from_utf8(bytes.clone()).unwrap();
+        let expected = r#"{"name":"disk0","pages":257,"root":null,"cuts":"0180804000ff03"}"#;
+        assert!(text.contains(expected), "{text}");
+        assert_eq!(Manifest::decode(&bytes).unwrap(), manifest);
+        for (pages, text, why) in [(256, "0180804000ff03", "another length"), (256, "0180804000", "no cuts")]
+        {
+            let refused = cut(pages, text).encode();
+            assert!(matches!(refused, Err(ManifestError::ImageCuts { .. })), "{why}");
+        }
+        let spelled = text.replace(r#""0180804000ff03""#, "null");
+        assert!(matches!(Manifest::decode(spelled.as_bytes()), Err(ManifestError::NotCanonical)));
+        let wrong = text.replace("0180804000ff03", "0180804000ff03ff");
+        assert!(matches!(Manifest::decode(wrong.as_bytes()), Err(ManifestError::Syntax { .. })));
     }
 
     proptest! {

@@ -118,7 +118,7 @@ fn manifest(image: FinishedImage) -> Manifest {
         nics: vec![],
         boot: None,
     };
-    let images = vec![ImageRef { name: "memory".into(), pages: image.pages, root: image.root }];
+    let images = vec![ImageRef { name: "memory".into(), pages: image.pages, root: image.root, cuts: None }];
     let (parents, labels, host) = (vec![], BTreeMap::new(), "bench".into());
     Manifest {
         format: FORMAT,

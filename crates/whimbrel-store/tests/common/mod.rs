@@ -42,6 +42,7 @@ pub fn manifest(images: &[(&str, FinishedImage)], parents: &[CapsuleId], time: u
         name: (*name).into(),
         pages: image.pages,
         root: image.root,
+        cuts: None,
     };
     Manifest {
         format: FORMAT,
