@@ -40,7 +40,11 @@ pub struct GraphNode {
     /// parent that is still here all of it counts. None if not all of it is on this host.
     #[schema(value_type = Option<u64>)]
     pub adds: Option<ByteSize>,
-    /// Capsules of this host that name it as a parent.
+    /// Capsules of this host that it belongs under: its parents, or where they are gone the one that its machine was
+    /// derived from.
+    #[schema(value_type = Vec<String>)]
+    pub under: Vec<CapsuleId>,
+    /// Capsules of this host that belong under it, oldest first.
     #[schema(value_type = Vec<String>)]
     pub children: Vec<CapsuleId>,
     /// Machines of this host whose next capsule will be its child.

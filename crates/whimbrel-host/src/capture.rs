@@ -18,18 +18,40 @@ use whimbrel_api::{
     SuspendRequest, Unit,
 };
 use whimbrel_capture::{
-    Batch, Captured, Finish, Follower, Pace, Phase as CapturePhase, Progress, RoundStats, Sink, SinkError,
-    Subject, capture,
+    Batch, Captured, Finish, Follower, Ledger, Pace, Phase as CapturePhase, Progress, RoundStats, Sink,
+    SinkError, Subject, capture,
 };
 use whimbrel_core::{CapsuleId, Digest, MachineName, RefName};
 use whimbrel_image::{ImageRef, Manifest};
+use whimbrel_machine::MachineError;
 use whimbrel_store::{ImageWriter, Writer};
 
 /// What the user wants on the capsule.
-struct Wanted {
-    tag: Option<RefName>,
-    labels: BTreeMap<String, String>,
-    balloon: Squeeze,
+pub(crate) struct Wanted {
+    pub(crate) tag: Option<RefName>,
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) balloon: Squeeze,
+    pub(crate) arrays: Arrays,
+}
+
+/// Which arrays of a machine go into a capsule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arrays {
+    /// Memory and disks: an active capsule, which resumes.
+    All,
+    /// Disks only: an inactive one, which boots.
+    Disks,
+}
+
+impl Arrays {
+    /// The ledgers of these arrays.
+    fn of(self, ledgers: &mut [Ledger]) -> &mut [Ledger] {
+        match self {
+            Self::All => ledgers,
+            // Memory is the first.
+            Self::Disks => ledgers.get_mut(1..).unwrap_or_default(),
+        }
+    }
 }
 
 impl Host {
@@ -41,10 +63,14 @@ impl Host {
     ) -> Result<Operation, HostError> {
         refs::check_tag(request.tag.as_ref())?;
         let (host, machine) = (self.clone(), self.machine(name)?);
-        let wanted = Wanted { tag: request.tag, labels: request.labels, balloon: request.balloon };
+        let arrays = if request.disks_only { Arrays::Disks } else { Arrays::All };
+        let wanted = Wanted { tag: request.tag, labels: request.labels, balloon: request.balloon, arrays };
         Ok(self.operations().start(OperationKind::Checkpoint, name.to_string(), move |reporter| {
             let mut turn = machine.begin("checkpoint", Some(reporter.id))?;
-            let taken = host.take_capsule(&mut turn, Finish::GoOn, &wanted, reporter)?;
+            let taken = match arrays {
+                Arrays::All => host.take_capsule(&mut turn, Finish::GoOn, &wanted, reporter)?,
+                Arrays::Disks => host.take_disks(&mut turn, &wanted, reporter)?,
+            };
             turn.record.save(&host.layout)?;
             Ok(OperationResult::Checkpoint(taken))
         }))
@@ -58,7 +84,12 @@ impl Host {
     ) -> Result<Operation, HostError> {
         refs::check_tag(request.tag.as_ref())?;
         let (host, machine) = (self.clone(), self.machine(name)?);
-        let wanted = Wanted { tag: request.tag, labels: BTreeMap::new(), balloon: request.balloon };
+        let wanted = Wanted {
+            tag: request.tag,
+            labels: BTreeMap::new(),
+            balloon: request.balloon,
+            arrays: Arrays::All,
+        };
         Ok(self.operations().start(OperationKind::Suspend, name.to_string(), move |reporter| {
             let mut turn = machine.begin("suspend", Some(reporter.id))?;
             let taken = host.take_capsule(&mut turn, Finish::StayPaused, &wanted, reporter)?;
@@ -106,7 +137,8 @@ impl Host {
         taken.map(|report| CaptureReport { total_ms, squeezed, ..report })
     }
 
-    fn take_squeezed(
+    /// Takes a capsule of a machine as it is.
+    pub(crate) fn take_squeezed(
         &self,
         record: &mut Record,
         live: &mut Live,
@@ -118,27 +150,27 @@ impl Host {
         let finish = if was_paused { Finish::StayPaused } else { finish };
         let stored_before = self.stored_bytes();
         let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
-        let bases = self.follow(record, live)?;
-        let written = StoreSink::new(&writer, live, &bases).and_then(|mut sink| {
-            let captured = live.capture(Follower::Store, &mut sink, &pace(was_paused), finish, reporter)?;
-            Ok((sink, captured))
-        });
-        // Sets that were taken against no base must not be used against one the next time.
-        let (sink, captured) = written.inspect_err(|_| {
-            if bases.is_empty() {
-                live.unfollow_store()
-            }
-        })?;
+        let ledgers = wanted.arrays.of(&mut live.ledgers);
+        follow(ledgers, &mut live.bases)?;
+        let mut sink = StoreSink::new(&writer, ledgers, &live.bases)?;
+        let pace = pace(was_paused);
+        let captured = live.capture(Follower::Store, wanted.arrays, &mut sink, &pace, finish, reporter)?;
         // In the capsule it is written down already that the guest is to get it back.
         let labels = labels_of(record, wanted);
         if finish == Finish::GoOn {
             self.give_back(record, live);
         }
         let head_bytes = live.qemu.head().map_or(0, |head| head.as_bytes().len());
-        match self.commit(record, sink, &writer, (&captured, head_bytes), (wanted, labels)) {
-            Ok(capsule) => {
+        // The head of the state hardly ever changes: as a blob of its own it is stored once.
+        let (head, sections) = captured.device_state.split_at(head_bytes.min(captured.device_state.len()));
+        let committed = sink.finish().and_then(|images| {
+            let bases = images.iter().map(|image| (image.name.clone(), image.root)).collect();
+            Ok((self.commit(record, images, &writer, [head, sections], (wanted, labels))?, bases))
+        });
+        match committed {
+            Ok((capsule, bases)) => {
                 record.last = Some(capsule);
-                live.hold_base(self.store.pin(&capsule));
+                live.hold_base(self.store.pin(&capsule), wanted.arrays, bases);
                 let bytes_added = self.stored_bytes().saturating_sub(stored_before);
                 let pause =
                     if finish == Finish::GoOn { captured.pause } else { captured.paused_at.elapsed() };
@@ -162,40 +194,33 @@ impl Host {
         }
     }
 
-    /// Sees to it that the store follows every array, and returns the images that its sets are relative to, by name.
-    ///
-    /// The sets of a follower say what differs from its base, so the two belong together: without a base that is
-    /// certainly here, the sets begin anew with everything, against nothing. (Against a base, a page that is a hole
-    /// now and was none then would keep its old content.)
-    fn follow(&self, record: &Record, live: &mut Live) -> Result<BTreeMap<String, Digest>, HostError> {
-        if live.ledgers.iter().all(|ledger| ledger.is_followed_by(Follower::Store))
-            && let Some(base) = record.last.or(record.origin)
-            && let Ok(manifest) = self.store.manifest(&base)
-        {
-            let root = |image: ImageRef| Some((image.name, image.root?));
-            return Ok(manifest.images.into_iter().filter_map(root).collect());
-        }
-        for ledger in &mut live.ledgers {
-            let followed = ledger.follow_all(Follower::Store);
-            followed.map_err(|source| HostError::Memory { source: source.into() })?;
-        }
-        Ok(BTreeMap::new())
-    }
-
-    fn commit(
+    /// Makes a capsule of images of the machine, its newest.
+    pub(crate) fn commit(
         &self,
         record: &Record,
-        sink: StoreSink,
+        images: Vec<ImageRef>,
         writer: &Writer,
-        (captured, head_bytes): (&Captured, usize),
+        device_state: [&[u8]; 2],
         (wanted, labels): (&Wanted, BTreeMap<String, String>),
     ) -> Result<CapsuleId, HostError> {
-        let images = sink.finish()?;
+        let names: Vec<RefName> =
+            wanted.tag.clone().into_iter().chain([refs::of_machine(&record.name)]).collect();
+        self.commit_as(record, images, writer, (device_state, labels), &names)
+    }
+
+    /// Makes a capsule of images of the machine, and points `names` at it.
+    pub(crate) fn commit_as(
+        &self,
+        record: &Record,
+        images: Vec<ImageRef>,
+        writer: &Writer,
+        (device_state, mut labels): ([&[u8]; 2], BTreeMap<String, String>),
+        names: &[RefName],
+    ) -> Result<CapsuleId, HostError> {
         let write = refs::store_error("write the capsule");
-        // The head of the state hardly ever changes: as a blob of its own it is stored once.
-        let (head, sections) = captured.device_state.split_at(head_bytes.min(captured.device_state.len()));
-        let parts = [head, sections].into_iter().filter(|part| !part.is_empty());
+        let parts = device_state.into_iter().filter(|part| !part.is_empty());
         let device = parts.map(|part| writer.put_blob(part)).collect::<Result<_, _>>().map_err(&write)?;
+        labels.extend(self.lineage_label(record));
         for digest in record.config.boot.iter().flat_map(|boot| [Some(boot.kernel), boot.initrd]).flatten() {
             if self.store.has(&[digest]) != [true] {
                 let path = self.layout.boot_file(&digest);
@@ -214,14 +239,28 @@ impl Host {
             labels,
             working_set: None,
         };
-        let names: Vec<RefName> =
-            wanted.tag.clone().into_iter().chain([refs::of_machine(&record.name)]).collect();
-        writer.commit(&manifest, &names).map_err(refs::store_error("commit the capsule"))
+        writer.commit(&manifest, names).map_err(refs::store_error("commit the capsule"))
     }
 }
 
+/// Sees to it that the store follows every array against the image that its set is relative to.
+///
+/// The sets of a follower say what differs from its base, so the two belong together: without a base that is
+/// certainly here, a set begins anew with everything, against nothing. (Against a base, a page that is a hole
+/// now and was none then would keep its old content.)
+fn follow(ledgers: &mut [Ledger], bases: &mut BTreeMap<String, Option<Digest>>) -> Result<(), HostError> {
+    for ledger in ledgers {
+        if !ledger.is_followed_by(Follower::Store) || !bases.contains_key(ledger.name()) {
+            bases.remove(ledger.name());
+            let followed = ledger.follow_all(Follower::Store);
+            followed.map_err(|source| HostError::Memory { source: source.into() })?;
+        }
+    }
+    Ok(())
+}
+
 /// What the user wants on the capsule, and what a resume needs to know.
-fn labels_of(record: &Record, wanted: &Wanted) -> BTreeMap<String, String> {
+pub(crate) fn labels_of(record: &Record, wanted: &Wanted) -> BTreeMap<String, String> {
     let mut labels = wanted.labels.clone();
     labels.insert(refs::MACHINE_LABEL.to_owned(), record.name.to_string());
     let squeezed = record.squeezed_from.map(|size| (refs::BALLOON_LABEL.to_owned(), size.0.to_string()));
@@ -249,10 +288,11 @@ pub(crate) fn report(reporter: &Reporter, progress: Progress) {
 }
 
 impl Live {
-    /// Runs the capture loop over all arrays of the machine.
+    /// Runs the capture loop over arrays of the machine. Without memory the device state is none.
     pub(crate) fn capture(
         &mut self,
         follower: Follower,
+        arrays: Arrays,
         sink: &mut dyn Sink,
         pace: &Pace,
         finish: Finish,
@@ -260,13 +300,39 @@ impl Live {
     ) -> Result<Captured, HostError> {
         let was_paused = self.is_paused();
         let Live { qemu, ledgers, disks, .. } = self;
-        let mut machine = Stoppable { qemu, disks, keep_paused: was_paused };
-        let mut subject = Subject { machine: &mut machine, ledgers, follower };
+        let machine = Stoppable { qemu, disks, keep_paused: was_paused };
+        let mut machine: Box<dyn whimbrel_machine::Machine + '_> = match arrays {
+            Arrays::All => Box::new(machine),
+            Arrays::Disks => Box::new(DisksOnly(machine)),
+        };
+        let machine = &mut *machine;
+        let mut subject = Subject { machine, ledgers: arrays.of(ledgers), follower };
         let captured = capture(&mut subject, sink, pace, finish, &mut |progress| {
             report(reporter, progress);
             reporter.flow()
         });
         captured.map_err(|source| HostError::Capture { source })
+    }
+}
+
+/// A machine of which only the disks are wanted: it stops and goes on like any other, and its devices are not asked.
+struct DisksOnly<'a>(Stoppable<'a>);
+
+impl whimbrel_machine::Machine for DisksOnly<'_> {
+    fn about_to_pause(&mut self) {
+        self.0.about_to_pause();
+    }
+
+    fn pause(&mut self) -> Result<(), MachineError> {
+        self.0.pause()
+    }
+
+    fn unpause(&mut self) -> Result<(), MachineError> {
+        self.0.unpause()
+    }
+
+    fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
+        Ok(Vec::new())
     }
 }
 
@@ -278,13 +344,17 @@ struct StoreSink {
 }
 
 impl StoreSink {
-    fn new(writer: &Writer, live: &Live, bases: &BTreeMap<String, Digest>) -> Result<Self, HostError> {
-        let open = |ledger: &whimbrel_capture::Ledger| {
+    fn new(
+        writer: &Writer,
+        ledgers: &[Ledger],
+        bases: &BTreeMap<String, Option<Digest>>,
+    ) -> Result<Self, HostError> {
+        let open = |ledger: &Ledger| {
             let name = ledger.name().to_owned();
-            let image = writer.image(bases.get(&name).copied(), ledger.page_count());
+            let image = writer.image(bases.get(&name).copied().flatten(), ledger.page_count());
             Ok((name, image.map_err(refs::store_error("begin an image"))?))
         };
-        Ok(Self { images: live.ledgers.iter().map(open).collect::<Result<_, HostError>>()?, raw: 0 })
+        Ok(Self { images: ledgers.iter().map(open).collect::<Result<_, HostError>>()?, raw: 0 })
     }
 
     fn finish(self) -> Result<Vec<ImageRef>, HostError> {

@@ -15,7 +15,7 @@ use whimbrel_core::{
     Accel, ByteSize, CapsuleId, DiskConfig, EXTENT_PAGES, MachineConfig, PAGE_SIZE, PageRun,
 };
 use whimbrel_image::{ImageRef, Manifest};
-use whimbrel_store::{Keep, StoredDisk, StoredImage};
+use whimbrel_store::{Keep, Pin, StoredDisk, StoredImage};
 
 /// Memory of a machine that is made from an imported disk, until its owner says otherwise.
 const IMPORTED_MEMORY: ByteSize = ByteSize(1 << 30);
@@ -29,6 +29,7 @@ impl Host {
         self.operations().start(OperationKind::Gc, "the store", move |reporter| {
             reporter.progress("collecting garbage", Unit::Bytes, 0, None);
             let before = host.stored_bytes();
+            let _held = host.hold_resting();
             let report = host.store.gc(Keep::Referenced).map_err(refs::store_error("collect garbage"))?;
             let stored = host.stored_bytes();
             Ok(OperationResult::Gc {
@@ -38,6 +39,12 @@ impl Host {
                 packs_waiting: report.waiting as u64,
             })
         })
+    }
+
+    /// Keeps what lies under the disks of machines that are switched off; those that have a QEMU keep it themselves.
+    fn hold_resting(&self) -> Vec<Pin> {
+        let resting = self.machine_infos().into_iter().filter(|machine| machine.pid.is_none());
+        resting.filter_map(|machine| self.store.pin(&machine.origin?).ok()).collect()
     }
 
     /// Reads and checks everything.

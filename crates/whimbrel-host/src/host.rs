@@ -2,12 +2,13 @@
 
 use crate::{
     error::HostError,
+    graph::Sizes,
     layout::Layout,
     live::Live,
     machine::Machine,
     operation::Operations,
     record::{DiskBase, Phase, Record},
-    refs,
+    refs, rights,
     warm::Warm,
 };
 use std::{
@@ -47,6 +48,7 @@ pub(crate) struct Host {
     pub(crate) trust: Arc<Trust>,
     pub(crate) runtime: Handle,
     pub(crate) warm: Warm,
+    pub(crate) sizes: Sizes,
     listen: Option<SocketAddr>,
     operations: Operations,
     machines: Mutex<BTreeMap<MachineName, Arc<Machine>>>,
@@ -93,6 +95,7 @@ impl Host {
             trust: Arc::new(trust),
             runtime,
             warm: Warm::default(),
+            sizes: Sizes::default(),
             listen,
             operations: Operations::default(),
             machines: Mutex::default(),
@@ -354,13 +357,15 @@ impl Host {
 
     pub(crate) fn trust_list(&self) -> Result<Vec<TrustEntry>, HostError> {
         let peers = self.trust.list().map_err(identity_error)?;
-        Ok(peers.iter().map(trust_entry).collect())
+        Ok(peers.iter().map(rights::entry).collect())
     }
 
     pub(crate) fn trust_add(&self, entry: TrustEntry) -> Result<TrustEntry, HostError> {
         let key = entry.key.as_deref().map(parsed).transpose()?;
         let address = entry.address.as_deref().map(parsed).transpose()?;
-        let peer = TrustedPeer { name: entry.name.clone(), key, address, rights: Rights::all() };
+        let (read, write) = rights::lists(entry.read.clone(), entry.write.clone())?;
+        let name = entry.name.clone();
+        let peer = TrustedPeer { name, key, address, rights: Rights::all(), read, write };
         match self.trust.add(peer) {
             Ok(()) => Ok(entry),
             Err(error @ (TrustError::Known { .. } | TrustError::NoKey { .. })) => {
@@ -389,14 +394,6 @@ fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T,
     text.parse().map_err(|error: T::Err| HostError::invalid(error.to_string()))
 }
 
-fn trust_entry(peer: &TrustedPeer) -> TrustEntry {
-    TrustEntry {
-        name: peer.name.clone(),
-        key: peer.key.map(|key| key.to_string()),
-        address: peer.address.as_ref().map(ToString::to_string),
-    }
-}
-
 /// A disk of the machine and what it begins as.
 fn disk_of(source: &DiskSource) -> Result<(DiskConfig, DiskBase), HostError> {
     let meta = std::fs::metadata(&source.path).map_err(|error| HostError::io("open", &source.path, error))?;
@@ -414,7 +411,7 @@ fn disk_of(source: &DiskSource) -> Result<(DiskConfig, DiskBase), HostError> {
     Ok((DiskConfig { size }, DiskBase::File { path: source.path.clone() }))
 }
 
-fn nic_of(request: &NicRequest) -> NicConfig {
+pub(crate) fn nic_of(request: &NicRequest) -> NicConfig {
     let random: [u8; 3] = rand::random();
     // 52:54:00 is the prefix that QEMU uses for addresses of its own.
     let made_up = || format!("52:54:00:{:02x}:{:02x}:{:02x}", random[0], random[1], random[2]);

@@ -9,7 +9,7 @@ use axum::{
     extract::{DefaultBodyLimit, Path, Query, Request, State},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
-    routing::{delete, get, post, put},
+    routing::{get, post, put},
 };
 use futures_util::StreamExt;
 use hyper_util::rt::TokioIo;
@@ -46,6 +46,12 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
         .route(routes::MACHINE_CONSOLE_LOG, get(console_log))
         .route(routes::RESUME, post(resume))
         .route(routes::CLONE, post(clone_machines))
+        .route(routes::DERIVE, post(derive))
+        .route(routes::PROMOTE, post(promote))
+        .route(routes::GRAPH, get(graph))
+        .route(routes::CAPSULE_GRAPH, get(family))
+        .route(routes::CAPSULE_REBASE, get(rebase))
+        .route(routes::REF_HISTORY, get(ref_history))
         .route(routes::CAPSULES, get(capsules))
         .route(routes::CAPSULE, get(capsule).delete(remove_ref))
         .route(routes::CAPSULE_LOG, get(log))
@@ -56,7 +62,7 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
         .route(routes::EXPORT, post(export))
         .route(routes::IMPORT, post(import))
         .route(routes::TRUST, get(trust_list).post(trust_add))
-        .route(routes::TRUST_ENTRY, delete(trust_remove))
+        .route(routes::TRUST_ENTRY, put(trust_limit).delete(trust_remove))
         .route(routes::WIRE, get(wire))
         .route(routes::OPERATIONS, get(operations))
         .route(routes::OPERATION, get(operation).delete(cancel))
@@ -204,7 +210,46 @@ async fn capsule(State(host): Shared, Path(capsule): Path<String>) -> Answer<whi
     blocking(host, move |host| host.capsule(&capsule)).await
 }
 
-async fn remove_ref(State(host): Shared, Path(name): Path<String>) -> Answer<()> {
+async fn derive(State(host): Shared, body: Bytes) -> Answer<whimbrel_api::MachineInfo> {
+    let request = parse(&body)?;
+    blocking(host, move |host| host.derive(request)).await
+}
+
+async fn promote(State(host): Shared, body: Bytes) -> Answer<whimbrel_api::PromoteReport> {
+    let request = parse(&body)?;
+    blocking(host, move |host| host.promote(request)).await
+}
+
+async fn graph(State(host): Shared) -> Answer<Vec<whimbrel_api::GraphNode>> {
+    blocking(host, |host| host.graph(None)).await
+}
+
+async fn family(State(host): Shared, Path(capsule): Path<String>) -> Answer<Vec<whimbrel_api::GraphNode>> {
+    let capsule: CapsuleRef = named(&capsule)?;
+    blocking(host, move |host| host.graph(Some(&capsule))).await
+}
+
+#[derive(Deserialize)]
+struct RebaseQuery {
+    onto: Option<String>,
+}
+
+async fn rebase(
+    State(host): Shared,
+    Path(capsule): Path<String>,
+    Query(query): Query<RebaseQuery>,
+) -> Answer<whimbrel_api::RebaseReport> {
+    let capsule: CapsuleRef = named(&capsule)?;
+    let onto: Option<CapsuleRef> = query.onto.as_deref().map(named).transpose()?;
+    blocking(host, move |host| host.rebase(&capsule, onto.as_ref())).await
+}
+
+async fn ref_history(State(host): Shared, Path(name): Path<String>) -> Answer<Vec<whimbrel_api::RefVersion>> {
+    let name: RefName = named(&name)?;
+    blocking(host, move |host| host.ref_history(&name)).await
+}
+
+async fn remove_ref(State(host): Shared, Path(name): Path<String>) -> Answer<whimbrel_api::LeftBehind> {
     let name: RefName = named(&name)?;
     blocking(host, move |host| host.remove_ref(&name)).await
 }
@@ -222,7 +267,7 @@ async fn diff(
     blocking(host, move |host| host.diff(&a, &b)).await
 }
 
-async fn tag(State(host): Shared, Path(tag): Path<String>, body: Bytes) -> Answer<whimbrel_api::CapsuleInfo> {
+async fn tag(State(host): Shared, Path(tag): Path<String>, body: Bytes) -> Answer<whimbrel_api::Tagged> {
     let (tag, request): (RefName, TagRequest) = (named(&tag)?, parse(&body)?);
     blocking(host, move |host| host.tag(&tag, &request.capsule)).await
 }
@@ -252,6 +297,11 @@ async fn trust_list(State(host): Shared) -> Answer<Vec<TrustEntry>> {
 async fn trust_add(State(host): Shared, body: Bytes) -> Answer<TrustEntry> {
     let entry: TrustEntry = parse(&body)?;
     blocking(host, move |host| host.trust_add(entry)).await
+}
+
+async fn trust_limit(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Answer<TrustEntry> {
+    let (name, rights): (HostName, whimbrel_api::RefRights) = (named(&name)?, parse(&body)?);
+    blocking(host, move |host| host.trust_limit(&name, rights)).await
 }
 
 async fn trust_remove(State(host): Shared, Path(name): Path<String>) -> Answer<()> {

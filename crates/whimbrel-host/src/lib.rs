@@ -9,11 +9,16 @@
 
 mod balloon;
 mod capture;
+mod derive;
 mod durable;
 mod error;
 mod files;
+mod graph;
+mod follow;
 mod host;
 mod http;
+mod images;
+mod inactive;
 mod landing;
 mod layout;
 mod live;
@@ -21,9 +26,12 @@ mod machine;
 mod migrate;
 mod operation;
 mod peers;
+mod promote;
+mod rebase;
 mod record;
 mod refs;
 mod resume;
+mod rights;
 mod serve;
 mod slot;
 mod stock;
@@ -32,6 +40,7 @@ mod take_up;
 mod warm;
 
 pub use error::HostError;
+pub use rights::{Access, may, peer_may};
 pub use serve::{HostOptions, run};
 
 use std::time::{SystemTime, UNIX_EPOCH};

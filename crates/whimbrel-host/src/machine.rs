@@ -245,6 +245,7 @@ fn describe(record: &Record, live: Option<&Live>, operation: Option<OperationId>
         pid: live.map(Live::pid),
         since_ms: record.since_ms,
         origin: record.origin,
+        follows: record.last.or(record.origin),
         operation,
         vmgenid: record.vmgenid.clone(),
         tunnel: None,

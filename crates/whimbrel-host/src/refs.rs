@@ -11,6 +11,9 @@ use whimbrel_store::{Store, StoreError};
 pub(crate) const MACHINE_LABEL: &str = "machine";
 /// Label of a capsule whose guest was squeezed: the bytes of memory it had before, and is to have again.
 pub(crate) const BALLOON_LABEL: &str = "balloon";
+/// Label of a capsule that names the capsule which its machine was derived, cloned or resumed from: it outlives the
+/// capsules between the two.
+pub(crate) const LINEAGE_LABEL: &str = "derived-from";
 const PREFIX: &str = "machine.";
 
 /// The ref of a machine's newest capsule. A name that leaves no room for the prefix is replaced by its digest.
@@ -28,6 +31,33 @@ pub(crate) fn check_tag(tag: Option<&RefName>) -> Result<(), HostError> {
         }
         _ => Ok(()),
     }
+}
+
+/// A ref as rights and people name it: a machine's ref under the machine's name.
+pub(crate) fn known_as(name: &RefName) -> &str {
+    name.as_str().strip_prefix(PREFIX).unwrap_or(name.as_str())
+}
+
+/// The machine whose newest capsule a ref of a store names, if it is such a ref.
+pub(crate) fn machine_named(name: &RefName) -> Option<MachineName> {
+    name.as_str().strip_prefix(PREFIX)?.parse().ok()
+}
+
+/// The ref that a caller means, as it is called in the store; none if it means no ref but an id.
+pub(crate) fn named(store: &Store, capsule: &CapsuleRef) -> Result<Option<RefName>, HostError> {
+    let CapsuleRef::Name(name) = capsule else { return Ok(None) };
+    let machine = name.as_str().parse().ok().map(|machine| of_machine(&machine));
+    for name in [Some(name.clone()), machine].into_iter().flatten() {
+        if store.get_ref(&name).map_err(store_error("read a ref"))?.is_some() {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}
+
+/// The capsule that the machine of this one was made from.
+pub(crate) fn lineage_of(manifest: &Manifest) -> Option<CapsuleId> {
+    manifest.labels.get(LINEAGE_LABEL)?.parse().ok()
 }
 
 /// The capsule that a caller means: an id, a tag, a machine's newest capsule, the beginning of an id.

@@ -5,11 +5,12 @@
 //! the end leaves nothing behind.
 
 use crate::{
+    derive::disk_bases,
     error::HostError,
     host::Host,
     live::Live,
     operation::Reporter,
-    record::{DiskBase, Phase, Record},
+    record::{Phase, Record},
     refs,
     warm::WarmSlot,
 };
@@ -140,7 +141,7 @@ impl Host {
         }
     }
 
-    fn find(&self, capsule: &CapsuleRef) -> Result<(CapsuleId, Manifest), HostError> {
+    pub(crate) fn find(&self, capsule: &CapsuleRef) -> Result<(CapsuleId, Manifest), HostError> {
         let capsule = refs::resolve(&self.store, capsule)?;
         let manifest = self.store.manifest(&capsule).map_err(refs::store_error("read the capsule"))?;
         Ok((capsule, manifest))
@@ -180,7 +181,7 @@ impl Host {
         let mut live = Live::restore(self, record, memory, warm)?;
         let loaded = self.fill(plan, &live, reporter).and_then(|()| {
             live.load(&device_state)?;
-            live.is_as_stored()
+            live.is_as_stored(&plan.manifest.images)
         });
         match loaded {
             Ok(()) => Ok(live),
@@ -201,7 +202,7 @@ impl Host {
     }
 
     /// Kernels and initial RAM disks as files, since QEMU reads them by name.
-    fn materialize_boot_files(&self, manifest: &Manifest) -> Result<(), HostError> {
+    pub(crate) fn materialize_boot_files(&self, manifest: &Manifest) -> Result<(), HostError> {
         let Some(boot) = &manifest.machine.boot else { return Ok(()) };
         for digest in [Some(boot.kernel), boot.initrd].into_iter().flatten() {
             if !self.layout.boot_file(&digest).exists() {
@@ -219,9 +220,7 @@ impl Plan<'_> {
         if self.network == CloneNetwork::Isolated {
             config.nics.iter_mut().for_each(|nic| nic.bridge = None);
         }
-        let root = |disk| self.manifest.image(&format!("disk{disk}")).and_then(|image| image.root);
-        let base = |disk| root(disk).map_or(DiskBase::Blank, |root| DiskBase::Image { root });
-        let bases = (0..config.disks.len()).map(base).collect();
+        let bases = disk_bases(self.manifest);
         let mut record = Record::new(self.name.clone(), config, bases);
         record.origin = Some(self.capsule);
         record.last = Some(self.capsule);

@@ -2,8 +2,10 @@
 
 use crate::{error::HostError, host::Host, refs};
 use std::{collections::BTreeMap, path::Path};
-use whimbrel_api::{CapsuleDiff, CapsuleInfo, CapsuleRef, ConfigChange, ImageDiff, ImageInfo};
-use whimbrel_core::{CapsuleId, Digest, HostName, MachineName, RefName};
+use whimbrel_api::{
+    CapsuleDiff, CapsuleInfo, CapsuleRef, ConfigChange, ImageDiff, ImageInfo, LeftBehind, Tagged,
+};
+use whimbrel_core::{CapsuleId, Digest, HostName, RefName};
 use whimbrel_image::Manifest;
 use whimbrel_store::Expected;
 
@@ -53,25 +55,41 @@ impl Host {
     }
 
     /// Lets `tag` name a capsule, whatever it named before.
-    pub(crate) fn tag(&self, tag: &RefName, capsule: &CapsuleRef) -> Result<CapsuleInfo, HostError> {
+    pub(crate) fn tag(&self, tag: &RefName, capsule: &CapsuleRef) -> Result<Tagged, HostError> {
         refs::check_tag(Some(tag))?;
         let id = refs::resolve(&self.store, capsule)?;
+        // A damaged tag names nothing that could be told of, and is replaced.
+        let before = self.store.get_ref(tag).ok().flatten().filter(|before| *before != id);
         self.store.set_ref(tag, &id, Expected::Anything).map_err(refs::store_error("write the tag"))?;
-        self.capsule(&id.into())
+        let left = before.map(|before| self.left_behind(before)).transpose()?;
+        Ok(Tagged { capsule: self.capsule(&id.into())?, left })
     }
 
     /// Removes a tag, or the name that a machine gave its newest capsule. What no name leads to is freed by `gc`.
-    pub(crate) fn remove_ref(&self, name: &RefName) -> Result<(), HostError> {
-        let machine = name.as_str().parse().ok().map(|name: MachineName| refs::of_machine(&name));
-        for name in [Some(name.clone()), machine].into_iter().flatten() {
-            if self.store.get_ref(&name).map_err(refs::store_error("read a ref"))?.is_some() {
-                return self
-                    .store
-                    .delete_ref(&name, Expected::Anything)
-                    .map_err(refs::store_error("remove the tag"));
-            }
-        }
-        Err(HostError::NotFound { what: "capsule", name: name.to_string() })
+    pub(crate) fn remove_ref(&self, name: &RefName) -> Result<LeftBehind, HostError> {
+        let capsule = CapsuleRef::Name(name.clone());
+        let not_found = || HostError::NotFound { what: "capsule", name: name.to_string() };
+        let stored = match refs::named(&self.store, &capsule) {
+            Ok(stored) => stored.ok_or_else(not_found)?,
+            // What it names cannot be read; all the more it must go.
+            Err(_) => name.clone(),
+        };
+        let id = self.store.get_ref(&stored).ok().flatten();
+        self.store.delete_ref(&stored, Expected::Anything).map_err(refs::store_error("remove the tag"))?;
+        id.map_or_else(|| Err(not_found()), |id| self.left_behind(id))
+    }
+
+    /// What still depends on a capsule, by name or by descent, after a name was taken from it.
+    fn left_behind(&self, id: CapsuleId) -> Result<LeftBehind, HostError> {
+        let names = self.names()?.remove(&id).unwrap_or_default();
+        let family = self.family()?;
+        let children = family.below(&id).to_vec();
+        let machine = self.store.manifest(&id).ok().and_then(|manifest| refs::machine_of(&manifest).ok());
+        let shown = |name: &RefName| match &machine {
+            Some(machine) => refs::shown(name, machine),
+            None => Some(name.clone()),
+        };
+        Ok(LeftBehind { capsule: id, names: names.iter().filter_map(shown).collect(), children })
     }
 
     /// Bytes that the store takes on disk.
@@ -87,7 +105,7 @@ impl Host {
         Ok(names)
     }
 
-    fn tell(&self, id: CapsuleId, manifest: &Manifest, names: &[RefName]) -> CapsuleInfo {
+    pub(crate) fn tell(&self, id: CapsuleId, manifest: &Manifest, names: &[RefName]) -> CapsuleInfo {
         let images = manifest.images.iter().map(|image| ImageInfo {
             name: image.name.clone(),
             pages: image.pages,
@@ -98,6 +116,7 @@ impl Host {
         let host = manifest.host.parse().unwrap_or_else(|_| self.name.clone() as HostName);
         let mut labels = manifest.labels.clone();
         labels.remove(refs::MACHINE_LABEL);
+        labels.remove(refs::LINEAGE_LABEL);
         CapsuleInfo {
             id,
             names: names.iter().filter_map(|name| refs::shown(name, &machine)).collect(),

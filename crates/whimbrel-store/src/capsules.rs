@@ -7,7 +7,7 @@ use crate::{
 };
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use whimbrel_core::{ByteSize, CapsuleId, Digest, PAGE_SIZE, PageSet, RefName};
-use whimbrel_image::{Manifest, frame::Kind, tree};
+use whimbrel_image::{ImageRef, Manifest, frame::Kind, tree};
 
 /// A capsule and the refs that name it.
 #[derive(Debug, Clone)]
@@ -197,7 +197,8 @@ impl Store {
         else {
             return Ok(None);
         };
-        if base.pages != ours.pages || base.pages != theirs.pages {
+        let alike = |image: &ImageRef| image.pages == base.pages && image.cuts == base.cuts;
+        if !alike(ours) || !alike(theirs) {
             return Ok(None);
         }
         let (pages, name) = (base.pages, name.to_owned());

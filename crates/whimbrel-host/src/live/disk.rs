@@ -3,7 +3,7 @@
 use crate::{error::HostError, layout::Layout, record::DiskBase, slot::Slot};
 use std::{os::unix::fs::MetadataExt, path::Path, sync::Arc};
 use whimbrel_block::{Cow, Device, DiskPages, FileDevice, OverlayPlace, Padded, Tracked, ZeroDevice};
-use whimbrel_core::{Digest, MachineName, PAGE_SIZE};
+use whimbrel_core::{Digest, MachineName, PAGE_SIZE, PageSet};
 use whimbrel_machine::PageArray;
 use whimbrel_store::{Store, StoredDisk};
 
@@ -70,9 +70,50 @@ impl LiveDisk {
         &self.tracked
     }
 
+    /// The pages that may differ from its base.
+    pub(crate) fn owned(&self) -> PageSet {
+        self.cow.owned()
+    }
+
     /// Bytes that belong to this machine alone.
     pub(crate) fn owned_bytes(&self) -> u64 {
         self.cow.owned().count() * PAGE_SIZE as u64
+    }
+}
+
+/// A disk of a machine that does not run.
+pub(crate) struct RestingDisk {
+    cow: Arc<Cow>,
+    pages: DiskPages,
+}
+
+impl RestingDisk {
+    /// Opens disk `index` of the machine.
+    pub(crate) fn open(
+        (layout, store): (&Layout, &Store),
+        machine: &MachineName,
+        (index, size): (usize, u64),
+        base: &DiskBase,
+    ) -> Result<Self, HostError> {
+        let name = format!("disk{index}");
+        let failed = |source| HostError::Disk { disk: name.clone(), source };
+        let place =
+            OverlayPlace { dir: layout.machine(machine).join(&name), live_dir: layout.live_bitmaps() };
+        let (base, base_id) = open_base(store, base, size).map_err(failed)?;
+        let cow = Cow::open(&place, base, base_id).map_err(|source| failed(source.into()))?;
+        let cow = Arc::new(cow);
+        let pages = DiskPages { name, device: Arc::new(Tracked::new(cow.clone())) };
+        Ok(Self { cow, pages })
+    }
+
+    /// The pages that may differ from its base.
+    pub(crate) fn owned(&self) -> PageSet {
+        self.cow.owned()
+    }
+
+    /// The disk as a page array.
+    pub(crate) fn pages(&mut self) -> &mut dyn PageArray {
+        &mut self.pages
     }
 }
 

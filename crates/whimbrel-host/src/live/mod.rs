@@ -11,12 +11,13 @@ mod port;
 mod template;
 
 pub(crate) use console::{ConsoleView, Serial};
-pub(crate) use disk::{LiveDisk, Overlay, remove_overlays};
+pub(crate) use disk::{LiveDisk, Overlay, RestingDisk, remove_overlays};
 pub(crate) use memory::{LiveMemory, PagerView};
 pub(crate) use port::LivePort;
 pub(crate) use template::{Content as TemplateContent, Templates};
 
 use crate::{
+    capture::Arrays,
     error::HostError,
     host::Host,
     record::{ProcessRecord, RamFile, Record},
@@ -24,12 +25,14 @@ use crate::{
     warm::WarmSlot,
 };
 use std::{
+    collections::BTreeMap,
     path::PathBuf,
     sync::{Arc, mpsc::Receiver},
     time::{Duration, Instant},
 };
 use whimbrel_capture::{Follower, Ledger};
 use whimbrel_core::{Digest, MachineConfig, PageSet};
+use whimbrel_image::ImageRef;
 use whimbrel_machine::{Machine as _, MachineError};
 use whimbrel_qemu::{Console, LaunchSpec, MachineEvent, ProcessIdentity, Qemu, RamBacking, Vmgenid};
 use whimbrel_store::Pin;
@@ -48,8 +51,10 @@ pub(crate) struct Live {
     paused: bool,
     /// Keeps the capsule whose pages it still reads, whatever becomes of its refs.
     _origin: Option<Pin>,
-    /// Keeps the capsule that the store's sets of changed pages are relative to.
-    _base: Option<Pin>,
+    /// Images that the store's sets of changed pages are relative to, by name. An array without one is looked at anew.
+    pub(crate) bases: BTreeMap<String, Option<Digest>>,
+    /// Keep the capsules that these images are of: the last one with memory, and the last one of disks only after it.
+    _bases: Vec<Pin>,
 }
 
 impl Live {
@@ -136,13 +141,21 @@ impl Live {
         }
     }
 
-    /// From now on the store's next capsule holds only what changes: the machine is exactly `its capsule`.
-    pub(crate) fn is_as_stored(&mut self) -> Result<(), HostError> {
+    /// From now on the store's next capsule holds only what changes: these arrays are exactly those of its origin.
+    pub(crate) fn is_as_stored(&mut self, images: &[ImageRef]) -> Result<(), HostError> {
+        if self._origin.is_none() {
+            // Nothing keeps the images, so nothing may be written against them.
+            return Ok(());
+        }
         for ledger in &mut self.ledgers {
-            let nothing = PageSet::empty(ledger.page_count());
-            ledger
-                .follow_from(Follower::Store, nothing)
-                .map_err(|source| HostError::Memory { source: source.into() })?;
+            let image = images.iter().find(|image| image.name == ledger.name());
+            if let Some(image) = image.filter(|i| i.pages == ledger.page_count() && i.cuts.is_none()) {
+                let nothing = PageSet::empty(ledger.page_count());
+                ledger
+                    .follow_from(Follower::Store, nothing)
+                    .map_err(|source| HostError::Memory { source: source.into() })?;
+                self.bases.insert(image.name.clone(), image.root);
+            }
         }
         Ok(())
     }
@@ -161,12 +174,23 @@ impl Live {
     /// The store no longer knows what it has of the machine: its next capsule looks at everything.
     pub(crate) fn unfollow_store(&mut self) {
         self.ledgers.iter_mut().for_each(|ledger| ledger.unfollow(Follower::Store));
+        self.bases.clear();
     }
 
-    /// Keeps the capsule that the next one is written against, whatever becomes of its refs.
-    pub(crate) fn hold_base(&mut self, base: whimbrel_store::Result<Pin>) {
-        match base {
-            Ok(base) => self._base = Some(base),
+    /// Keeps the capsule whose images the next one is written against, whatever becomes of its refs.
+    pub(crate) fn hold_base(
+        &mut self,
+        capsule: whimbrel_store::Result<Pin>,
+        arrays: Arrays,
+        images: BTreeMap<String, Option<Digest>>,
+    ) {
+        match capsule {
+            Ok(capsule) => {
+                // One of disks only leaves memory to the capsule before it.
+                self._bases.truncate(if arrays == Arrays::Disks { 1 } else { 0 });
+                self._bases.push(capsule);
+                self.bases.extend(images);
+            }
             Err(error) => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "the next capsule begins anew");
                 self.unfollow_store();
@@ -357,7 +381,8 @@ impl Assembly<'_> {
                     slot,
                     paused: true,
                     _origin,
-                    _base: None,
+                    bases: BTreeMap::new(),
+                    _bases: Vec::new(),
                 })
             }
             Err(error) => {
@@ -369,6 +394,17 @@ impl Assembly<'_> {
                 Err(error)
             }
         }
+    }
+
+    /// Keeps the capsule that memory or disks are read from. The origin of other machines is only a name; it may
+    /// be on another host.
+    fn hold_origin(&self) -> Result<Option<Pin>, HostError> {
+        let over_image = |base: &DiskBase| matches!(base, DiskBase::Image { .. });
+        if self.image.is_none() && !self.record.bases.iter().any(over_image) {
+            return Ok(None);
+        }
+        let pin = self.record.origin.map(|origin| self.host.store.pin(&origin)).transpose();
+        pin.map_err(crate::refs::store_error("keep the capsule that the machine reads from"))
     }
 
     #[allow(clippy::type_complexity, reason = "taken apart right where it is made")]

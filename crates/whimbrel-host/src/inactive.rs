@@ -1,0 +1,158 @@
+//! Inactive capsules: the disks and the configuration of a machine at one instant, without its memory.
+//!
+//! Of a machine that runs the disks are as after a power cut at that instant, which file systems are made to survive: the
+//! machine is paused while the last pages are copied aside, so all disks are of the same moment. Of one that is
+//! switched off they are as it left them; of one that lies suspended they are those of its capsule, and nothing is copied.
+
+use crate::{
+    capture::{self, Wanted},
+    error::HostError,
+    host::Host,
+    live::RestingDisk,
+    machine::Turn,
+    operation::Reporter,
+    record::{DiskBase, Phase, Record},
+    refs,
+};
+use std::time::Instant;
+use whimbrel_api::{CaptureReport, RoundInfo, Unit};
+use whimbrel_capture::Finish;
+use whimbrel_core::{CapsuleId, EXTENT_PAGES, PAGE_SIZE, PageSet};
+use whimbrel_image::ImageRef;
+use whimbrel_store::Writer;
+
+impl Host {
+    /// Takes an inactive capsule of a machine, whether it runs or not.
+    pub(crate) fn take_disks(
+        &self,
+        turn: &mut Turn<'_>,
+        wanted: &Wanted,
+        reporter: &Reporter,
+    ) -> Result<CaptureReport, HostError> {
+        let begun = Instant::now();
+        if turn.record.config.disks.is_empty() {
+            return Err(HostError::invalid(format!("{} has no disks", turn.record.name)));
+        }
+        let report = match turn.record.phase.clone() {
+            Phase::Here => {
+                let (record, live) = turn.parts()?;
+                self.take_squeezed(record, live, Finish::GoOn, wanted, reporter)?
+            }
+            Phase::Stopped | Phase::Crashed { .. } => {
+                self.take_resting(&mut turn.record, wanted, reporter)?
+            }
+            Phase::Suspended { capsule } => self.disks_of(&mut turn.record, &capsule, wanted)?,
+            other => {
+                let (name, state) = (turn.record.name.clone(), other.word());
+                return Err(HostError::State { name, state, needed: "here" });
+            }
+        };
+        Ok(CaptureReport { total_ms: begun.elapsed().as_secs_f64() * 1e3, ..report })
+    }
+
+    /// The disks of a machine that is switched off.
+    fn take_resting(
+        &self,
+        record: &mut Record,
+        wanted: &Wanted,
+        reporter: &Reporter,
+    ) -> Result<CaptureReport, HostError> {
+        let (begun, before) = (Instant::now(), self.stored_bytes());
+        let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
+        let (mut images, mut pages) = (Vec::new(), 0);
+        for index in 0..record.config.disks.len() {
+            let (image, written) = self.write_resting(record, index, &writer, reporter)?;
+            images.push(image);
+            pages += written;
+        }
+        let capsule = self.commit_disks(record, images, &writer, wanted)?;
+        let ms = begun.elapsed().as_secs_f64() * 1e3;
+        let rounds = vec![RoundInfo { pages, bytes: pages * PAGE_SIZE as u64, ms }];
+        Ok(self.report_disks(capsule, before, rounds))
+    }
+
+    /// Writes one disk: what differs from an image of the store, or all of it.
+    fn write_resting(
+        &self,
+        record: &Record,
+        index: usize,
+        writer: &Writer,
+        reporter: &Reporter,
+    ) -> Result<(ImageRef, u64), HostError> {
+        let write = refs::store_error("write the image");
+        let failed = |source: whimbrel_machine::PageError| HostError::Disk {
+            disk: format!("disk{index}"),
+            source: source.into(),
+        };
+        let (size, base) = (record.config.disks[index].size.0, &record.bases[index]);
+        let at = (&self.layout, &self.store);
+        let mut disk = RestingDisk::open(at, &record.name, (index, size), base)?;
+        let (root, wanted): (_, PageSet) = match base {
+            DiskBase::Image { root } => (Some(*root), disk.owned()),
+            DiskBase::Blank => (None, disk.owned()),
+            DiskBase::File { .. } => (None, disk.pages().populated().map_err(failed)?),
+        };
+        let mut image = writer.image(root, disk.pages().page_count()).map_err(&write)?;
+        let (mut buffer, mut done, total) = (Vec::new(), 0, wanted.count());
+        for run in wanted.runs().flat_map(|run| run.chunks(EXTENT_PAGES as u64)) {
+            buffer.resize(run.bytes(), 0);
+            disk.pages().read(run, &mut buffer).map_err(failed)?;
+            image.put(run, &buffer).map_err(&write)?;
+            done += run.len;
+            reporter.progress("copying", Unit::Pages, done, Some(total));
+            if reporter.is_cancelled() {
+                return Err(HostError::Cancelled { left: "nothing was stored".into() });
+            }
+        }
+        let image = image.finish().map_err(&write)?;
+        Ok((
+            ImageRef { name: format!("disk{index}"), pages: image.pages, root: image.root, cuts: None },
+            done,
+        ))
+    }
+
+    /// The disks of a capsule as a capsule of their own. The trees are shared, so no page is read.
+    fn disks_of(
+        &self,
+        record: &mut Record,
+        capsule: &CapsuleId,
+        wanted: &Wanted,
+    ) -> Result<CaptureReport, HostError> {
+        let before = self.stored_bytes();
+        let _whole = self.store.pin(capsule).map_err(refs::store_error("read the capsule"))?;
+        let manifest = self.store.manifest(capsule).map_err(refs::store_error("read the capsule"))?;
+        let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
+        let images = manifest.images.into_iter().filter(|image| image.name != "memory").collect();
+        // The machine goes on from its own capsule: this one is a child of it, and not its newest.
+        let names = wanted.tag.clone().into_iter().collect::<Vec<_>>();
+        if names.is_empty() {
+            return Err(HostError::invalid(format!(
+                "{} is suspended, and its name stands for what it resumes from: give the capsule of its disks a tag",
+                record.name
+            )));
+        }
+        let labels = capture::labels_of(record, wanted);
+        let mut child = record.clone();
+        child.last = Some(*capsule);
+        let id = self.commit_as(&child, images, &writer, ([&[], &[]], labels), &names)?;
+        Ok(self.report_disks(id, before, Vec::new()))
+    }
+
+    fn commit_disks(
+        &self,
+        record: &mut Record,
+        images: Vec<ImageRef>,
+        writer: &Writer,
+        wanted: &Wanted,
+    ) -> Result<CapsuleId, HostError> {
+        let labels = capture::labels_of(record, wanted);
+        let capsule = self.commit(record, images, writer, [&[], &[]], (wanted, labels))?;
+        record.last = Some(capsule);
+        Ok(capsule)
+    }
+
+    fn report_disks(&self, capsule: CapsuleId, before: u64, rounds: Vec<RoundInfo>) -> CaptureReport {
+        let bytes_added = self.stored_bytes().saturating_sub(before);
+        CaptureReport { capsule, pause_ms: 0.0, total_ms: 0.0, bytes_added, rounds, squeezed: None }
+    }
+}

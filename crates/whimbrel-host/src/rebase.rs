@@ -1,0 +1,223 @@
+//! The rebase report: after an update of a capsule, who still stands on an old version of it, and what both changed.
+//!
+//! It only reports. Disks are compared page by page, three ways: old version, child, update. Pages that both sides
+//! changed, and not to the same, are what a person has to look at; above disks nothing here knows about files.
+
+use crate::{
+    error::HostError,
+    graph::Family,
+    host::Host,
+    live::RestingDisk,
+    machine::{Machine, Turn},
+    record::{DiskBase, Phase},
+    refs,
+};
+use std::collections::BTreeSet;
+use whimbrel_api::{CapsuleRef, DiskRebase, RebaseReport, RefVersion, Standing};
+use whimbrel_core::{CapsuleId, PageSet};
+use whimbrel_image::Manifest;
+
+/// Runs of conflicting pages that are told, a disk.
+const RUNS_MAX: usize = 16;
+const MEMORY: &str = "memory";
+
+/// The capsules that a report is about.
+struct Lines {
+    family: Family,
+    old: Vec<CapsuleId>,
+    /// What comes after an old version and is neither a version itself, nor comes before or after the new one.
+    standing: BTreeSet<CapsuleId>,
+}
+
+impl Host {
+    /// Who stands on old versions of `capsule`: those that its ref named before `onto`, or it itself.
+    pub(crate) fn rebase(
+        &self,
+        capsule: &CapsuleRef,
+        onto: Option<&CapsuleRef>,
+    ) -> Result<RebaseReport, HostError> {
+        let current = refs::resolve(&self.store, capsule)?;
+        let onto = onto.map_or(Ok(current), |onto| refs::resolve(&self.store, onto))?;
+        let mut old: Vec<RefVersion> = match refs::named(&self.store, capsule)? {
+            Some(name) => self.versions(&name)?,
+            None => vec![RefVersion { capsule: current, previous: None, time_ms: 0, here: true }],
+        };
+        let mut seen = BTreeSet::from([onto]);
+        old.retain(|version| seen.insert(version.capsule));
+        let lines = Lines::of(self.family()?, old.iter().map(|version| version.capsule).collect(), onto);
+        let update = self.store.manifest(&onto).map_err(refs::store_error("read the capsule"))?;
+        let mut standing = Vec::new();
+        for id in lines.listed() {
+            standing.push(self.capsule_standing(&lines, id, &update)?);
+        }
+        for machine in self.machines() {
+            standing.extend(self.machine_standing(&lines, &machine, &update)?);
+        }
+        Ok(RebaseReport { onto, old, standing })
+    }
+
+    fn capsule_standing(
+        &self,
+        lines: &Lines,
+        id: CapsuleId,
+        update: &Manifest,
+    ) -> Result<Standing, HostError> {
+        let capsule = &lines.family.capsules[&id];
+        let told = self.tell(id, &capsule.manifest, &capsule.refs);
+        let old = lines.nearest_old(id);
+        let (disks, unknown) = match self.store.manifest(&old) {
+            Ok(base) => (self.compare(&base, &capsule.manifest, update)?, None),
+            Err(_) => (Vec::new(), Some(GONE.to_owned())),
+        };
+        Ok(Standing { capsule: id, names: told.names, machine: None, old, disks, unknown })
+    }
+
+    /// Disk by disk what a capsule and the update changed since the old version.
+    fn compare(
+        &self,
+        base: &Manifest,
+        child: &Manifest,
+        update: &Manifest,
+    ) -> Result<Vec<DiskRebase>, HostError> {
+        let mut disks = Vec::new();
+        for image in child.images.iter().filter(|image| image.name != MEMORY) {
+            let divergence = self.store.divergence(&image.name, base, child, update);
+            if let Some(found) = divergence.map_err(refs::store_error("compare the capsules"))? {
+                disks.push(told(found.name, &found.ours, &found.theirs, &found.conflicts));
+            }
+        }
+        Ok(disks)
+    }
+
+    /// A machine that stands on an old version, or on something that does.
+    fn machine_standing(
+        &self,
+        lines: &Lines,
+        machine: &Machine,
+        update: &Manifest,
+    ) -> Result<Option<Standing>, HostError> {
+        let info = machine.info();
+        let Some(capsule) = info.follows.filter(|id| lines.is_old_or_standing(id)) else { return Ok(None) };
+        let old = lines.nearest_old(capsule);
+        let names = match lines.family.capsules.get(&capsule) {
+            Some(stored) => self.tell(capsule, &stored.manifest, &stored.refs).names,
+            None => Vec::new(),
+        };
+        let mut standing =
+            Standing { capsule, names, machine: Some(info.name), old, disks: Vec::new(), unknown: None };
+        let turn = match machine.begin("look at its disks", None) {
+            Ok(turn) => turn,
+            Err(busy) => {
+                standing.unknown = Some(busy.to_string());
+                return Ok(Some(standing));
+            }
+        };
+        if !matches!(turn.record.phase, Phase::Here | Phase::Stopped | Phase::Crashed { .. }) {
+            // Suspended or given away, it is its capsule, which is in the list.
+            return Ok(None);
+        }
+        match self.store.manifest(&old) {
+            Ok(base) => match self.machine_disks(&turn, &base, update) {
+                Ok(disks) => standing.disks = disks,
+                Err(error) => standing.unknown = Some(error.to_string()),
+            },
+            Err(_) => standing.unknown = Some(GONE.to_owned()),
+        }
+        Ok(Some(standing))
+    }
+
+    /// What a machine has on its disks is not digested, so a page that it wrote counts as changed whatever it wrote.
+    fn machine_disks(
+        &self,
+        turn: &Turn<'_>,
+        base: &Manifest,
+        update: &Manifest,
+    ) -> Result<Vec<DiskRebase>, HostError> {
+        let failed = refs::store_error("compare the disks");
+        let mut disks = Vec::new();
+        for (index, disk_base) in turn.record.bases.iter().enumerate() {
+            let name = format!("disk{index}");
+            let (Some(old), Some(new)) = (base.image(&name), update.image(&name)) else { continue };
+            let begun_as = match disk_base {
+                DiskBase::Image { root } => Some(*root),
+                DiskBase::Blank => None,
+                DiskBase::File { .. } => continue,
+            };
+            let owned = self.owned_pages(turn, index)?;
+            if old.pages != new.pages || old.pages != owned.len() {
+                continue;
+            }
+            let mut changed = self.store.changed_pages(old.root, begun_as, old.pages).map_err(&failed)?;
+            changed.union(&owned);
+            let updated = self.store.changed_pages(old.root, new.root, old.pages).map_err(&failed)?;
+            let mut conflicts = changed.clone();
+            conflicts.intersect(&updated);
+            disks.push(told(name, &changed, &updated, &conflicts));
+        }
+        Ok(disks)
+    }
+
+    fn owned_pages(&self, turn: &Turn<'_>, index: usize) -> Result<PageSet, HostError> {
+        if let Some(disk) = turn.live.as_ref().and_then(|live| live.disks.get(index)) {
+            return Ok(disk.owned());
+        }
+        let (record, size) = (&turn.record, turn.record.config.disks[index].size.0);
+        let at = (&self.layout, &self.store);
+        Ok(RestingDisk::open(at, &record.name, (index, size), &record.bases[index])?.owned())
+    }
+}
+
+/// Why nothing can be compared.
+const GONE: &str = "the old version is no longer in the store; a tag of its own would have kept it";
+
+fn told(name: String, changed: &PageSet, updated: &PageSet, conflicts: &PageSet) -> DiskRebase {
+    DiskRebase {
+        name,
+        changed: changed.count(),
+        updated: updated.count(),
+        conflicts: conflicts.count(),
+        conflict_runs: conflicts.runs().take(RUNS_MAX).map(|run| (run.start, run.len)).collect(),
+    }
+}
+
+impl Lines {
+    fn of(family: Family, old: Vec<CapsuleId>, onto: CapsuleId) -> Self {
+        let mut settled = family.ancestors([onto]);
+        settled.extend(family.descendants([onto]));
+        settled.extend(&old);
+        let standing =
+            family.descendants(old.iter().copied()).into_iter().filter(|id| !settled.contains(id)).collect();
+        Self { family, old, standing }
+    }
+
+    fn is_old_or_standing(&self, id: &CapsuleId) -> bool {
+        self.standing.contains(id) || self.old.contains(id)
+    }
+
+    /// Of what stands on an old version: what has a name, and what nothing came after.
+    fn listed(&self) -> Vec<CapsuleId> {
+        let is_last = |id: &CapsuleId| !self.family.below(id).iter().any(|id| self.standing.contains(id));
+        let is_named = |id: &CapsuleId| !self.family.capsules[id].refs.is_empty();
+        let mut listed: Vec<CapsuleId> =
+            self.standing.iter().copied().filter(|id| is_last(id) || is_named(id)).collect();
+        listed.sort_by_key(|id| (self.family.capsules[id].manifest.time, *id));
+        listed
+    }
+
+    /// The old version that `id` is, or stands on: the first one on the way up.
+    fn nearest_old(&self, id: CapsuleId) -> CapsuleId {
+        let (mut level, mut seen) = (vec![id], BTreeSet::new());
+        while !level.is_empty() {
+            if let Some(old) = level.iter().find(|id| self.old.contains(id)) {
+                return *old;
+            }
+            level = level.iter().flat_map(|id| self.named_above(id)).filter(|id| seen.insert(*id)).collect();
+        }
+        id
+    }
+
+    fn named_above(&self, id: &CapsuleId) -> Vec<CapsuleId> {
+        let manifest = self.family.capsules.get(id).map(|capsule| &capsule.manifest);
+        manifest.map_or_else(Vec::new, |m| m.parents.iter().copied().chain(refs::lineage_of(m)).collect())
+    }
+}
