@@ -4,8 +4,8 @@
 //! payload what the doc of the kind says. The requests of one handover are handled in the order they came.
 
 use serde::{Deserialize, Serialize};
-use std::fmt;
-use whimbrel_core::{CapsuleId, Digest, MachineConfig, MachineName};
+use std::{fmt, str::FromStr};
+use whimbrel_core::{CapsuleId, Digest, HostName, MachineConfig, MachineName};
 
 /// Offer a machine; header [`Offer`], reply [`Accepted`].
 pub const OFFER: u16 = 0x0100;
@@ -69,6 +69,51 @@ pub struct Offer {
     pub blobs: Vec<(Digest, u64)>,
     /// Version of the QEMU that runs it.
     pub qemu_version: String,
+    /// Where its network stays, if that is not to be the target's.
+    pub tunnel: Option<HomeNetwork>,
+}
+
+/// The host that has a machine's network while it runs on another one, and the tunnel between the two.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HomeNetwork {
+    /// The host.
+    pub home: HostName,
+    /// The tunnel, until the machine is home again.
+    pub id: TunnelId,
+    /// The capsule as which that host suspended the machine, if that is how it came away.
+    pub capsule: Option<CapsuleId>,
+}
+
+/// Names a tunnel. Random, and told only to those who have the machine.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct TunnelId(pub [u8; 16]);
+
+impl fmt::Display for TunnelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for TunnelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Whoever knows it may open the tunnel: a log shows its beginning.
+        write!(f, "TunnelId({:02x}{:02x}…)", self.0[0], self.0[1])
+    }
+}
+
+/// The text is no id of a tunnel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("an id of a tunnel has 32 hexadecimal digits")]
+pub struct ParseTunnelIdError;
+
+impl FromStr for TunnelId {
+    type Err = ParseTunnelIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseTunnelIdError> {
+        let hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = u128::from_str_radix(text, 16).ok().filter(|_| hex);
+        number.map(|number| Self(number.to_be_bytes())).ok_or(ParseTunnelIdError)
+    }
 }
 
 /// One page array of an offer.
@@ -114,4 +159,18 @@ pub struct Finish {
     pub handover: HandoverId,
     /// Addresses seen on each network port, opaque to the protocol, so that the target can announce them.
     pub ports: Vec<Vec<u8>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_read_as_it_is_written_and_nothing_else_is() {
+        let id = TunnelId([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255]);
+        assert_eq!(id.to_string().parse(), Ok(id));
+        for bad in ["", "0", &"+".repeat(32), &"0".repeat(31), &"g".repeat(32)] {
+            assert_eq!(bad.parse::<TunnelId>(), Err(ParseTunnelIdError));
+        }
+    }
 }

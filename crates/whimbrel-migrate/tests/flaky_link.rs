@@ -213,6 +213,7 @@ fn offer(handover: u64) -> Offer {
         origin: None,
         blobs: vec![(kernel, KERNEL.len() as u64)],
         qemu_version: "7.2".into(),
+        tunnel: None,
     }
 }
 
