@@ -1,7 +1,7 @@
 //! Capsules for people: a row, a page, the difference of two.
 
 use crate::table::{ago, fields, table};
-use whimbrel_api::{CapsuleDiff, CapsuleInfo};
+use whimbrel_api::{CapsuleDiff, CapsuleInfo, LeftBehind};
 use whimbrel_core::{ByteSize, PAGE_SIZE, RefName};
 
 /// All capsules as a table.
@@ -47,6 +47,21 @@ pub(crate) fn page(capsule: &CapsuleInfo) -> String {
     let images =
         capsule.images.iter().map(|image| [image.name.clone(), size(image.pages), image.root.short()]);
     format!("{}\n{}", fields(&pairs), table(["IMAGE", "SIZE", "ROOT"], images, "no images"))
+}
+
+/// What is worth saying when a name was taken from a capsule; nothing if it has no children.
+pub(crate) fn left_behind(left: &LeftBehind) -> Option<String> {
+    let children = match left.children.len() as u64 {
+        0 => return None,
+        1 => "1 child, which needs nothing of it".to_owned(),
+        more => format!("{more} children, which need nothing of it"),
+    };
+    let names: Vec<_> = left.names.iter().map(RefName::as_str).collect();
+    let now = match names.is_empty() {
+        true => "without a name it goes with the next gc".to_owned(),
+        false => format!("it is still {}", names.join(", ")),
+    };
+    Some(format!("it has {children}; {now}"))
 }
 
 /// What differs between two capsules.

@@ -11,7 +11,6 @@ mod context;
 mod doctor;
 mod edge;
 mod failure;
-mod graph;
 mod machines;
 mod operation;
 mod outcome;
@@ -20,6 +19,7 @@ mod progress;
 mod settings;
 mod table;
 mod terminal;
+mod tree;
 mod values;
 
 fn main() -> std::process::ExitCode {

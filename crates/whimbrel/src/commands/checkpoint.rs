@@ -13,6 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel checkpoint web
   whimbrel checkpoint web --tag before-upgrade --label ticket=4711
+  whimbrel checkpoint web --disks-only --tag golden    without memory: what others derive from
   whimbrel resume before-upgrade --name web2    have that state run beside the machine";
 
 /// Keep the state of a machine as a capsule; the machine runs on
@@ -29,15 +30,19 @@ pub(crate) struct Args {
     /// Something to write on it (may be given several times)
     #[arg(long = "label", value_name = "KEY=VALUE")]
     labels: Vec<Label>,
+    /// Keep its disks and configuration only, all as of one instant; works for a machine that is switched off too
+    #[arg(long)]
+    disks_only: bool,
     /// Take memory from the guest before and give it back after: auto, off or what to leave it
-    #[arg(long, value_name = "auto|off|SIZE", default_value = "off")]
+    #[arg(long, value_name = "auto|off|SIZE", default_value = "off", conflicts_with = "disks_only")]
     balloon: Balloon,
 }
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
         let labels = self.labels.into_iter().map(|Label(key, value)| (key, value)).collect();
-        let request = CheckpointRequest { tag: self.tag, labels, balloon: self.balloon.0 };
+        let (balloon, disks_only) = (self.balloon.0, self.disks_only);
+        let request = CheckpointRequest { tag: self.tag, labels, balloon, disks_only };
         operation::perform(context, context.client.checkpoint(&self.name, &request)).await
     }
 }

@@ -1,6 +1,6 @@
 //! `whimbrel rm`.
 
-use crate::{context::Context, failure::Failure, output::Removed};
+use crate::{capsules, context::Context, failure::Failure, output::Removed};
 use whimbrel_core::RefName;
 
 const EXAMPLES: &str = "\
@@ -10,7 +10,8 @@ Examples:
 
 /// Remove names of capsules
 ///
-/// A capsule that no name leads to any more is freed by the next `whimbrel gc`, not before.
+/// A capsule that no name leads to any more is freed by the next `whimbrel gc`, not before. Its children, and machines
+/// that run on it, are whole without it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -22,7 +23,10 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
         for name in &self.names {
-            context.client.remove(name).await?;
+            let left = context.client.remove(name).await?;
+            if let Some(note) = capsules::left_behind(&left) {
+                context.output.remark(&format!("note: {name} named {}: {note}", left.capsule.short()));
+            }
         }
         context.output.result(&Removed::many(&self.names), |removed| removed.sentence("removed"))
     }

@@ -1,6 +1,6 @@
 //! `whimbrel tag`.
 
-use crate::{context::Context, failure::Failure};
+use crate::{capsules, context::Context, failure::Failure};
 use whimbrel_api::{CapsuleRef, TagRequest};
 use whimbrel_core::RefName;
 
@@ -10,6 +10,9 @@ Examples:
   whimbrel tag 3fa95c81 before-upgrade";
 
 /// Give a capsule a name; a tag that exists moves
+///
+/// What a tag named before is remembered: `whimbrel log TAG --refs`. Capsules never change and children need nothing of
+/// their parents, so moving a tag harms nobody; if the old capsule has children it is said.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -22,6 +25,12 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
         let capsule = context.client.tag(&self.tag, &TagRequest { capsule: self.capsule }).await?;
-        context.output.result(&capsule, |capsule| format!("{}: {}\n", self.tag, capsule.id.short()))
+        if let Some(left) = &capsule.left {
+            let named = format!("{} named {} before", self.tag, left.capsule.short());
+            if let Some(note) = capsules::left_behind(left) {
+                context.output.remark(&format!("note: {named}: {note}; see `whimbrel rebase {}`", self.tag));
+            }
+        }
+        context.output.result(&capsule, |named| format!("{}: {}\n", self.tag, named.capsule.id.short()))
     }
 }

@@ -1,0 +1,55 @@
+//! `whimbrel derive`.
+
+use crate::{context::Context, failure::Failure, machines, values::Port};
+use whimbrel_api::{CapsuleRef, DeriveRequest};
+use whimbrel_core::{ByteSize, MachineName};
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel import debian.qcow2 golden && whimbrel derive golden web
+  whimbrel derive golden db --memory 4G --cpus 4 --net br0
+  whimbrel checkpoint web --tag web-1       a child of golden
+  whimbrel log golden --graph               both, and what they add";
+
+/// Start a new machine on the disks of a capsule
+///
+/// It boots, shares every page of the disks that it does not change, and its capsules are children of CAPSULE. Of a
+/// capsule with memory only the disks are used, as they were at that instant; `resume` and `clone` continue it instead.
+/// CAPSULE itself never changes: no capsule does.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The parent: tag, machine (its newest capsule) or id
+    capsule: CapsuleRef,
+    /// Name for the machine, not in use on this host
+    name: MachineName,
+    /// Guest memory; as the parent has unless given
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<ByteSize>,
+    /// Virtual CPUs; as the parent has unless given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    cpus: Option<u32>,
+    /// Network port in a bridge of this host, or `none` for an unplugged one (may be given several times); without any, the
+    /// ports of the parent with new addresses
+    #[arg(long = "net", value_name = "BRIDGE[,mac=ADDRESS]")]
+    nics: Vec<Port>,
+    /// Command line for the kernel, where the parent loads one directly
+    #[arg(long, value_name = "TEXT")]
+    append: Option<String>,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let nics: Vec<_> = self.nics.into_iter().map(|port| port.0).collect();
+        let request = DeriveRequest {
+            capsule: self.capsule,
+            name: self.name,
+            memory: self.memory,
+            cpus: self.cpus,
+            nics: (!nics.is_empty()).then_some(nics),
+            append: self.append,
+        };
+        let machine = context.client.derive(&request).await?;
+        context.output.result(&machine, machines::sentence)
+    }
+}

@@ -1,0 +1,55 @@
+//! `whimbrel promote`.
+
+use crate::{context::Context, failure::Failure, table::milliseconds};
+use whimbrel_api::{CapsuleRef, PromoteReport, PromoteRequest};
+use whimbrel_core::{ByteSize, CapsuleId, RefName};
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel promote golden                  the name moves to the capsule without parents
+  whimbrel promote web --tag web-alone     the old one keeps its names
+  whimbrel promote 3fa95c81 --all-refs";
+
+/// Detach a capsule from its parents
+///
+/// Makes a capsule of the same images that has no parents. No page is copied, for a capsule never reads through its
+/// parents; nor is this needed before a parent is removed. It is for handing a capsule on without its past. The new
+/// capsule has another id; children of the old one stay its children.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Tag, machine (its newest capsule) or id
+    capsule: CapsuleRef,
+    /// A tag for the new capsule; no name moves then
+    #[arg(long)]
+    tag: Option<RefName>,
+    /// Move every name of the old capsule to the new one
+    #[arg(long)]
+    all_refs: bool,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let request = PromoteRequest { capsule: self.capsule, tag: self.tag, all_refs: self.all_refs };
+        let report = context.client.promote(&request).await?;
+        context.output.result(&report, describe)
+    }
+}
+
+fn describe(report: &PromoteReport) -> String {
+    let names: Vec<_> = report.refs.iter().map(RefName::as_str).collect();
+    let parents: Vec<_> = report.parents.iter().map(CapsuleId::short).collect();
+    if parents.is_empty() {
+        return format!("{} has no parents ({})\n", report.capsule.short(), names.join(", "));
+    }
+    format!(
+        "{} ({}) stands alone, {} had {}: {} of pages copied, {} written, took {}\n",
+        report.capsule.short(),
+        names.join(", "),
+        report.was.short(),
+        parents.join(", "),
+        ByteSize(report.bytes_copied),
+        ByteSize(report.bytes_added),
+        milliseconds(report.ms),
+    )
+}
