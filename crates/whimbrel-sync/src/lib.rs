@@ -7,6 +7,8 @@
 //! Invariants: nothing that a peer sent is kept or handed on before its digest was compared; every length is bounded before
 //! it is allocated, decompression included; the server keeps nothing between two calls. Calls block; threads are plain.
 
+mod driver;
+mod error;
 mod glob;
 mod holdings;
 mod link;
@@ -14,16 +16,28 @@ mod meter;
 pub mod node_delta;
 mod pack;
 mod page_frame;
+pub mod plan;
 pub mod protocol;
+mod pull;
+mod receive;
+mod remote;
+mod request;
 mod serve_pages;
 mod server;
 mod shelf;
 mod slots;
+mod sources;
+mod walk;
 
+pub use error::SyncError;
 pub use holdings::{Holdings, announcements};
 pub use link::{Answer, Link, LinkError, WireLink, call};
 pub use meter::{Content, Meter, level};
 pub use pack::PackError;
+pub use pull::{Options, Progress, Report, fetch_capsule, pull};
+pub use remote::Remote;
 pub use server::{Access, Server};
 pub use shelf::{BoxError, Holder, Shelf};
 pub use slots::Slots;
+pub use sources::{Demand, PEERS_MAX, Peer, Sources};
+pub use walk::PageCounts;

@@ -13,39 +13,45 @@ const ANSWER_MAX: u64 = 4 << 20;
 const FIRST: u64 = 32 << 10;
 const WINDOW_MAX: u64 = 64 << 20;
 
+/// Answers are summed up over at least this, since several may arrive in one burst.
+const SPAN: Duration = Duration::from_millis(100);
+
 /// What a link was seen to carry.
 #[derive(Debug, Clone, Default)]
 pub struct Meter {
     rate: Option<f64>,
     round_trip: Option<Duration>,
-    /// When the answer before this one came, while requests were under way.
-    busy_since: Option<Duration>,
+    /// Since when the link is busy, or when it was last measured, and what came since.
+    span: Option<(Duration, u64)>,
 }
 
 impl Meter {
-    /// Requests go out and none was under way: the time before counts for nothing.
+    /// A request goes out and none was under way: the time before counts for nothing.
     pub fn begin(&mut self, now: Duration) {
-        self.busy_since = Some(now);
+        self.span = Some((now, 0));
     }
 
     /// An answer of `bytes` came `after` its request; `more` says whether others are under way.
     pub fn answered(&mut self, bytes: u64, after: Duration, now: Duration, more: bool) {
-        let alone = bytes < 4096;
-        if alone && self.round_trip.is_none_or(|known| after < known) {
+        let small = bytes < 4096;
+        if small && self.round_trip.is_none_or(|known| after < known) {
             self.round_trip = Some(after);
         }
-        let since = self.busy_since.replace(now).filter(|_| !alone);
-        if !more {
-            self.busy_since = None;
+        let Some((since, before)) = self.span.take() else { return };
+        let (sum, took) = (before + bytes, now.saturating_sub(since));
+        let due = took >= SPAN || !more || self.rate.is_none();
+        if more {
+            self.span = Some(if due { (now, 0) } else { (since, sum) });
         }
-        let Some(since) = since else { return };
-        // What a lone request waited for the round trip says nothing of the rate.
-        let took =
-            now.saturating_sub(since).as_secs_f64() - if more { 0.0 } else { self.latency().as_secs_f64() };
-        let seen = bytes as f64 / took.max(1e-5);
+        // A small answer says something of the round trip and nothing of the rate.
+        if !due || sum < 4096 {
+            return;
+        }
+        // What the first of several waited for the round trip is little; of a lone one it may be all.
+        let idle = if more { Duration::ZERO } else { self.latency().min(took / 2) };
+        let seen = sum as f64 / (took - idle).as_secs_f64().max(1e-5);
         self.rate = Some(match self.rate {
-            // Twice at most: several answers that arrive in one burst would look like a fast link.
-            Some(rate) => rate * 0.6 + seen.min(rate * 4.0) * 0.4,
+            Some(rate) => rate * 0.5 + seen.min(rate * 8.0) * 0.5,
             None => seen,
         });
     }

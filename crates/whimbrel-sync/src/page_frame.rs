@@ -14,6 +14,6 @@ pub(crate) fn encode_pages(pages: &[u8], older: &[u8], level: i32) -> Result<Vec
 }
 
 /// The `count` pages of a frame.
-pub fn decode_pages(frame: &[u8], older: &[u8], count: usize) -> Result<Vec<u8>, PackError> {
+pub(crate) fn decode_pages(frame: &[u8], older: &[u8], count: usize) -> Result<Vec<u8>, PackError> {
     unpack(frame, older, count * PAGE_SIZE)
 }

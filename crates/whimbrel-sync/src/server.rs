@@ -111,7 +111,7 @@ impl Server {
             if !objects.is_empty() && raw.len() >= room {
                 break;
             }
-            let (answer, bytes) = self.object(access, ask.kind, want);
+            let (answer, bytes) = self.object(access, ask.kind, want, room);
             if !objects.is_empty() && raw.len() + bytes.len() > RAW_MAX {
                 break;
             }
@@ -123,7 +123,13 @@ impl Server {
         Reply::of::<Objects>(&ObjectsAnswer { objects }, payload.into())
     }
 
-    fn object(&self, access: &dyn Access, kind: ObjectKind, want: &WantObject) -> (ObjectAnswer, Vec<u8>) {
+    fn object(
+        &self,
+        access: &dyn Access,
+        kind: ObjectKind,
+        want: &WantObject,
+        room: usize,
+    ) -> (ObjectAnswer, Vec<u8>) {
         let absent = (ObjectAnswer::Absent, Vec::new());
         let Some(bytes) = self.readable(access, kind, &want.digest) else { return absent };
         let delta = match kind {
@@ -133,7 +139,10 @@ impl Server {
         };
         match delta {
             Some(delta) => (ObjectAnswer::Delta(delta.len() as u32), delta),
-            None if bytes.len() > RAW_MAX => (ObjectAnswer::Long(bytes.len() as u64), Vec::new()),
+            // Nobody waits behind a long blob: it is asked for in pieces.
+            None if kind == ObjectKind::Blob && bytes.len() > RAW_MAX.min(room.saturating_mul(4)) => {
+                (ObjectAnswer::Long(bytes.len() as u64), Vec::new())
+            }
             None => (ObjectAnswer::Whole(bytes.len() as u32), bytes),
         }
     }

@@ -1,0 +1,385 @@
+//! Carries out what a plan says: the links, the clock and the shelf of a pull.
+//!
+//! One thread, which also decodes; requests overlap. What comes is kept at once, and only what has the digest asked for; who sends
+//! anything else is blamed and what it was asked is asked of another.
+
+use crate::{
+    Holder, Link, LinkError, Shelf, Sources, SyncError,
+    link::Answer,
+    plan::{Action, Ask, Item, Limits, Plan},
+    protocol::*,
+    pull::{Options, Progress, Report},
+    receive::{Asked, Came, CameLeaf, CamePages, open_objects, open_pages, open_piece},
+    request::{piece, request},
+    walk::Walk,
+};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+use whimbrel_core::{CapsuleId, Digest};
+use whimbrel_image::{Manifest, frame::Kind};
+use whimbrel_wire::{Call, HEAD_SIZE, Reply};
+
+struct Flight {
+    ask: Ask,
+    link: Arc<dyn Link>,
+    answer: Box<dyn Answer>,
+    begun: Instant,
+}
+
+/// A pull under way.
+pub(crate) struct Driver<'a> {
+    pub(crate) walk: Walk<'a>,
+    sources: &'a Sources,
+    /// Whether a machine waits for this: it goes before what is fetched ahead, and fails rather than wait.
+    pub(crate) urgent: bool,
+    /// The capsule that is pulled, if it is one.
+    capsule: Option<(CapsuleId, Vec<(Manifest, bool)>)>,
+    flights: BTreeMap<u64, Flight>,
+    blobs: HashMap<Digest, Vec<u8>>,
+    pub(crate) report: Report,
+    heard: Instant,
+}
+
+fn limits(sources: &Sources, peer: usize) -> Limits {
+    if peer >= sources.len() {
+        return Limits { window: 0, answer: 0 };
+    }
+    let meter = sources.meter(peer);
+    Limits { window: meter.window(), answer: meter.answer_bytes() }
+}
+
+impl<'a> Driver<'a> {
+    pub(crate) fn new(shelf: &'a dyn Shelf, sources: &'a Sources, holders: &'a [&'a dyn Holder]) -> Self {
+        Self {
+            walk: Walk::new(shelf, holders, Plan::new(sources.len(), limits(sources, 0))),
+            sources,
+            urgent: false,
+            capsule: None,
+            flights: BTreeMap::new(),
+            blobs: HashMap::new(),
+            report: Report::default(),
+            heard: Instant::now(),
+        }
+    }
+
+    /// Brings a whole capsule.
+    pub(crate) fn capsule(&mut self, id: CapsuleId, options: Options<'_>) -> Result<(), SyncError> {
+        let bases = self.bases(&id, &options.bases);
+        self.capsule = Some((id, bases));
+        match self.walk.shelf.object(&id.0) {
+            Some(bytes) => self.begin(&bytes)?,
+            None => {
+                let want = WantObject { digest: id.0, similar: None };
+                self.walk.plan.want(Item::Object(ObjectKind::Manifest, want));
+            }
+        }
+        let mut each = |driver: &Self| {
+            (options.progress)(&driver.progress());
+            match options.cancel.load(Ordering::Acquire) {
+                true => Err(SyncError::Cancelled),
+                false => Ok(()),
+            }
+        };
+        self.run(options.patience, &mut each)
+    }
+
+    /// Fetches until nothing is wanted.
+    pub(crate) fn run(
+        &mut self,
+        patience: Duration,
+        each: &mut dyn FnMut(&Self) -> Result<(), SyncError>,
+    ) -> Result<(), SyncError> {
+        loop {
+            each(self)?;
+            self.walk.plan.demand = !self.urgent && self.sources.is_demanded();
+            match self.walk.plan.next(self.sources.now()) {
+                Action::Done => return Ok(()),
+                Action::Ask(ask) => self.send(ask)?,
+                Action::Dial(peer) => self.dial(peer),
+                Action::Wait(ticket) => self.wait(ticket)?,
+                Action::Sleep(until) => self.sleep(until, patience)?,
+                Action::Nowhere(item) => return Err(self.sources.nowhere(digest_of(&item))),
+            }
+        }
+    }
+
+    /// Manifests of the bases that are here, and whether they are whole.
+    fn bases(&self, capsule: &CapsuleId, ids: &[CapsuleId]) -> Vec<(Manifest, bool)> {
+        let shelf = self.walk.shelf;
+        let base = |id: &CapsuleId| {
+            let manifest = Manifest::decode(&shelf.object(&id.0)?).ok()?;
+            Some((manifest, shelf.is_whole(id)))
+        };
+        ids.iter().filter(|id| *id != capsule).filter_map(base).collect()
+    }
+
+    fn begin(&mut self, bytes: &[u8]) -> Result<(), SyncError> {
+        let Some((capsule, bases)) = &self.capsule else { return Ok(()) };
+        let bad = |source| SyncError::Manifest { capsule: *capsule, source };
+        let manifest = Manifest::decode(bytes).map_err(bad)?;
+        self.walk.capsule(&manifest, bases)
+    }
+
+    fn progress(&self) -> Progress {
+        let (left, rate) = (self.walk.plan.bytes_left(), self.sources.rate());
+        let eta =
+            rate.filter(|rate| *rate > 0).map(|rate| Duration::from_secs_f64(left as f64 / rate as f64));
+        Progress { received: self.report.received, left, rate, eta }
+    }
+
+    fn dial(&mut self, peer: usize) {
+        match self.sources.link(peer) {
+            Ok(_) => {
+                self.walk.plan.measured(peer, limits(self.sources, peer));
+                self.walk.plan.up(peer);
+            }
+            Err(_) if self.sources.is_blamed(peer) => self.walk.plan.gone(peer),
+            Err(_) => self.walk.plan.down(peer, self.sources.now()),
+        }
+    }
+
+    fn sleep(&self, until: Duration, patience: Duration) -> Result<(), SyncError> {
+        if self.urgent || (self.heard.elapsed() > patience && !self.walk.plan.demand) {
+            let first = self.walk.plan.first().map_or(Digest([0; 32]), digest_of);
+            return Err(self.sources.nowhere(first));
+        }
+        // Short, so that a cancel is seen soon.
+        std::thread::sleep(until.saturating_sub(self.sources.now()).min(Duration::from_millis(50)));
+        Ok(())
+    }
+
+    fn send(&mut self, ask: Ask) -> Result<(), SyncError> {
+        let (ticket, peer) = (ask.ticket, ask.peer);
+        let rate = self.sources.meter(peer).rate();
+        let request = request(&ask, rate).map_err(|source| SyncError::Request { source })?;
+        let bytes = (HEAD_SIZE + request.header.len() + request.payload.len()) as u64;
+        if !self.flights.values().any(|flight| flight.ask.peer == peer) {
+            self.sources.meter(peer).begin(self.sources.now());
+        }
+        let begun = Instant::now();
+        let started = self.sources.link(peer).and_then(|link| Ok((link.start(request)?, link)));
+        match started {
+            Ok((answer, link)) => {
+                self.report.requests += 1;
+                self.report.sent += bytes;
+                self.flights.insert(ticket, Flight { ask, link, answer, begun });
+            }
+            Err(error) => self.failed(ticket, peer, None, &error),
+        }
+        Ok(())
+    }
+
+    fn failed(&mut self, ticket: u64, peer: usize, link: Option<&Arc<dyn Link>>, error: &LinkError) {
+        self.walk.plan.unanswered(ticket);
+        link.into_iter().for_each(|link| self.sources.lost(peer, link, error));
+        // A link that was lost together with others is down once, not once for each.
+        if self.sources.is_blamed(peer) {
+            self.walk.plan.gone(peer);
+        } else if self.sources.dial_at(peer).is_some() {
+            self.walk.plan.down(peer, self.sources.now());
+        }
+    }
+
+    fn wait(&mut self, ticket: u64) -> Result<(), SyncError> {
+        let Some(Flight { ask, link, answer, begun }) = self.flights.remove(&ticket) else {
+            self.walk.plan.unanswered(ticket);
+            return Ok(());
+        };
+        let peer = ask.peer;
+        match answer.wait() {
+            Ok(reply) => {
+                let bytes = (HEAD_SIZE + reply.header.len() + reply.payload.len()) as u64;
+                self.heard = Instant::now();
+                self.report.received += bytes;
+                let more = self.flights.values().any(|flight| flight.ask.peer == peer);
+                self.sources.meter(peer).answered(bytes, begun.elapsed(), self.sources.now(), more);
+                self.walk.plan.measured(peer, limits(self.sources, peer));
+                self.take(&ask, &reply)
+            }
+            Err(LinkError::Refused { source }) if source.retryable => {
+                self.walk.plan.unanswered(ticket);
+                self.walk.plan.down(peer, self.sources.now());
+                Ok(())
+            }
+            Err(LinkError::Refused { .. }) => {
+                let items = ask.items.into_iter().map(|queued| queued.item).collect();
+                self.walk.plan.answered(ticket, Vec::new(), items);
+                Ok(())
+            }
+            Err(error) => {
+                self.failed(ticket, peer, Some(&link), &error);
+                Ok(())
+            }
+        }
+    }
+
+    fn take(&mut self, ask: &Ask, reply: &Reply) -> Result<(), SyncError> {
+        let taken = match ask.items.first().map(|queued| &queued.item) {
+            Some(Item::Object(kind, _)) => self.take_objects(*kind, ask, reply),
+            Some(Item::Piece { digest, offset, total }) => {
+                self.take_piece(ask, (*digest, *offset, *total), reply)
+            }
+            _ => self.take_pages(ask, reply),
+        };
+        match taken {
+            Ok(()) => Ok(()),
+            Err(Taken::Wrong(digest)) => {
+                self.sources.blame(ask.peer, digest);
+                self.walk.plan.gone(ask.peer);
+                self.walk.plan.unanswered(ask.ticket);
+                Ok(())
+            }
+            Err(Taken::Failed(error)) => Err(error),
+        }
+    }
+
+    fn keep(&self, kind: Kind, objects: &[&[u8]]) -> Result<(), Taken> {
+        let kept = self.walk.shelf.keep(kind, objects);
+        kept.map_err(|source| Taken::Failed(SyncError::Keep { source }))
+    }
+
+    fn take_objects(&mut self, kind: ObjectKind, ask: &Ask, reply: &Reply) -> Result<(), Taken> {
+        let wants: Vec<WantObject> = ask
+            .items
+            .iter()
+            .filter_map(|queued| match &queued.item {
+                Item::Object(_, want) => Some(*want),
+                _ => None,
+            })
+            .collect();
+        let answer = decode::<Objects>(reply, &wants[0].digest)?;
+        let came = open_objects(self.walk.shelf, kind, &wants, &answer, &reply.payload)?;
+        let (mut left, mut lacking) = (Vec::new(), Vec::new());
+        let rest = &wants[came.len()..];
+        left.extend(rest.iter().map(|want| Item::Object(kind, *want)));
+        for (want, came) in wants.iter().zip(came) {
+            match came {
+                Came::Absent => lacking.push(Item::Object(kind, *want)),
+                Came::NoSimilar => left.push(Item::Object(kind, WantObject { similar: None, ..*want })),
+                Came::Long(total) => {
+                    self.walk.plan.want(Item::Piece { digest: want.digest, offset: 0, total })
+                }
+                Came::Object(bytes) => {
+                    self.keep(kind.into(), &[&bytes])?;
+                    match kind {
+                        ObjectKind::Manifest => self.begin(&bytes)?,
+                        ObjectKind::Node => self.walk.came(want.digest, &bytes)?,
+                        ObjectKind::Blob => {}
+                    }
+                }
+            }
+        }
+        self.walk.plan.answered(ask.ticket, left, lacking);
+        Ok(())
+    }
+
+    fn take_piece(&mut self, ask: &Ask, want: (Digest, u64, u64), reply: &Reply) -> Result<(), Taken> {
+        let (digest, offset, total) = want;
+        let answer = decode::<Piece>(reply, &digest)?;
+        let asked = piece(digest, offset, total, ask.max_bytes, 0);
+        let bytes = open_piece(&asked, &answer, &reply.payload)?;
+        let blob = self.blobs.entry(digest).or_default();
+        if blob.len() as u64 == offset {
+            blob.extend(bytes);
+        }
+        let offset = blob.len() as u64;
+        let left = (offset < answer.total).then_some(Item::Piece { digest, offset, total: answer.total });
+        if left.is_none() {
+            let blob = self.blobs.remove(&digest).unwrap_or_default();
+            if Digest::of(&blob) != digest {
+                self.walk.plan.want(Item::Object(ObjectKind::Blob, WantObject { digest, similar: None }));
+                self.walk.plan.answered(ask.ticket, Vec::new(), Vec::new());
+                return Err(Taken::Wrong(digest));
+            }
+            self.keep(Kind::Blob, &[&blob])?;
+        }
+        self.walk.plan.answered(ask.ticket, left.into_iter().collect(), Vec::new());
+        Ok(())
+    }
+
+    fn take_pages(&mut self, ask: &Ask, reply: &Reply) -> Result<(), Taken> {
+        let mut asked: Vec<(Asked, Item)> = Vec::new();
+        for queued in &ask.items {
+            asked.extend(self.walk.asked(&queued.item).unwrap_or_default());
+        }
+        let leaves: Vec<Asked> = asked.iter().map(|(asked, _)| asked.clone()).collect();
+        let first = leaves.first().map_or(Digest([0; 32]), |asked| asked.leaf);
+        let answer = decode::<Pages>(reply, &first)?;
+        let came = open_pages(self.walk.shelf, &leaves, &answer, &reply.payload)?;
+        self.learn(&came, reply.payload.len());
+        let (mut left, mut lacking) = (Vec::new(), Vec::new());
+        left.extend(asked[came.leaves.len()..].iter().map(|(_, item)| item.clone()));
+        for (leaf, (asked, item)) in came.leaves.iter().zip(&asked) {
+            match leaf {
+                CameLeaf::Pages { pages, node, delta } => {
+                    let places = pages.iter().filter_map(|(_, place)| place.clone());
+                    let contents: Vec<&[u8]> = places.map(|place| &came.buffer[place]).collect();
+                    let count = if *delta { &mut self.walk.pages.delta } else { &mut self.walk.pages.plain };
+                    *count += contents.len() as u64;
+                    self.walk.pages.zero += (pages.len() - contents.len()) as u64;
+                    self.keep(Kind::Pages, &contents)?;
+                    node.iter().try_for_each(|node| self.keep(Kind::Nodes, &[node]))?;
+                    self.walk.pages_came(&asked.leaf, pages.iter().map(|(slot, _)| *slot));
+                }
+                CameLeaf::Absent => lacking.push(item.clone()),
+                CameLeaf::NoSimilar | CameLeaf::Large => match item {
+                    Item::Pages { similar: None, .. } => lacking.push(item.clone()),
+                    Item::Pages { leaf, slots, .. } => {
+                        left.push(Item::Pages { leaf: *leaf, similar: None, slots: *slots });
+                    }
+                    _ => {
+                        let similar = self.walk.similar_of(item).filter(|_| matches!(leaf, CameLeaf::Large));
+                        self.walk.leaf_instead(asked.leaf, similar);
+                    }
+                },
+            }
+        }
+        self.walk.plan.answered(ask.ticket, left, lacking);
+        Ok(())
+    }
+
+    fn learn(&mut self, came: &CamePages, bytes: usize) {
+        let plain =
+            came.leaves.iter().all(|leaf| matches!(leaf, CameLeaf::Pages { node: None, delta: false, .. }));
+        let built = came.leaves.iter().all(|leaf| matches!(leaf, CameLeaf::Pages { node: Some(_), .. }));
+        if plain {
+            self.walk.plan.learn_pages(came.buffer.len() / whimbrel_core::PAGE_SIZE, bytes);
+        } else if built {
+            self.walk.plan.learn_leaves(came.leaves.len(), bytes);
+        }
+    }
+}
+
+/// Why an answer was not taken.
+enum Taken {
+    Wrong(Digest),
+    Failed(SyncError),
+}
+
+impl From<crate::receive::Wrong> for Taken {
+    fn from(wrong: crate::receive::Wrong) -> Self {
+        Self::Wrong(wrong.digest)
+    }
+}
+
+impl From<SyncError> for Taken {
+    fn from(error: SyncError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+fn decode<C: Call>(reply: &Reply, digest: &Digest) -> Result<C::Reply, Taken> {
+    reply.decode::<C>().map_err(|_| Taken::Wrong(*digest))
+}
+
+fn digest_of(item: &Item) -> Digest {
+    match item {
+        Item::Object(_, want) => want.digest,
+        Item::Piece { digest, .. } => *digest,
+        Item::Children { node, .. } => *node,
+        Item::Leaf { leaf, .. } | Item::Pages { leaf, .. } => *leaf,
+    }
+}

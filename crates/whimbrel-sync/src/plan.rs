@@ -1,0 +1,425 @@
+//! What to ask next, of whom, and how much: the state machine of a pull. Pure: events in, actions out, time is a number.
+//!
+//! The nearest holder that is up and may have an item is asked; a farther one only while it is down, or for what it lacks.
+//! Requests go out until the link of a holder has its window under way, each made as large as one answer should be, and none
+//! while somebody waits for a page (`demand`). What is lost with a link is asked again; nothing is asked of anyone while it is
+//! under way, and nothing ever again of one who sent wrong data.
+
+use crate::{Slots, protocol::*};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+use whimbrel_core::Digest;
+
+const RETRY_FIRST: Duration = Duration::from_millis(500);
+const RETRY_MAX: Duration = Duration::from_secs(10);
+/// Items that may take several answers are cut; these many pages of an unknown leaf are the start of the estimate.
+const LEAF_FIRST: f64 = 2000.0;
+const PAGE_FIRST: f64 = 1500.0;
+const DELTA_PAGE: u64 = 160;
+
+/// Something to be fetched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Item {
+    /// A whole object.
+    Object(ObjectKind, WantObject),
+    /// The rest of a blob of `total` bytes from `offset` on.
+    Piece {
+        /// The blob's digest.
+        digest: Digest,
+        /// What is here already.
+        offset: u64,
+        /// Its length.
+        total: u64,
+    },
+    /// The differing pages of leaves under a node.
+    Children {
+        /// The node.
+        node: Digest,
+        /// The older node.
+        similar: Digest,
+        /// Which leaves.
+        children: Slots,
+    },
+    /// The differing pages of one leaf.
+    Leaf {
+        /// The leaf.
+        leaf: Digest,
+        /// The older leaf.
+        similar: Digest,
+    },
+    /// Pages of a leaf that is known.
+    Pages {
+        /// The leaf.
+        leaf: Digest,
+        /// An older leaf.
+        similar: Option<Digest>,
+        /// Which pages.
+        slots: Slots,
+    },
+}
+
+/// An item and who is known to lack it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Queued {
+    /// What is wanted.
+    pub item: Item,
+    /// Bit `i`: holder `i` lacks it.
+    pub lacked_by: u64,
+}
+
+/// A request to be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ask {
+    /// Names it from now on.
+    pub ticket: u64,
+    /// Of whom.
+    pub peer: usize,
+    /// What, all of one sort.
+    pub items: Vec<Queued>,
+    /// Bytes that the answer should have.
+    pub max_bytes: u64,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Send this.
+    Ask(Ask),
+    /// Connect to a holder, and say what came of it.
+    Dial(usize),
+    /// Wait for the answer to this request.
+    Wait(u64),
+    /// Nothing can be done before this time; ask again then.
+    Sleep(Duration),
+    /// Nobody has this item.
+    Nowhere(Item),
+    /// All is there.
+    Done,
+}
+
+/// What a link carries, as measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of answers that may be under way.
+    pub window: u64,
+    /// Bytes of one answer.
+    pub answer: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Peer {
+    Down { until: Duration, wait: Duration },
+    Up,
+    Gone,
+}
+
+#[derive(Debug)]
+struct Flight {
+    peer: usize,
+    items: Vec<Queued>,
+    bytes: u64,
+}
+
+/// The state of a pull.
+#[derive(Debug)]
+pub struct Plan {
+    objects: VecDeque<Queued>,
+    pages: VecDeque<Queued>,
+    flights: BTreeMap<u64, Flight>,
+    peers: Vec<(Peer, Limits)>,
+    tickets: u64,
+    leaf_bytes: f64,
+    page_bytes: f64,
+    /// Somebody waits for a page.
+    pub demand: bool,
+}
+
+impl Plan {
+    /// Nothing to do yet, `peers` holders to do it with, nearest first.
+    pub fn new(peers: usize, limits: Limits) -> Self {
+        let fresh = Peer::Down { until: Duration::ZERO, wait: Duration::ZERO };
+        Self {
+            objects: VecDeque::new(),
+            pages: VecDeque::new(),
+            flights: BTreeMap::new(),
+            peers: vec![(fresh, limits); peers.min(crate::sources::PEERS_MAX)],
+            tickets: 0,
+            leaf_bytes: LEAF_FIRST,
+            page_bytes: PAGE_FIRST,
+            demand: false,
+        }
+    }
+
+    /// Something is wanted.
+    pub fn want(&mut self, item: Item) {
+        let queued = Queued { item, lacked_by: 0 };
+        self.queue_of(&queued.item).push_back(queued);
+    }
+
+    fn queue_of(&mut self, item: &Item) -> &mut VecDeque<Queued> {
+        match item {
+            Item::Object(..) | Item::Piece { .. } => &mut self.objects,
+            Item::Children { .. } | Item::Leaf { .. } | Item::Pages { .. } => &mut self.pages,
+        }
+    }
+
+    /// A holder can be asked.
+    pub fn up(&mut self, peer: usize) {
+        if self.peers[peer].0 != Peer::Gone {
+            self.peers[peer].0 = Peer::Up;
+        }
+    }
+
+    /// A holder cannot be reached, or its link is lost.
+    pub fn down(&mut self, peer: usize, now: Duration) {
+        let wait = match self.peers[peer].0 {
+            // Said of several requests that were lost with one link.
+            Peer::Down { until, .. } if until > now => return,
+            Peer::Down { wait, .. } => (wait * 2).clamp(RETRY_FIRST, RETRY_MAX),
+            Peer::Up => RETRY_FIRST,
+            Peer::Gone => return,
+        };
+        self.peers[peer].0 = Peer::Down { until: now + wait, wait };
+    }
+
+    /// A holder sent wrong data.
+    pub fn gone(&mut self, peer: usize) {
+        self.peers[peer].0 = Peer::Gone;
+    }
+
+    /// What the link to a holder carries.
+    pub fn measured(&mut self, peer: usize, limits: Limits) {
+        self.peers[peer].1 = limits;
+    }
+
+    /// A request was answered. `left` is what of it did not come, `lacking` what its peer said it lacks.
+    pub fn answered(&mut self, ticket: u64, left: Vec<Item>, lacking: Vec<Item>) {
+        let Some(flight) = self.flights.remove(&ticket) else { return };
+        let before = flight.items.iter().fold(0, |all, queued| all | queued.lacked_by);
+        for (items, lacked_by) in [(left, before), (lacking, before | 1 << flight.peer)] {
+            for item in items.into_iter().rev() {
+                self.queue_of(&item).push_front(Queued { item, lacked_by });
+            }
+        }
+    }
+
+    /// There is no answer to a request: all of it is asked again.
+    pub fn unanswered(&mut self, ticket: u64) {
+        let Some(flight) = self.flights.remove(&ticket) else { return };
+        for queued in flight.items.into_iter().rev() {
+            self.queue_of(&queued.item).push_front(queued);
+        }
+    }
+
+    /// Leaves whose differing pages took so many bytes: what the next ones probably take.
+    pub fn learn_leaves(&mut self, leaves: usize, bytes: usize) {
+        learn(&mut self.leaf_bytes, leaves, bytes);
+    }
+
+    /// Pages of known leaves that took so many bytes.
+    pub fn learn_pages(&mut self, pages: usize, bytes: usize) {
+        learn(&mut self.page_bytes, pages, bytes);
+    }
+
+    /// Bytes that are probably still to come, of what is known to be missing.
+    pub fn bytes_left(&self) -> u64 {
+        let queued = self.objects.iter().chain(&self.pages);
+        queued.map(|queued| self.estimate(&queued.item)).sum::<u64>()
+            + self.flights.values().map(|flight| flight.bytes).sum::<u64>()
+    }
+
+    /// What is wanted first.
+    pub fn first(&self) -> Option<&Item> {
+        self.objects.front().or(self.pages.front()).map(|queued| &queued.item)
+    }
+
+    /// Bytes of answers under way from a holder, as estimated.
+    pub fn under_way(&self, peer: usize) -> u64 {
+        self.flights.values().filter(|flight| flight.peer == peer).map(|flight| flight.bytes).sum()
+    }
+
+    fn estimate(&self, item: &Item) -> u64 {
+        match item {
+            Item::Object(ObjectKind::Manifest, _) => 2 << 10,
+            Item::Object(ObjectKind::Node, want) => {
+                if want.similar.is_some() {
+                    300
+                } else {
+                    5 << 10
+                }
+            }
+            Item::Object(ObjectKind::Blob, want) => {
+                if want.similar.is_some() {
+                    8 << 10
+                } else {
+                    32 << 10
+                }
+            }
+            Item::Piece { offset, total, .. } => (total - offset) / 2,
+            Item::Children { children, .. } => (children.len() as f64 * self.leaf_bytes) as u64,
+            Item::Leaf { .. } => self.leaf_bytes as u64,
+            Item::Pages { slots, similar: None, .. } => (slots.len() as f64 * self.page_bytes) as u64,
+            Item::Pages { slots, .. } => slots.len() as u64 * DELTA_PAGE,
+        }
+    }
+
+    /// What to do now. Asked again after every event and every action carried out.
+    pub fn next(&mut self, now: Duration) -> Action {
+        if let Some(peer) = self.to_dial(now) {
+            // Whoever dials says `up` or `down` before asking again.
+            return Action::Dial(peer);
+        }
+        if !self.demand
+            && let Some(ask) = self.ask()
+        {
+            return Action::Ask(ask);
+        }
+        if let Some(ticket) = self.flights.keys().next() {
+            return Action::Wait(*ticket);
+        }
+        if self.objects.is_empty() && self.pages.is_empty() {
+            return Action::Done;
+        }
+        let stuck = self.objects.iter().chain(&self.pages).find(|queued| !self.has_holder(queued));
+        match stuck {
+            Some(queued) => Action::Nowhere(queued.item.clone()),
+            None => Action::Sleep(self.wake(now)),
+        }
+    }
+
+    /// A holder that should be dialled: the nearest that may have the first thing wanted, once its time has come.
+    fn to_dial(&self, now: Duration) -> Option<usize> {
+        let first = self.objects.front().or(self.pages.front())?;
+        for (peer, (state, _)) in self.peers.iter().enumerate() {
+            match state {
+                _ if first.lacked_by >> peer & 1 == 1 => {}
+                Peer::Down { until, .. } if *until <= now => return Some(peer),
+                Peer::Up => return None,
+                Peer::Down { .. } | Peer::Gone => {}
+            }
+        }
+        None
+    }
+
+    fn has_holder(&self, queued: &Queued) -> bool {
+        let mut peers = self.peers.iter().enumerate();
+        peers.any(|(peer, (state, _))| *state != Peer::Gone && queued.lacked_by >> peer & 1 == 0)
+    }
+
+    fn wake(&self, now: Duration) -> Duration {
+        let until = self.peers.iter().filter_map(|(peer, _)| match peer {
+            Peer::Down { until, .. } => Some(*until),
+            Peer::Up | Peer::Gone => None,
+        });
+        let soon = now + Duration::from_millis(20);
+        until.min().filter(|_| !self.demand).unwrap_or(soon).max(soon)
+    }
+
+    fn holder(&self, queued: &Queued) -> Option<usize> {
+        let mut peers = self.peers.iter().enumerate();
+        peers
+            .find(|(peer, (state, _))| *state == Peer::Up && queued.lacked_by >> peer & 1 == 0)
+            .map(|(peer, _)| peer)
+    }
+
+    fn ask(&mut self) -> Option<Ask> {
+        let enough = self.pages.iter().map(|queued| self.estimate(&queued.item)).take(64).sum::<u64>();
+        let most = self.peers.iter().map(|(_, limits)| limits.answer).max()?;
+        // Nodes first, for they tell what else there is; but not more of them than the link can be kept busy without.
+        let order = if enough > 4 * most { [false, true] } else { [true, false] };
+        order.into_iter().find_map(|objects| self.ask_of(objects))
+    }
+
+    fn ask_of(&mut self, objects: bool) -> Option<Ask> {
+        let queue = if objects { &self.objects } else { &self.pages };
+        let first = queue.iter().position(|queued| self.holder(queued).is_some())?;
+        let peer = self.holder(&queue[first])?;
+        let limits = self.peers[peer].1;
+        let under_way = self.under_way(peer);
+        if under_way > 0 && under_way + limits.answer > limits.window {
+            return None;
+        }
+        let (items, bytes) = self.take(objects, first, limits.answer);
+        self.tickets += 1;
+        let flight = Flight { peer, items: items.clone(), bytes };
+        self.flights.insert(self.tickets, flight);
+        Some(Ask { ticket: self.tickets, peer, items, max_bytes: limits.answer })
+    }
+
+    /// Takes items of one sort for one answer of about `room` bytes, the last of them cut to fit.
+    fn take(&mut self, objects: bool, first: usize, room: u64) -> (Vec<Queued>, u64) {
+        let (mut items, mut bytes) = (Vec::<Queued>::new(), 0);
+        loop {
+            let queue = if objects { &self.objects } else { &self.pages };
+            let Some(next) = queue.get(first) else { break };
+            let fits = items.first().is_none_or(|one| {
+                one.lacked_by == next.lacked_by
+                    && joins(&one.item, &next.item)
+                    && bytes < room
+                    && items.len() < WANTS_MAX
+            });
+            if !fits {
+                break;
+            }
+            let (part, rest) = self.cut(next, room.saturating_sub(bytes));
+            bytes += self.estimate(&part.item).max(1);
+            items.push(part);
+            let queue = if objects { &mut self.objects } else { &mut self.pages };
+            match rest {
+                Some(rest) => queue[first] = rest,
+                None => drop(queue.remove(first)),
+            }
+        }
+        (items, bytes)
+    }
+
+    /// The part of an item that fits `room` bytes, at least a page or a leaf of it, and the rest.
+    fn cut(&self, queued: &Queued, room: u64) -> (Queued, Option<Queued>) {
+        let lacked_by = queued.lacked_by;
+        let pair = |part: Item, rest: Option<Item>| {
+            (Queued { item: part, lacked_by }, rest.map(|item| Queued { item, lacked_by }))
+        };
+        match &queued.item {
+            Item::Children { node, similar, children } => {
+                let count = ((room as f64 / self.leaf_bytes) as usize).max(1);
+                let make = |children| Item::Children { node: *node, similar: *similar, children };
+                let part = children.first(count);
+                let rest = children.without(&part);
+                pair(make(part), (!rest.is_empty()).then(|| make(rest)))
+            }
+            Item::Pages { leaf, similar, slots } => {
+                let each = if similar.is_some() { DELTA_PAGE as f64 } else { self.page_bytes };
+                let part = slots.first(((room as f64 / each) as usize).max(1));
+                let make = |slots| Item::Pages { leaf: *leaf, similar: *similar, slots };
+                let rest = slots.without(&part);
+                pair(make(part), (!rest.is_empty()).then(|| make(rest)))
+            }
+            other => pair(other.clone(), None),
+        }
+    }
+}
+
+/// Whether two items go into one request.
+fn joins(a: &Item, b: &Item) -> bool {
+    match (a, b) {
+        (Item::Object(a, _), Item::Object(b, _)) => a == b,
+        (Item::Piece { .. }, _) | (_, Item::Piece { .. }) => false,
+        (Item::Object(..), _) | (_, Item::Object(..)) => false,
+        // Pages against older ones and pages by themselves want different levels.
+        (Item::Pages { similar: None, .. }, b) => matches!(b, Item::Pages { similar: None, .. }),
+        (_, Item::Pages { similar: None, .. }) => false,
+        _ => true,
+    }
+}
+
+fn learn(known: &mut f64, count: usize, bytes: usize) {
+    if count > 0 {
+        *known = (*known * 0.5 + bytes as f64 / count as f64 * 0.5).max(16.0);
+    }
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -1,0 +1,67 @@
+//! From items of a plan to a request of the wire, and back from its answer to what came and what is left.
+
+use crate::{
+    Content, LinkError,
+    meter::level,
+    plan::{Ask, Item},
+    protocol::*,
+};
+use bytes::Bytes;
+use whimbrel_wire::Request;
+
+/// The request for what a plan asks.
+pub(crate) fn request(ask: &Ask, rate: Option<u64>) -> Result<Request, LinkError> {
+    let max_bytes = ask.max_bytes.min(u64::from(ANSWER_BYTES)) as u32;
+    let items = ask.items.iter().map(|queued| &queued.item);
+    let plain = level(rate, 1, Content::Plain);
+    let built = match ask.items.first().map(|queued| &queued.item) {
+        Some(Item::Object(kind, _)) => {
+            let wants = items.filter_map(|item| match item {
+                Item::Object(_, want) => Some(*want),
+                _ => None,
+            });
+            // Digests do not shrink; a manifest and a blob are worth some time.
+            let level = if *kind == ObjectKind::Node { 1 } else { plain };
+            let ask = ObjectsAsk { kind: *kind, wants: wants.collect(), level, max_bytes };
+            Request::of::<Objects>(&ask, Bytes::new())
+        }
+        Some(Item::Piece { digest, offset, total }) => {
+            let ask = piece(*digest, *offset, *total, ask.max_bytes, plain);
+            Request::of::<Piece>(&ask, Bytes::new())
+        }
+        _ => {
+            let delta = items.clone().any(|item| !matches!(item, Item::Pages { similar: None, .. }));
+            let level = if delta { level(rate, 1, Content::Delta) } else { plain };
+            let ask = PagesAsk { wants: items.filter_map(want).collect(), level, max_bytes };
+            Request::of::<Pages>(&ask, Bytes::new())
+        }
+    };
+    Ok(built?)
+}
+
+/// The next piece of a blob: as much as probably fits an answer once it is compressed.
+pub(crate) fn piece(
+    digest: whimbrel_core::Digest,
+    offset: u64,
+    total: u64,
+    room: u64,
+    level: i8,
+) -> PieceAsk {
+    let len = (room * 2).min(total - offset.min(total)).min(RAW_MAX as u64 / 2) as u32;
+    PieceAsk { digest, offset, len, level }
+}
+
+fn want(item: &Item) -> Option<WantPages> {
+    match item {
+        Item::Children { node, similar, children } => {
+            Some(WantPages::Children { node: *node, similar: *similar, children: *children })
+        }
+        Item::Leaf { leaf, similar } => {
+            Some(WantPages::Leaf { leaf: *leaf, similar: Some(*similar), slots: WantSlots::Differing })
+        }
+        Item::Pages { leaf, similar, slots } => {
+            Some(WantPages::Leaf { leaf: *leaf, similar: *similar, slots: WantSlots::These(*slots) })
+        }
+        Item::Object(..) | Item::Piece { .. } => None,
+    }
+}
