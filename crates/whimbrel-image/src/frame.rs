@@ -12,7 +12,7 @@
 //! than that of its deepest base. Frames carry no digests: they follow from the content, so an index can always be made
 //! again, and 32 bytes an object are saved. The checksum finds damage cheaply; the digest check is the reader's.
 
-use crate::Key;
+use crate::{Key, delta};
 use std::{cell::RefCell, ops::Range};
 use whimbrel_core::PAGE_SIZE;
 use xxhash_rust::xxh3::Xxh3;
@@ -26,8 +26,6 @@ pub const MAX_OBJECTS: usize = 256;
 pub const MAX_RAW: usize = MAX_OBJECTS * (PAGE_SIZE + 4096 + 64);
 /// Raw bytes of the largest blob: kernels and initial RAM disks travel as one.
 pub const MAX_BLOB: usize = 256 << 20;
-/// A delta on a delta on a delta is as deep as it gets.
-pub const MAX_DEPTH: u8 = 3;
 const MAGIC: [u8; 4] = *b"WHFR";
 
 thread_local! {
@@ -52,6 +50,15 @@ impl Kind {
     /// The kind with this number.
     pub fn from_number(number: u8) -> Option<Self> {
         [Self::Pages, Self::Nodes, Self::Blob, Self::Manifest].into_iter().find(|kind| *kind as u8 == number)
+    }
+
+    /// How deep deltas may rest on deltas. A page read alone pays for every step; nodes are few, small and cached, and a
+    /// node stored whole costs as much as all its differences of eight versions.
+    pub fn max_depth(self) -> u8 {
+        match self {
+            Self::Nodes => 8,
+            _ => 2,
+        }
     }
 
     fn limit(self) -> usize {
@@ -167,7 +174,7 @@ impl Head {
             ("payload length", self.payload <= compress_bound(self.raw)),
             ("stored length", self.codec != Codec::Stored || self.payload == self.raw),
             ("base count", self.bases <= MAX_OBJECTS && delta == (self.bases > 0)),
-            ("depth", self.depth <= MAX_DEPTH && delta == (self.depth > 0)),
+            ("depth", self.depth <= self.kind.max_depth() && delta == (self.depth > 0)),
             ("spare byte", spare == 0),
         ];
         match rules.iter().find(|(_, holds)| !holds) {
@@ -236,22 +243,26 @@ impl<'a> Frame<'a> {
 
     /// The raw bytes of all objects; `base` is the concatenation of the bases (empty without).
     pub fn decode(&self, base: &[u8]) -> Result<Vec<u8>, FrameError> {
+        let mut raw = vec![0; self.head.raw];
+        self.decode_into(base, &mut raw)?;
+        Ok(raw)
+    }
+
+    /// The same into `raw`, which is as long as the head says.
+    pub fn decode_into(&self, base: &[u8], raw: &mut [u8]) -> Result<(), FrameError> {
+        assert_eq!(raw.len(), self.head.raw, "a buffer of the length in the head");
         let payload = &self.bytes[HEAD + self.head.tables()..];
-        if self.head.codec == Codec::Stored {
-            return Ok(payload.to_vec());
-        }
-        let fail = |code| FrameError::Payload { reason: get_error_name(code) };
-        let mut raw = Vec::with_capacity(self.head.raw);
-        if self.head.codec == Codec::Delta {
-            let mut context = DCtx::create();
-            context.ref_prefix(base).map_err(fail)?;
-            context.decompress(&mut raw, payload).map_err(fail)?;
-        } else {
-            CONTEXT.with_borrow_mut(|context| context.decompress(&mut raw, payload)).map_err(fail)?;
-        }
-        match raw.len() == self.head.raw {
-            true => Ok(raw),
-            false => Err(FrameError::Length { found: raw.len(), expected: self.head.raw }),
+        let found = match self.head.codec {
+            Codec::Delta => return delta::decode(payload, base, raw),
+            Codec::Stored => {
+                raw.copy_from_slice(payload);
+                return Ok(());
+            }
+            Codec::Zstd => CONTEXT.with_borrow_mut(|context| context.decompress(raw, payload)),
+        };
+        match found.map_err(|code| FrameError::Payload { reason: get_error_name(code) })? {
+            found if found == self.head.raw => Ok(()),
+            found => Err(FrameError::Length { found, expected: self.head.raw }),
         }
     }
 }
@@ -318,16 +329,11 @@ impl Encoder {
         let too_large = FrameError::TooLarge { objects: bases.keys.len(), bytes: bases.raw.len() };
         if !(1..=MAX_OBJECTS).contains(&bases.keys.len())
             || bases.raw.len() > MAX_RAW
-            || bases.depth >= MAX_DEPTH
+            || bases.depth >= kind.max_depth()
         {
             return Err(too_large);
         }
-        let fail = |code| FrameError::Payload { reason: get_error_name(code) };
-        let mut context = CCtx::create();
-        context.set_parameter(CParameter::CompressionLevel(level)).map_err(fail)?;
-        context.ref_prefix(bases.raw).map_err(fail)?;
-        let mut payload = Vec::with_capacity(compress_bound(raw.len()));
-        context.compress2(&mut payload, raw).map_err(fail)?;
+        let payload = delta::encode(raw, bases.raw, level)?;
         let head = Head { codec: Codec::Delta, bases: bases.keys.len(), depth: bases.depth + 1, ..head };
         Ok(finish(head, lengths, bases.keys, &payload))
     }

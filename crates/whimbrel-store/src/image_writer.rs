@@ -179,6 +179,7 @@ impl ImageWriter {
     pub fn finish(mut self) -> Result<FinishedImage> {
         self.dispatch()?;
         self.state.wait();
+        self.pool.frame_changed()?;
         self.pool.session.check()?;
         let changes = self.state.take_changes(self.order)?;
         let (session, base, pages) = (&self.pool.session, self.state.base, self.state.pages);
@@ -200,7 +201,7 @@ impl ImageWriter {
         let (mut plain, mut deltas) = (Vec::new(), Vec::new());
         for node in nodes.iter().filter(|node| session.claim(&node.digest, &indexes)) {
             let bytes = node.bytes.as_slice();
-            let old = node.replaces.map(|old| usable_base(session, &old)).transpose()?.flatten();
+            let old = node.replaces.map(|old| usable_base(session, &old, Kind::Nodes)).transpose()?.flatten();
             match old {
                 Some(old) => deltas.push(Candidate { digest: node.digest, bytes, old }),
                 None => plain.push((node.digest, bytes)),

@@ -11,6 +11,7 @@ mod append;
 mod cache;
 mod capsules;
 mod catalog;
+mod changed;
 mod closure;
 mod disk;
 mod elsewhere;

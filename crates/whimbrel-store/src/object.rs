@@ -195,17 +195,36 @@ impl Objects {
         if frame.head.depth > place.depth {
             return Err(damaged(FrameError::Head { field: "depth" }));
         }
-        let mut base = Vec::new();
-        for key in frame.bases() {
-            base.extend(base_of(key, frame.head.depth)?);
-            if base.len() > MAX_RAW {
-                return Err(damaged(FrameError::Head { field: "base length" }));
-            }
-        }
+        let base = self.bases(&frame, base_of, &damaged)?;
         let raw = frame.decode(&base).map_err(damaged)?;
         let ranges = frame.ranges();
         let digests = ranges.iter().map(|_| OnceLock::new()).collect();
         Ok(Decoded { raw, ranges, digests })
+    }
+
+    /// The concatenated bases of a delta. They are fetched frame by frame: a frame that holds several is decoded once,
+    /// however small the cache is and however deep the frame lies.
+    fn bases(
+        &self,
+        frame: &Frame<'_>,
+        base_of: &dyn Fn(Key, u8) -> Result<Vec<u8>>,
+        damaged: &dyn Fn(FrameError) -> StoreError,
+    ) -> Result<Vec<u8>> {
+        let place = |key: &Key| {
+            let places = self.catalog.find(*key).into_iter().map(|l| l.place);
+            places.filter(|p| p.depth < frame.head.depth).map(|p| (p.pack, p.offset)).next()
+        };
+        let mut keys: Vec<(usize, Key)> = frame.bases().enumerate().collect();
+        keys.sort_by_cached_key(|(_, key)| place(key));
+        let (mut found, mut len) = (vec![Vec::new(); keys.len()], 0);
+        for (number, key) in keys {
+            found[number] = base_of(key, frame.head.depth)?;
+            len += found[number].len();
+            if len > MAX_RAW {
+                return Err(damaged(FrameError::Head { field: "base length" }));
+            }
+        }
+        Ok(found.concat())
     }
 
     /// The stored bytes of a frame, unchecked.

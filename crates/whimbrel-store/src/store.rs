@@ -16,7 +16,7 @@ use std::{
     sync::{Arc, OnceLock, Weak},
 };
 use whimbrel_core::{CapsuleId, Digest};
-use whimbrel_image::Manifest;
+use whimbrel_image::{Manifest, delta};
 
 /// How a store is used. The stored bytes do not depend on any of it.
 #[derive(Debug, Clone)]
@@ -27,7 +27,8 @@ pub struct Options {
     pub level: i32,
     /// zstd level of deltas; they are few, so it may be higher.
     pub delta_level: i32,
-    /// Pages of one image written against a base that are tried as deltas; more are stored plain, at full speed.
+    /// Pages of one image written against a base that are tried as deltas; more are stored plain, at full speed. Those
+    /// tried are held in memory with their older versions for a while, a few thousand at a time.
     pub delta_pages: u64,
     /// Threads that digest and compress for one writer.
     pub workers: usize,
@@ -38,7 +39,14 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         let workers = std::thread::available_parallelism().map_or(2, |n| n.get().min(8));
-        Self { create: false, level: 1, delta_level: 6, delta_pages: 16_384, workers, cache: 64 << 20 }
+        Self {
+            create: false,
+            level: 1,
+            delta_level: delta::LEVEL,
+            delta_pages: 16_384,
+            workers,
+            cache: 64 << 20,
+        }
     }
 }
 

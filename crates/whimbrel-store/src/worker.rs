@@ -1,11 +1,12 @@
 //! What happens to a batch of pages: zero test, digest, dedup, grouping, compression.
 //!
 //! Workers share nothing but the session's set of claimed keys: the first to claim a key stores the object, everybody
-//! else counts on it, which is sound because nothing is acknowledged before the whole session was flushed. A page that
-//! replaces an older version at its place is first tried as a delta against it, in frames of up to 64.
+//! else counts on it, which is sound because nothing is acknowledged before the whole session was flushed. Pages of an
+//! image that is written over an older one are gathered with their older versions, to be framed together later.
 
 use crate::{
     append::{Message, NewFrame},
+    changed::{self, ChangedPage, Gathered, OldPage},
     elsewhere::Here,
     error::{Result, StoreError},
     image_writer::ImageState,
@@ -18,23 +19,21 @@ use crate::{
 use std::{
     collections::HashSet,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, Mutex, OnceLock, RwLock, RwLockReadGuard,
         mpsc::{Receiver, SyncSender},
     },
 };
 use whimbrel_core::{Digest, EXTENT_PAGES, PAGE_SIZE, is_zero};
 use whimbrel_image::{
     Key, Node,
-    frame::{Bases, Encoder, FrameError, Kind, MAX_DEPTH},
-    tree,
+    frame::{Bases, Encoder, FrameError, Kind},
+    page_digests, tree,
 };
 
 /// Niceness of a worker: whoever waits for a paused machine comes first, and so does the machine.
-const NICE: i32 = 10;
+pub(crate) const NICE: i32 = 10;
 /// Pages in a plain frame: 64 KiB decode in about 40 us, and compress within 10 % of what a MiB would.
 const FRAME_PAGES: usize = 16;
-/// Pages in a delta frame.
-const DELTA_PAGES: usize = 64;
 const SHARDS: usize = 64;
 
 /// What the threads of one writer share.
@@ -44,13 +43,17 @@ pub(crate) struct Session {
     /// Packs that were condemned when the session began: not to be relied on.
     pub(crate) avoid: HashSet<PackId>,
     pub(crate) failure: OnceLock<Arc<StoreError>>,
+    pub(crate) gathered: Gathered,
+    /// Held shared from a claim until the object is on its way to a pack or gathered.
+    claiming: RwLock<()>,
     claimed: Vec<Mutex<HashSet<Key>>>,
 }
 
 impl Session {
     pub(crate) fn new(inner: Arc<Inner>, lease: Lease, avoid: HashSet<PackId>) -> Self {
         let claimed = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { inner, lease, avoid, failure: OnceLock::new(), claimed }
+        let (gathered, claiming) = Default::default();
+        Self { inner, lease, avoid, failure: OnceLock::new(), gathered, claiming, claimed }
     }
 
     /// Whether the caller has to store the object: nobody has, and nobody is about to.
@@ -59,6 +62,16 @@ impl Session {
         let stored = |index: &Arc<Index>| index.find(key).any(|l| !self.avoid.contains(&l.place.pack));
         let shard = &self.claimed[usize::from(digest.0[31]) % SHARDS];
         !indexes.iter().any(stored) && shard.lock().unwrap_or_else(|e| e.into_inner()).insert(key)
+    }
+
+    /// To be held over claims and what follows from them.
+    pub(crate) fn claiming(&self) -> RwLockReadGuard<'_, ()> {
+        self.claiming.read().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Waits until every claim made so far was followed up, by whichever thread.
+    pub(crate) fn settle_claims(&self) {
+        drop(self.claiming.write().unwrap_or_else(|e| e.into_inner()));
     }
 
     /// The first failure of any thread, if there was one.
@@ -86,13 +99,17 @@ pub(crate) struct Candidate<'a> {
 /// Makes frames of objects and sends them to the pack.
 pub(crate) struct Framer {
     encoder: Encoder,
+    /// For pages of which there are few.
+    thorough: Encoder,
     delta_level: i32,
     pack: SyncSender<Message>,
 }
 
 impl Framer {
     pub(crate) fn new(inner: &Inner, pack: SyncSender<Message>) -> Self {
-        Self { encoder: Encoder::new(inner.options.level), delta_level: inner.options.delta_level, pack }
+        let delta_level = inner.options.delta_level;
+        let (encoder, thorough) = (Encoder::new(inner.options.level), Encoder::new(delta_level));
+        Self { encoder, thorough, delta_level, pack }
     }
 
     fn send(&self, kind: Kind, depth: u8, keys: Vec<Key>, bytes: Vec<u8>) -> Result<()> {
@@ -141,6 +158,23 @@ impl Framer {
         Ok(())
     }
 
+    /// Stores changed pages as one frame: against `bases` if that pays, by themselves otherwise.
+    pub(crate) fn changed(&mut self, objects: &[(Digest, &[u8])], bases: Bases<'_>) -> Result<()> {
+        let failed = |source| StoreError::Encode { source };
+        let lengths: Vec<usize> = objects.iter().map(|(_, bytes)| bytes.len()).collect();
+        let raw = objects.iter().map(|(_, bytes)| *bytes).collect::<Vec<_>>().concat();
+        let keys = || objects.iter().map(|(digest, _)| Key::from(digest)).collect::<Vec<_>>();
+        if !bases.keys.is_empty() {
+            let delta = Encoder::encode_delta(Kind::Pages, &raw, &lengths, bases, self.delta_level);
+            let (delta, plain) = (delta.map_err(failed)?, self.encode(Kind::Pages, objects)?);
+            if delta.len() * 20 < plain.len() * 19 {
+                return self.send(Kind::Pages, bases.depth + 1, keys(), delta);
+            }
+        }
+        let plain = self.thorough.encode(Kind::Pages, &raw, &lengths).map_err(failed)?;
+        self.send(Kind::Pages, 0, keys(), plain)
+    }
+
     fn encode_delta(
         &self,
         kind: Kind,
@@ -165,7 +199,7 @@ impl Framer {
 pub(crate) fn run(session: Arc<Session>, batches: Arc<Mutex<Receiver<Batch>>>, pack: SyncSender<Message>) {
     // On Linux this sets the calling thread. Refused, the thread works all the same.
     let _ = rustix::process::setpriority_process(None, NICE);
-    let mut framer = Framer::new(&session.inner, pack);
+    let mut framer = Framer::new(&session.inner, pack.clone());
     loop {
         let next = batches.lock().unwrap_or_else(|e| e.into_inner()).recv();
         let Ok(batch) = next else { return };
@@ -173,7 +207,13 @@ pub(crate) fn run(session: Arc<Session>, batches: Arc<Mutex<Receiver<Batch>>>, p
         if session.check().is_err() {
             continue;
         }
-        match store_batch(&session, &mut framer, &batch) {
+        let claiming = session.claiming();
+        let stored = store_batch(&session, &mut framer, &batch).and_then(|(digests, many)| {
+            changed::frame(&session, &pack, &many)?;
+            Ok(digests)
+        });
+        drop(claiming);
+        match stored {
             Ok(digests) => {
                 batch.image.record(batch.order, batch.pages.iter().copied().zip(digests).collect())
             }
@@ -182,30 +222,39 @@ pub(crate) fn run(session: Arc<Session>, batches: Arc<Mutex<Receiver<Batch>>>, p
     }
 }
 
-fn store_batch(session: &Session, framer: &mut Framer, batch: &Batch) -> Result<Vec<Option<Digest>>> {
+/// Digests of the pages of a batch, none for zeros, and the changed pages of the session if they should be framed now.
+type Stored = (Vec<Option<Digest>>, Vec<ChangedPage>);
+
+fn store_batch(session: &Session, framer: &mut Framer, batch: &Batch) -> Result<Stored> {
     let indexes = session.inner.objects.catalog.snapshot();
     let mut old = OldPages { session, image: &batch.image, extent: None };
-    let mut digests = Vec::with_capacity(batch.pages.len());
-    let (mut plain, mut deltas) = (Vec::new(), Vec::new());
-    for (page, bytes) in batch.pages.iter().zip(batch.data.chunks_exact(PAGE_SIZE)) {
-        if is_zero(bytes) {
-            digests.push(None);
-            continue;
-        }
-        let digest = Digest::of(bytes);
-        digests.push(Some(digest));
+    let contents = batch.data.as_chunks::<PAGE_SIZE>().0;
+    let digests = digests(contents);
+    let (mut plain, mut changed) = (Vec::new(), Vec::new());
+    for ((page, bytes), digest) in batch.pages.iter().zip(contents).zip(&digests) {
+        let Some(digest) = *digest else { continue };
         let before = old.digest(*page)?;
         if before == Some(digest) || !session.claim(&digest, &indexes) {
             continue;
         }
-        match before.map(|before| old.base(&before)).transpose()?.flatten() {
-            Some(old) => deltas.push(Candidate { digest, bytes, old }),
-            None => plain.push((digest, bytes)),
+        if batch.image.base.is_some() && batch.image.may_try_delta() {
+            let old = before.map(|before| old.page(&before)).transpose()?.flatten();
+            changed.push(ChangedPage { digest, bytes: Box::new(*bytes), old });
+        } else {
+            plain.push((digest, &bytes[..]));
         }
     }
     framer.plain(Kind::Pages, &plain, FRAME_PAGES)?;
-    framer.deltas(Kind::Pages, &deltas, DELTA_PAGES, FRAME_PAGES)?;
-    Ok(digests)
+    Ok((digests, session.gathered.add(changed)))
+}
+
+/// Digests of `pages`, none for zeros.
+fn digests(pages: &[[u8; PAGE_SIZE]]) -> Vec<Option<Digest>> {
+    let used: Vec<bool> = pages.iter().map(|page| !is_zero(page)).collect();
+    let some: Vec<&[u8; PAGE_SIZE]> =
+        pages.iter().zip(&used).filter(|(_, used)| **used).map(|(page, _)| page).collect();
+    let mut digests = page_digests(&some).into_iter();
+    used.into_iter().map(|used| if used { digests.next() } else { None }).collect()
 }
 
 /// The older versions of the pages of a batch.
@@ -234,21 +283,22 @@ impl OldPages<'_> {
         Ok(leaf.and_then(|leaf| leaf.child(page as usize % EXTENT_PAGES)))
     }
 
-    /// The older version as a base, if a delta may be tried at all.
-    fn base(&self, digest: &Digest) -> Result<Option<Object>> {
-        if !self.image.may_try_delta() {
-            return Ok(None);
-        }
-        usable_base(self.session, digest)
+    /// The older version, if it may be the base of a delta.
+    fn page(&self, digest: &Digest) -> Result<Option<OldPage>> {
+        let object = usable_base(self.session, digest, Kind::Pages)?;
+        Ok(object.and_then(|object| {
+            let bytes = Box::new(*object.bytes().first_chunk()?);
+            Some(OldPage { key: Key::from(digest), bytes, depth: object.location.place.depth })
+        }))
     }
 }
 
 /// The object as the base of a delta; none when it is too deep or in a condemned pack, or damaged, which must not stop a new
 /// checkpoint.
-pub(crate) fn usable_base(session: &Session, digest: &Digest) -> Result<Option<Object>> {
+pub(crate) fn usable_base(session: &Session, digest: &Digest, kind: Kind) -> Result<Option<Object>> {
     let usable = |old: &Object| {
         let place = &old.location.place;
-        place.depth < MAX_DEPTH && !session.avoid.contains(&place.pack)
+        place.kind == kind && place.depth < kind.max_depth() && !session.avoid.contains(&place.pack)
     };
     match session.inner.objects.get(digest) {
         Ok(old) => Ok(Some(old).filter(usable)),

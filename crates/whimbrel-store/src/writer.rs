@@ -5,7 +5,7 @@
 
 use crate::{
     append::{self, Message},
-    closure,
+    changed, closure,
     error::{Result, StoreError},
     files::{Lock, LockMode},
     image_writer::ImageWriter,
@@ -75,7 +75,13 @@ impl Pool {
         self.roots.lock().unwrap_or_else(|e| e.into_inner()).contains(&(root, pages))
     }
 
+    /// Frames the changed pages gathered so far.
+    pub(crate) fn frame_changed(&self) -> Result<()> {
+        changed::frame_gathered(&self.session, &self.pack())
+    }
+
     fn flush(&self) -> Result<()> {
+        self.frame_changed()?;
         let gone = || StoreError::Latched { action: "append" };
         let (reply, answer) = sync_channel(1);
         self.pack().send(Message::Flush(reply)).map_err(|_| gone())?;
@@ -157,6 +163,7 @@ impl Writer {
         let session = &self.pool.session;
         session.check()?;
         let digest = Digest::of(bytes);
+        let _claiming = session.claiming();
         if session.claim(&digest, &session.inner.objects.catalog.snapshot()) {
             Framer::new(&session.inner, self.pool.pack()).plain(kind, &[(digest, bytes)], 1)?;
         }
@@ -168,6 +175,7 @@ impl Writer {
         let session = &self.pool.session;
         session.check()?;
         let indexes = session.inner.objects.catalog.snapshot();
+        let _claiming = session.claiming();
         let digested = objects.iter().map(|bytes| (Digest::of(bytes), *bytes));
         let new: Vec<_> = digested.filter(|(digest, _)| session.claim(digest, &indexes)).collect();
         Framer::new(&session.inner, self.pool.pack()).plain(kind, &new, group)
