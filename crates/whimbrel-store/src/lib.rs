@@ -28,6 +28,7 @@ mod os;
 mod partial;
 mod refs;
 mod reindex;
+mod restore;
 mod shadow;
 mod store;
 mod stored;

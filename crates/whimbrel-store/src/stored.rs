@@ -6,6 +6,7 @@
 use crate::{
     elsewhere::{Everywhere, Here, Missing, ObjectWant, fetch_objects, fetch_pages},
     error::{Result, StoreError},
+    restore::ExtentReader,
     store::{Inner, Store},
 };
 use std::{
@@ -275,12 +276,13 @@ impl StoredImage {
         let stop = AtomicBool::new(false);
         let work = || {
             let mut buffer = vec![0; EXTENT_SIZE];
+            let mut reader = ExtentReader::new(&self.inner.objects);
             loop {
                 let extent = next.fetch_add(1, Ordering::Relaxed);
                 if extent >= self.pages.div_ceil(EXTENT) || stop.load(Ordering::Relaxed) {
                     return Ok(());
                 }
-                let restored = self.restore_extent(extent, &mut buffer, &receive);
+                let restored = self.restore_extent(extent, &mut reader, &mut buffer, &receive);
                 if restored.is_err() {
                     stop.store(true, Ordering::Relaxed);
                     return restored;
@@ -299,6 +301,7 @@ impl StoredImage {
     fn restore_extent<E>(
         &self,
         extent: u64,
+        reader: &mut ExtentReader<'_>,
         buffer: &mut [u8],
         receive: &impl Fn(PageRun, &[u8]) -> Result<(), E>,
     ) -> Result<()>
@@ -308,8 +311,10 @@ impl StoredImage {
         let Some(leaf) = self.leaf(extent)? else { return Ok(()) };
         let start = extent * EXTENT;
         let mut present = PageSet::empty(EXTENT);
-        for (slot, digest) in leaf.children() {
+        for (slot, _) in leaf.children() {
             present.insert(slot as u64);
+        }
+        for (slot, digest) in reader.read(&leaf, buffer) {
             self.read_page(&digest, &mut buffer[slot * PAGE_SIZE..(slot + 1) * PAGE_SIZE])?;
         }
         for run in present.runs() {
