@@ -7,7 +7,7 @@ use crate::{
     error::HostError,
     host::Host,
     live::Live,
-    machine::Machine,
+    machine::{Machine, Turn},
     record::{DiskBase, Phase, Record},
     supervise,
 };
@@ -51,6 +51,11 @@ impl Landing for HostLanding {
         record.phase = Phase::Prepared { handover: offer.handover };
         record.origin = offer.origin;
         record.vmgenid = Some(offer.vmgenid.clone());
+        record.tunnel = offer.tunnel.clone();
+        if let Some(away) = host.is_away(&record) {
+            // Better now than when the machine is here and hears nobody.
+            host.route(&away.home)?;
+        }
         let missing = offer.blobs.iter().map(|(digest, _)| *digest);
         let missing = missing.filter(|digest| !host.layout.boot_file(digest).exists()).collect();
         let vmgenid = Some(offer.vmgenid.parse().map_err(|_| "the offer's generation id is none")?);
@@ -92,6 +97,18 @@ impl Arriving {
             self.live = Some(Live::receive(&self.host, &self.record, self.vmgenid)?);
         }
         Ok(())
+    }
+
+    /// The old host's word came for a machine whose QEMU has ended while it waited. It is this host's from now on, as one
+    /// that crashed: its disks are here, and nobody else may ever run it.
+    fn end_of_the_owned(&self, turn: &mut Turn<'_>) -> Result<(), HostError> {
+        if turn.record.phase == (Phase::Prepared { handover: self.handover }) {
+            let reason = "its QEMU ended before its old host had let it go".to_owned();
+            turn.record.phase = Phase::Crashed { reason };
+            turn.record.process = None;
+            turn.record.since_ms = crate::now_ms();
+        }
+        turn.record.save(&self.host.layout)
     }
 
     fn live(&mut self) -> Result<&mut Live, Cause> {
@@ -151,10 +168,16 @@ impl Arrival for Arriving {
     }
 
     fn run(&mut self) -> Result<(), Cause> {
+        let host = &self.host;
         let events = {
             let mut turn = self.machine.begin_when_free("arrival");
+            if turn.live.is_none() {
+                return Ok(self.end_of_the_owned(&mut turn)?);
+            }
             let (record, live) = turn.parts()?;
             let events = live.events();
+            // Its own port takes the place of the tunnel's end.
+            host.is_home(record);
             live.start()?;
             live.ports.iter().for_each(crate::live::LivePort::announce);
             record.phase = Phase::Here;

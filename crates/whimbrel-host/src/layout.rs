@@ -3,6 +3,8 @@
 //! ```text
 //! DATA/key/            the host's identity          DATA/trust.toml     whom it trusts
 //! DATA/store/          capsules                     DATA/boot/DIGEST    kernels and initial RAM disks
+//! DATA/page-cache      where pages of files lie      DATA/working-sets/  what capsules touch first
+//! DATA/tunnels/        machines whose network is here while they run elsewhere
 //! DATA/machines/NAME/  machine.json, disk0/ …, console.log
 //! RUN/slots/ID/        sockets, RAM file, live bitmaps of one QEMU; RUN is on a tmpfs
 //! ```
@@ -14,7 +16,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
-use whimbrel_core::{Digest, MachineName};
+use whimbrel_core::{CapsuleId, Digest, MachineName};
 
 /// The directories of one host.
 #[derive(Debug, Clone)]
@@ -30,7 +32,7 @@ impl Layout {
     /// Makes the directories that are missing. RUN must be on a tmpfs: guest memory lies there.
     pub(crate) fn create(data: &Path, run: &Path) -> Result<Self, HostError> {
         let layout = Self { data: absolute(data)?, run: absolute(run)? };
-        for dir in [layout.key_dir(), layout.boot_dir(), layout.machines(), layout.slots()] {
+        for dir in [layout.key_dir(), layout.boot_dir(), layout.machines(), layout.slots(), layout.working_sets()] {
             fs::create_dir_all(&dir).map_err(|source| HostError::io("create", &dir, source))?;
         }
         let slots = layout.slots();
@@ -61,6 +63,11 @@ impl Layout {
         self.boot_dir().join(digest.to_string())
     }
 
+    /// Notes about tunnels.
+    pub(crate) fn tunnels(&self) -> PathBuf {
+        self.data.join("tunnels")
+    }
+
     pub(crate) fn machines(&self) -> PathBuf {
         self.data.join("machines")
     }
@@ -77,6 +84,25 @@ impl Layout {
     /// What the machine printed on its serial port since it was started.
     pub(crate) fn console_log(&self, name: &MachineName) -> PathBuf {
         self.machine(name).join("console.log")
+    }
+
+    /// Where the pages of this host's files lie.
+    pub(crate) fn page_cache(&self) -> PathBuf {
+        self.data.join("page-cache")
+    }
+
+    /// Machines whose capsules are uploaded.
+    pub(crate) fn following(&self) -> PathBuf {
+        self.data.join("following.json")
+    }
+
+    pub(crate) fn working_sets(&self) -> PathBuf {
+        self.data.join("working-sets")
+    }
+
+    /// What the machine of a capsule touched first at its last resume here.
+    pub(crate) fn working_set(&self, capsule: &CapsuleId) -> PathBuf {
+        self.working_sets().join(capsule.to_string())
     }
 
     pub(crate) fn slots(&self) -> PathBuf {

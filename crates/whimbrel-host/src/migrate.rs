@@ -17,14 +17,14 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use whimbrel_api::{MigrateMode, MigrateRequest, NetworkHandover, Operation, OperationKind, OperationResult};
+use whimbrel_api::{MigrateMode, MigrateRequest, MoveNetwork, NetworkHandover, Operation, OperationKind, OperationResult};
 use whimbrel_capture::{Follower, Pace, Subject};
 use whimbrel_core::{Digest, HostName, MachineName};
 use whimbrel_migrate::{
     Move, abort, confirm,
     link::Link,
     migrate,
-    protocol::{ArrayOffer, HandoverId, Offer},
+    protocol::{ArrayOffer, HandoverId, HomeNetwork, Offer, TunnelId},
     source::BoxError,
 };
 
@@ -82,16 +82,22 @@ impl Host {
     ) -> Result<Moved, HostError> {
         let (record, live) = turn.parts()?;
         let was_paused = live.is_paused();
-        let offer = self.offer(record, live)?;
+        let tunnel = self.tunnel_after(record, request);
+        let offer = self.offer(record, live, tunnel)?;
         let before = record.clone();
         let to = request.host.clone();
         let ports = &live.ports;
         let mut stoppable = Stoppable { qemu: &mut live.qemu, disks: &live.disks, keep_paused: was_paused };
         let mut subject =
             Subject { machine: &mut stoppable, ledgers: &mut live.ledgers, follower: Follower::Migration };
+        let away = &live.away;
         let mut record_handover = || {
+            self.keep_network(record, &offer, &to)?;
             record.phase = Phase::HandedOver { handover: offer.handover, to: to.clone() };
-            record.save(&self.layout).map_err(BoxError::from)
+            record.save(&self.layout).map_err(BoxError::from)?;
+            // The home end is the target's from here on.
+            away.iter().for_each(crate::tunnel::AwayEnd::close);
+            Ok(())
         };
         let downtime_max = request.downtime_max_ms.map_or(DOWNTIME_MAX, Duration::from_millis);
         let stopped = was_paused || request.mode == MigrateMode::Stop;
@@ -110,10 +116,14 @@ impl Host {
         });
         match outcome {
             Ok(done) => {
-                let network = network_handover(record);
+                let network = network_handover(record, offer.tunnel.as_ref(), &request.host);
+                if offer.tunnel.is_none() {
+                    self.leave_home(record);
+                }
                 Ok(Moved { handover: done.handover, rounds: done.rounds, paused_at: done.paused_at, network })
             }
             Err(source) => {
+                self.drop_network(record, &offer);
                 self.given_up().entry(request.host.clone()).or_default().push(offer.handover);
                 if record.phase != before.phase {
                     // The write that failed may have reached the disk all the same: say again who runs it.
@@ -126,7 +136,41 @@ impl Host {
         }
     }
 
-    fn offer(&self, record: &Record, live: &crate::live::Live) -> Result<Offer, HostError> {
+    /// Where the machine's network is once it was moved; none if it is to be the target's own.
+    fn tunnel_after(&self, record: &Record, request: &MigrateRequest) -> Option<HomeNetwork> {
+        match (&record.tunnel, request.network) {
+            (Some(tunnel), _) if tunnel.home == request.host => Some(tunnel.clone()),
+            (_, Some(MoveNetwork::Local)) | (None, None) => None,
+            (Some(tunnel), _) => Some(tunnel.clone()),
+            (None, Some(MoveNetwork::Home)) => {
+                let id = TunnelId(rand::random());
+                Some(HomeNetwork { home: self.name.clone(), id, capsule: None })
+            }
+        }
+    }
+
+    /// Before the machine is handed over this host knows that it has its network to keep.
+    fn keep_network(&self, record: &Record, offer: &Offer, to: &HostName) -> Result<(), BoxError> {
+        match &offer.tunnel {
+            Some(tunnel) if tunnel.home == self.name => {
+                let begun = self.tunnels.begin_home(tunnel.id, &record.name, &record.config, to);
+                begun.map_err(BoxError::from)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn drop_network(&self, record: &Record, offer: &Offer) {
+        let here = |tunnel: &&HomeNetwork| tunnel.home == self.name && record.tunnel.is_none();
+        offer.tunnel.iter().filter(here).for_each(|tunnel| self.tunnels.end(tunnel.id));
+    }
+
+    fn offer(
+        &self,
+        record: &Record,
+        live: &crate::live::Live,
+        tunnel: Option<HomeNetwork>,
+    ) -> Result<Offer, HostError> {
         let file_len = |digest: Digest| {
             let path = self.layout.boot_file(&digest);
             let meta = std::fs::metadata(&path).map_err(|source| HostError::io("read", &path, source))?;
@@ -144,6 +188,7 @@ impl Host {
             origin: record.last.or(record.origin),
             blobs: boot.map(file_len).collect::<Result<_, HostError>>()?,
             qemu_version: self.qemu()?.version.to_string(),
+            tunnel,
         })
     }
 
@@ -205,9 +250,13 @@ struct Moved {
     network: NetworkHandover,
 }
 
-fn network_handover(record: &Record) -> NetworkHandover {
-    match record.config.nics.iter().filter(|nic| nic.bridge.is_some()).count() {
-        0 => NetworkHandover::NoPorts,
-        ports => NetworkHandover::Announced { ports: ports as u32 },
+fn network_handover(record: &Record, tunnel: Option<&HomeNetwork>, to: &HostName) -> NetworkHandover {
+    let tunnel = tunnel.filter(|tunnel| tunnel.home != *to);
+    match (record.config.nics.iter().filter(|nic| nic.bridge.is_some()).count(), tunnel) {
+        (0, _) => NetworkHandover::NoPorts,
+        (ports, Some(tunnel)) => {
+            NetworkHandover::Tunnelled { ports: ports as u32, home: tunnel.home.clone() }
+        }
+        (ports, None) => NetworkHandover::Announced { ports: ports as u32 },
     }
 }

@@ -42,6 +42,7 @@ fn ended(host: &Weak<Host>, machine: &Weak<Machine>, phase: Phase) {
     turn.record.phase = phase;
     turn.record.process = None;
     turn.record.since_ms = crate::now_ms();
+    host.leave_home(&mut turn.record);
     if let Err(error) = turn.record.save(&host.layout) {
         tracing::error!(
             error = &error as &dyn std::error::Error,

@@ -2,28 +2,59 @@
 
 use crate::{error::HostError, slot::Slot};
 use whimbrel_core::NicConfig;
-use whimbrel_net::{Addresses, Gates, Port, PortConfig, TapConfig, World};
+use std::sync::{Arc, Weak};
+use whimbrel_net::{Addresses, Gates, LineEnd, Port, PortConfig, TapConfig, World, line};
 
 /// Names of our tap devices; the kernel puts a number in the place of `%d`.
 const TAP: &str = "wmb%d";
 
 /// One port.
 pub(crate) struct LivePort {
-    port: Port,
+    port: Arc<Port>,
+    /// The other end of the line that it is plugged into, until somebody takes it.
+    line: Option<LineEnd>,
+}
+
+/// What a port is plugged into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Plug {
+    /// A bridge of this host.
+    Bridge,
+    /// A line, which leads to the bridge of another host.
+    Line,
 }
 
 impl LivePort {
     /// Connects port `index` of the machine in `slot` to its bridge, if it has one. No frame passes yet.
-    pub(crate) fn connect(slot: &Slot, index: usize, nic: &NicConfig) -> Result<Self, HostError> {
-        let tap = nic.bridge.clone().map(|bridge| TapConfig { name: TAP.to_owned(), bridge: Some(bridge) });
-        let world = tap.map_or(World::Nobody, World::Tap);
+    pub(crate) fn connect(slot: &Slot, index: usize, nic: &NicConfig, plug: Plug) -> Result<Self, HostError> {
+        let (world, line) = match (nic.bridge.clone(), plug) {
+            (None, _) => (World::Nobody, None),
+            (bridge, Plug::Bridge) => (World::Tap(TapConfig { name: TAP.to_owned(), bridge }), None),
+            (Some(_), Plug::Line) => {
+                let (near, far) = line().map_err(|source| HostError::Port {
+                    port: format!("net{index}"),
+                    source: source.into(),
+                })?;
+                (World::Line(near), Some(far))
+            }
+        };
         let stream_socket = slot.dir().join(format!("net{index}"));
         let port = Port::open(PortConfig { stream_socket, world, gates: Gates::BLOCKED });
         let failed = |source: whimbrel_net::NetError| HostError::Port {
             port: format!("net{index}"),
             source: source.into(),
         };
-        Ok(Self { port: port.map_err(failed)? })
+        Ok(Self { port: Arc::new(port.map_err(failed)?), line })
+    }
+
+    /// The other end of its line, once.
+    pub(crate) fn take_line(&mut self) -> Option<LineEnd> {
+        self.line.take()
+    }
+
+    /// The port, for whoever has to announce it while it lives.
+    pub(crate) fn port(&self) -> Weak<Port> {
+        Arc::downgrade(&self.port)
     }
 
     /// Lets frames pass: the machine runs here.
