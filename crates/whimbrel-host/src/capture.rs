@@ -34,6 +34,13 @@ pub(crate) struct Wanted {
     pub(crate) arrays: Arrays,
 }
 
+impl Wanted {
+    /// A capsule of the whole machine, without a tag.
+    pub(crate) fn nothing_but(balloon: Squeeze) -> Self {
+        Self { tag: None, labels: BTreeMap::new(), balloon, arrays: Arrays::All }
+    }
+}
+
 /// Which arrays of a machine go into a capsule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arrays {
@@ -84,20 +91,26 @@ impl Host {
     ) -> Result<Operation, HostError> {
         refs::check_tag(request.tag.as_ref())?;
         let (host, machine) = (self.clone(), self.machine(name)?);
-        let wanted = Wanted {
-            tag: request.tag,
-            labels: BTreeMap::new(),
-            balloon: request.balloon,
-            arrays: Arrays::All,
-        };
+        let wanted = Wanted { tag: request.tag, ..Wanted::nothing_but(request.balloon) };
         Ok(self.operations().start(OperationKind::Suspend, name.to_string(), move |reporter| {
             let mut turn = machine.begin("suspend", Some(reporter.id))?;
-            let taken = host.take_capsule(&mut turn, Finish::StayPaused, &wanted, reporter)?;
-            host.end_suspended(&mut turn, taken.capsule)?;
+            let taken = host.suspend_in(&mut turn, &wanted, reporter)?;
             // Whoever suspends will resume, and then a QEMU that waits saves most of the time.
             host.warm_up(&turn.record.config);
             Ok(OperationResult::Suspend(taken))
         }))
+    }
+
+    /// The same within somebody's turn.
+    pub(crate) fn suspend_in(
+        &self,
+        turn: &mut Turn<'_>,
+        wanted: &Wanted,
+        reporter: &Reporter,
+    ) -> Result<CaptureReport, HostError> {
+        let taken = self.take_capsule(turn, Finish::StayPaused, wanted, reporter)?;
+        self.end_suspended(turn, taken.capsule)?;
+        Ok(taken)
     }
 
     /// The machine lies in the store now: written down first, ended second, so that it never runs twice.
@@ -237,9 +250,11 @@ impl Host {
             time: crate::now_ms(),
             host: self.name.to_string(),
             labels,
-            working_set: None,
+            working_set: self.working_set_blob(record, writer),
         };
-        writer.commit(&manifest, names).map_err(refs::store_error("commit the capsule"))
+        let capsule = writer.commit(&manifest, names).map_err(refs::store_error("commit the capsule"))?;
+        self.announce_soon();
+        Ok(capsule)
     }
 }
 
@@ -265,6 +280,7 @@ pub(crate) fn labels_of(record: &Record, wanted: &Wanted) -> BTreeMap<String, St
     labels.insert(refs::MACHINE_LABEL.to_owned(), record.name.to_string());
     let squeezed = record.squeezed_from.map(|size| (refs::BALLOON_LABEL.to_owned(), size.0.to_string()));
     labels.extend(squeezed);
+    labels.extend(record.tunnel.as_ref().map(crate::tunnel::home_label));
     labels
 }
 

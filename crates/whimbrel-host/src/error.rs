@@ -54,6 +54,12 @@ pub enum HostError {
     Unreachable { host: HostName, source: Cause },
     #[error("cannot reach host {host} over ssh")]
     Ssh { host: HostName, source: Box<SshError> },
+    #[error("cannot fetch from or send to host {host}")]
+    Sync { host: HostName, source: Cause },
+    #[error("the cache of pages failed")]
+    Cache { source: Cause },
+    #[error("{name} was given to {to}, which may resume it")]
+    Given { name: MachineName, to: HostName },
     #[error("host {host} is not trusted here")]
     Untrusted { host: HostName },
     #[error("host {host} and this one do not trust each other")]
@@ -103,6 +109,9 @@ impl HostError {
             }
             Self::Capture { source } => chain_code(source),
             Self::Migrate { source, .. } => migrate_code(source),
+            Self::Sync { .. } => ErrorCode::Unreachable,
+            Self::Cache { source } => chain_code(&**source),
+            Self::Given { .. } => ErrorCode::Busy,
             Self::Unconfirmed { .. } | Self::Unreachable { .. } | Self::Ssh { .. } => ErrorCode::Unreachable,
             Self::Untrusted { .. } | Self::NotTrustedThere { .. } => ErrorCode::Untrusted,
             Self::Panicked => ErrorCode::Internal,
@@ -118,6 +127,19 @@ impl HostError {
                 format!("choose another name, or end the machine with `whimbrel stop {name}`")
             }
             Self::Busy { name, .. } => format!("`whimbrel ps` shows when {name} is free again"),
+            Self::State { name, state: "stopped" | "crashed", needed: "running" } => {
+                format!("`whimbrel start {name}` runs it again")
+            }
+            Self::State { name, state: "suspended", .. } => {
+                format!("`whimbrel resume {name}` lets it go on from where it was suspended")
+            }
+            Self::State { state: "handed over", .. } => {
+                "it belongs to the host it went to: look at `whimbrel ps` there".into()
+            }
+            Self::State { state: "arriving", .. } => {
+                "it is on its way here and runs as soon as its old host says so".into()
+            }
+            Self::State { name, state: "running", .. } => format!("`whimbrel stop {name}` ends it"),
             Self::NotTmpfs { .. } => {
                 "name a directory on a tmpfs with --run-dir, like /dev/shm/whimbrel".into()
             }
@@ -130,6 +152,9 @@ impl HostError {
                     "add this host on {host} too: `whimbrel trust add`, with the key that `whimbrel key` prints here"
                 )
             }
+            Self::Given { name, to } => format!(
+                "resume it there, or bring it back with `whimbrel resume {to}:{name}`; if {to} is lost for good, `--take-back`"
+            ),
             Self::StillRunning { .. } => "`whimbrel stop --kill` pulls the plug".into(),
             Self::Unconfirmed { host, .. } => {
                 format!("the daemon goes on asking; look at `whimbrel ps` on {host}")

@@ -107,19 +107,19 @@ impl Host {
                 let exported = self.store.export(capsule, std::io::BufWriter::new(&file));
                 exported.map_err(refs::store_error("export the capsule"))?;
             }
-            ExportFormat::Raw => write_raw(&self.image(capsule, request)?, &file, path, reporter)?,
-            ExportFormat::Qcow2 => self.write_qcow2(self.image(capsule, request)?, path, reporter)?,
+            ExportFormat::Raw => write_raw(&self.exported(capsule, request)?, &file, path, reporter)?,
+            ExportFormat::Qcow2 => self.write_qcow2(self.exported(capsule, request)?, path, reporter)?,
         }
         file.sync_all().map_err(io)?;
         Ok(file.metadata().map_err(io)?.len())
     }
 
-    fn image(&self, capsule: &CapsuleId, request: &ExportRequest) -> Result<StoredImage, HostError> {
+    fn exported(&self, capsule: &CapsuleId, request: &ExportRequest) -> Result<StoredImage, HostError> {
         let manifest = self.store.manifest(capsule).map_err(refs::store_error("read the capsule"))?;
         let name = request.image.as_deref().unwrap_or(FIRST_DISK);
         let image = manifest.image(name);
         let image = image.ok_or_else(|| HostError::NotFound { what: "image", name: name.to_owned() })?;
-        Ok(self.store.image(image.root, image.pages))
+        Ok(self.image(Some(*capsule), (name, image.root, image.pages)))
     }
 
     /// qemu-img makes the qcow2; it reads the image from an NBD server of ours.

@@ -2,13 +2,17 @@
 
 use crate::{
     error::HostError,
+    follow::Following,
     graph::Sizes,
     layout::Layout,
     live::Live,
     machine::Machine,
     operation::Operations,
+    page_cache::PageCache,
+    peers::{Neighbours, Syncing},
     record::{DiskBase, Phase, Record},
     refs, rights,
+    tunnel::Tunnels,
     warm::Warm,
 };
 use std::{
@@ -16,7 +20,7 @@ use std::{
     net::SocketAddr,
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -41,6 +45,11 @@ const MACHINE: &str = "q35";
 
 /// The daemon's state.
 pub(crate) struct Host {
+    pub(crate) me: Weak<Host>,
+    pub(crate) neighbours: Neighbours,
+    pub(crate) syncing: Syncing,
+    pub(crate) page_cache: PageCache,
+    pub(crate) following: Following,
     pub(crate) name: HostName,
     pub(crate) layout: Layout,
     pub(crate) store: Store,
@@ -48,6 +57,7 @@ pub(crate) struct Host {
     pub(crate) trust: Arc<Trust>,
     pub(crate) runtime: Handle,
     pub(crate) warm: Warm,
+    pub(crate) tunnels: Tunnels,
     pub(crate) sizes: Sizes,
     listen: Option<SocketAddr>,
     operations: Operations,
@@ -87,7 +97,13 @@ impl Host {
             .map_err(|source| HostError::Identity { source: source.into() })?;
         let trust =
             Trust::load(layout.data()).map_err(|source| HostError::Identity { source: source.into() })?;
-        let host = Arc::new(Self {
+        let tunnels = Tunnels::open(layout.tunnels())?;
+        let host = Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            neighbours: Neighbours::default(),
+            syncing: Syncing::default(),
+            page_cache: PageCache::default(),
+            following: Following::default(),
             name,
             layout,
             store,
@@ -95,6 +111,7 @@ impl Host {
             trust: Arc::new(trust),
             runtime,
             warm: Warm::default(),
+            tunnels,
             sizes: Sizes::default(),
             listen,
             operations: Operations::default(),
@@ -107,6 +124,7 @@ impl Host {
         });
         // Looking for QEMU and trying KVM takes seconds, once: better before the first machine is asked for.
         std::thread::spawn(|| whimbrel_qemu::probe().map(whimbrel_qemu::best_accel));
+        host.store.set_elsewhere(Arc::new(crate::peers::Neighbourhood(host.me.clone())));
         let landing = Arc::new(crate::landing::HostLanding::new(&host));
         host.arrivals.get_or_init(|| Arrivals::new(landing));
         Ok(host)
@@ -186,8 +204,22 @@ impl Host {
     /// Refuses a name that is in use. A suspended machine's name is free for its own resume.
     pub(crate) fn check_free(&self, name: &MachineName, resuming: bool) -> Result<(), HostError> {
         let Some(machine) = self.table().get(name).cloned() else { return Ok(()) };
-        let suspended = resuming && machine.info().state == whimbrel_api::MachineState::Suspended;
+        let state = machine.info().state;
+        if let (true, whimbrel_api::MachineState::Given { to }) = (resuming, &state) {
+            return Err(HostError::Given { name: name.clone(), to: to.clone() });
+        }
+        let suspended = resuming && state == whimbrel_api::MachineState::Suspended;
         if suspended { Ok(()) } else { Err(HostError::NameTaken { name: name.clone() }) }
+    }
+
+    /// Refuses a machine that is another one in the table by now: it was resumed or started while its turn was waited for.
+    pub(crate) fn check_current(&self, machine: &Arc<Machine>) -> Result<(), HostError> {
+        let name = machine.name();
+        match self.table().get(name) {
+            Some(now) if Arc::ptr_eq(now, machine) => Ok(()),
+            Some(_) => Err(HostError::Busy { name: name.clone(), with: "a start".into() }),
+            None => Err(HostError::machine_not_found(name)),
+        }
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<MachineName, Arc<Machine>>> {
@@ -248,18 +280,35 @@ impl Host {
     }
 
     /// A machine that has just come to life here gets its record, its place in the table and a watcher.
-    /// If the record cannot be written nothing is left of it.
-    pub(crate) fn settle(
+    /// If the record cannot be written, or no CPU runs, nothing is left of it.
+    pub(crate) fn settle(self: &Arc<Self>, record: Record, live: Live) -> Result<Arc<Machine>, HostError> {
+        let name = record.name.clone();
+        self.bring_up(record, live).or_else(|error| {
+            Record::forget(&self.layout, &name)?;
+            Err(error)
+        })
+    }
+
+    /// The same for a machine that this host knew before, as `before` says: that is what it is again if it fails.
+    pub(crate) fn settle_again(
         self: &Arc<Self>,
-        mut record: Record,
-        mut live: Live,
+        record: Record,
+        live: Live,
+        before: &Record,
     ) -> Result<Arc<Machine>, HostError> {
+        self.bring_up(record, live).or_else(|error| {
+            // The write that failed may have reached the disk all the same.
+            before.save(&self.layout)?;
+            Err(error)
+        })
+    }
+
+    /// On failure its QEMU has ended, and what its record says is uncertain.
+    fn bring_up(self: &Arc<Self>, mut record: Record, mut live: Live) -> Result<Arc<Machine>, HostError> {
         record.process = Some(live.process_record());
         record.vmgenid = live.qemu.vmgenid().ok().map(|guid| guid.to_string());
-        let started = record.save(&self.layout).and_then(|()| live.start());
-        if let Err(error) = started {
+        if let Err(error) = record.save(&self.layout).and_then(|()| live.start()) {
             live.end();
-            Record::forget(&self.layout, &record.name)?;
             return Err(error);
         }
         self.give_back(&mut record, &live);
@@ -301,11 +350,21 @@ impl Host {
 
     /// Forgets a machine that has ended, with its disks.
     pub(crate) fn forget(&self, name: &MachineName) -> Result<(), HostError> {
-        let machine = self.machine(name)?;
-        let turn = machine.begin("removal", None)?;
-        if turn.live.is_some() {
+        let machine = match self.machine(name) {
+            // One that is away stays whose it is; only its network is no longer here.
+            Err(HostError::NotFound { .. }) if self.tunnels.end_of(name) => return Ok(()),
+            machine => machine?,
+        };
+        let mut turn = machine.begin_in_any_phase("removal", None)?;
+        self.check_current(&machine)?;
+        // One that was handed over and killed here is the target's. One that is arriving is not to be touched.
+        if turn.live.is_some() || matches!(turn.record.phase, Phase::Prepared { .. }) {
             let state = turn.record.phase.word();
             return Err(HostError::State { name: name.clone(), state, needed: "stopped" });
+        }
+        if !matches!(turn.record.phase, Phase::HandedOver { .. }) {
+            self.leave_home(&mut turn.record);
+            self.tunnels.end_of(name);
         }
         Record::forget(&self.layout, name)?;
         self.remove(name);
@@ -328,7 +387,11 @@ impl Host {
                     live.end();
                 }
                 turn.record.process = None;
-                turn.record.phase = Phase::Stopped;
+                // Between two hosts it is not known here whose it is, so killed it is not one to start here.
+                if turn.record.phase == Phase::Here {
+                    turn.record.phase = Phase::Stopped;
+                    self.leave_home(&mut turn.record);
+                }
                 turn.record.since_ms = crate::now_ms();
                 turn.record.save(&self.layout)?;
             }

@@ -35,6 +35,7 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
         .route(routes::HOST, get(host_info))
         .route(routes::MACHINES, get(machines).post(run))
         .route(routes::MACHINE, get(machine).delete(forget))
+        .route(routes::MACHINE_START, post(start))
         .route(routes::MACHINE_STOP, post(stop))
         .route(routes::MACHINE_PAUSE, post(pause))
         .route(routes::MACHINE_UNPAUSE, post(unpause))
@@ -61,6 +62,10 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
         .route(routes::STORE_VERIFY, post(verify))
         .route(routes::EXPORT, post(export))
         .route(routes::IMPORT, post(import))
+        .route(routes::PULL, post(pull))
+        .route(routes::PUSH, post(push))
+        .route(routes::REMOTE, get(remote))
+        .route(routes::CACHE, get(cache).post(cache_add))
         .route(routes::TRUST, get(trust_list).post(trust_add))
         .route(routes::TRUST_ENTRY, put(trust_limit).delete(trust_remove))
         .route(routes::WIRE, get(wire))
@@ -130,7 +135,12 @@ async fn host_info(State(host): Shared) -> Answer<whimbrel_api::HostInfo> {
 }
 
 async fn machines(State(host): Shared) -> Answer<Vec<whimbrel_api::MachineInfo>> {
-    blocking(host, |host| Ok(host.machine_infos())).await
+    let list = |host: &Arc<Host>| {
+        let mut machines = host.machine_infos();
+        host.add_away(&mut machines);
+        Ok(machines)
+    };
+    blocking(host, list).await
 }
 
 async fn run(State(host): Shared, body: Bytes) -> Answer<whimbrel_api::MachineInfo> {
@@ -146,6 +156,11 @@ async fn machine(State(host): Shared, Path(name): Path<String>) -> Answer<whimbr
 async fn forget(State(host): Shared, Path(name): Path<String>) -> Answer<()> {
     let name: MachineName = named(&name)?;
     blocking(host, move |host| host.forget(&name)).await
+}
+
+async fn start(State(host): Shared, Path(name): Path<String>) -> Answer<whimbrel_api::MachineInfo> {
+    let name: MachineName = named(&name)?;
+    blocking(host, move |host| host.start(&name)).await
 }
 
 async fn stop(
@@ -288,6 +303,30 @@ async fn export(State(host): Shared, body: Bytes) -> Answer<Operation> {
 async fn import(State(host): Shared, body: Bytes) -> Answer<Operation> {
     let request = parse(&body)?;
     blocking(host, move |host| host.import(request)).await
+}
+
+async fn pull(State(host): Shared, body: Bytes) -> Answer<Operation> {
+    let request = parse(&body)?;
+    blocking(host, move |host| host.pull(request)).await
+}
+
+async fn push(State(host): Shared, body: Bytes) -> Answer<Operation> {
+    let request = parse(&body)?;
+    blocking(host, move |host| host.push(request)).await
+}
+
+async fn remote(State(host): Shared, Path(name): Path<String>) -> Answer<Vec<whimbrel_api::RemoteCapsule>> {
+    let name: HostName = named(&name)?;
+    blocking(host, move |host| host.remote_capsules(&name)).await
+}
+
+async fn cache(State(host): Shared) -> Answer<whimbrel_api::CacheInfo> {
+    blocking(host, |host| host.cache_info()).await
+}
+
+async fn cache_add(State(host): Shared, body: Bytes) -> Answer<Operation> {
+    let request = parse(&body)?;
+    blocking(host, move |host| host.cache_add(request)).await
 }
 
 async fn trust_list(State(host): Shared) -> Answer<Vec<TrustEntry>> {

@@ -32,7 +32,9 @@ impl Layout {
     /// Makes the directories that are missing. RUN must be on a tmpfs: guest memory lies there.
     pub(crate) fn create(data: &Path, run: &Path) -> Result<Self, HostError> {
         let layout = Self { data: absolute(data)?, run: absolute(run)? };
-        for dir in [layout.key_dir(), layout.boot_dir(), layout.machines(), layout.slots(), layout.working_sets()] {
+        for dir in
+            [layout.key_dir(), layout.boot_dir(), layout.machines(), layout.slots(), layout.working_sets()]
+        {
             fs::create_dir_all(&dir).map_err(|source| HostError::io("create", &dir, source))?;
         }
         let slots = layout.slots();

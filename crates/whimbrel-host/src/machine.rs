@@ -44,6 +44,7 @@ struct View {
     info: MachineInfo,
     pager: Option<crate::live::PagerView>,
     console: Option<crate::live::ConsoleView>,
+    tunnel: Option<crate::tunnel::TunnelView>,
 }
 
 /// The right to change a machine. Given back on drop, after the view was brought up to date.
@@ -56,13 +57,13 @@ impl Machine {
     /// A machine with this record and these live parts.
     pub(crate) fn new(record: Record, live: Option<Live>) -> Self {
         let info = describe(&record, live.as_ref(), None);
-        let (pager, console) = views(live.as_ref());
+        let (pager, console, tunnel) = views(live.as_ref());
         Self {
             name: record.name.clone(),
             turn: Mutex::new(None),
             turn_over: Condvar::new(),
             body: Mutex::new(Body { record, live }),
-            view: Mutex::new(View { info, pager, console }),
+            view: Mutex::new(View { info, pager, console, tunnel }),
         }
     }
 
@@ -131,6 +132,7 @@ impl Machine {
         if let (MachineState::Running | MachineState::Lazy { .. }, Some(pager)) = (&info.state, &view.pager) {
             info.state = pager.state();
         }
+        info.tunnel = view.tunnel.as_ref().map(crate::tunnel::TunnelView::info);
         info
     }
 
@@ -167,8 +169,8 @@ impl Turn<'_> {
     pub(crate) fn publish(&self) {
         let operation = lock(&self.machine.turn).as_ref().and_then(|working| working.operation);
         let info = describe(&self.body.record, self.body.live.as_ref(), operation);
-        let (pager, console) = views(self.body.live.as_ref());
-        *lock(&self.machine.view) = View { info, pager, console };
+        let (pager, console, tunnel) = views(self.body.live.as_ref());
+        *lock(&self.machine.view) = View { info, pager, console, tunnel };
     }
 }
 
@@ -202,14 +204,20 @@ impl Phase {
             Phase::Stopped => "stopped",
             Phase::Crashed { .. } => "crashed",
             Phase::Suspended { .. } => "suspended",
+            Phase::Given { .. } => "given to another host",
             Phase::HandedOver { .. } => "handed over",
             Phase::Prepared { .. } => "arriving",
         }
     }
 }
 
-fn views(live: Option<&Live>) -> (Option<crate::live::PagerView>, Option<crate::live::ConsoleView>) {
-    (live.and_then(Live::pager_view), live.map(Live::console_view))
+/// What of a machine is looked at while an operation works on it.
+type Views =
+    (Option<crate::live::PagerView>, Option<crate::live::ConsoleView>, Option<crate::tunnel::TunnelView>);
+
+fn views(live: Option<&Live>) -> Views {
+    let tunnel = live.and_then(|live| live.away.as_ref()).map(crate::tunnel::AwayEnd::view);
+    (live.and_then(Live::pager_view), live.map(Live::console_view), tunnel)
 }
 
 fn describe(record: &Record, live: Option<&Live>, operation: Option<OperationId>) -> MachineInfo {
@@ -220,6 +228,7 @@ fn describe(record: &Record, live: Option<&Live>, operation: Option<OperationId>
         (Phase::Stopped, _) => MachineState::Stopped,
         (Phase::Crashed { reason }, _) => MachineState::Crashed { reason: reason.clone() },
         (Phase::Suspended { .. }, _) => MachineState::Suspended,
+        (Phase::Given { to, .. }, _) => MachineState::Given { to: to.clone() },
         (Phase::HandedOver { .. } | Phase::Prepared { .. }, _) => MachineState::Migrating,
     };
     let disks =

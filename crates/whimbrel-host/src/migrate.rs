@@ -17,7 +17,9 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use whimbrel_api::{MigrateMode, MigrateRequest, MoveNetwork, NetworkHandover, Operation, OperationKind, OperationResult};
+use whimbrel_api::{
+    MigrateMode, MigrateRequest, MoveNetwork, NetworkHandover, Operation, OperationKind, OperationResult,
+};
 use whimbrel_capture::{Follower, Pace, Subject};
 use whimbrel_core::{Digest, HostName, MachineName};
 use whimbrel_migrate::{

@@ -7,7 +7,7 @@ use crate::{durable, error::HostError, layout::Layout, live::remove_overlays};
 use serde::{Deserialize, Serialize};
 use std::{fs, path::PathBuf};
 use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, MachineConfig, MachineName};
-use whimbrel_migrate::protocol::HandoverId;
+use whimbrel_migrate::protocol::{HandoverId, HomeNetwork};
 
 const FORMAT: u32 = 1;
 const FILE: &str = "machine.json";
@@ -31,6 +31,9 @@ pub(crate) struct Record {
     /// What its guest had before it was squeezed, until it has it back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) squeezed_from: Option<ByteSize>,
+    /// Where its network is, if not on the host that runs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tunnel: Option<HomeNetwork>,
 }
 
 /// The unchanging content under a disk's overlay.
@@ -57,6 +60,8 @@ pub(crate) enum Phase {
     Crashed { reason: String },
     /// Nobody until it is resumed from the capsule.
     Suspended { capsule: CapsuleId },
+    /// The host that it was given to, suspended as this capsule.
+    Given { to: HostName, capsule: CapsuleId },
     /// The host it went to; it has not confirmed yet.
     HandedOver { handover: HandoverId, to: HostName },
     /// Its old host, until that one commits.
@@ -103,6 +108,7 @@ impl Record {
             process: None,
             since_ms: crate::now_ms(),
             squeezed_from: None,
+            tunnel: None,
         }
     }
 

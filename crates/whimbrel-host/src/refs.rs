@@ -11,6 +11,8 @@ use whimbrel_store::{Store, StoreError};
 pub(crate) const MACHINE_LABEL: &str = "machine";
 /// Label of a capsule whose guest was squeezed: the bytes of memory it had before, and is to have again.
 pub(crate) const BALLOON_LABEL: &str = "balloon";
+/// Label of a capsule whose machine was away from home: the home host, the tunnel there, the capsule it came away as.
+pub(crate) const HOME_LABEL: &str = "home";
 /// Label of a capsule that names the capsule which its machine was derived, cloned or resumed from: it outlives the
 /// capsules between the two.
 pub(crate) const LINEAGE_LABEL: &str = "derived-from";

@@ -11,7 +11,7 @@ use crate::{
     live::Live,
     operation::Reporter,
     record::{Phase, Record},
-    refs,
+    refs, tunnel,
     warm::WarmSlot,
 };
 use std::{
@@ -19,11 +19,12 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_api::{
-    CapsuleRef, CloneNetwork, CloneRequest, Operation, OperationKind, OperationResult, ResumeMode,
+    CloneNetwork, CloneRequest, MoveNetwork, Operation, OperationKind, OperationResult, ResumeMode,
     ResumeRequest, Unit,
 };
 use whimbrel_core::{ByteSize, CapsuleId, MachineName};
 use whimbrel_image::Manifest;
+use whimbrel_migrate::protocol::HomeNetwork;
 
 /// More clones at once than this are several calls.
 const CLONES_MAX: u32 = 1000;
@@ -38,6 +39,8 @@ struct Plan<'a> {
     mode: ResumeMode,
     then_full: bool,
     network: CloneNetwork,
+    /// Where its network is, if not here.
+    tunnel: Option<HomeNetwork>,
     kind: Kind,
 }
 
@@ -57,19 +60,34 @@ impl Host {
     pub(crate) fn resume(self: &Arc<Self>, request: ResumeRequest) -> Result<Operation, HostError> {
         let (host, subject) = (self.clone(), request.capsule.to_string());
         let begun = Instant::now();
-        let (capsule, manifest) = self.find(&request.capsule)?;
-        let name = match request.name.clone() {
-            Some(name) => name,
-            None => refs::machine_of(&manifest)?,
-        };
-        self.check_free(&name, true)?;
+        let here = self.find_here(&request)?;
+        if let Some((_, manifest)) = &here {
+            let name = name_for(&request, manifest)?;
+            if request.take_back {
+                self.take_back(&name)?;
+            }
+            self.check_free(&name, true)?;
+        }
         Ok(self.operations().start(OperationKind::Resume, subject, move |reporter| {
+            let (capsule, manifest) = match here {
+                Some(found) => found,
+                None => {
+                    reporter.progress("fetching what describes it", Unit::Items, 0, None);
+                    let itself =
+                        |machine: &MachineName| request.name.as_ref().is_none_or(|name| name == machine);
+                    host.fetch_to_resume(request.host.as_ref(), &request.capsule, itself)?
+                }
+            };
+            let name = name_for(&request, &manifest)?;
+            host.check_free(&name, true)?;
             let kind = if host.is_suspended_as(&name, &capsule) { Kind::Same } else { Kind::Copy };
             let network = CloneNetwork::Same;
             let ResumeRequest { mode, then_full, .. } = request;
-            let plan =
-                Plan { capsule, manifest: &manifest, name: name.clone(), mode, then_full, network, kind };
+            let tunnel = host.tunnel_of(request.network, &manifest, (capsule, kind))?;
+            let (manifest, name) = (&manifest, name.clone());
+            let plan = Plan { capsule, manifest, name, mode, then_full, network, tunnel, kind };
             host.make(&plan, reporter)?;
+            let name = plan.name;
             let to_running_ms = begun.elapsed().as_secs_f64() * 1e3;
             host.warm_up(&manifest.machine);
             Ok(OperationResult::Resume { machines: vec![name], to_running_ms })
@@ -105,7 +123,8 @@ impl Host {
         let make = |name: &MachineName| {
             let (mode, network) = (request.mode, request.network);
             let (then_full, kind) = (false, Kind::Clone);
-            let plan = Plan { capsule, manifest, name: name.clone(), mode, then_full, network, kind };
+            let (name, tunnel) = (name.clone(), None);
+            let plan = Plan { capsule, manifest, name, mode, then_full, network, tunnel, kind };
             self.make(&plan, reporter)
         };
         let next = std::sync::atomic::AtomicUsize::new(0);
@@ -141,10 +160,45 @@ impl Host {
         }
     }
 
-    pub(crate) fn find(&self, capsule: &CapsuleRef) -> Result<(CapsuleId, Manifest), HostError> {
-        let capsule = refs::resolve(&self.store, capsule)?;
-        let manifest = self.store.manifest(&capsule).map_err(refs::store_error("read the capsule"))?;
-        Ok((capsule, manifest))
+    /// The capsule, if it is to be looked for here and is here.
+    fn find_here(&self, request: &ResumeRequest) -> Result<Option<(CapsuleId, Manifest)>, HostError> {
+        if request.host.is_some() {
+            return Ok(None);
+        }
+        match self.find(&request.capsule) {
+            Err(HostError::NotFound { .. }) if !self.trust.list().unwrap_or_default().is_empty() => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    /// The user knows that the host which a machine was given to will not run it.
+    fn take_back(&self, name: &MachineName) -> Result<(), HostError> {
+        let Ok(machine) = self.machine(name) else { return Ok(()) };
+        let mut turn = machine.begin("resume", None)?;
+        if let Phase::Given { capsule, .. } = turn.record.phase {
+            turn.record.phase = Phase::Suspended { capsule };
+            turn.record.save(&self.layout)?;
+        }
+        Ok(())
+    }
+
+    /// Where the network of a resumed machine is: where it is wanted, and by default where it was.
+    fn tunnel_of(
+        &self,
+        wanted: Option<MoveNetwork>,
+        manifest: &Manifest,
+        (capsule, kind): (CapsuleId, Kind),
+    ) -> Result<Option<HomeNetwork>, HostError> {
+        let had = tunnel::home_of(manifest).filter(|tunnel| tunnel.home != self.name);
+        match wanted {
+            Some(MoveNetwork::Home) => self.tunnel_home(manifest, capsule),
+            None if kind == Kind::Same => Ok(had),
+            Some(MoveNetwork::Local) if kind == Kind::Same => {
+                had.into_iter().for_each(|tunnel| self.leave(tunnel));
+                Ok(None)
+            }
+            _ => Ok(None),
+        }
     }
 
     fn is_suspended_as(&self, name: &MachineName, capsule: &CapsuleId) -> bool {
@@ -159,13 +213,28 @@ impl Host {
             return Err(HostError::Cancelled { left: "no machine was made".into() });
         }
         let _claim = self.claim_name(&plan.name, true)?;
+        // A suspended machine of that name stays what it is until the new one runs.
+        let suspended = self.machine(&plan.name).ok();
+        let suspended = suspended.as_ref().map(|machine| machine.begin("resume", Some(reporter.id)));
+        let suspended = suspended.transpose()?;
+        if self.is_partial(&plan.capsule) {
+            reporter.progress("fetching what it touches first", Unit::Items, 0, None);
+            self.fetch_working_set(plan.capsule, plan.manifest);
+        }
         self.materialize_boot_files(plan.manifest)?;
-        let record = plan.record();
+        let mut record = plan.record();
         let live = match plan.manifest.device.is_empty() {
             true => Live::boot(self, &record)?,
             false => self.restore(plan, &record, reporter)?,
         };
-        self.settle(record, live).map(drop)
+        self.is_home(&mut record);
+        let view = live.pager_view().filter(|_| plan.kind != Kind::Clone);
+        match suspended {
+            Some(turn) => self.settle_again(record, live, &turn.record)?,
+            None => self.settle(record, live)?,
+        };
+        view.into_iter().for_each(|view| self.note_working_set_later(plan.capsule, view));
+        Ok(())
     }
 
     fn restore(&self, plan: &Plan<'_>, record: &Record, reporter: &Reporter) -> Result<Live, HostError> {
@@ -227,6 +296,7 @@ impl Plan<'_> {
         let former = self.manifest.labels.get(refs::BALLOON_LABEL).and_then(|bytes| bytes.parse().ok());
         record.squeezed_from =
             former.map(ByteSize).and_then(|size| crate::balloon::checked(size, record.config.memory).ok());
+        record.tunnel = self.tunnel.clone();
         if self.kind != Kind::Same {
             // A copy is somebody else: its first capsule is a child of this one, not its successor.
             record.last = None;
@@ -250,6 +320,11 @@ fn wait_for_all(live: &Live, reporter: &Reporter) -> Result<(), HostError> {
             return Err(HostError::Cancelled { left: "no machine was made".into() });
         }
     }
+}
+
+/// What the machine of a request is to be called.
+fn name_for(request: &ResumeRequest, manifest: &Manifest) -> Result<MachineName, HostError> {
+    request.name.clone().map_or_else(|| refs::machine_of(manifest), Ok)
 }
 
 fn clone_names(request: &CloneRequest, manifest: &Manifest) -> Result<Vec<MachineName>, HostError> {

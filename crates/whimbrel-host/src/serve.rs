@@ -40,6 +40,7 @@ pub fn run(options: HostOptions) -> Result<(), HostError> {
         .map_err(|source| HostError::io("start threads for", &options.data, source))?;
     let host = Host::open(options.name.clone(), options.listen, layout, runtime.handle().clone())?;
     host.take_up_machines();
+    host.start_following();
     let served = runtime.block_on(serve(&options, host.clone()));
     host.close();
     host.operations().cancel_all(PATIENCE);

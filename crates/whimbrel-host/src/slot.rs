@@ -8,6 +8,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 use whimbrel_block::{BeforeSet, Switch};
 use whimbrel_core::MachineConfig;
@@ -21,6 +22,9 @@ const PROCESS: &str = "process";
 
 /// The device state that a clone was loaded with: the first part of every state that is taken of it.
 const LOADED: &str = "loaded";
+
+/// How long a QEMU that was killed may take to end.
+const END_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The place of one QEMU.
 pub(crate) struct Slot {
@@ -142,12 +146,22 @@ pub(crate) fn sweep(layout: &Layout, is_owned: impl Fn(&str) -> bool) -> Result<
     for entry in fs::read_dir(&dir).map_err(|source| HostError::io("read", &dir, source))?.flatten() {
         if !is_owned(&entry.file_name().to_string_lossy()) {
             let path = entry.path();
-            noted(&path).into_iter().for_each(|process| process.kill());
+            end(&path);
             let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             removed.map_err(|source| HostError::io("remove", &path, source))?;
         }
     }
     Ok(())
+}
+
+/// Ends the QEMU that was noted in a slot, if it still lives.
+pub(crate) fn end(slot: &Path) {
+    if let Some(process) = noted(slot) {
+        process.kill();
+        if !process.wait(END_TIMEOUT) {
+            tracing::error!(slot = %slot.display(), "a QEMU was killed and does not end");
+        }
+    }
 }
 
 /// The QEMU that was noted in a slot, if it still lives.

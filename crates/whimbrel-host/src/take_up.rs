@@ -27,7 +27,11 @@ impl Host {
         if let Err(error) = slot::sweep(&self.layout, |id| owned.contains(id)) {
             tracing::warn!(error = &error as &dyn std::error::Error, "slots of ended machines are left over");
         }
+        self.tell_homes();
         for record in records {
+            if record.phase == Phase::Here {
+                self.tunnels.end_if_never_begun(&record.name, &record.config);
+            }
             self.take_up(record);
         }
     }
@@ -63,10 +67,14 @@ impl Host {
         }
     }
 
-    /// A machine whose QEMU is gone. One that was handed over stays so: it lives elsewhere.
+    /// A machine whose QEMU is gone, or of no use. One between two hosts stays so: whose it is, is not known here.
     fn note_crash(&self, record: &mut Record, error: &HostError) {
-        if let Phase::HandedOver { .. } = record.phase {
+        if record.phase != Phase::Here {
             return;
+        }
+        // Called crashed, it may be started again: then this one must have ended.
+        if let Some(process) = &record.process {
+            slot::end(&self.layout.slot(&process.slot));
         }
         let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
         record.phase = Phase::Crashed { reason: format!("it was gone when the daemon came back: {cause}") };

@@ -67,6 +67,11 @@ impl StoredImage {
         Self { elsewhere: true, similar: similar.filter(|root| Some(*root) != self.root), ..self }
     }
 
+    /// Whether what is missing here is fetched.
+    pub fn is_elsewhere(&self) -> bool {
+        self.elsewhere
+    }
+
     fn leaf(&self, extent: u64) -> Result<Option<Arc<Node>>> {
         match self.elsewhere {
             true => tree::leaf(&Everywhere(&self.inner), self.root, self.pages, extent),

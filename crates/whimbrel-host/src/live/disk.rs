@@ -1,6 +1,13 @@
 //! A disk of a running machine: an overlay of its own over something that never changes, every write tracked.
 
-use crate::{error::HostError, layout::Layout, record::DiskBase, slot::Slot};
+use super::{Patient, Stall};
+use crate::{
+    error::HostError,
+    host::Host,
+    layout::Layout,
+    record::{DiskBase, Record},
+    slot::Slot,
+};
 use std::{os::unix::fs::MetadataExt, path::Path, sync::Arc};
 use whimbrel_block::{Cow, Device, DiskPages, FileDevice, OverlayPlace, Padded, Tracked, ZeroDevice};
 use whimbrel_core::{Digest, MachineName, PAGE_SIZE, PageSet};
@@ -12,7 +19,12 @@ pub(crate) struct LiveDisk {
     name: String,
     cow: Arc<Cow>,
     tracked: Arc<Tracked>,
+    /// Its base, if a part of that lies on other hosts.
+    patient: Option<Arc<Patient>>,
 }
+
+/// Disks of a machine of which a part lies on other hosts.
+pub(super) type Patients = Vec<(String, Arc<Patient>)>;
 
 /// Whether the overlay begins empty or goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,18 +36,29 @@ pub(crate) enum Overlay {
 impl LiveDisk {
     /// Opens disk `index` of the machine and lets the slot serve it.
     pub(crate) fn open(
-        (layout, store): (&Layout, &Store),
-        machine: &MachineName,
-        (index, size): (usize, u64),
-        base: &DiskBase,
+        (host, stall): (&Host, &Arc<Stall>),
+        record: &Record,
+        index: usize,
         overlay: Overlay,
         slot: &Slot,
     ) -> Result<Self, HostError> {
         let name = format!("disk{index}");
+        let (layout, machine, base) = (&host.layout, &record.name, &record.bases[index]);
+        let size = record.config.disks[index].size.0;
+        let mut patient = None;
+        let over = |root, pages| {
+            let image = host.image(record.origin, (&name, Some(root), pages));
+            let elsewhere = image.is_elsewhere();
+            let disk: Arc<dyn Device> = Arc::new(StoredDisk::new(image));
+            if !elsewhere {
+                return disk;
+            }
+            patient.insert(Arc::new(Patient::new(disk, stall.clone()))).clone()
+        };
         let failed = |source| HostError::Disk { disk: name.clone(), source };
         let place =
             OverlayPlace { dir: layout.machine(machine).join(&name), live_dir: layout.live_bitmaps() };
-        let (base, base_id) = open_base(store, base, size).map_err(failed)?;
+        let (base, base_id) = open_base(over, base, size).map_err(failed)?;
         let cow = match overlay {
             Overlay::New => {
                 place.remove().map_err(|source| failed(source.into()))?;
@@ -46,7 +69,7 @@ impl LiveDisk {
         let cow = Arc::new(cow.map_err(|source| failed(source.into()))?);
         let tracked = Arc::new(Tracked::new(cow.clone()));
         slot.switch(index).set(tracked.clone()).map_err(|source| failed(source.into()))?;
-        Ok(Self { name, cow, tracked })
+        Ok(Self { name, cow, tracked, patient })
     }
 
     /// The disk as a page array.
@@ -63,6 +86,10 @@ impl LiveDisk {
                 "a disk could not be flushed"
             );
         }
+    }
+
+    pub(super) fn patient(&self) -> Option<(String, Arc<Patient>)> {
+        self.patient.as_ref().map(|patient| (self.name.clone(), patient.clone()))
     }
 
     /// The disk as a device.
@@ -99,7 +126,10 @@ impl RestingDisk {
         let failed = |source| HostError::Disk { disk: name.clone(), source };
         let place =
             OverlayPlace { dir: layout.machine(machine).join(&name), live_dir: layout.live_bitmaps() };
-        let (base, base_id) = open_base(store, base, size).map_err(failed)?;
+        let over = |root, pages| -> Arc<dyn Device> {
+            Arc::new(StoredDisk::new(store.image(Some(root), pages).or_elsewhere(None)))
+        };
+        let (base, base_id) = open_base(over, base, size).map_err(failed)?;
         let cow = Cow::open(&place, base, base_id).map_err(|source| failed(source.into()))?;
         let cow = Arc::new(cow);
         let pages = DiskPages { name, device: Arc::new(Tracked::new(cow.clone())) };
@@ -132,17 +162,18 @@ pub(crate) fn remove_overlays(layout: &Layout, machine: &MachineName) {
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// The unchanging device under an overlay, and a digest that names its content.
-fn open_base(store: &Store, base: &DiskBase, size: u64) -> Result<(Arc<dyn Device>, Digest), Cause> {
+fn open_base(
+    over: impl FnOnce(Digest, u64) -> Arc<dyn Device>,
+    base: &DiskBase,
+    size: u64,
+) -> Result<(Arc<dyn Device>, Digest), Cause> {
     Ok(match base {
         DiskBase::Blank => (Arc::new(ZeroDevice { size }), Digest::of(b"blank")),
         DiskBase::File { path } => {
             let file = FileDevice::open_read_only(path)?;
             (Arc::new(Padded::new(Arc::new(file), size)?), file_id(path)?)
         }
-        DiskBase::Image { root } => {
-            let image = store.image(Some(*root), size / PAGE_SIZE as u64);
-            (Arc::new(StoredDisk::new(image)), *root)
-        }
+        DiskBase::Image { root } => (over(*root, size / PAGE_SIZE as u64), *root),
     })
 }
 

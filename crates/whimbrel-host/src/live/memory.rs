@@ -1,6 +1,7 @@
 //! The memory of a running machine: our hold on it, and where its missing pages come from.
 
-use crate::{error::HostError, host::Host, slot::Slot};
+use super::{Stall, disk::Patients};
+use crate::{error::HostError, host::Host, record::Record, slot::Slot};
 use std::{
     fs::File,
     os::unix::fs::FileExt,
@@ -8,7 +9,8 @@ use std::{
     time::Duration,
 };
 use whimbrel_api::MachineState;
-use whimbrel_core::{Digest, MachineConfig, PageRun, PageSet};
+use whimbrel_core::{CapsuleId, Digest, PageRun, PageSet};
+use whimbrel_image::WorkingSet;
 use whimbrel_machine::{PageArray, PageError};
 use whimbrel_memory::{Attachment, Mode, PageSource, Pager, RamTarget};
 use whimbrel_qemu::Qemu;
@@ -28,10 +30,12 @@ struct LazyPart {
     pager: Arc<Mutex<Option<Pager>>>,
 }
 
-/// What is needed to show how far a lazy machine is.
+/// What is needed to show how far a lazy machine is, and what it touched.
 #[derive(Clone)]
 pub(crate) struct PagerView {
     pager: Arc<Mutex<Option<Pager>>>,
+    pub(super) stall: Arc<Stall>,
+    pub(super) disks: Patients,
 }
 
 impl LiveMemory {
@@ -47,9 +51,10 @@ impl LiveMemory {
         host: &Host,
         pid: u32,
         slot: &Slot,
-        config: &MachineConfig,
+        record: &Record,
         image: Option<Option<Digest>>,
     ) -> Result<Self, HostError> {
+        let config = &record.config;
         let (pid, ram) = (pid as i32, RamTarget::Path(slot.ram()));
         let attachment = match image {
             Some(_) => Attachment::adopt(pid, ram, Mode::Lazy),
@@ -57,7 +62,7 @@ impl LiveMemory {
         };
         let mut memory = Self::held(attachment.map_err(memory_error)?, slot)?;
         if let Some(root) = image {
-            memory.page_in_from(host, root, config.memory_pages())?;
+            memory.page_in_from(host, record.origin, root, config.memory_pages())?;
         }
         Ok(memory)
     }
@@ -69,17 +74,18 @@ impl LiveMemory {
         Ok(Self { attachment, file, lazy: None })
     }
 
-    /// Fills the memory from the stored image `root` whenever a page is touched.
+    /// Fills the memory from the image `root` of a capsule whenever a page is touched.
     pub(crate) fn page_in_from(
         &mut self,
         host: &Host,
+        capsule: Option<CapsuleId>,
         root: Option<Digest>,
         pages: u64,
     ) -> Result<(), HostError> {
         if self.lazy.is_some() {
             return Ok(());
         }
-        let source = ImageSource::new(host.store.image(root, pages))?;
+        let source = ImageSource::new(host.image(capsule, ("memory", root, pages)))?;
         let pager = Pager::start(&self.attachment, Arc::new(source)).map_err(memory_error)?;
         self.lazy = Some(LazyPart { root, pager: Arc::new(Mutex::new(Some(pager))) });
         Ok(())
@@ -107,8 +113,9 @@ impl LiveMemory {
         Ok(fallocate(&self.file, hole, run.offset(), run.bytes() as u64)?)
     }
 
-    pub(crate) fn pager_view(&self) -> Option<PagerView> {
-        self.lazy.as_ref().map(|lazy| PagerView { pager: lazy.pager.clone() })
+    pub(super) fn pager_view(&self, stall: &Arc<Stall>, disks: Patients) -> Option<PagerView> {
+        let view = |lazy: &LazyPart| PagerView { pager: lazy.pager.clone(), stall: stall.clone(), disks };
+        self.lazy.as_ref().map(view)
     }
 
     /// Reads everything ahead, in the background.
@@ -146,14 +153,23 @@ impl PagerView {
     /// `Lazy` while something is missing, `Running` after that.
     pub(crate) fn state(&self) -> MachineState {
         let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = self.stall.reason();
         match pager.as_ref().map(Pager::state) {
-            Some(state) if state.resident < state.total => MachineState::Lazy {
+            Some(state) if state.resident < state.total || waits.is_some() => MachineState::Lazy {
                 resident_pages: state.resident,
                 total_pages: state.total,
-                stalled: state.stalled,
+                stalled: state.stalled.or(waits),
             },
             _ => MachineState::Running,
         }
+    }
+
+    /// What the machine touched in its first seconds; none once it has ended.
+    pub(crate) fn working_set(&self) -> Option<WorkingSet> {
+        let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
+        let memory = ("memory".to_owned(), pager.as_ref()?.touched());
+        let disks = self.disks.iter().map(|(name, disk)| (name.clone(), disk.touched()));
+        Some(WorkingSet(disks.chain([memory]).collect()))
     }
 }
 
@@ -169,7 +185,8 @@ struct ImageSource {
 
 impl ImageSource {
     fn new(image: StoredImage) -> Result<Self, HostError> {
-        let present = image.present().map_err(crate::refs::store_error("read the image of the memory"))?;
+        let present =
+            image.perhaps_present().map_err(crate::refs::store_error("read the image of the memory"))?;
         Ok(Self { image, present })
     }
 }

@@ -7,21 +7,24 @@
 mod console;
 mod disk;
 mod memory;
+mod patient;
 mod port;
 mod template;
 
 pub(crate) use console::{ConsoleView, Serial};
 pub(crate) use disk::{LiveDisk, Overlay, RestingDisk, remove_overlays};
 pub(crate) use memory::{LiveMemory, PagerView};
-pub(crate) use port::LivePort;
+use patient::{Patient, Stall};
+pub(crate) use port::{LivePort, Plug};
 pub(crate) use template::{Content as TemplateContent, Templates};
 
 use crate::{
     capture::Arrays,
     error::HostError,
     host::Host,
-    record::{ProcessRecord, RamFile, Record},
+    record::{DiskBase, ProcessRecord, RamFile, Record},
     slot::Slot,
+    tunnel::AwayEnd,
     warm::WarmSlot,
 };
 use std::{
@@ -43,12 +46,16 @@ pub(crate) struct Live {
     pub(crate) memory: LiveMemory,
     pub(crate) disks: Vec<LiveDisk>,
     pub(crate) ports: Vec<LivePort>,
+    /// The way to its network, if that is on another host.
+    pub(crate) away: Option<AwayEnd>,
     /// Memory first, then the disks in order.
     pub(crate) ledgers: Vec<Ledger>,
     console: Arc<Console>,
     console_log: PathBuf,
     slot: Slot,
     paused: bool,
+    /// Why it waits for other hosts, if it does.
+    stall: Arc<Stall>,
     /// Keeps the capsule whose pages it still reads, whatever becomes of its refs.
     _origin: Option<Pin>,
     /// Images that the store's sets of changed pages are relative to, by name. An array without one is looked at anew.
@@ -61,16 +68,20 @@ impl Live {
     /// A new machine, before its first instruction.
     pub(crate) fn boot(host: &Host, record: &Record) -> Result<Self, HostError> {
         let slot = Slot::create(&host.layout, &record.config)?;
-        let warm =
-            launch(host, &record.config, slot, Start { incoming: false, vmgenid: None }, Some(record))?;
-        let mut live = Assembly { host, record, overlay: Overlay::New, image: None }.complete(warm)?;
-        match live.prepare() {
-            Ok(()) => Ok(live),
-            Err(error) => {
-                live.end();
-                Err(error)
-            }
-        }
+        let start = Start { incoming: false, vmgenid: None };
+        let warm = launch(host, &record.config, slot, start, Some(record))?;
+        Assembly::new(host, record, Overlay::New, None).complete(warm)?.prepared()
+    }
+
+    /// A machine that was switched off, before its first instruction: its disks are as it left them.
+    pub(crate) fn boot_again(
+        host: &Host,
+        record: &Record,
+        vmgenid: Option<Vmgenid>,
+    ) -> Result<Self, HostError> {
+        let slot = Slot::create(&host.layout, &record.config)?;
+        let warm = launch(host, &record.config, slot, Start { incoming: false, vmgenid }, Some(record))?;
+        Assembly::new(host, record, Overlay::Existing, None).complete(warm)?.prepared()
     }
 
     /// The machine of a capsule: its memory comes when it is touched. Load its device state next.
@@ -80,14 +91,14 @@ impl Live {
         memory: Option<Digest>,
         warm: WarmSlot,
     ) -> Result<Self, HostError> {
-        Assembly { host, record, overlay: Overlay::New, image: Some(memory) }.complete(warm)
+        Assembly::new(host, record, Overlay::New, Some(memory)).complete(warm)
     }
 
     /// An empty machine that is filled from another host. Load its device state when it is.
     pub(crate) fn receive(host: &Host, record: &Record, vmgenid: Option<Vmgenid>) -> Result<Self, HostError> {
         let slot = Slot::create(&host.layout, &record.config)?;
         let warm = launch(host, &record.config, slot, Start { incoming: true, vmgenid }, Some(record))?;
-        Assembly { host, record, overlay: Overlay::New, image: None }.complete(warm)
+        Assembly::new(host, record, Overlay::New, None).complete(warm)
     }
 
     /// The machine that an earlier daemon left running.
@@ -99,14 +110,15 @@ impl Live {
         }
         let image = process.lazy.then_some(process.memory);
         // Memory first: a QEMU that waits for a page answers no command.
-        let memory = LiveMemory::adopt(host, process.pid, &slot, &record.config, image)?;
+        let memory = LiveMemory::adopt(host, process.pid, &slot, record, image)?;
         let identity = ProcessIdentity { pid: process.pid, start_time: process.started };
         let qemu = Qemu::adopt(slot.dir(), identity, process.ram.into());
         let qemu =
             qemu.map_err(|source| HostError::Qemu { action: "take it up again", source: source.into() })?;
         let warm =
             WarmSlot { slot, qemu, memory: Some(memory), console_log: host.layout.console_log(&record.name) };
-        let mut live = Assembly { host, record, overlay: Overlay::Existing, image }.complete(warm)?;
+        let assembly = Assembly { adopted: true, ..Assembly::new(host, record, Overlay::Existing, image) };
+        let mut live = assembly.complete(warm)?;
         let status = live.qemu.status();
         live.find_head();
         live.paused =
@@ -169,6 +181,7 @@ impl Live {
     /// Lets frames pass: this host runs the machine.
     pub(crate) fn open_ports(&self) {
         self.ports.iter().for_each(LivePort::open);
+        self.away.iter().for_each(AwayEnd::open);
     }
 
     /// The store no longer knows what it has of the machine: its next capsule looks at everything.
@@ -199,10 +212,14 @@ impl Live {
     }
 
     /// Takes the part of the device state that is slow to take, while nobody is looking yet.
-    fn prepare(&mut self) -> Result<(), HostError> {
-        self.qemu
-            .prepare_device_state()
-            .map_err(|source| HostError::Qemu { action: "describe its devices", source: source.into() })
+    fn prepared(mut self) -> Result<Self, HostError> {
+        match self.qemu.prepare_device_state() {
+            Ok(()) => Ok(self),
+            Err(source) => {
+                self.end();
+                Err(HostError::Qemu { action: "describe its devices", source: source.into() })
+            }
+        }
     }
 
     pub(crate) fn is_paused(&self) -> bool {
@@ -257,7 +274,8 @@ impl Live {
     }
 
     pub(crate) fn pager_view(&self) -> Option<PagerView> {
-        self.memory.pager_view()
+        let disks = self.disks.iter().filter_map(LiveDisk::patient).collect();
+        self.memory.pager_view(&self.stall, disks)
     }
 
     pub(crate) fn console_view(&self) -> ConsoleView {
@@ -266,6 +284,9 @@ impl Live {
 
     /// Ends the machine; its guest gets no notice. Its disks stay.
     pub(crate) fn end(self) {
+        // Reads that wait for another host would keep QEMU, and those who wait for it.
+        self.stall.end();
+        drop(self.away);
         drop(self.ports);
         self.qemu.kill();
         drop(self.ledgers);
@@ -362,32 +383,45 @@ struct Assembly<'a> {
     overlay: Overlay,
     /// The stored image that memory is filled from, if it is: the root, none for an empty one.
     image: Option<Option<Digest>>,
+    /// Why it waits for other hosts.
+    stall: Arc<Stall>,
+    /// Whether the QEMU is one that an earlier daemon left: somebody's running machine, whatever fails here.
+    adopted: bool,
 }
 
-impl Assembly<'_> {
+impl<'a> Assembly<'a> {
+    /// For a QEMU that is new.
+    fn new(host: &'a Host, record: &'a Record, overlay: Overlay, image: Option<Option<Digest>>) -> Self {
+        Self { host, record, overlay, image, stall: Arc::default(), adopted: false }
+    }
+
     fn complete(self, warm: WarmSlot) -> Result<Live, HostError> {
         let WarmSlot { slot, qemu, memory, console_log } = warm;
-        match self.parts(&slot, &qemu, memory) {
-            Ok((memory, disks, ports, ledgers, console)) => {
-                let _origin = self.record.origin.and_then(|origin| self.host.store.pin(&origin).ok());
-                Ok(Live {
-                    qemu,
-                    memory,
-                    disks,
-                    ports,
-                    ledgers,
-                    console,
-                    console_log,
-                    slot,
-                    paused: true,
-                    _origin,
-                    bases: BTreeMap::new(),
-                    _bases: Vec::new(),
-                })
-            }
+        let origin = self.hold_origin();
+        let parts = origin.and_then(|origin| Ok((origin, self.parts(&slot, &qemu, memory)?)));
+        let parts = parts.and_then(|(origin, mut parts)| {
+            let away = AwayEnd::of(self.host, self.record, &mut parts.2)?;
+            Ok((origin, parts, away))
+        });
+        match parts {
+            Ok((_origin, (memory, disks, ports, ledgers, console), away)) => Ok(Live {
+                qemu,
+                memory,
+                disks,
+                ports,
+                away,
+                ledgers,
+                console,
+                console_log,
+                slot,
+                paused: true,
+                stall: self.stall,
+                _origin,
+                bases: BTreeMap::new(),
+                _bases: Vec::new(),
+            }),
             Err(error) => {
-                // An adopted QEMU is somebody's running machine: only a new one is ended.
-                if self.overlay == Overlay::New {
+                if !self.adopted {
                     qemu.kill();
                     slot.remove();
                 }
@@ -414,22 +448,22 @@ impl Assembly<'_> {
         qemu: &Qemu,
         memory: Option<LiveMemory>,
     ) -> Result<(LiveMemory, Vec<LiveDisk>, Vec<LivePort>, Vec<Ledger>, Arc<Console>), HostError> {
-        let Self { host, record, overlay, image } = self;
+        let Self { host, record, overlay, image, stall, adopted: _ } = self;
         let mut memory = match memory {
             Some(memory) => memory,
             None => LiveMemory::attach(qemu, slot, image.is_some())?,
         };
         if let Some(root) = image {
-            memory.page_in_from(host, *root, record.config.memory_pages())?;
+            memory.page_in_from(host, record.origin, *root, record.config.memory_pages())?;
         }
         let mut disks = Vec::with_capacity(record.bases.len());
-        for (index, (disk, base)) in record.config.disks.iter().zip(&record.bases).enumerate() {
-            let at = (&host.layout, &host.store);
-            disks.push(LiveDisk::open(at, &record.name, (index, disk.size.0), base, *overlay, slot)?);
+        for index in 0..record.config.disks.len().min(record.bases.len()) {
+            disks.push(LiveDisk::open((host, stall), record, index, *overlay, slot)?);
         }
         let ports = record.config.nics.iter().enumerate();
+        let plug = if host.is_away(record).is_some() { Plug::Line } else { Plug::Bridge };
         let ports =
-            ports.map(|(index, nic)| LivePort::connect(slot, index, nic)).collect::<Result<_, _>>()?;
+            ports.map(|(index, nic)| LivePort::connect(slot, index, nic, plug)).collect::<Result<_, _>>()?;
         let mut ledgers = vec![Ledger::new(memory.pages()?)];
         ledgers.extend(disks.iter().map(|disk| Ledger::new(disk.pages())));
         let serial = slot.dir().join("serial");

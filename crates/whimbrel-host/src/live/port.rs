@@ -1,8 +1,8 @@
 //! A network port of a running machine: closed until the machine runs, announced when it has moved.
 
 use crate::{error::HostError, slot::Slot};
-use whimbrel_core::NicConfig;
 use std::sync::{Arc, Weak};
+use whimbrel_core::NicConfig;
 use whimbrel_net::{Addresses, Gates, LineEnd, Port, PortConfig, TapConfig, World, line};
 
 /// Names of our tap devices; the kernel puts a number in the place of `%d`.

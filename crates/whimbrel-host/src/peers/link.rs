@@ -5,7 +5,9 @@ use crate::{error::HostError, host::Host};
 use bytes::Bytes;
 use whimbrel_core::{ByteSize, HostName};
 use whimbrel_migrate::link::{Answer, Link, LinkError};
-use whimbrel_wire::{CallError, ConnectError, Connection, Endpoint, Pending, Request, Route, connect_tls};
+use whimbrel_wire::{
+    CallError, ConnectError, Connection, Endpoint, Pending, Request, Route, Service, connect_tls,
+};
 
 /// All messages of a migration are one stream: pages, then the end of them, then the commit.
 const STREAM: u16 = 1;
@@ -26,21 +28,25 @@ pub(crate) struct PeerLink {
     connection: Connection,
 }
 
+/// A new connection to a trusted host, whose calls over it `service` answers.
+pub(crate) fn connect(host: &Host, name: &HostName, service: impl Service) -> Result<Connection, HostError> {
+    let route = host.route(name)?;
+    let endpoint = Endpoint::new(host.name.clone(), service);
+    match route {
+        Route::Tls { address, key } => host
+            .runtime
+            .block_on(connect_tls(&address, key, &host.identity, &endpoint))
+            .map_err(|source| tls_error(name, source)),
+        Route::Ssh { destination } => host
+            .runtime
+            .block_on(ssh::connect(destination, endpoint))
+            .map_err(|source| HostError::Ssh { host: name.clone(), source: Box::new(source) }),
+    }
+}
+
 impl PeerLink {
     pub(crate) fn connect(host: &Host, name: &HostName) -> Result<Self, HostError> {
-        let route = host.route(name)?;
-        let endpoint = Endpoint::new(host.name.clone(), ());
-        let connection = match route {
-            Route::Tls { address, key } => host
-                .runtime
-                .block_on(connect_tls(&address, key, &host.identity, &endpoint))
-                .map_err(|source| tls_error(name, source))?,
-            Route::Ssh { destination } => host
-                .runtime
-                .block_on(ssh::connect(destination, endpoint))
-                .map_err(|source| HostError::Ssh { host: name.clone(), source: Box::new(source) })?,
-        };
-        Ok(Self { connection })
+        Ok(Self { connection: connect(host, name, ())? })
     }
 
     /// Limits what is sent, in bytes a second.

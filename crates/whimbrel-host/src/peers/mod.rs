@@ -3,26 +3,36 @@
 //! They come by TLS, by the key they are trusted under, or through the socket of the API. Whoever may open that
 //! socket is root here already, so a host behind it (one whose ssh runs `whimbrel serve --stdio`) may do all.
 
+mod fetch;
+mod giving;
 mod link;
+mod neighbours;
 mod ssh;
+mod store;
 
+pub(crate) use fetch::Neighbourhood;
+pub(crate) use giving::{Claim, Describe, Suspended, Yours};
 pub(crate) use link::{NoLink, PeerLink};
+pub(crate) use neighbours::Neighbours;
 pub(crate) use ssh::SshError;
+pub(crate) use store::Syncing;
+use whimbrel_core::HostName;
 
-use crate::host::Host;
+use crate::{error::HostError, host::Host, tunnel};
 use bytes::Bytes;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
+use store::Asker;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
 };
 use whimbrel_migrate::protocol::{self, HandoverId};
 use whimbrel_wire::{
-    BoxFuture, Code, Connection, Endpoint, Peer, PeerIdentity, Refusal, Reply, Request, Rights, Service,
-    connect_io, range, serve_tls,
+    Answer, BoxFuture, Call, Code, Connection, Endpoint, Peer, PeerIdentity, Refusal, Reply, Request, Rights,
+    Service, connect_io, range, serve_tls,
 };
 
 /// An engine's refusal; its text says all there is to know.
@@ -30,7 +40,7 @@ const REFUSED: Code = Code(256);
 
 /// Serves other hosts on `listener` in the background.
 pub(crate) fn serve(host: Arc<Host>, listener: TcpListener) {
-    let endpoint = Endpoint::new(host.name.clone(), Peers::new(&host));
+    let endpoint = Endpoint::new(host.name.clone(), Peers::new(&host.me));
     let trust = host.trust.clone();
     let runtime = host.runtime.clone();
     runtime.spawn(async move {
@@ -42,7 +52,7 @@ pub(crate) fn serve(host: Arc<Host>, listener: TcpListener) {
 
 /// Serves one host whose bytes come through the socket of the API, until it is gone.
 pub(crate) async fn serve_stream(host: Arc<Host>, stream: impl AsyncRead + AsyncWrite + Send + 'static) {
-    let endpoint = Endpoint::new(host.name.clone(), Peers::new(&host));
+    let endpoint = Endpoint::new(host.name.clone(), Peers::new(&host.me));
     let (reader, writer) = tokio::io::split(stream);
     match connect_io(reader, writer, PeerIdentity::Stdio, Rights::all(), &endpoint).await {
         Ok(connection) => {
@@ -63,44 +73,106 @@ struct Peers {
 }
 
 impl Peers {
-    fn new(host: &Arc<Host>) -> Self {
-        Self { host: Arc::downgrade(host), offered: Arc::default() }
+    fn new(host: &Weak<Host>) -> Self {
+        Self { host: host.clone(), offered: Arc::default() }
+    }
+}
+
+/// A new connection to a trusted host that nothing else travels over, and that is answered like any other.
+pub(crate) fn connect_apart(host: &Host, name: &HostName) -> Result<Connection, HostError> {
+    link::connect(host, name, Apart(Peers::new(&host.me)))
+}
+
+/// Answers as ever, and lets nobody else know of the connection.
+struct Apart(Peers);
+
+impl Service for Apart {
+    fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
+        self.0.handle(peer, request)
     }
 }
 
 impl Service for Peers {
     fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Result<Reply, Refusal>> {
-        if request.kind & 0xff00 != range::MIGRATE {
-            return Box::pin(async move { Err(Refusal::unknown_kind(request.kind)) });
+        let asker = Asker::of(peer);
+        let host = self.host.clone();
+        // On a thread of its own, so that it ends as it should even if the connection does not last.
+        let on_a_thread = |work: Box<dyn FnOnce() -> Answer + Send>| -> BoxFuture<'a, Answer> {
+            Box::pin(async move {
+                let done = tokio::task::spawn_blocking(work).await;
+                done.unwrap_or_else(|_| Err(refused("the host failed")))
+            })
+        };
+        match request.kind {
+            kind if kind & 0xff00 == range::STORE => {
+                return on_a_thread(Box::new(move || store::answer(&living(&host)?, &asker, &request)));
+            }
+            Describe::KIND | Yours::KIND | Claim::KIND => {
+                return on_a_thread(Box::new(move || giving(&living(&host)?, &asker, &request)));
+            }
+            kind if kind & 0xff00 == tunnel::RANGE => {
+                return Box::pin(async move { tunnel::handle(living(&host)?, peer, request).await });
+            }
+            kind if kind & 0xff00 != range::MIGRATE => {
+                return Box::pin(async move { Err(Refusal::unknown_kind(kind)) });
+            }
+            _ => {}
         }
         if request.kind == protocol::OFFER
             && let Some(handover) = protocol::handover_of(&request.header)
         {
             lock(&self.offered).entry(address_of(peer)).or_default().push(handover);
         }
-        let host = self.host.clone();
-        Box::pin(async move {
-            let work = move || migrate(&host, request);
-            // On a thread of its own, so that it ends as it should even if the connection does not last.
-            tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(refused("the host failed")))
-        })
+        on_a_thread(Box::new(move || {
+            let host = living(&host)?;
+            migrate(&host, request)
+        }))
     }
 
     fn connected(&self, connection: Connection) {
+        if let Some(host) = self.host.upgrade() {
+            host.neighbours.came(&connection);
+            host.tunnels.came(&connection);
+        }
         let (host, offered) = (self.host.clone(), self.offered.clone());
         tokio::spawn(async move {
             connection.closed().await;
             let lost = lock(&offered).remove(&address_of(connection.peer())).unwrap_or_default();
             let Some(host) = host.upgrade() else { return };
-            let forget =
-                move || lost.into_iter().for_each(|handover| host.arrivals().connection_lost(handover));
+            let gone = address_of(connection.peer());
+            let forget = move || {
+                host.tunnels.left(gone);
+                lost.into_iter().for_each(|handover| host.arrivals().connection_lost(handover));
+            };
             let _ = tokio::task::spawn_blocking(forget).await;
         });
     }
 }
 
-fn migrate(host: &Weak<Host>, request: Request) -> Result<Reply, Refusal> {
-    let host = host.upgrade().ok_or_else(|| refused("the host is closing down"))?;
+fn living(host: &Weak<Host>) -> Result<Arc<Host>, Refusal> {
+    host.upgrade().ok_or_else(|| refused("the host is closing down"))
+}
+
+/// Who may resume a suspended machine.
+fn giving(host: &Arc<Host>, asker: &Asker, request: &Request) -> Answer {
+    let say = |error: HostError| refused(&chain(&error));
+    match request.kind {
+        Describe::KIND => {
+            host.hear_of(&asker.name, &request.decode::<Describe>()?).map_err(say)?;
+            Reply::of::<Describe>(&(), Bytes::new())
+        }
+        Yours::KIND => {
+            host.receive(&request.decode::<Yours>()?).map_err(say)?;
+            Reply::of::<Yours>(&(), Bytes::new())
+        }
+        _ => {
+            let given = host.give_up(&asker.name, &request.decode::<Claim>()?).map_err(say)?;
+            Reply::of::<Claim>(&given, Bytes::new())
+        }
+    }
+}
+
+fn migrate(host: &Host, request: Request) -> Answer {
     let answer = host.arrivals().handle(request.kind, &request.header, request.payload);
     answer.map(|header| Reply { header: header.into(), payload: Bytes::new() }).map_err(|error| {
         tracing::warn!(error = &error as &dyn std::error::Error, "a message of a migration was refused");
@@ -113,7 +185,7 @@ fn refused(text: &str) -> Refusal {
 }
 
 /// An error and its causes on one line: the other host has no other way to see them.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -65,7 +65,11 @@ impl TunnelView {
 
 impl AwayEnd {
     /// The end for a machine of this record, if its network is on another host. It begins with [`AwayEnd::open`].
-    pub(crate) fn of(host: &Host, record: &Record, ports: &mut [LivePort]) -> Result<Option<Self>, HostError> {
+    pub(crate) fn of(
+        host: &Host,
+        record: &Record,
+        ports: &mut [LivePort],
+    ) -> Result<Option<Self>, HostError> {
         let Some(tunnel) = host.is_away(record) else { return Ok(None) };
         let sockets = ports.iter_mut().map(|port| port.take_line().map(Into::into)).collect();
         let relay = Relay::start(sockets, None);
@@ -133,8 +137,7 @@ impl Keeper {
         // Before it is opened: its first frames come at once.
         let way = Way { relay: self.relay.clone(), peer: address_of(connection.peer()) };
         lock(&host.tunnels.aways).insert(self.tunnel.id, way);
-        let open =
-            Open { id: self.tunnel.id, name: self.name.clone(), capsule: self.tunnel.capsule };
+        let open = Open { id: self.tunnel.id, name: self.name.clone(), capsule: self.tunnel.capsule };
         let opened = connection.request::<OpenCall>(&open, Bytes::new());
         match tokio::time::timeout(PATIENCE, opened).await {
             Ok(Ok(_)) => {}

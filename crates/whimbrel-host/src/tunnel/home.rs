@@ -85,8 +85,7 @@ impl Tunnels {
     /// The same for every end of the machine called `name`; whether there was one.
     pub(crate) fn end_of(&self, name: &MachineName) -> bool {
         let homes = lock(&self.homes);
-        let ids: Vec<_> =
-            homes.iter().filter(|(_, end)| end.note.name == *name).map(|(id, _)| *id).collect();
+        let ids: Vec<_> = homes.iter().filter(|(_, end)| end.note.name == *name).map(|(id, _)| *id).collect();
         drop(homes);
         ids.iter().for_each(|id| self.end(*id));
         !ids.is_empty()
@@ -130,7 +129,11 @@ impl Host {
             refused(&chain(&error))
         })?;
         let runtime = self.runtime.clone();
-        relay.set_carrier(Some(Box::new(WireCarrier { id: open.id, connection: connection.clone(), runtime })));
+        relay.set_carrier(Some(Box::new(WireCarrier {
+            id: open.id,
+            connection: connection.clone(),
+            runtime,
+        })));
         end.open = Some(OpenEnd { relay: Arc::new(relay), peer });
         tracing::info!(machine = %end.note.name, %away, "a tunnel is open");
         drop(homes);

@@ -124,7 +124,8 @@ impl Host {
             Some(home) => home,
             None => {
                 let home = manifest.host.parse();
-                let home = home.map_err(|error: whimbrel_core::NameError| HostError::invalid(error.to_string()))?;
+                let home =
+                    home.map_err(|error: whimbrel_core::NameError| HostError::invalid(error.to_string()))?;
                 HomeNetwork { home, id: TunnelId(rand::random()), capsule: Some(capsule) }
             }
         };

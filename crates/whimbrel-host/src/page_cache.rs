@@ -1,0 +1,142 @@
+//! The hash cache of this host: pages that lie in its files and need not travel.
+//!
+//! Files are added by the user; the RAM files and disk images of machines come by themselves. The cache is an aid: when its
+//! table is damaged or cannot be had, capsules travel whole and nothing else changes.
+
+use crate::{error::HostError, host::Host, operation::Reporter};
+use std::{
+    fs::File,
+    ops::ControlFlow,
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::{Arc, OnceLock},
+};
+use whimbrel_align::{Cuts, ReadAt, inspect};
+use whimbrel_api::{
+    CacheAddRequest, CacheInfo, CacheSource, Operation, OperationKind, OperationResult, Unit,
+};
+use whimbrel_core::{ByteSize, Digest, PAGE_SIZE};
+use whimbrel_hashcache::{CacheError, Geometry, HashCache, Missing, SourceKind};
+
+/// Bytes of the table: the pages of 14 GiB. It is sparse until it is used.
+const TABLE: u64 = 64 << 20;
+
+/// The cache, opened when it is first needed.
+#[derive(Default)]
+pub(crate) struct PageCache {
+    cache: OnceLock<Option<Arc<HashCache>>>,
+}
+
+impl Host {
+    /// The cache, unless it cannot be had.
+    pub(crate) fn page_cache(&self) -> Option<Arc<HashCache>> {
+        let open = || {
+            let path = self.layout.page_cache();
+            let cache = HashCache::open(&path, Missing::Recreate(Geometry::for_file_size(TABLE)));
+            cache.map(Arc::new).inspect_err(|error| {
+                let error = error as &dyn std::error::Error;
+                tracing::warn!(error, "there is no cache of pages: capsules travel whole");
+            })
+        };
+        self.page_cache.cache.get_or_init(|| open().ok()).clone()
+    }
+
+    fn page_cache_or_error(&self) -> Result<Arc<HashCache>, HostError> {
+        self.page_cache().ok_or_else(|| HostError::Cache { source: "its table cannot be opened".into() })
+    }
+
+    /// What the cache knows.
+    pub(crate) fn cache_info(&self) -> Result<CacheInfo, HostError> {
+        let stats = self.page_cache_or_error()?.stats();
+        let source = |source: whimbrel_hashcache::SourceStats| CacheSource {
+            path: source.path,
+            kind: word(source.kind).to_owned(),
+            pages: source.pages,
+            hits: source.hits,
+            dropped: source.dropped,
+        };
+        Ok(CacheInfo {
+            table: ByteSize(stats.bytes),
+            slots: stats.slots,
+            used: stats.used,
+            evictions: stats.evictions,
+            sources: stats.sources.into_iter().map(source).collect(),
+        })
+    }
+
+    /// Reads a file for the cache, or forgets it.
+    pub(crate) fn cache_add(self: &Arc<Self>, request: CacheAddRequest) -> Result<Operation, HostError> {
+        let cache = self.page_cache_or_error()?;
+        let path = request.path;
+        if !path.is_absolute() {
+            return Err(HostError::invalid("the path of a file must be absolute"));
+        }
+        if !request.forget {
+            std::fs::metadata(&path).map_err(|source| HostError::io("open", &path, source))?;
+        }
+        let subject = path.display().to_string();
+        Ok(self.operations().start(OperationKind::Cache, subject, move |reporter| {
+            let pages = match request.forget {
+                true => cache.forget(&path).map_err(cache_error)?,
+                false => add(&cache, &path, reporter)?,
+            };
+            Ok(OperationResult::Cache { pages })
+        }))
+    }
+}
+
+fn add(cache: &HashCache, path: &Path, reporter: &Reporter) -> Result<u64, HostError> {
+    let kind = SourceKind::guess(path).map_err(cache_error)?;
+    let cuts = if kind == SourceKind::Raw { cuts_of(path) } else { None };
+    let added = cache.add(path, kind, cuts.as_ref(), &|progress| {
+        reporter.progress("reading", Unit::Bytes, progress.done, Some(progress.total));
+        match reporter.is_cancelled() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    });
+    if reporter.is_cancelled() {
+        return Err(HostError::Cancelled { left: "what was read until then is known".into() });
+    }
+    added.map(|added| added.pages).map_err(cache_error)
+}
+
+/// Where file pages lie in a raw disk image, if not at every 4 KiB.
+fn cuts_of(path: &Path) -> Option<Cuts> {
+    let file = File::open(path).ok()?;
+    let size = file.metadata().ok()?.len();
+    let cuts = inspect(&Readable(file), size).cuts().ok()?;
+    (!cuts.is_identity()).then_some(cuts)
+}
+
+struct Readable(File);
+
+impl ReadAt for Readable {
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        self.0.read_exact_at(out, offset)
+    }
+}
+
+/// The cache as the sync asks it; the digest is checked by both.
+pub(crate) struct CachedPages(pub(crate) Arc<HashCache>);
+
+impl whimbrel_sync::Holder for CachedPages {
+    fn page(&self, digest: &Digest, out: &mut [u8]) -> bool {
+        match <&mut [u8; PAGE_SIZE]>::try_from(out) {
+            Ok(out) => self.0.get(digest, out),
+            Err(_) => false,
+        }
+    }
+}
+
+fn word(kind: SourceKind) -> &'static str {
+    match kind {
+        SourceKind::Raw => "raw",
+        SourceKind::Qcow2 => "qcow2",
+        SourceKind::Memory => "memory",
+    }
+}
+
+fn cache_error(source: CacheError) -> HostError {
+    HostError::Cache { source: source.into() }
+}

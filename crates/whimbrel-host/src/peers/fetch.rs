@@ -1,0 +1,99 @@
+//! What a machine of this host lacks: from the files here that have it, then from the hosts that do.
+
+use super::store::Syncing;
+use crate::host::Host;
+use std::sync::{Arc, PoisonError, Weak};
+use whimbrel_core::PAGE_SIZE;
+use whimbrel_hashcache::HashCache;
+use whimbrel_image::frame::Kind;
+use whimbrel_store::{Elsewhere, ElsewhereError, ObjectWant, PageWant};
+use whimbrel_sync::Remote;
+
+/// All trusted hosts as the place where missing objects come from.
+pub(crate) struct Neighbourhood(pub(crate) Weak<Host>);
+
+impl Neighbourhood {
+    fn host(&self) -> Result<Arc<Host>, ElsewhereError> {
+        let closing = || ElsewhereError { source: "the daemon is closing down".into(), retryable: true };
+        self.0.upgrade().ok_or_else(closing)
+    }
+}
+
+impl Syncing {
+    /// The fetcher over the present list of hosts.
+    fn remote(&self, host: &Host) -> Arc<Remote> {
+        let sources = host.sources();
+        let mut kept = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*kept {
+            Some(remote) if Arc::ptr_eq(remote.sources(), &sources) => remote.clone(),
+            _ => kept.insert(Arc::new(Remote::new(Arc::new(host.store.clone()), sources))).clone(),
+        }
+    }
+}
+
+impl Elsewhere for Neighbourhood {
+    fn objects(&self, kind: Kind, wants: &[ObjectWant]) -> Result<Vec<Vec<u8>>, ElsewhereError> {
+        let host = self.host()?;
+        host.syncing.remote(&host).objects(kind, wants)
+    }
+
+    fn pages(&self, wants: &[PageWant]) -> Result<Vec<Vec<u8>>, ElsewhereError> {
+        let host = self.host()?;
+        let remote = host.syncing.remote(&host);
+        let Some(cache) = host.page_cache() else {
+            return remote.pages(wants);
+        };
+        let mut found: Vec<Option<Vec<u8>>> =
+            wants.iter().flat_map(|want| &want.digests).map(|digest| cached(&cache, digest)).collect();
+        let mut at = 0;
+        let rest: Vec<PageWant> = wants.iter().filter_map(|want| without(want, &found, &mut at)).collect();
+        let mut fetched = if rest.is_empty() { Vec::new() } else { remote.pages(&rest)? }.into_iter();
+        for slot in found.iter_mut().filter(|slot| slot.is_none()) {
+            *slot = fetched.next();
+        }
+        let short =
+            || ElsewhereError { source: "fewer pages came than were asked for".into(), retryable: false };
+        found.into_iter().collect::<Option<Vec<_>>>().ok_or_else(short)
+    }
+
+    fn cluster(&self) -> u64 {
+        self.host().map_or(1, |host| host.syncing.remote(&host).cluster())
+    }
+}
+
+fn cached(cache: &HashCache, digest: &whimbrel_core::Digest) -> Option<Vec<u8>> {
+    let mut page = [0; PAGE_SIZE];
+    cache.get(digest, &mut page).then(|| page.to_vec())
+}
+
+/// What is left of `want` once the pages found (from `at` on) are taken out of it; none if nothing is.
+fn without(want: &PageWant, found: &[Option<Vec<u8>>], at: &mut usize) -> Option<PageWant> {
+    let slots = (0..256usize).filter(|slot| want.slots[slot / 64] >> (slot % 64) & 1 == 1);
+    let mut left = PageWant { slots: [0; 4], digests: Vec::new(), ..want.clone() };
+    for (slot, digest) in slots.zip(&want.digests) {
+        if found.get(*at).is_some_and(Option::is_none) {
+            left.slots[slot / 64] |= 1 << (slot % 64);
+            left.digests.push(*digest);
+        }
+        *at += 1;
+    }
+    (!left.digests.is_empty()).then_some(left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_core::Digest;
+
+    #[test]
+    fn what_was_found_is_not_asked_for_again() {
+        let digests: Vec<Digest> = (0..3).map(|n| Digest([n; 32])).collect();
+        let want = PageWant { leaf: Digest([9; 32]), slots: [0b1011, 0, 0, 0], digests, similar: None };
+        let found = [None, Some(vec![1]), None];
+        let mut at = 0;
+        let left = without(&want, &found, &mut at).unwrap();
+        assert_eq!((left.slots[0], left.digests.len(), at), (0b1001, 2, 3));
+        assert_eq!(left.digests[1], Digest([2; 32]));
+        assert!(without(&want, &[Some(vec![]), Some(vec![]), Some(vec![])], &mut 0).is_none());
+    }
+}

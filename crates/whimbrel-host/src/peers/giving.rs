@@ -1,0 +1,128 @@
+//! Giving a suspended machine to another host, and taking one that lies there: who may resume it.
+//!
+//! Two hosts have the capsule; the right to go on as that machine belongs to one of them at a time. The host that has it
+//! writes down, durably, that it gave it away *before* the other one is told, so whatever is lost in between, at most one
+//! of them may resume it. If the word does not arrive, nobody may; asking again is harmless, and the user may take it back.
+//!
+//! ```text
+//! push   here: DESCRIBE ->            there: fetches the manifest and what the machine starts with
+//!        here: given, durably; YOURS ->      there: a suspended machine
+//! resume there: CLAIM ->              here: given, durably
+//!        there: a suspended machine, resumed
+//! ```
+
+use crate::{
+    error::HostError,
+    host::Host,
+    machine::Machine,
+    record::{DiskBase, Phase, Record},
+    refs,
+};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use whimbrel_core::{CapsuleId, HostName, MachineName};
+use whimbrel_wire::{Call, range};
+
+/// A suspended machine comes here: fetch what describes it.
+pub(crate) struct Describe;
+/// It belongs to the host that hears this.
+pub(crate) struct Yours;
+/// The caller wants to go on as a machine that lies suspended here.
+pub(crate) struct Claim;
+
+/// A machine and the capsule that it is suspended as.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Suspended {
+    pub(crate) machine: MachineName,
+    pub(crate) capsule: CapsuleId,
+}
+
+impl Call for Describe {
+    const KIND: u16 = range::MIGRATE + 0x40;
+    type Header = Suspended;
+    type Reply = ();
+}
+
+impl Call for Yours {
+    const KIND: u16 = range::MIGRATE + 0x41;
+    type Header = Suspended;
+    type Reply = ();
+}
+
+impl Call for Claim {
+    const KIND: u16 = range::MIGRATE + 0x42;
+    type Header = Suspended;
+    type Reply = bool;
+}
+
+impl Host {
+    /// DESCRIBE: another host wants to give a machine to this one.
+    pub(super) fn hear_of(self: &Arc<Self>, from: &HostName, what: &Suspended) -> Result<(), HostError> {
+        self.check_free_for(&what.machine, &what.capsule)?;
+        self.describe_from(from, &what.capsule, &[refs::of_machine(&what.machine)]).map(drop)
+    }
+
+    /// YOURS: this host may go on as the machine. Heard twice, it changes nothing.
+    pub(crate) fn receive(&self, what: &Suspended) -> Result<(), HostError> {
+        let _claim = match self.check_free_for(&what.machine, &what.capsule)? {
+            true => self.claim_name(&what.machine, true)?,
+            false => return Ok(()),
+        };
+        let manifest = self.store.manifest(&what.capsule);
+        let manifest = manifest.map_err(refs::store_error("read the capsule"))?;
+        let root = |disk| manifest.image(&format!("disk{disk}")).and_then(|image| image.root);
+        let base = |disk| root(disk).map_or(DiskBase::Blank, |root| DiskBase::Image { root });
+        let bases = (0..manifest.machine.disks.len()).map(base).collect();
+        let mut record = Record::new(what.machine.clone(), manifest.machine.clone(), bases);
+        record.origin = Some(what.capsule);
+        record.last = Some(what.capsule);
+        record.phase = Phase::Suspended { capsule: what.capsule };
+        record.save(&self.layout)?;
+        self.enter(Machine::new(record, None));
+        Ok(())
+    }
+
+    /// CLAIM: another host wants to go on as a machine of this one. False: it is none of this host's, or not suspended as
+    /// this capsule, so the other host makes a copy.
+    pub(super) fn give_up(&self, to: &HostName, what: &Suspended) -> Result<bool, HostError> {
+        let Ok(machine) = self.machine(&what.machine) else { return Ok(false) };
+        let mut turn = machine.begin("resume elsewhere", None)?;
+        match &turn.record.phase {
+            Phase::Suspended { capsule } if *capsule == what.capsule => {}
+            Phase::Given { to: owner, capsule } if owner == to && *capsule == what.capsule => {
+                return Ok(true);
+            }
+            Phase::Here => {
+                let (name, state) = (what.machine.clone(), "running");
+                return Err(HostError::State { name, state, needed: "suspended" });
+            }
+            _ => return Ok(false),
+        }
+        self.give(&mut turn, to, what.capsule)?;
+        Ok(true)
+    }
+
+    /// From here on this host does not resume the machine. Durable when it returns.
+    pub(crate) fn give(
+        &self,
+        turn: &mut crate::machine::Turn<'_>,
+        to: &HostName,
+        capsule: CapsuleId,
+    ) -> Result<(), HostError> {
+        let before = turn.record.clone();
+        turn.record.phase = Phase::Given { to: to.clone(), capsule };
+        turn.record.since_ms = crate::now_ms();
+        turn.record.save(&self.layout).inspect_err(|_| turn.record = before)
+    }
+
+    /// Whether a machine of this name could come here; false if it came already.
+    fn check_free_for(&self, name: &MachineName, capsule: &CapsuleId) -> Result<bool, HostError> {
+        let Ok(machine) = self.machine(name) else { return Ok(true) };
+        let turn = machine.begin("arrival", None)?;
+        match &turn.record.phase {
+            Phase::Suspended { capsule: here } => Ok(here != capsule),
+            Phase::Given { .. } => Ok(true),
+            _ => Err(HostError::NameTaken { name: name.clone() }),
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What other hosts ask of the store here, and how this host asks them.
+
+use super::{REFUSED, chain, refused};
+use crate::{
+    error::HostError,
+    host::Host,
+    rights::{self, Access as Way},
+};
+use bytes::Bytes;
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+use whimbrel_core::{CapsuleId, HostName, RefName};
+use whimbrel_sync::{
+    Access, Holdings, Link, LinkError, Remote, Server, Sources, WireLink,
+    protocol::{Announce, Take, TakeAnswer, TakeProgress, TakeStatus, WhoHas},
+};
+use whimbrel_wire::{Answer, Call, Peer, PeerIdentity, Refusal, Reply, Request};
+
+/// What the sync needs to remember.
+#[derive(Default)]
+pub(crate) struct Syncing {
+    /// Who announced what.
+    pub(crate) holdings: Holdings,
+    /// Whom to ask, and the trusted names that it was made of.
+    sources: Mutex<Option<(Vec<HostName>, Arc<Sources>)>>,
+    /// The fetcher over them.
+    pub(super) remote: Mutex<Option<Arc<Remote>>>,
+    /// Capsules that are being taken from others.
+    pub(crate) taking: Mutex<BTreeMap<CapsuleId, TakeProgress>>,
+}
+
+/// Another host as a holder of objects.
+struct Neighbour {
+    host: Weak<Host>,
+    name: HostName,
+}
+
+impl whimbrel_sync::Peer for Neighbour {
+    fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    fn connect(&self) -> Result<Arc<dyn Link>, LinkError> {
+        let host = self.host.upgrade().ok_or_else(|| LinkError::lost("the daemon is closing down"))?;
+        let connection = host.neighbour(&self.name).map_err(|error| LinkError::lost(chain(&error)))?;
+        Ok(Arc::new(WireLink(connection)))
+    }
+
+    fn round_trip(&self) -> Option<Duration> {
+        self.host.upgrade()?.neighbours.round_trip(&self.name)
+    }
+}
+
+impl Host {
+    fn neighbour_of(&self, name: &HostName) -> Box<dyn whimbrel_sync::Peer> {
+        Box::new(Neighbour { host: self.me.clone(), name: name.clone() })
+    }
+
+    /// All trusted hosts as holders. One list for all who fetch, so that it knows how each of them is doing.
+    pub(crate) fn sources(&self) -> Arc<Sources> {
+        let trusted: Vec<HostName> =
+            self.trust.list().unwrap_or_default().into_iter().map(|peer| peer.name).collect();
+        let mut kept = self.syncing.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*kept {
+            Some((names, sources)) if *names == trusted && sources.blamed().is_empty() => sources.clone(),
+            _ => {
+                let peers = trusted.iter().map(|name| self.neighbour_of(name)).collect();
+                let sources = Arc::new(Sources::new(peers));
+                *kept = Some((trusted, sources.clone()));
+                sources
+            }
+        }
+    }
+
+    /// One host as the only holder.
+    pub(crate) fn source(&self, name: &HostName) -> Arc<Sources> {
+        Arc::new(Sources::new(vec![self.neighbour_of(name)]))
+    }
+}
+
+/// What a peer may see.
+struct Allowed<'a> {
+    host: &'a Host,
+    identity: &'a PeerIdentity,
+}
+
+impl Access for Allowed<'_> {
+    /// Capsules that a ref which the peer may read leads to, ancestors included: they are the versions of the same thing.
+    fn allowed(&self, capsule: &CapsuleId) -> bool {
+        let Ok(refs) = self.host.store.list_refs() else { return false };
+        let mut level: Vec<CapsuleId> =
+            refs.iter().filter(|(name, id)| self.may_list(name, id)).map(|(_, id)| *id).collect();
+        let mut seen = HashSet::new();
+        while !level.is_empty() {
+            if level.contains(capsule) {
+                return true;
+            }
+            let manifests = level.drain(..).filter(|id| seen.insert(*id)).collect::<Vec<_>>();
+            let parents = manifests.iter().filter_map(|id| self.host.store.manifest(id).ok());
+            level = parents.flat_map(|manifest| manifest.parents).collect();
+        }
+        false
+    }
+
+    fn may_list(&self, name: &RefName, _: &CapsuleId) -> bool {
+        rights::peer_may(&self.host.trust, self.identity, Way::Read, name)
+    }
+}
+
+/// Who asks: what of a [`Peer`] outlives the call.
+#[derive(Clone)]
+pub(super) struct Asker {
+    pub(super) name: HostName,
+    pub(super) identity: PeerIdentity,
+}
+
+impl Asker {
+    pub(super) fn of(peer: &Peer) -> Self {
+        Self { name: peer.name.clone(), identity: peer.identity.clone() }
+    }
+}
+
+/// Answers a request of the store's range. Blocks.
+pub(super) fn answer(host: &Arc<Host>, asker: &Asker, request: &Request) -> Answer {
+    match request.kind {
+        Take::KIND => {
+            let ask = request.decode::<Take>()?;
+            let writes = |name: &RefName| rights::peer_may(&host.trust, &asker.identity, Way::Write, name);
+            if let Some(name) = ask.refs.iter().find(|name| !writes(name)) {
+                return Err(Refusal::new(REFUSED, format!("{} may not write {name} here", asker.name)));
+            }
+            let taken = host.take_from(&asker.name, &ask).map_err(|error| say(&error))?;
+            Reply::of::<Take>(&TakeAnswer { bytes: taken.0, pages: taken.1 }, Bytes::new())
+        }
+        TakeStatus::KIND => {
+            let capsule = request.decode::<TakeStatus>()?;
+            let taking = host.syncing.taking.lock().unwrap_or_else(PoisonError::into_inner);
+            Reply::of::<TakeStatus>(&taking.get(&capsule).copied(), Bytes::new())
+        }
+        Announce::KIND => {
+            host.syncing.holdings.announced(asker.name.as_str(), &request.decode::<Announce>()?);
+            Reply::of::<Announce>(&(), Bytes::new())
+        }
+        WhoHas::KIND => {
+            let digests = request.decode::<WhoHas>()?;
+            let who = digests.iter().map(|digest| host.syncing.holdings.who_has(digest)).collect();
+            Reply::of::<WhoHas>(&who, Bytes::new())
+        }
+        _ => Server::new(host.store.clone()).answer(&Allowed { host, identity: &asker.identity }, request),
+    }
+}
+
+fn say(error: &HostError) -> Refusal {
+    tracing::warn!(error = error as &dyn std::error::Error, "a request about capsules was refused");
+    refused(&chain(error))
+}

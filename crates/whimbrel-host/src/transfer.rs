@@ -1,0 +1,463 @@
+//! Capsules that travel: pull, push, and machines that are given from host to host.
+//!
+//! What travels is decided by `whimbrel-sync`; here is who asks whom, what is written down when, and what the user hears.
+//! A capsule that is named here before all of it came is partial: machines may be made of it at once, and what they
+//! touch is fetched (see `images`).
+
+use crate::{
+    capture::Wanted,
+    error::HostError,
+    host::Host,
+    operation::Reporter,
+    peers::{Claim, Describe, Suspended, Yours},
+    record::Phase,
+    refs,
+};
+use bytes::Bytes;
+use std::{
+    ops::ControlFlow,
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+use whimbrel_api::{
+    CapsuleRef, Operation, OperationKind, OperationResult, PullRequest, PushRequest, RemoteCapsule,
+    TransferReport, Unit,
+};
+use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, RefName};
+use whimbrel_image::{Manifest, frame::Kind};
+use whimbrel_store::{Elsewhere, Expected, ObjectWant};
+use whimbrel_sync::{
+    Holder, Options, Progress, Remote, Sources, SyncError, WireLink, call,
+    protocol::{Catalog, CatalogPage, RefEntry, Take, TakeAsk, TakeProgress, TakeStatus},
+    pull,
+};
+use whimbrel_wire::Connection;
+
+/// How often one looks how far the other host is.
+const STATUS: Duration = Duration::from_millis(500);
+/// How long a pull waits for a host that does not answer: a cable may be back by then.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Ancestors that are named as possible older versions.
+const BASES: usize = 8;
+
+/// A capsule found on another host.
+pub(crate) struct Found {
+    pub(crate) host: HostName,
+    pub(crate) capsule: CapsuleId,
+    /// What it is called there.
+    pub(crate) name: Option<RefName>,
+}
+
+impl Host {
+    /// What a trusted host offers to this one.
+    pub(crate) fn remote_capsules(&self, host: &HostName) -> Result<Vec<RemoteCapsule>, HostError> {
+        let entries = self.catalog(host, "*")?;
+        let tell = |entry: RefEntry| RemoteCapsule {
+            host: host.clone(),
+            machine: refs::machine_named(&entry.name),
+            name: entry.name,
+            id: entry.capsule,
+            time_ms: entry.time,
+            memory: ByteSize(entry.memory),
+            disks: ByteSize(entry.disks),
+            whole: entry.whole,
+        };
+        Ok(entries.into_iter().map(tell).collect())
+    }
+
+    fn catalog(&self, host: &HostName, pattern: &str) -> Result<Vec<RefEntry>, HostError> {
+        let link = WireLink(self.neighbour(host)?);
+        let (mut entries, mut after) = (Vec::<RefEntry>::new(), None);
+        loop {
+            let page = CatalogPage { pattern: pattern.to_owned(), after };
+            let (answer, _) = call::<Catalog>(&link, &page, Bytes::new()).map_err(|e| sync_error(host, e))?;
+            after = answer.refs.last().map(|entry| entry.name.clone());
+            entries.extend(answer.refs);
+            if !answer.more || after.is_none() || entries.len() > 100_000 {
+                return Ok(entries);
+            }
+        }
+    }
+
+    /// Finds a capsule on a host, or on any trusted one.
+    pub(crate) fn locate(&self, host: Option<&HostName>, capsule: &CapsuleRef) -> Result<Found, HostError> {
+        if let Some(host) = host {
+            let found = self.locate_on(host, capsule)?;
+            return found.ok_or_else(|| not_found(capsule));
+        }
+        for connection in self.neighbourhood() {
+            if let Ok(Some(found)) = self.locate_on(&connection.peer().name, capsule) {
+                return Ok(found);
+            }
+        }
+        Err(not_found(capsule))
+    }
+
+    fn locate_on(&self, host: &HostName, capsule: &CapsuleRef) -> Result<Option<Found>, HostError> {
+        let found = |name, capsule| Some(Found { host: host.clone(), capsule, name });
+        let name = match capsule {
+            CapsuleRef::Id(id) => return Ok(found(None, *id)),
+            CapsuleRef::Name(name) => name,
+        };
+        let machine = name.as_str().parse::<MachineName>().ok().map(|name| refs::of_machine(&name));
+        for wanted in [Some(name.clone()), machine].into_iter().flatten() {
+            let entries = self.catalog(host, wanted.as_str())?;
+            if let Some(entry) = entries.into_iter().find(|entry| entry.name == wanted) {
+                return Ok(found(Some(entry.name), entry.capsule));
+            }
+        }
+        // The beginning of an id, as `ls --host` shows it.
+        let begins = |entry: &RefEntry| {
+            name.as_str().len() >= 4 && entry.capsule.to_string().starts_with(name.as_str())
+        };
+        let entry = self.catalog(host, "*")?.into_iter().find(begins);
+        Ok(entry.and_then(|entry| found(Some(entry.name), entry.capsule)))
+    }
+
+    /// Brings a capsule here.
+    pub(crate) fn pull(self: &Arc<Self>, request: PullRequest) -> Result<Operation, HostError> {
+        refs::check_tag(request.tag.as_ref())?;
+        let (host, subject) = (self.clone(), request.capsule.to_string());
+        Ok(self.operations().start(OperationKind::Pull, subject, move |reporter| {
+            let begun = Instant::now();
+            reporter.progress("looking for it", Unit::Items, 0, None);
+            let found = host.locate(request.host.as_ref(), &request.capsule)?;
+            let names: Vec<RefName> = request.tag.into_iter().chain(found.name.clone()).take(1).collect();
+            let sources = host.source(&found.host);
+            let before = sources.bytes();
+            host.describe(&sources, &found.host, &found.capsule, &names)?;
+            let (bytes, pages) = match request.lazy {
+                true => (moved(before, sources.bytes()), 0),
+                false => host.pull_all(&sources, &found.host, found.capsule, &mut |progress| {
+                    reporter.progress(
+                        "fetching",
+                        Unit::Bytes,
+                        progress.received,
+                        Some(progress.received + progress.left),
+                    );
+                    reporter.flow()
+                })?,
+            };
+            Ok(OperationResult::Pull(TransferReport {
+                capsule: found.capsule,
+                whole: !host.is_partial(&found.capsule),
+                host: found.host,
+                wire_bytes: bytes,
+                pages,
+                total_ms: begun.elapsed().as_secs_f64() * 1e3,
+            }))
+        }))
+    }
+
+    /// Fetches what describes a capsule, and what its machine starts with, and names it here.
+    pub(crate) fn describe_from(
+        &self,
+        host: &HostName,
+        capsule: &CapsuleId,
+        names: &[RefName],
+    ) -> Result<Manifest, HostError> {
+        self.describe(&self.source(host), host, capsule, names)
+    }
+
+    fn describe(
+        &self,
+        sources: &Arc<Sources>,
+        host: &HostName,
+        capsule: &CapsuleId,
+        names: &[RefName],
+    ) -> Result<Manifest, HostError> {
+        let remote = Remote::new(Arc::new(self.store.clone()), sources.clone());
+        let fetch = |kind: Kind, wants: Vec<ObjectWant>| {
+            let missing: Vec<ObjectWant> =
+                wants.into_iter().filter(|want| self.store.has(&[want.digest]) != [true]).collect();
+            if missing.is_empty() {
+                return Ok(());
+            }
+            let objects = remote.objects(kind, &missing).map_err(|error| fetch_error(host, error))?;
+            let objects: Vec<&[u8]> = objects.iter().map(Vec::as_slice).collect();
+            self.store.shadow_writer().keep(kind, &objects).map_err(refs::store_error("keep what came"))
+        };
+        let was_whole = self.store.has(&[capsule.0]) == [true] && !self.is_partial(capsule);
+        fetch(Kind::Manifest, vec![ObjectWant { digest: capsule.0, similar: None }])?;
+        self.store.shadow_writer().flush().map_err(refs::store_error("keep the manifest"))?;
+        let manifest = self.store.manifest(capsule).map_err(refs::store_error("read the capsule"))?;
+        // The device state resembles that of the version before.
+        let older = manifest.parents.iter().find_map(|id| self.store.manifest(id).ok());
+        let similar = |at: usize| older.as_ref().and_then(|older| older.device.get(at).copied());
+        let device = manifest.device.iter().enumerate();
+        let mut blobs: Vec<ObjectWant> =
+            device.map(|(at, digest)| ObjectWant { digest: *digest, similar: similar(at) }).collect();
+        let rest = manifest.blobs().filter(|blob| !manifest.device.contains(blob));
+        blobs.extend(rest.map(|digest| ObjectWant { digest, similar: None }));
+        fetch(Kind::Blob, blobs)?;
+        let named = match was_whole {
+            true => names.iter().try_for_each(|name| self.store.set_ref(name, capsule, Expected::Anything)),
+            false => self.store.adopt_partial(capsule, names),
+        };
+        named.map_err(refs::store_error("name the capsule"))?;
+        Ok(manifest)
+    }
+
+    /// Fetches all of a capsule that was described before. Returns bytes on the wire and pages that came over it.
+    fn pull_all(
+        &self,
+        sources: &Arc<Sources>,
+        host: &HostName,
+        capsule: CapsuleId,
+        progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<(u64, u64), HostError> {
+        let holders = self.holders();
+        let holders: Vec<&dyn Holder> = holders.iter().map(|holder| &**holder).collect();
+        let cancel = AtomicBool::new(false);
+        let options = Options {
+            bases: self.bases_of(&capsule),
+            holders: &holders,
+            cancel: &cancel,
+            progress: &mut |now| cancel.store(progress(now).is_break(), Ordering::Release),
+            patience: PATIENCE,
+        };
+        let report = pull(&self.store, sources, capsule, &[], options);
+        let report = report.map_err(|error| pull_error(host, error))?;
+        Ok((report.sent + report.received, report.pages.delta + report.pages.plain))
+    }
+
+    /// Other places on this host where pages may lie.
+    pub(crate) fn holders(&self) -> Vec<Box<dyn Holder>> {
+        let cache =
+            self.page_cache().map(|cache| Box::new(crate::page_cache::CachedPages(cache)) as Box<dyn Holder>);
+        cache.into_iter().collect()
+    }
+
+    /// Capsules that are here and of which this one may be a later version.
+    fn bases_of(&self, capsule: &CapsuleId) -> Vec<CapsuleId> {
+        let ancestors = self.store.log(capsule).unwrap_or_default();
+        let mut bases: Vec<CapsuleId> = ancestors.into_iter().map(|(id, _)| id).skip(1).take(BASES).collect();
+        if let Ok(manifest) = self.store.manifest(capsule) {
+            bases.extend(manifest.parents.iter().filter(|id| self.store.has(&[id.0]) == [true]));
+        }
+        // The newest one of the same machine, if it is not among them.
+        let machine = self.store.manifest(capsule).ok().and_then(|manifest| refs::machine_of(&manifest).ok());
+        let newest = machine.and_then(|name| self.store.get_ref(&refs::of_machine(&name)).ok().flatten());
+        bases.extend(newest.filter(|id| id != capsule));
+        bases.dedup();
+        bases
+    }
+
+    /// TAKE: another host asks this one to fetch a capsule from it.
+    pub(crate) fn take_from(
+        self: &Arc<Self>,
+        from: &HostName,
+        ask: &TakeAsk,
+    ) -> Result<(u64, u64), HostError> {
+        let sources = self.source(from);
+        self.describe(&sources, from, &ask.capsule, &ask.refs)?;
+        let note = |progress: TakeProgress| {
+            let mut taking = self.syncing.taking.lock().unwrap_or_else(PoisonError::into_inner);
+            taking.insert(ask.capsule, progress);
+        };
+        note(TakeProgress::default());
+        let taken = self.pull_all(&sources, from, ask.capsule, &mut |progress| {
+            note(TakeProgress {
+                received: progress.received,
+                left: progress.left,
+                rate: progress.rate.unwrap_or(0),
+            });
+            ControlFlow::Continue(())
+        });
+        self.syncing.taking.lock().unwrap_or_else(PoisonError::into_inner).remove(&ask.capsule);
+        taken
+    }
+
+    /// The host that the user means, if only one is possible.
+    pub(crate) fn other_host(&self, named: Option<HostName>) -> Result<HostName, HostError> {
+        if let Some(name) = named {
+            return Ok(name);
+        }
+        let trusted = self.trust.list().unwrap_or_default();
+        match &trusted[..] {
+            [one] => Ok(one.name.clone()),
+            [] => Err(HostError::invalid("no host is trusted: add one with `whimbrel trust add`")),
+            _ => Err(HostError::invalid("several hosts are trusted: say to which one")),
+        }
+    }
+
+    /// Brings a machine or a capsule to another host.
+    pub(crate) fn push(self: &Arc<Self>, request: PushRequest) -> Result<Operation, HostError> {
+        let machine = match &request.subject {
+            CapsuleRef::Name(name) => name.as_str().parse().ok().and_then(|name| self.machine(&name).ok()),
+            CapsuleRef::Id(_) => None,
+        };
+        if request.follow || request.unfollow {
+            return self.follow_or_not(request, machine.as_deref());
+        }
+        let to = self.other_host(request.host.clone())?;
+        let capsule = match machine {
+            Some(_) => None,
+            None => Some(self.find(&request.subject)?.0),
+        };
+        let (host, subject) = (self.clone(), request.subject.to_string());
+        Ok(self.operations().start(OperationKind::Push, subject, move |reporter| {
+            let begun = Instant::now();
+            let connection = host.neighbour(&to)?;
+            let mut given = None;
+            let capsule = match (machine, capsule) {
+                (Some(machine), _) => {
+                    let capsule = host.suspend_to_give(&machine, &to, &request, reporter)?;
+                    host.give_machine(&machine, &to, &connection, capsule)?;
+                    given = Some(machine.name().clone());
+                    capsule
+                }
+                (None, Some(capsule)) => capsule,
+                (None, None) => return Err(not_found(&request.subject)),
+            };
+            let names = host.names_to_send(&request.subject, given.as_ref());
+            let (wire_bytes, pages) = host.send(&connection, &to, capsule, names, reporter)?;
+            let total_ms = begun.elapsed().as_secs_f64() * 1e3;
+            let report = TransferReport { capsule, host: to, wire_bytes, pages, whole: true, total_ms };
+            Ok(OperationResult::Push { report, machine: given })
+        }))
+    }
+
+    fn names_to_send(&self, subject: &CapsuleRef, machine: Option<&MachineName>) -> Vec<RefName> {
+        match (machine, subject) {
+            (Some(machine), _) => vec![refs::of_machine(machine)],
+            (None, CapsuleRef::Name(name)) if self.store.get_ref(name).is_ok_and(|id| id.is_some()) => {
+                vec![name.clone()]
+            }
+            // An id, or the beginning of one: it needs some name there.
+            (None, subject) => format!("pushed.{subject}").parse().into_iter().collect(),
+        }
+    }
+
+    /// Suspends a machine that is to be given away; one that is suspended, or was given to the same host, stays so.
+    fn suspend_to_give(
+        self: &Arc<Self>,
+        machine: &crate::machine::Machine,
+        to: &HostName,
+        request: &PushRequest,
+        reporter: &Reporter,
+    ) -> Result<CapsuleId, HostError> {
+        let mut turn = machine.begin("push", Some(reporter.id))?;
+        match turn.record.phase.clone() {
+            Phase::Suspended { capsule } => Ok(capsule),
+            Phase::Given { to: owner, capsule } if owner == *to => Ok(capsule),
+            _ => {
+                let wanted = Wanted::nothing_but(request.balloon);
+                Ok(self.suspend_in(&mut turn, &wanted, reporter)?.capsule)
+            }
+        }
+    }
+
+    /// Gives a suspended machine away; see `peers::giving` for the order.
+    fn give_machine(
+        &self,
+        machine: &crate::machine::Machine,
+        to: &HostName,
+        connection: &Connection,
+        capsule: CapsuleId,
+    ) -> Result<(), HostError> {
+        let what = Suspended { machine: machine.name().clone(), capsule };
+        let link = WireLink(connection.clone());
+        call::<Describe>(&link, &what, Bytes::new()).map_err(|error| sync_error(to, error))?;
+        {
+            let mut turn = machine.begin("push", None)?;
+            match &turn.record.phase {
+                Phase::Given { to: owner, .. } if owner == to => {}
+                Phase::Suspended { capsule: now } if *now == capsule => self.give(&mut turn, to, capsule)?,
+                _ => {
+                    let (name, state) = (what.machine, turn.record.phase.word());
+                    return Err(HostError::State { name, state, needed: "suspended" });
+                }
+            }
+        }
+        call::<Yours>(&link, &what, Bytes::new()).map_err(|error| sync_error(to, error))?;
+        Ok(())
+    }
+
+    /// Asks the other host to fetch all of a capsule, and tells how far it is.
+    pub(crate) fn send(
+        &self,
+        connection: &Connection,
+        to: &HostName,
+        capsule: CapsuleId,
+        names: Vec<RefName>,
+        reporter: &Reporter,
+    ) -> Result<(u64, u64), HostError> {
+        let link = Arc::new(WireLink(connection.clone()));
+        let ask = TakeAsk { capsule, refs: names, bases: Vec::new() };
+        let taking = {
+            let link = link.clone();
+            thread::spawn(move || call::<Take>(&*link, &ask, Bytes::new()))
+        };
+        while !taking.is_finished() {
+            if let Ok((Some(progress), _)) = call::<TakeStatus>(&*link, &capsule, Bytes::new()) {
+                let total = progress.received + progress.left;
+                reporter.progress("sending", Unit::Bytes, progress.received, Some(total));
+            }
+            if reporter.is_cancelled() {
+                let left = "what arrived is kept there; push again to go on".to_owned();
+                return Err(HostError::Cancelled { left });
+            }
+            let until = Instant::now() + STATUS;
+            while Instant::now() < until && !taking.is_finished() {
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+        let (answer, _) = taking.join().map_err(|_| HostError::Panicked)?.map_err(|e| sync_error(to, e))?;
+        Ok((answer.bytes, answer.pages))
+    }
+
+    /// Makes a capsule of another host ready to be resumed here, with the right to go on as its machine where that host
+    /// has it and gives it.
+    pub(crate) fn fetch_to_resume(
+        self: &Arc<Self>,
+        host: Option<&HostName>,
+        capsule: &CapsuleRef,
+        as_itself: impl FnOnce(&MachineName) -> bool,
+    ) -> Result<(CapsuleId, Manifest), HostError> {
+        let found = self.locate(host, capsule)?;
+        let names: Vec<RefName> = found.name.clone().into_iter().collect();
+        let manifest = self.describe_from(&found.host, &found.capsule, &names)?;
+        let machine = found.name.as_ref().and_then(refs::machine_named);
+        if let Some(machine) = machine.filter(as_itself) {
+            let what = Suspended { machine, capsule: found.capsule };
+            let link = WireLink(self.neighbour(&found.host)?);
+            let (given, _) =
+                call::<Claim>(&link, &what, Bytes::new()).map_err(|error| sync_error(&found.host, error))?;
+            if given {
+                self.receive(&what)?;
+            }
+        }
+        Ok((found.capsule, manifest))
+    }
+}
+
+fn moved(before: (u64, u64), after: (u64, u64)) -> u64 {
+    (after.0 + after.1).saturating_sub(before.0 + before.1)
+}
+
+fn not_found(capsule: &CapsuleRef) -> HostError {
+    HostError::NotFound { what: "capsule", name: capsule.to_string() }
+}
+
+/// What went wrong with the other host.
+pub(crate) fn sync_error(host: &HostName, source: whimbrel_sync::LinkError) -> HostError {
+    HostError::Sync { host: host.clone(), source: source.into() }
+}
+
+fn fetch_error(host: &HostName, source: whimbrel_store::ElsewhereError) -> HostError {
+    HostError::Sync { host: host.clone(), source: source.into() }
+}
+
+fn pull_error(host: &HostName, source: SyncError) -> HostError {
+    match source {
+        SyncError::Cancelled => {
+            HostError::Cancelled { left: "what came is kept; call it again to go on".to_owned() }
+        }
+        source => HostError::Sync { host: host.clone(), source: source.into() },
+    }
+}

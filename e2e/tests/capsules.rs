@@ -1,0 +1,158 @@
+//! Capsules between two hosts: pulled, resumed from afar, pushed with their machine, uploaded in the background.
+
+use nix::sys::signal::Signal;
+use std::time::{Duration, Instant};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, console, wait_reborn};
+use whimbrel_testkit::guest::{Identity, Verdict, assert_same_life};
+
+fn check(cluster: &Cluster, before: &Identity) -> Identity {
+    let after = cluster.witness(GUEST_ADDRESS).check().expect("an answer");
+    assert_same_life(before, &after);
+    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    after
+}
+
+fn state(host: &whimbrel_e2e::HostProcess, machine: &str) -> String {
+    let machines = host.machines();
+    machines.into_iter().find(|(name, _)| name == machine).map(|(_, state)| state).unwrap_or_default()
+}
+
+#[test]
+fn a_machine_that_is_pushed_goes_on_elsewhere_and_comes_home_for_the_price_of_the_change() {
+    let cluster = Cluster::start(&["alpha", "beta"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    Guest::small("web").run(&cluster, alpha);
+    let born = cluster.witness(GUEST_ADDRESS).write(200).expect("a first life");
+
+    let pushed = alpha.json(&["push", "web", "beta"]);
+    assert_eq!((&pushed["kind"], &pushed["machine"]), (&"push".into(), &"web".into()), "{pushed}");
+    assert_eq!(state(alpha, "web"), "given");
+    let refusal = alpha.refuse(&["resume", "web"]);
+    assert!(refusal.code == 4 && refusal.text.contains("beta"), "{refusal:?}");
+    assert_eq!(state(beta, "web"), "suspended");
+    beta.run(&["resume", "web"]);
+    let there = check(&cluster, &born);
+    let written = cluster.witness(GUEST_ADDRESS).write(40).expect("a disk that takes writes");
+    assert_same_life(&there, &written);
+
+    // Home again: alpha has the version before, so little travels.
+    let back = beta.json(&["push", "web"]);
+    let (first, second) = (pushed["wire_bytes"].as_u64().unwrap(), back["wire_bytes"].as_u64().unwrap());
+    assert!(second * 3 < first, "{first} bytes there, {second} bytes back");
+    alpha.run(&["resume", "web"]);
+    let home = check(&cluster, &written);
+    assert_eq!(state(beta, "web"), "given");
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    witness.reboot().expect("a request to reboot");
+    drop(witness);
+    wait_reborn(&mut console(alpha, "web"), &home);
+    for host in [alpha, beta] {
+        let verified = host.json(&["verify"]);
+        assert_eq!(verified["damaged"].as_array().map(Vec::len), Some(0), "{verified}");
+    }
+}
+
+#[test]
+fn a_machine_is_resumed_from_another_host_before_it_has_come_and_waits_when_that_host_is_away() {
+    let mut cluster = Cluster::start(&["alpha", "beta"]);
+    Guest::small("web").run(&cluster, cluster.host("alpha"));
+    let born = cluster.witness(GUEST_ADDRESS).write(200).expect("a first life");
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    alpha.run(&["suspend", "web"]);
+    let offered = beta.json(&["ls", "--host", "alpha"]);
+    assert_eq!(offered[0]["machine"], "web", "{offered}");
+
+    beta.run(&["resume", "alpha:web"]);
+    assert_eq!(state(alpha, "web"), "given");
+    let there = check(&cluster, &born);
+    assert_eq!(state(beta, "web"), "lazy", "most of it was never touched");
+
+    // The holder goes away in the middle: the machine stands still where it misses something, and goes on later.
+    cluster.lab.unplug("alpha").expect("a cable to pull");
+    cluster.host("beta").signal_daemon(Signal::SIGKILL);
+    cluster.host_mut("beta").kill_daemon();
+    cluster.host_mut("beta").start_daemon();
+    cluster.lab.replug("alpha").expect("a cable to put back");
+    let after = check(&cluster, &there);
+
+    // A capsule of a machine that is partly elsewhere is kept, and its machine goes on from it.
+    let beta = cluster.host("beta");
+    beta.run(&["suspend", "web"]);
+    beta.run(&["gc"]);
+    beta.run(&["resume", "web", "--then", "full"]);
+    let last = check(&cluster, &after);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while state(beta, "web") != "running" {
+        assert!(Instant::now() < deadline, "it does not become whole: {:?}", beta.machines());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    check(&cluster, &last);
+}
+
+#[test]
+fn what_a_capsule_shares_with_others_does_not_travel_and_a_followed_machine_survives_its_host() {
+    let mut cluster = Cluster::start(&["alpha", "beta"]);
+    Guest::small("web").run(&cluster, cluster.host("alpha"));
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    let born = cluster.witness(GUEST_ADDRESS).write(100).expect("a first life");
+    alpha.run(&["push", "web", "beta", "--follow"]);
+    alpha.run(&["checkpoint", "web", "--tag", "one"]);
+    let whole = |host: &whimbrel_e2e::HostProcess, capsule: &str| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let there = host.json(&["ls"]);
+            let found = there.as_array().unwrap().iter().any(|c| c["id"].as_str() == Some(capsule));
+            if found && host.json(&["verify"])["capsules"].as_u64() > Some(0) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{capsule} does not come: {there}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    };
+    let one = alpha.json(&["show", "one"])["id"].as_str().unwrap().to_owned();
+    whole(beta, &one);
+    let pulled = beta.json(&["pull", "alpha:one", "--tag", "first"]);
+    assert_eq!(pulled["whole"], true, "{pulled}");
+    assert!(pulled["wire_bytes"].as_u64().unwrap() < 100_000, "{pulled}: it is here already");
+
+    let second = alpha.json(&["checkpoint", "web"]);
+    whole(beta, second["capsule"].as_str().unwrap());
+    let refusal = beta.refuse(&["pull", "alpha:nothing"]);
+    assert_eq!(refusal.code, 3, "{refusal:?}");
+    let refusal = beta.refuse(&["pull", "gamma:web"]);
+    assert_eq!(refusal.code, 5, "{refusal:?}");
+
+    // The host is lost, its machine is not.
+    cluster.host_mut("alpha").kill_daemon();
+    cluster.lab.unplug("alpha").expect("a cable to pull");
+    let beta = cluster.host("beta");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while beta.try_run(&["resume", "web"]).is_err() {
+        assert!(Instant::now() < deadline, "not all of it came: {}", beta.log_text());
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    check(&cluster, &born);
+}
+
+#[test]
+fn a_file_that_the_cache_knows_need_not_travel() {
+    let cluster = Cluster::start(&["alpha", "beta"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    let disk = cluster.disk.path().join("golden.img");
+    let content: Vec<u8> =
+        (0..8u32 << 20 >> 2).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    std::fs::write(&disk, &content).expect("a file");
+    let path = disk.to_str().unwrap();
+    alpha.run(&["import", path, "--name", "golden", "--format", "raw"]);
+    let added = beta.json(&["cache", "add", path]);
+    assert_eq!(added["pages"], 2048, "{added}");
+    let pulled = beta.json(&["pull", "golden"]);
+    assert!(pulled["wire_bytes"].as_u64().unwrap() < 400_000, "{pulled}");
+    let stats = beta.json(&["cache", "stats"]);
+    assert!(stats["sources"][0]["hits"].as_u64() > Some(2000), "{stats}");
+    // The image changes behind the cache's back: nothing wrong comes of it.
+    std::fs::write(&disk, &content[..content.len() / 2]).expect("a file");
+    let out = cluster.disk.path().join("out.img");
+    beta.run(&["export", "golden", out.to_str().unwrap(), "--format", "raw"]);
+    assert!(std::fs::read(&out).expect("an export") == content);
+}
