@@ -254,14 +254,23 @@ fn memory_that_changes_while_it_is_read_gives_right_pages_or_none() {
                 }
             }
         });
+        // Ends the writer also when an assertion below fails.
+        let _stop = Stop(&stop);
         let mut hits = 0;
         for _ in 0..20 {
             fixture.cache.add(ram.path(), SourceKind::Memory, None, &onward).unwrap();
             hits += count(&fixture.cache, 1..91);
         }
-        stop.store(true, Relaxed);
         assert!(hits > 0);
     });
+}
+
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 /// The work of each of two processes: adds files, gets their pages, forgets and adds again.
