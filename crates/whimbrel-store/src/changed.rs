@@ -3,14 +3,18 @@
 //! How small a changed page gets depends on which older pages may be its bases, so pages written over an older version
 //! are not framed batch by batch: they are gathered, whichever image they belong to, and framed together once there are
 //! many, when an image is finished, and before every flush. They were claimed, so others count on them already; that
-//! is sound because a flush frames them first, and a failure to do so fails the whole session.
+//! is sound because a flush frames them first, and a failure to do so fails the whole session. A page that was put
+//! again in the meantime is not stored at all, unless somebody else found it and counts on it: of what a running guest
+//! writes, a tenth changes again before the last round.
 
 use crate::{
     append::Message,
     error::{Result, StoreError},
+    image_writer::ImageState,
     worker::{Framer, NICE, Session},
 };
 use std::{
+    collections::HashMap,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -39,6 +43,10 @@ pub(crate) struct OldPage {
 
 /// A page that is claimed and not yet in a frame.
 pub(crate) struct ChangedPage {
+    pub(crate) image: Arc<ImageState>,
+    pub(crate) page: u64,
+    /// Of the batch it was put with.
+    pub(crate) order: u64,
     pub(crate) digest: Digest,
     pub(crate) bytes: Page,
     pub(crate) old: Option<OldPage>,
@@ -67,14 +75,15 @@ impl Gathered {
 pub(crate) fn frame_gathered(session: &Arc<Session>, pack: &SyncSender<Message>) -> Result<()> {
     session.settle_claims();
     let pages = session.gathered.take();
-    frame(session, pack, &pages).inspect_err(|_| {
+    frame(session, pack, pages).inspect_err(|_| {
         // What others count on is lost, so nothing of this session may be committed.
         let _ = session.failure.set(Arc::new(StoreError::Latched { action: "framing of changed pages" }));
     })
 }
 
 /// Frames `pages` on all of the session's processors.
-pub(crate) fn frame(session: &Session, pack: &SyncSender<Message>, pages: &[ChangedPage]) -> Result<()> {
+pub(crate) fn frame(session: &Session, pack: &SyncSender<Message>, pages: Vec<ChangedPage>) -> Result<()> {
+    let pages = without_superseded(session, pages);
     if pages.is_empty() {
         return Ok(());
     }
@@ -94,7 +103,7 @@ pub(crate) fn frame(session: &Session, pack: &SyncSender<Message>, pages: &[Chan
         let _ = rustix::process::setpriority_process(None, NICE);
         let mut framer = Framer::new(&session.inner, pack.clone());
         while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
-            frame_part(&mut framer, part, pages)?;
+            frame_part(&mut framer, part, &pages)?;
         }
         Ok(())
     };
@@ -105,6 +114,17 @@ pub(crate) fn frame(session: &Session, pack: &SyncSender<Message>, pages: &[Chan
             threads.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         joined.collect::<Vec<Result<()>>>().into_iter().collect()
     })
+}
+
+/// `pages` without those that were put again since, as far as nobody counts on them.
+fn without_superseded(session: &Session, mut pages: Vec<ChangedPage>) -> Vec<ChangedPage> {
+    let mut last = HashMap::new();
+    pages.retain(|page| {
+        let puts = last.entry(Arc::as_ptr(&page.image)).or_insert_with(|| page.image.last_puts());
+        let superseded = puts.get(&page.page).is_some_and(|order| *order > page.order);
+        !superseded || !session.unclaim(&page.digest)
+    });
+    pages
 }
 
 fn frame_part(framer: &mut Framer, part: &Part, pages: &[ChangedPage]) -> Result<()> {

@@ -9,9 +9,12 @@ use crate::{
     worker::{Batch, Candidate, Framer, usable_base},
     writer::Pool,
 };
-use std::sync::{
-    Arc, Condvar, Mutex,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
 use whimbrel_image::{
@@ -54,6 +57,19 @@ impl ImageState {
 
     pub(crate) fn record(&self, order: u64, digests: Digested) {
         self.results.lock().unwrap_or_else(|e| e.into_inner()).push((order, digests));
+    }
+
+    /// For every page put so far, the order of the last batch that holds it.
+    pub(crate) fn last_puts(&self) -> HashMap<u64, u64> {
+        let results = self.results.lock().unwrap_or_else(|e| e.into_inner());
+        let mut last = HashMap::new();
+        for (order, digested) in results.iter() {
+            for (page, _) in digested {
+                let newest = last.entry(*page).or_insert(*order);
+                *newest = (*newest).max(*order);
+            }
+        }
+        last
     }
 
     /// Takes one page out of the budget for deltas.

@@ -17,9 +17,9 @@ use crate::{
     store::Inner,
 };
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet, hash_map::Entry},
     sync::{
-        Arc, Mutex, OnceLock, RwLock, RwLockReadGuard,
+        Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard,
         mpsc::{Receiver, SyncSender},
     },
 };
@@ -46,7 +46,8 @@ pub(crate) struct Session {
     pub(crate) gathered: Gathered,
     /// Held shared from a claim until the object is on its way to a pack or gathered.
     claiming: RwLock<()>,
-    claimed: Vec<Mutex<HashSet<Key>>>,
+    /// Objects this session stores, and whether anybody but the one who claimed it counts on that.
+    claimed: Vec<Mutex<HashMap<Key, bool>>>,
 }
 
 impl Session {
@@ -60,8 +61,34 @@ impl Session {
     pub(crate) fn claim(&self, digest: &Digest, indexes: &[Arc<Index>]) -> bool {
         let key = Key::from(digest);
         let stored = |index: &Arc<Index>| index.find(key).any(|l| !self.avoid.contains(&l.place.pack));
-        let shard = &self.claimed[usize::from(digest.0[31]) % SHARDS];
-        !indexes.iter().any(stored) && shard.lock().unwrap_or_else(|e| e.into_inner()).insert(key)
+        if indexes.iter().any(stored) {
+            return false;
+        }
+        match self.shard(digest).entry(key) {
+            Entry::Vacant(free) => {
+                free.insert(false);
+                true
+            }
+            Entry::Occupied(mut taken) => {
+                taken.insert(true);
+                false
+            }
+        }
+    }
+
+    /// Takes a claim back, unless somebody else counts on it; says whether it did.
+    pub(crate) fn unclaim(&self, digest: &Digest) -> bool {
+        match self.shard(digest).entry(Key::from(digest)) {
+            Entry::Occupied(taken) if !taken.get() => {
+                taken.remove();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn shard(&self, digest: &Digest) -> MutexGuard<'_, HashMap<Key, bool>> {
+        self.claimed[usize::from(digest.0[31]) % SHARDS].lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// To be held over claims and what follows from them.
@@ -209,7 +236,7 @@ pub(crate) fn run(session: Arc<Session>, batches: Arc<Mutex<Receiver<Batch>>>, p
         }
         let claiming = session.claiming();
         let stored = store_batch(&session, &mut framer, &batch).and_then(|(digests, many)| {
-            changed::frame(&session, &pack, &many)?;
+            changed::frame(&session, &pack, many)?;
             Ok(digests)
         });
         drop(claiming);
@@ -239,7 +266,8 @@ fn store_batch(session: &Session, framer: &mut Framer, batch: &Batch) -> Result<
         }
         if batch.image.base.is_some() && batch.image.may_try_delta() {
             let old = before.map(|before| old.page(&before)).transpose()?.flatten();
-            changed.push(ChangedPage { digest, bytes: Box::new(*bytes), old });
+            let (image, order) = (batch.image.clone(), batch.order);
+            changed.push(ChangedPage { image, page: *page, order, digest, bytes: Box::new(*bytes), old });
         } else {
             plain.push((digest, &bytes[..]));
         }

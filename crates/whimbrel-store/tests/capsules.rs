@@ -211,3 +211,29 @@ fn pages_found_in_an_image_that_was_given_up_are_stored_all_the_same() {
     store.image(image.root, 600).read(PageRun::new(0, 600), &mut out).unwrap();
     assert!(out == data);
 }
+
+#[test]
+fn of_a_page_put_again_only_the_last_version_is_stored_but_what_others_found_stays() {
+    let (dir, store) = store();
+    let base = commit(&store.writer().unwrap(), &store, None, 600, &[(1, 1)], &[], 1).unwrap();
+    let root = store.manifest(&base).unwrap().image("memory").unwrap().root;
+    let writer = store.writer().unwrap();
+    let mut image = writer.image(root, 600).unwrap();
+    for round in 0..5 {
+        let data: Vec<u8> = (0..256).flat_map(|n| page(10_000 + round * 1000 + n)).collect();
+        image.put(PageRun::new(0, 256), &data).unwrap();
+        if round == 0 {
+            image.put(PageRun::new(599, 1), &data[..PAGE_SIZE]).unwrap();
+        }
+    }
+    let image = image.finish().unwrap();
+    writer.commit(&manifest(&[("memory", image)], &[], 2), &[name("m")]).unwrap();
+    drop(writer);
+    let store = Store::open(dir.path(), Options::default()).unwrap();
+    let mut out = vec![0; 600 * PAGE_SIZE];
+    store.image(image.root, 600).read(PageRun::new(0, 600), &mut out).unwrap();
+    assert!(out[..PAGE_SIZE] == page(14_000) && out[599 * PAGE_SIZE..] == page(10_000));
+    let report = store.verify(|_, _| ()).unwrap();
+    assert!(report.is_whole());
+    assert!((257..300).contains(&report.objects), "{} objects for 258 pages", report.objects);
+}
