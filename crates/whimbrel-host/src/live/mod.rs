@@ -61,7 +61,7 @@ pub(crate) struct Live {
     /// Images that the store's sets of changed pages are relative to, by name. An array without one is looked at anew.
     pub(crate) bases: BTreeMap<String, Option<Digest>>,
     /// Keep the capsules that these images are of: the last one with memory, and the last one of disks only after it.
-    _bases: Vec<Pin>,
+    _bases: [Option<Pin>; 2],
 }
 
 impl Live {
@@ -199,9 +199,11 @@ impl Live {
     ) {
         match capsule {
             Ok(capsule) => {
-                // One of disks only leaves memory to the capsule before it.
-                self._bases.truncate(if arrays == Arrays::Disks { 1 } else { 0 });
-                self._bases.push(capsule);
+                match arrays {
+                    Arrays::All => self._bases = [Some(capsule), None],
+                    // Memory stays relative to the last capsule that has it.
+                    Arrays::Disks => self._bases[1] = Some(capsule),
+                }
                 self.bases.extend(images);
             }
             Err(error) => {
