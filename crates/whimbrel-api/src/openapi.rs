@@ -88,6 +88,7 @@ const ENDPOINTS: &[Endpoint] = &[
     (Post, MACHINES, "run", Some("RunRequest"), Reply::One("MachineInfo"), "Make a machine and start it"),
     (Get, MACHINE, "machine", None, Reply::One("MachineInfo"), "One machine"),
     (Delete, MACHINE, "forget", None, Reply::Done, "Forget a machine that has stopped or crashed, and its disks"),
+    (Post, MACHINE_START, "start", None, Reply::One("MachineInfo"), "Run a machine that has stopped or crashed again, from its own disks"),
     (Post, MACHINE_STOP, "stop", Some("StopRequest"), Reply::One("MachineInfo"), "Stop a machine; answers once it has stopped"),
     (Post, MACHINE_PAUSE, "pause", None, Reply::One("MachineInfo"), "Stop its CPUs"),
     (Post, MACHINE_UNPAUSE, "unpause", None, Reply::One("MachineInfo"), "Let its CPUs run"),

@@ -12,6 +12,8 @@ pub const HOST: &str = "/v1/host";
 pub const MACHINES: &str = "/v1/machines";
 /// `GET`: one machine; `DELETE`: forget one that has ended.
 pub const MACHINE: &str = "/v1/machines/{name}";
+/// `POST`: run a machine that has stopped or crashed again.
+pub const MACHINE_START: &str = "/v1/machines/{name}/start";
 /// `POST`: stop a machine.
 pub const MACHINE_STOP: &str = "/v1/machines/{name}/stop";
 /// `POST`: stop its CPUs.

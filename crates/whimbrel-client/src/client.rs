@@ -76,6 +76,11 @@ impl Client {
         self.post(routes::MACHINES, request).await
     }
 
+    /// Runs a machine that has stopped or crashed again, from its own disks.
+    pub async fn start_machine(&self, name: &MachineName) -> Result<MachineInfo, ClientError> {
+        self.start(routes::machine(routes::MACHINE_START, name)).await
+    }
+
     /// Stops a machine and waits until it has stopped.
     pub async fn stop(&self, name: &MachineName, request: &StopRequest) -> Result<MachineInfo, ClientError> {
         self.post(routes::machine(routes::MACHINE_STOP, name), request).await

@@ -29,6 +29,7 @@ pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod show;
+pub(crate) mod start;
 pub(crate) mod stop;
 pub(crate) mod suspend;
 pub(crate) mod tag;
