@@ -420,7 +420,7 @@ impl<'a> Assembly<'a> {
                 stall: self.stall,
                 _origin,
                 bases: BTreeMap::new(),
-                _bases: Vec::new(),
+                _bases: [None, None],
             }),
             Err(error) => {
                 if !self.adopted {
