@@ -6,10 +6,12 @@
 //! functions from `fuzz_targets/`; `tests/seeded.rs` calls them with mutations of [`TARGETS`]' seeds on every test run.
 
 mod disk;
+mod hash_cache;
 mod nbd;
 mod seeds;
 
 pub use disk::disk_layout;
+pub use hash_cache::{accepts_hash_cache_seed, hash_cache};
 pub use nbd::nbd_session;
 
 use bytes::BufMut as _;
@@ -39,6 +41,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "cuts", run: cuts, seeds: seeds::cuts },
     Target { name: "disk_layout", run: disk_layout, seeds: seeds::disks },
+    Target { name: "hash_cache", run: hash_cache, seeds: hash_cache::seeds },
     Target { name: "image_node", run: image_node, seeds: seeds::image_nodes },
     Target { name: "image_frame", run: image_frame, seeds: seeds::image_frames },
     Target { name: "manifest", run: manifest, seeds: seeds::manifests },

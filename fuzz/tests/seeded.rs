@@ -53,6 +53,7 @@ fn every_seed_is_one_that_its_parser_accepts() {
         let target = TARGETS.iter().find(|target| target.name == name).expect("a target");
         (target.seeds)()
     };
+    assert!(seeds("hash_cache").iter().all(|seed| whimbrel_fuzz::accepts_hash_cache_seed(seed)));
     assert!(seeds("image_node").iter().all(|seed| whimbrel_image::Node::decode(seed).is_ok()));
     assert!(seeds("manifest").iter().all(|seed| whimbrel_image::Manifest::decode(seed).is_ok()));
     assert!(seeds("wire_hello").iter().all(|seed| whimbrel_wire::Hello::parse(seed).is_ok()));
