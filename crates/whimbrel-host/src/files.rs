@@ -9,7 +9,8 @@ use std::{
     sync::Arc,
 };
 use whimbrel_api::{
-    Damage, ExportFormat, ExportRequest, ImportRequest, Operation, OperationKind, OperationResult, Unit,
+    Damage, ExportFormat, ExportRequest, ImportRequest, MachineState, Operation, OperationKind,
+    OperationResult, Unit,
 };
 use whimbrel_core::{
     Accel, ByteSize, CapsuleId, DiskConfig, EXTENT_PAGES, MachineConfig, PAGE_SIZE, PageRun,
@@ -43,7 +44,9 @@ impl Host {
 
     /// Keeps what lies under the disks of machines that are switched off; those that have a QEMU keep it themselves.
     fn hold_resting(&self) -> Vec<Pin> {
-        let resting = self.machine_infos().into_iter().filter(|machine| machine.pid.is_none());
+        let is_off =
+            |state: &MachineState| matches!(state, MachineState::Stopped | MachineState::Crashed { .. });
+        let resting = self.machine_infos().into_iter().filter(|machine| is_off(&machine.state));
         resting.filter_map(|machine| self.store.pin(&machine.origin?).ok()).collect()
     }
 
