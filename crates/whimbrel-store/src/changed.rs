@@ -29,7 +29,7 @@ use whimbrel_image::{
     frame::Bases,
 };
 
-/// Pages framed together at most: 32 MiB with their older versions, for as long as that takes.
+/// Pages framed together, and old pages beside their older versions, at most: 48 MiB for as long as that takes.
 const MANY: usize = 4096;
 
 pub(crate) type Page = Box<[u8; PAGE_SIZE]>;
@@ -52,58 +52,72 @@ pub(crate) struct ChangedPage {
     pub(crate) old: Option<OldPage>,
 }
 
+/// What a session gathered and did not frame yet.
+#[derive(Default)]
+pub(crate) struct Batch {
+    pub(crate) pages: Vec<ChangedPage>,
+    /// Old pages that lay beside the older versions and so were at hand: more to choose bases from.
+    pub(crate) beside: Vec<OldPage>,
+}
+
 /// The changed pages of a session that are not yet in frames.
 #[derive(Default)]
 pub(crate) struct Gathered {
-    pages: Mutex<Vec<ChangedPage>>,
+    batch: Mutex<Batch>,
 }
 
 impl Gathered {
-    /// Adds pages; gives them all back for framing once there are many.
-    pub(crate) fn add(&self, pages: Vec<ChangedPage>) -> Vec<ChangedPage> {
-        let mut gathered = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        gathered.extend(pages);
-        if gathered.len() < MANY { Vec::new() } else { std::mem::take(&mut gathered) }
+    /// Adds pages; gives everything back for framing once there is much.
+    pub(crate) fn add(&self, batch: Batch) -> Batch {
+        let mut gathered = self.batch.lock().unwrap_or_else(PoisonError::into_inner);
+        gathered.pages.extend(batch.pages);
+        let room = MANY.saturating_sub(gathered.beside.len());
+        gathered.beside.extend(batch.beside.into_iter().take(room));
+        if gathered.pages.len() < MANY { Batch::default() } else { std::mem::take(&mut gathered) }
     }
 
-    fn take(&self) -> Vec<ChangedPage> {
-        std::mem::take(&mut *self.pages.lock().unwrap_or_else(PoisonError::into_inner))
+    fn take(&self) -> Batch {
+        std::mem::take(&mut *self.batch.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 /// Frames what was gathered so far; a failure is the session's.
 pub(crate) fn frame_gathered(session: &Arc<Session>, pack: &SyncSender<Message>) -> Result<()> {
     session.settle_claims();
-    let pages = session.gathered.take();
-    frame(session, pack, pages).inspect_err(|_| {
+    frame(session, pack, session.gathered.take()).inspect_err(|_| {
         // What others count on is lost, so nothing of this session may be committed.
         let _ = session.failure.set(Arc::new(StoreError::Latched { action: "framing of changed pages" }));
     })
 }
 
-/// Frames `pages` on all of the session's processors.
-pub(crate) fn frame(session: &Session, pack: &SyncSender<Message>, pages: Vec<ChangedPage>) -> Result<()> {
-    let pages = without_superseded(session, pages);
+/// Frames what was gathered on all of the session's processors.
+pub(crate) fn frame(session: &Session, pack: &SyncSender<Message>, batch: Batch) -> Result<()> {
+    let pages = without_superseded(session, batch.pages);
     if pages.is_empty() {
         return Ok(());
     }
-    let depth = |page: &ChangedPage| page.old.as_ref().map_or(0, |old| old.depth);
-    let changed: Vec<delta::Changed<'_>> = pages
+    // Each old page once: the older version of one page often lay beside that of another.
+    let (mut old, mut numbers) = (Vec::new(), HashMap::new());
+    for page in pages.iter().filter_map(|page| page.old.as_ref()).chain(&batch.beside) {
+        numbers.entry(page.key).or_insert_with(|| {
+            old.push(page);
+            old.len() - 1
+        });
+    }
+    let number = |page: &OldPage| numbers.get(&page.key).copied();
+    let changed: Vec<_> = pages
         .iter()
-        .map(|page| delta::Changed {
-            new: &page.bytes,
-            old: page.old.as_ref().map(|old| &*old.bytes),
-            depth: depth(page),
-        })
+        .map(|page| delta::Changed { new: &page.bytes, old: page.old.as_ref().and_then(number) })
         .collect();
-    let parts = delta::plan(&changed, delta::PART_PAGES);
+    let olds: Vec<_> = old.iter().map(|old| delta::Old { bytes: &old.bytes, depth: old.depth }).collect();
+    let parts = delta::plan(&changed, &olds, delta::PART_PAGES);
     let next = AtomicUsize::new(0);
     let work = || {
         // Refused, the thread works all the same.
         let _ = rustix::process::setpriority_process(None, NICE);
         let mut framer = Framer::new(&session.inner, pack.clone());
         while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
-            frame_part(&mut framer, part, &pages)?;
+            frame_part(&mut framer, part, &pages, &old)?;
         }
         Ok(())
     };
@@ -127,10 +141,10 @@ fn without_superseded(session: &Session, mut pages: Vec<ChangedPage>) -> Vec<Cha
     pages
 }
 
-fn frame_part(framer: &mut Framer, part: &Part, pages: &[ChangedPage]) -> Result<()> {
+fn frame_part(framer: &mut Framer, part: &Part, pages: &[ChangedPage], old: &[&OldPage]) -> Result<()> {
     let objects: Vec<(Digest, &[u8])> =
         part.pages.iter().map(|i| (pages[*i].digest, &pages[*i].bytes[..])).collect();
-    let old: Vec<&OldPage> = part.bases.iter().filter_map(|i| pages[*i].old.as_ref()).collect();
+    let old: Vec<&OldPage> = part.bases.iter().map(|i| old[*i]).collect();
     let keys: Vec<Key> = old.iter().map(|old| old.key).collect();
     let raw: Vec<u8> = old.iter().flat_map(|old| &old.bytes[..]).copied().collect();
     let depth = old.iter().map(|old| old.depth).max().unwrap_or(0);

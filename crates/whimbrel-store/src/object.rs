@@ -73,6 +73,13 @@ impl Object {
     pub(crate) fn bytes(&self) -> &[u8] {
         self.frame.bytes(self.location.slot)
     }
+
+    /// The other objects of its frame, with their digests.
+    pub(crate) fn neighbours(&self) -> impl Iterator<Item = (&Digest, &[u8])> {
+        let others = (0..self.frame.objects().min(256)).map(|slot| slot as u8);
+        let others = others.filter(|slot| *slot != self.location.slot);
+        others.filter_map(|slot| Some((self.frame.digest(slot)?, self.frame.bytes(slot))))
+    }
 }
 
 /// All objects of a store, for reading.

@@ -10,7 +10,7 @@ use crate::{
     elsewhere::Here,
     error::{Result, StoreError},
     image_writer::ImageState,
-    index::Index,
+    index::{Index, Place},
     layout::PackId,
     lease::Lease,
     object::Object,
@@ -250,11 +250,12 @@ pub(crate) fn run(session: Arc<Session>, batches: Arc<Mutex<Receiver<Batch>>>, p
 }
 
 /// Digests of the pages of a batch, none for zeros, and the changed pages of the session if they should be framed now.
-type Stored = (Vec<Option<Digest>>, Vec<ChangedPage>);
+type Stored = (Vec<Option<Digest>>, changed::Batch);
 
 fn store_batch(session: &Session, framer: &mut Framer, batch: &Batch) -> Result<Stored> {
     let indexes = session.inner.objects.catalog.snapshot();
-    let mut old = OldPages { session, image: &batch.image, extent: None };
+    let mut old =
+        OldPages { session, image: &batch.image, extent: None, beside: Vec::new(), seen: HashSet::new() };
     let contents = batch.data.as_chunks::<PAGE_SIZE>().0;
     let digests = digests(contents);
     let (mut plain, mut changed) = (Vec::new(), Vec::new());
@@ -273,7 +274,7 @@ fn store_batch(session: &Session, framer: &mut Framer, batch: &Batch) -> Result<
         }
     }
     framer.plain(Kind::Pages, &plain, FRAME_PAGES)?;
-    Ok((digests, session.gathered.add(changed)))
+    Ok((digests, session.gathered.add(changed::Batch { pages: changed, beside: old.beside })))
 }
 
 /// Digests of `pages`, none for zeros.
@@ -290,6 +291,9 @@ struct OldPages<'a> {
     session: &'a Session,
     image: &'a ImageState,
     extent: Option<(u64, Option<Arc<Node>>)>,
+    /// What lay in the same plain frames.
+    beside: Vec<OldPage>,
+    seen: HashSet<Place>,
 }
 
 impl OldPages<'_> {
@@ -312,12 +316,17 @@ impl OldPages<'_> {
     }
 
     /// The older version, if it may be the base of a delta.
-    fn page(&self, digest: &Digest) -> Result<Option<OldPage>> {
-        let object = usable_base(self.session, digest, Kind::Pages)?;
-        Ok(object.and_then(|object| {
-            let bytes = Box::new(*object.bytes().first_chunk()?);
-            Some(OldPage { key: Key::from(digest), bytes, depth: object.location.place.depth })
-        }))
+    fn page(&mut self, digest: &Digest) -> Result<Option<OldPage>> {
+        let Some(object) = usable_base(self.session, digest, Kind::Pages)? else { return Ok(None) };
+        let place = object.location.place;
+        if place.depth == 0 && self.seen.insert(place) {
+            self.beside.extend(object.neighbours().filter_map(|(digest, bytes)| {
+                let bytes = Box::new(*bytes.first_chunk()?);
+                Some(OldPage { key: Key::from(digest), bytes, depth: 0 })
+            }));
+        }
+        let Some(bytes) = object.bytes().first_chunk() else { return Ok(None) };
+        Ok(Some(OldPage { key: Key::from(digest), bytes: Box::new(*bytes), depth: place.depth }))
     }
 }
 
