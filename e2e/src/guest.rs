@@ -21,6 +21,8 @@ pub struct Guest {
     pub disk_mib: u64,
     /// Address on the lab's segment; none gives it no network.
     pub address: Option<String>,
+    /// The bridge that its port is in, if it has an address.
+    pub bridge: &'static str,
     /// Memory in MiB whose content the witness checks.
     pub buffer_mib: u32,
     /// What it does.
@@ -36,6 +38,7 @@ impl Guest {
             memory_mib: 192,
             disk_mib: 32,
             address,
+            bridge: "br0",
             buffer_mib: 16,
             work: Work::Idle,
         }
@@ -59,7 +62,7 @@ impl Guest {
         let mut arguments = vec!["run", &self.name, "--disk", &disk, "--memory", &memory];
         arguments.extend(["--kernel", &kernel, "--initrd", &initrd, "--append", &append]);
         if self.address.is_some() {
-            arguments.extend(["--net", "br0"]);
+            arguments.extend(["--net", self.bridge]);
         }
         host.run(&arguments);
     }
