@@ -54,7 +54,7 @@ fn limits(sources: &Sources, peer: usize) -> Limits {
 impl<'a> Driver<'a> {
     pub(crate) fn new(shelf: &'a dyn Shelf, sources: &'a Sources, holders: &'a [&'a dyn Holder]) -> Self {
         Self {
-            walk: Walk::new(shelf, holders, Plan::new(sources.len(), limits(sources, 0))),
+            walk: Walk::new(shelf, holders, Plan::new(sources.len(), limits(sources, 0), sources.retry())),
             sources,
             urgent: false,
             capsule: None,
@@ -160,14 +160,20 @@ impl<'a> Driver<'a> {
             self.sources.meter(peer).begin(self.sources.now());
         }
         let begun = Instant::now();
-        let started = self.sources.link(peer).and_then(|link| Ok((link.start(request)?, link)));
-        match started {
-            Ok((answer, link)) => {
+        let link = match self.sources.link(peer) {
+            Ok(link) => link,
+            Err(error) => {
+                self.failed(ticket, peer, None, &error);
+                return Ok(());
+            }
+        };
+        match link.start(request) {
+            Ok(answer) => {
                 self.report.requests += 1;
                 self.report.sent += bytes;
                 self.flights.insert(ticket, Flight { ask, link, answer, begun });
             }
-            Err(error) => self.failed(ticket, peer, None, &error),
+            Err(error) => self.failed(ticket, peer, Some(&link), &error),
         }
         Ok(())
     }

@@ -103,7 +103,7 @@ pub enum Content {
 pub fn level(rate: Option<u64>, cores: usize, content: Content) -> i8 {
     const MEGABIT: u64 = 1_000_000 / 8;
     let plain: [(u64, i8); 5] = [(2, 17), (10, 12), (60, 6), (300, 3), (1000, 1)];
-    let delta: [(u64, i8); 5] = [(2, 7), (10, 6), (60, 3), (300, 3), (1000, 1)];
+    let delta: [(u64, i8); 5] = [(2, 9), (10, 9), (60, 9), (300, 6), (1000, 3)];
     let table = match content {
         Content::Plain => plain,
         Content::Delta => delta,
@@ -111,7 +111,9 @@ pub fn level(rate: Option<u64>, cores: usize, content: Content) -> i8 {
     // Before the link is known: what a DSL line needs costs a fast one a few milliseconds.
     let Some(rate) = rate else { return table[2].1 };
     let shared = rate / cores.max(1) as u64;
-    table.iter().find(|(megabits, _)| shared < megabits * MEGABIT).map_or(-3, |(_, level)| *level)
+    // Against older pages a level below 1 misses most of what did not change.
+    let fastest = if content == Content::Plain { -3 } else { 1 };
+    table.iter().find(|(megabits, _)| shared < megabits * MEGABIT).map_or(fastest, |(_, level)| *level)
 }
 
 #[cfg(test)]
@@ -156,10 +158,10 @@ mod tests {
     fn the_level_follows_the_link() {
         let at = |megabits: f64, content| level(Some((megabits * 125_000.0) as u64), 1, content);
         assert_eq!(at(0.384, Content::Plain), 17);
-        assert_eq!(at(0.384, Content::Delta), 7);
+        assert_eq!(at(0.384, Content::Delta), 9);
         assert_eq!(at(100.0, Content::Plain), 3);
         assert_eq!(at(600.0, Content::Plain), 1);
-        assert_eq!(at(10_000.0, Content::Delta), -3);
+        assert_eq!(at(10_000.0, Content::Plain), -3);
     }
 
     proptest! {

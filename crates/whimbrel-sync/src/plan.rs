@@ -12,7 +12,6 @@ use std::{
 };
 use whimbrel_core::Digest;
 
-const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 /// Items that may take several answers are cut; these many pages of an unknown leaf are the start of the estimate.
 const LEAF_FIRST: f64 = 2000.0;
@@ -130,6 +129,7 @@ pub struct Plan {
     flights: BTreeMap<u64, Flight>,
     peers: Vec<(Peer, Limits)>,
     tickets: u64,
+    retry: Duration,
     leaf_bytes: f64,
     page_bytes: f64,
     /// Somebody waits for a page.
@@ -138,7 +138,8 @@ pub struct Plan {
 
 impl Plan {
     /// Nothing to do yet, `peers` holders to do it with, nearest first.
-    pub fn new(peers: usize, limits: Limits) -> Self {
+    /// Holders that do not answer are dialled again after `retry`, and then ever later.
+    pub fn new(peers: usize, limits: Limits, retry: Duration) -> Self {
         let fresh = Peer::Down { until: Duration::ZERO, wait: Duration::ZERO };
         Self {
             objects: VecDeque::new(),
@@ -148,6 +149,7 @@ impl Plan {
             tickets: 0,
             leaf_bytes: LEAF_FIRST,
             page_bytes: PAGE_FIRST,
+            retry,
             demand: false,
         }
     }
@@ -177,8 +179,8 @@ impl Plan {
         let wait = match self.peers[peer].0 {
             // Said of several requests that were lost with one link.
             Peer::Down { until, .. } if until > now => return,
-            Peer::Down { wait, .. } => (wait * 2).clamp(RETRY_FIRST, RETRY_MAX),
-            Peer::Up => RETRY_FIRST,
+            Peer::Down { wait, .. } => (wait * 2).clamp(self.retry, RETRY_MAX),
+            Peer::Up => self.retry,
             Peer::Gone => return,
         };
         self.peers[peer].0 = Peer::Down { until: now + wait, wait };
@@ -313,7 +315,7 @@ impl Plan {
             Peer::Down { until, .. } => Some(*until),
             Peer::Up | Peer::Gone => None,
         });
-        let soon = now + Duration::from_millis(20);
+        let soon = now + Duration::from_millis(20).min(self.retry);
         until.min().filter(|_| !self.demand).unwrap_or(soon).max(soon)
     }
 

@@ -4,6 +4,7 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::HashSet;
 
+const RETRY: Duration = Duration::from_millis(500);
 const LIMITS: Limits = Limits { window: 50_000, answer: 20_000 };
 
 fn digest(n: u32) -> Digest {
@@ -20,7 +21,7 @@ fn pages(n: u32, count: usize) -> Item {
 
 #[test]
 fn a_dsl_line_has_one_window_under_way_and_answers_of_one_size() {
-    let mut plan = Plan::new(1, LIMITS);
+    let mut plan = Plan::new(1, LIMITS, RETRY);
     (0..10).for_each(|n| plan.want(pages(n, 256)));
     assert_eq!(plan.next(Duration::ZERO), Action::Dial(0));
     plan.up(0);
@@ -40,7 +41,7 @@ fn a_dsl_line_has_one_window_under_way_and_answers_of_one_size() {
 
 #[test]
 fn while_somebody_waits_for_a_page_nothing_is_prefetched() {
-    let mut plan = Plan::new(1, LIMITS);
+    let mut plan = Plan::new(1, LIMITS, RETRY);
     plan.want(node(1));
     plan.up(0);
     plan.demand = true;
@@ -51,7 +52,7 @@ fn while_somebody_waits_for_a_page_nothing_is_prefetched() {
 
 #[test]
 fn the_nearest_comes_back_and_what_one_lacks_the_other_is_asked() {
-    let mut plan = Plan::new(2, LIMITS);
+    let mut plan = Plan::new(2, LIMITS, RETRY);
     let now = Duration::ZERO;
     plan.want(node(1));
     assert_eq!(plan.next(now), Action::Dial(0));
@@ -72,7 +73,7 @@ fn the_nearest_comes_back_and_what_one_lacks_the_other_is_asked() {
 
 #[test]
 fn what_nobody_has_is_said_so() {
-    let mut plan = Plan::new(1, LIMITS);
+    let mut plan = Plan::new(1, LIMITS, RETRY);
     plan.want(node(1));
     plan.up(0);
     let Action::Ask(ask) = plan.next(Duration::ZERO) else { panic!() };
@@ -96,7 +97,7 @@ proptest! {
     fn everything_comes_once_whatever_fails(
         counts in prop::collection::vec(1..256usize, 1..12), fate in prop::collection::vec(0..12u8, 1..200), window in 10_000..500_000u64,
     ) {
-        let mut plan = Plan::new(3, Limits { window, answer: window / 2 });
+        let mut plan = Plan::new(3, Limits { window, answer: window / 2 }, RETRY);
         let mut missing = HashSet::new();
         for (n, count) in counts.iter().enumerate() {
             let n = n as u32;

@@ -54,6 +54,7 @@ pub struct Sources {
     entries: Vec<Entry>,
     demands: AtomicUsize,
     begun: Instant,
+    retry: Duration,
 }
 
 /// Lives while something is wanted at once.
@@ -87,7 +88,17 @@ impl Sources {
             }
         };
         let entries = peers.into_iter().map(entry).collect();
-        Self { entries, demands: AtomicUsize::new(0), begun: Instant::now() }
+        Self { entries, demands: AtomicUsize::new(0), begun: Instant::now(), retry: RETRY_FIRST }
+    }
+
+    /// The same list; who does not answer is dialled again after `retry` at first, instead of half a second.
+    #[must_use]
+    pub fn retrying_after(self, retry: Duration) -> Self {
+        Self { retry, ..self }
+    }
+
+    pub(crate) fn retry(&self) -> Duration {
+        self.retry
     }
 
     /// How many holders there are.
@@ -151,7 +162,7 @@ impl Sources {
             State::Blamed { .. } => return Err(LinkError::lost("it sent wrong data before")),
             State::Down { until, why, .. } if *until > Instant::now() => return Err(why.clone()),
             State::Down { wait, .. } => (*wait * 2).min(RETRY_MAX),
-            State::Fresh => RETRY_FIRST,
+            State::Fresh => self.retry,
         };
         let connected = entry.peer.connect().and_then(|link| {
             let begun = Instant::now();
@@ -176,8 +187,8 @@ impl Sources {
     pub(crate) fn lost(&self, peer: usize, link: &Arc<dyn Link>, why: &LinkError) {
         let mut state = lock(&self.entries[peer].state);
         if matches!(&*state, State::Up(up) if Arc::ptr_eq(up, link)) {
-            let until = Instant::now() + RETRY_FIRST;
-            *state = State::Down { until, wait: RETRY_FIRST, why: why.clone() };
+            let until = Instant::now() + self.retry;
+            *state = State::Down { until, wait: self.retry, why: why.clone() };
         }
     }
 

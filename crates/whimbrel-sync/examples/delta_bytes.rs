@@ -1,0 +1,123 @@
+//! What a second version of a memory image costs on the line: `delta_bytes FIRST LATER [KBIT/S]`.
+//!
+//! Two stores in temporary folders, both with the first image, one with the later one too; the other pulls it over calls in this
+//! process, which are counted as the wire would frame them. Prints bytes both ways and the processor time of both sides.
+
+use std::{
+    collections::BTreeMap,
+    error::Error,
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+    time::{Duration, Instant},
+};
+use whimbrel_core::{Accel, ByteSize, CapsuleId, MachineConfig, PAGE_SIZE, PageRun};
+use whimbrel_image::{FORMAT, ImageRef, Manifest};
+use whimbrel_store::{Options as StoreOptions, Store};
+use whimbrel_sync::{Answer, Link, LinkError, Options, Peer, Server, Sources, pull};
+use whimbrel_wire::{Reply, Request};
+
+type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+struct Local {
+    server: Server,
+    rate: Option<f64>,
+}
+
+struct LocalLink(Server, Option<f64>);
+
+struct Done(Result<Reply, LinkError>);
+
+impl Peer for Local {
+    fn name(&self) -> &str {
+        "local"
+    }
+    fn connect(&self) -> Result<Arc<dyn Link>, LinkError> {
+        Ok(Arc::new(LocalLink(self.server.clone(), self.rate)))
+    }
+}
+
+impl Link for LocalLink {
+    fn start(&self, request: Request) -> Result<Box<dyn Answer>, LinkError> {
+        let answer = self.0.answer(&|_: &CapsuleId| true, &request);
+        let answer = answer.map_err(|source| LinkError::Refused { source });
+        if let (Some(rate), Ok(reply)) = (self.1, &answer) {
+            std::thread::sleep(Duration::from_secs_f64(
+                (reply.header.len() + reply.payload.len()) as f64 / rate,
+            ));
+        }
+        Ok(Box::new(Done(answer)))
+    }
+    fn bytes(&self) -> (u64, u64) {
+        (0, 0)
+    }
+}
+
+impl Answer for Done {
+    fn wait(self: Box<Self>) -> Result<Reply, LinkError> {
+        self.0
+    }
+}
+
+fn capsule(store: &Store, memory: &[u8], base: Option<CapsuleId>) -> Outcome<CapsuleId> {
+    let pages = (memory.len() / PAGE_SIZE) as u64;
+    let writer = store.writer()?;
+    let old = base.map(|base| store.manifest(&base)).transpose()?;
+    let mut image = writer.image(old.and_then(|old| old.images[0].root), pages)?;
+    image.put(PageRun::new(0, pages), memory)?;
+    let machine = MachineConfig {
+        memory: ByteSize(memory.len() as u64),
+        cpus: 1,
+        machine: "pc".into(),
+        cpu: "max".into(),
+        accel: Accel::Tcg,
+        disks: vec![],
+        nics: vec![],
+        boot: None,
+    };
+    let manifest = Manifest {
+        format: FORMAT,
+        machine,
+        device: vec![],
+        images: vec![ImageRef { name: "memory".into(), pages, root: image.finish()?.root, cuts: None }],
+        parents: base.into_iter().collect(),
+        time: 1,
+        host: "alpha".into(),
+        labels: BTreeMap::new(),
+        working_set: None,
+    };
+    Ok(writer.commit(&manifest, &["it".parse()?])?)
+}
+
+fn open(dir: &Path) -> Outcome<Store> {
+    Ok(Store::open(dir, StoreOptions::create())?)
+}
+
+fn main() -> Outcome {
+    let args: Vec<String> = std::env::args().collect();
+    let [_, first, later, rate @ ..] = &args[..] else {
+        return Err("delta_bytes FIRST LATER [KBIT/S]".into());
+    };
+    let rate = rate.first().map(|rate| rate.parse::<f64>()).transpose()?.map(|rate| rate * 125.0);
+    let (there, here) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    let (first, later) = (std::fs::read(first)?, std::fs::read(later)?);
+    let (from, to) = (open(there.path())?, open(here.path())?);
+    let old = capsule(&from, &first, None)?;
+    capsule(&to, &first, None)?;
+    let new = capsule(&from, &later, Some(old))?;
+    drop((from, to));
+    // Opened again: nothing is in a cache.
+    let (from, to) = (open(there.path())?, open(here.path())?);
+    let sources = Sources::new(vec![Box::new(Local { server: Server::new(from), rate })]);
+    let cancel = AtomicBool::new(false);
+    let options = Options {
+        bases: vec![old],
+        holders: &[],
+        cancel: &cancel,
+        progress: &mut |_| (),
+        patience: Duration::from_secs(1),
+    };
+    let begun = Instant::now();
+    let report = pull(&to, &sources, new, &["it".parse()?], options)?;
+    println!("{} bytes both ways, {:?}, {:?}", report.sent + report.received, begun.elapsed(), report);
+    Ok(())
+}
