@@ -4,6 +4,7 @@ use crate::{
     error::HostError,
     follow::Following,
     graph::Sizes,
+    handovers::Handovers,
     layout::Layout,
     live::Live,
     machine::Machine,
@@ -32,7 +33,7 @@ use whimbrel_api::{
 use whimbrel_core::{
     Accel, Boot, ByteSize, Digest, DiskConfig, HostName, MachineConfig, MachineName, NicConfig, PAGE_SIZE,
 };
-use whimbrel_migrate::{protocol::HandoverId, target::Arrivals};
+use whimbrel_migrate::target::Arrivals;
 use whimbrel_qemu::QemuBinary;
 use whimbrel_store::Store;
 use whimbrel_wire::{Identity, Rights, Trust, TrustError, TrustedPeer};
@@ -57,14 +58,13 @@ pub(crate) struct Host {
     pub(crate) trust: Arc<Trust>,
     pub(crate) runtime: Handle,
     pub(crate) warm: Warm,
+    pub(crate) handovers: Handovers,
     pub(crate) tunnels: Tunnels,
     pub(crate) sizes: Sizes,
     listen: Option<SocketAddr>,
     operations: Operations,
     machines: Mutex<BTreeMap<MachineName, Arc<Machine>>>,
     arrivals: std::sync::OnceLock<Arrivals>,
-    /// Handovers that were given up, by target, until the target was told for certain.
-    given_up: Mutex<BTreeMap<HostName, Vec<HandoverId>>>,
     started: Instant,
     closing: AtomicBool,
     /// Names of machines that are being made.
@@ -98,6 +98,7 @@ impl Host {
         let trust =
             Trust::load(layout.data()).map_err(|source| HostError::Identity { source: source.into() })?;
         let tunnels = Tunnels::open(layout.tunnels())?;
+        let handovers = Handovers::load(&layout)?;
         let host = Arc::new_cyclic(|me| Self {
             me: me.clone(),
             neighbours: Neighbours::default(),
@@ -105,6 +106,7 @@ impl Host {
             page_cache: PageCache::default(),
             following: Following::default(),
             name,
+            handovers,
             layout,
             store,
             identity,
@@ -117,7 +119,6 @@ impl Host {
             operations: Operations::default(),
             machines: Mutex::default(),
             arrivals: std::sync::OnceLock::new(),
-            given_up: Mutex::default(),
             started: Instant::now(),
             closing: AtomicBool::new(false),
             claimed: Mutex::default(),
@@ -151,11 +152,6 @@ impl Host {
     /// Machines that are arriving from other hosts.
     pub(crate) fn arrivals(&self) -> &Arrivals {
         self.arrivals.get().expect("set when the host was opened")
-    }
-
-    /// Handovers whose targets may not have heard that they were given up.
-    pub(crate) fn given_up(&self) -> MutexGuard<'_, BTreeMap<HostName, Vec<HandoverId>>> {
-        self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The QEMU of this host.

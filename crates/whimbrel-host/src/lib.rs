@@ -15,6 +15,7 @@ mod error;
 mod files;
 mod follow;
 mod graph;
+mod handovers;
 mod host;
 mod http;
 mod images;

@@ -23,7 +23,7 @@ use whimbrel_api::{
 use whimbrel_capture::{Follower, Pace, Subject};
 use whimbrel_core::{Digest, HostName, MachineName};
 use whimbrel_migrate::{
-    Move, abort, confirm,
+    Move, confirm,
     link::Link,
     migrate,
     protocol::{ArrayOffer, HandoverId, HomeNetwork, Offer, TunnelId},
@@ -50,7 +50,7 @@ impl Host {
             let mut turn = machine.begin("migrate", Some(reporter.id))?;
             let link = PeerLink::connect(&host, &request.host)?;
             link.limit(request.rate_max);
-            host.give_up_again(&request.host, &link);
+            host.tell_over(&request.host, &link);
             let moved = host.move_out(&mut turn, &link, &request, reporter)?;
             let runs_there = host.confirm_and_retire(&machine, turn, moved.handover, &request.host, &link)?;
             Ok(OperationResult::Migrate {
@@ -64,19 +64,8 @@ impl Host {
         }))
     }
 
-    /// Tells a target once more of the handovers to it that were given up: it may have been cut off when they
-    /// were, and would hold on to a machine that never comes.
-    fn give_up_again(&self, to: &HostName, link: &dyn Link) {
-        let given_up: Vec<HandoverId> = self.given_up().remove(to).unwrap_or_default();
-        for handover in given_up {
-            if abort(link, handover).is_err() {
-                self.given_up().entry(to.clone()).or_default().push(handover);
-            }
-        }
-    }
-
     fn move_out(
-        &self,
+        self: &Arc<Self>,
         turn: &mut Turn<'_>,
         link: &PeerLink,
         request: &MigrateRequest,
@@ -86,6 +75,7 @@ impl Host {
         let was_paused = live.is_paused();
         let tunnel = self.tunnel_after(record, request);
         let offer = self.offer(record, live, tunnel)?;
+        self.handovers.begin(offer.handover, &request.host)?;
         let before = record.clone();
         let to = request.host.clone();
         let ports = &live.ports;
@@ -96,7 +86,13 @@ impl Host {
         let mut record_handover = || {
             self.keep_network(record, &offer, &to)?;
             record.phase = Phase::HandedOver { handover: offer.handover, to: to.clone() };
-            record.save(&self.layout).map_err(BoxError::from)?;
+            record.save(&self.layout).or_else(|error| {
+                // The write that failed may have reached the disk all the same: say again who runs it, and only then
+                // let the target forget it.
+                *record = before.clone();
+                record.save(&self.layout)?;
+                Err(error)
+            })?;
             // The home end is the target's from here on.
             away.iter().for_each(crate::tunnel::AwayEnd::close);
             Ok(())
@@ -126,12 +122,9 @@ impl Host {
             }
             Err(source) => {
                 self.drop_network(record, &offer);
-                self.given_up().entry(request.host.clone()).or_default().push(offer.handover);
-                if record.phase != before.phase {
-                    // The write that failed may have reached the disk all the same: say again who runs it.
-                    *record = before;
-                    record.save(&self.layout)?;
-                }
+                self.handovers.give_up(offer.handover);
+                self.tell_over(&request.host, link);
+                self.tell_given_up();
                 let name = turn.record.name.clone();
                 Err(HostError::Migrate { name, host: request.host.clone(), source: Box::new(source) })
             }
@@ -213,6 +206,7 @@ impl Host {
             return Err(HostError::Unconfirmed { name, host: to.clone() });
         }
         let runs_there = Instant::now();
+        self.handovers.end(handover);
         turn.live.take().into_iter().for_each(crate::live::Live::end);
         // From here on a failure only leaves garbage: the machine is the target's.
         if let Err(error) = Record::forget(&self.layout, &name) {

@@ -15,17 +15,26 @@ impl Host {
     /// Takes up every machine that has a record. A machine that cannot be taken up is shown as crashed, with the
     /// reason; it never keeps the others from being found.
     pub(crate) fn take_up_machines(self: &Arc<Self>) {
-        let records = Record::load_all(&self.layout).unwrap_or_else(|error| {
-            tracing::error!(
-                error = &error as &dyn std::error::Error,
-                "the records of machines cannot be read"
-            );
-            Vec::new()
-        });
+        let records = match Record::load_all(&self.layout) {
+            Ok(records) => records,
+            Err(error) => {
+                // Without them nobody knows whose the slots are, nor which handovers were committed: all of it stays.
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "the records of machines cannot be read"
+                );
+                return;
+            }
+        };
         let owned: BTreeSet<_> =
             records.iter().filter_map(|r| Some(r.process.as_ref()?.slot.clone())).collect();
         if let Err(error) = slot::sweep(&self.layout, |id| owned.contains(id)) {
             tracing::warn!(error = &error as &dyn std::error::Error, "slots of ended machines are left over");
+        }
+        for record in &records {
+            if let Phase::HandedOver { handover, .. } = record.phase {
+                self.handovers.is_committed(handover);
+            }
         }
         self.tell_homes();
         for record in records {
@@ -34,6 +43,7 @@ impl Host {
             }
             self.take_up(record);
         }
+        self.tell_given_up();
     }
 
     fn take_up(self: &Arc<Self>, mut record: Record) {
