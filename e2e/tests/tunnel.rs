@@ -58,6 +58,18 @@ fn wait_lines(stream: &StreamProbe, when: &str) {
     }
 }
 
+/// The median of some questions to the guest.
+fn round_trip(witness: &mut Witness) -> Duration {
+    let mut ask = || {
+        let begun = Instant::now();
+        witness.state().expect("an answer");
+        begun.elapsed()
+    };
+    let mut took: Vec<_> = (0..51).map(|_| ask()).collect();
+    took.sort();
+    took[took.len() / 2]
+}
+
 fn machine(host: &HostProcess, name: &str) -> Option<Value> {
     let machines = host.json(&["ps"]);
     machines.as_array()?.iter().find(|machine| machine["name"] == name).cloned()
@@ -123,6 +135,7 @@ fn a_machine_on_another_network_keeps_its_connections_until_it_is_home_again() {
     let born = witness.write(100).expect("a first life");
     let stream = stream(&client);
 
+    let at_home = round_trip(&mut witness);
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
     let refusal = alpha.refuse(&["migrate", "web", "beta"]);
     assert!(refusal.text.contains("lan0"), "beta has no such network: {refusal:?}");
@@ -133,6 +146,7 @@ fn a_machine_on_another_network_keeps_its_connections_until_it_is_home_again() {
     wait_connected(&cluster, "web");
     wait_lines(&stream, "away");
     assert_unharmed(&born, &witness.check().expect("an answer on the connection that was open all the time"));
+    println!("a question to the guest takes {at_home:?} at home, {:?} away", round_trip(&mut witness));
     let away = machine(alpha, "web").expect("what alpha knows of it");
     assert_eq!((&away["state"]["kind"], &away["tunnel"]["away"]), (&"away".into(), &"beta".into()), "{away}");
     assert!(alpha.run(&["ps"]).contains("lan0 for beta") && beta.run(&["ps"]).contains("lan0 of alpha"));

@@ -75,17 +75,17 @@ impl Tunnels {
 
     /// The same for an end of a machine that runs here after all: the daemon died before it was handed over.
     pub(crate) fn end_if_never_begun(&self, name: &MachineName, config: &MachineConfig) {
-        let homes = lock(&self.homes);
-        let same = |end: &HomeEnd| end.note.name == *name && end.note.config == *config;
-        let ids: Vec<_> = homes.iter().filter(|(_, end)| same(end)).map(|(id, _)| *id).collect();
-        drop(homes);
-        ids.into_iter().for_each(|id| self.end(id));
+        self.end_where(|note| note.name == *name && note.config == *config);
     }
 
     /// The same for every end of the machine called `name`; whether there was one.
     pub(crate) fn end_of(&self, name: &MachineName) -> bool {
+        self.end_where(|note| note.name == *name)
+    }
+
+    fn end_where(&self, is_so: impl Fn(&HomeNote) -> bool) -> bool {
         let homes = lock(&self.homes);
-        let ids: Vec<_> = homes.iter().filter(|(_, end)| end.note.name == *name).map(|(id, _)| *id).collect();
+        let ids: Vec<_> = homes.iter().filter(|(_, end)| is_so(&end.note)).map(|(id, _)| *id).collect();
         drop(homes);
         ids.iter().for_each(|id| self.end(*id));
         !ids.is_empty()
@@ -167,7 +167,8 @@ impl Host {
     pub(crate) fn is_home(&self, record: &mut Record) {
         if self.is_away(record).is_none() {
             record.tunnel.take().into_iter().for_each(|tunnel| self.tunnels.end(tunnel.id));
-            self.tunnels.end_of(&record.name);
+            let (name, ports) = (&record.name, &record.config.nics);
+            self.tunnels.end_where(|note| note.name == *name && note.config.nics == *ports);
         }
     }
 
@@ -235,6 +236,34 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn config(mac: &str) -> MachineConfig {
+        let nics = vec![NicConfig { mac: mac.to_owned(), bridge: Some("br0".to_owned()) }];
+        MachineConfig {
+            memory: ByteSize(1 << 20),
+            cpus: 1,
+            machine: "q35".to_owned(),
+            cpu: "max".to_owned(),
+            accel: whimbrel_core::Accel::Tcg,
+            disks: Vec::new(),
+            nics,
+            boot: None,
+        }
+    }
+
+    #[test]
+    fn a_machine_stays_away_across_restarts_until_it_itself_is_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Tunnels::open(dir.path().join("tunnels")).unwrap();
+        let (id, name, away) = (TunnelId([1; 16]), "web".parse().unwrap(), "beta".parse().unwrap());
+        open().begin_home(id, &name, &config("52:54:00:00:00:01"), &away).unwrap();
+        let again = open();
+        again.end_if_never_begun(&name, &config("52:54:00:00:00:02"));
+        assert_eq!(lock(&again.homes).len(), 1, "another machine of that name is not that machine");
+        again.end_if_never_begun(&name, &config("52:54:00:00:00:01"));
+        assert!(lock(&again.homes).is_empty() && lock(&open().homes).is_empty());
+        assert!(!open().end_of(&name));
+    }
 
     #[test]
     fn an_address_is_read_or_left_out() {
