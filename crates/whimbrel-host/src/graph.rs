@@ -86,7 +86,7 @@ impl Family {
 }
 
 /// What a capsule is drawn under.
-pub(crate) fn named_above(manifest: &Manifest, is_here: impl Fn(CapsuleId) -> bool) -> Vec<CapsuleId> {
+fn named_above(manifest: &Manifest, is_here: impl Fn(CapsuleId) -> bool) -> Vec<CapsuleId> {
     let parents: Vec<_> = manifest.parents.iter().copied().filter(|id| is_here(*id)).collect();
     match parents.is_empty() {
         false => parents,
@@ -94,7 +94,8 @@ pub(crate) fn named_above(manifest: &Manifest, is_here: impl Fn(CapsuleId) -> bo
     }
 }
 
-fn closure<'a>(
+/// `from` and all that `next` leads to.
+pub(crate) fn closure<'a>(
     from: impl IntoIterator<Item = CapsuleId>,
     next: impl Fn(&CapsuleId) -> &'a [CapsuleId],
 ) -> BTreeSet<CapsuleId> {

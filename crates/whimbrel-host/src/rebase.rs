@@ -5,14 +5,14 @@
 
 use crate::{
     error::HostError,
-    graph::Family,
+    graph::{Family, closure},
     host::Host,
     live::RestingDisk,
     machine::{Machine, Turn},
     record::{DiskBase, Phase},
     refs,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use whimbrel_api::{CapsuleRef, DiskRebase, RebaseReport, RefVersion, Standing};
 use whimbrel_core::{CapsuleId, PageSet};
 use whimbrel_image::Manifest;
@@ -185,8 +185,15 @@ impl Lines {
         let mut settled = family.ancestors([onto]);
         settled.extend(family.descendants([onto]));
         settled.extend(&old);
-        let standing =
-            family.descendants(old.iter().copied()).into_iter().filter(|id| !settled.contains(id)).collect();
+        // By what capsules say of themselves: an old version may be gone, and all between it and a child.
+        let mut below = BTreeMap::<CapsuleId, Vec<CapsuleId>>::new();
+        for (id, capsule) in &family.capsules {
+            for above in said_above(&capsule.manifest) {
+                below.entry(above).or_default().push(*id);
+            }
+        }
+        let standing = closure(old.iter().copied(), |id| below.get(id).map_or(&[], Vec::as_slice));
+        let standing = standing.into_iter().filter(|id| !settled.contains(id)).collect();
         Self { family, old, standing }
     }
 
@@ -211,13 +218,15 @@ impl Lines {
             if let Some(old) = level.iter().find(|id| self.old.contains(id)) {
                 return *old;
             }
-            level = level.iter().flat_map(|id| self.named_above(id)).filter(|id| seen.insert(*id)).collect();
+            let known = level.iter().filter_map(|id| self.family.capsules.get(id));
+            let above = known.flat_map(|capsule| said_above(&capsule.manifest));
+            level = above.filter(|id| seen.insert(*id)).collect();
         }
         id
     }
+}
 
-    fn named_above(&self, id: &CapsuleId) -> Vec<CapsuleId> {
-        let manifest = self.family.capsules.get(id).map(|capsule| &capsule.manifest);
-        manifest.map_or_else(Vec::new, |m| m.parents.iter().copied().chain(refs::lineage_of(m)).collect())
-    }
+/// What a capsule says that it comes from, whether that is here or not.
+fn said_above(manifest: &Manifest) -> Vec<CapsuleId> {
+    manifest.parents.iter().copied().chain(refs::lineage_of(manifest)).collect()
 }

@@ -65,28 +65,20 @@ fn branches(children: &[CapsuleId], below: &str) -> Vec<Step> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_api::CapsuleInfo;
-    use whimbrel_core::{ByteSize, Digest};
+    use whimbrel_core::Digest;
 
     fn id(name: &str) -> CapsuleId {
         CapsuleId(Digest::of(name.as_bytes()))
     }
 
     fn node(name: &str, under: &[&str]) -> GraphNode {
-        let capsule = CapsuleInfo {
-            id: id(name),
-            names: vec![],
-            machine: name.parse().unwrap(),
-            active: !name.starts_with("disk"),
-            time_ms: 1,
-            host: "alpha".parse().unwrap(),
-            memory: ByteSize(1),
-            images: vec![],
-            parents: vec![],
-            labels: Default::default(),
-        };
-        let under = under.iter().map(|name| id(name)).collect();
-        GraphNode { capsule, adds: None, under, children: vec![], machines: vec![] }
+        let under: Vec<_> = under.iter().map(|name| id(name)).collect();
+        let node = serde_json::json!({
+            "id": id(name), "names": [], "machine": name, "active": !name.starts_with("disk"), "time_ms": 1,
+            "host": "alpha", "memory": 1, "images": [], "parents": [], "labels": {},
+            "adds": null, "under": under, "children": [], "machines": [],
+        });
+        serde_json::from_value(node).unwrap()
     }
 
     fn picture(nodes: &[GraphNode]) -> String {

@@ -123,11 +123,17 @@ fn router(script: Arc<Script>) -> Router {
         .route(routes::MACHINE_CONSOLE_LOG, get(|| async { "boot\n" }))
         .route(routes::RESUME, post(|| begin("resume")))
         .route(routes::CLONE, post(|| begin("clone")))
+        .route(routes::DERIVE, post(machine))
+        .route(routes::PROMOTE, post(|| async { Json(promotion()) }))
+        .route(routes::GRAPH, get(graph))
+        .route(routes::CAPSULE_GRAPH, get(graph))
+        .route(routes::CAPSULE_REBASE, get(rebase))
+        .route(routes::REF_HISTORY, get(versions))
         .route(routes::CAPSULES, get(capsules))
-        .route(routes::CAPSULE, get(capsule).delete(done))
+        .route(routes::CAPSULE, get(capsule).delete(|| async { Json(left_behind()) }))
         .route(routes::CAPSULE_LOG, get(capsules))
         .route(routes::CAPSULE_DIFF, get(diff))
-        .route(routes::TAG, put(capsule))
+        .route(routes::TAG, put(tag))
         .route(routes::STORE_GC, post(|| begin("gc")))
         .route(routes::STORE_VERIFY, post(|| begin("verify")))
         .route(routes::EXPORT, post(|| begin("export")))
@@ -136,7 +142,7 @@ fn router(script: Arc<Script>) -> Router {
             routes::TRUST,
             get(|| async { Json(json!([trust_entry()])) }).post(|| async { Json(trust_entry()) }),
         )
-        .route(routes::TRUST_ENTRY, delete(done))
+        .route(routes::TRUST_ENTRY, put(|| async { Json(limited_entry()) }).delete(done))
         .route(routes::OPERATION, delete(cancel))
         .route(routes::OPERATION_EVENTS, get(events))
         .with_state(script)
@@ -182,6 +188,59 @@ async fn capsules(State(script): State<Arc<Script>>) -> Json<Value> {
     Json(json!([script.capsule(), first]))
 }
 
+/// Golden capsule, its update, and a child of the old one with a child of its own.
+async fn graph(State(script): State<Arc<Script>>) -> Json<Value> {
+    let node = |digit, names: &[&str], under: &[char], children: &[char], machines: Value| {
+        let ids = |digits: &[char]| digits.iter().map(|digit| id(*digit)).collect::<Vec<_>>();
+        let mut node = script.capsule();
+        let more = json!({"id": id(digit), "names": names, "parents": ids(under), "under": ids(under), "children": ids(children),
+            "active": digit == 'c' || digit == 'd', "machines": machines, "adds": 1048576, "labels": {}});
+        node.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        node
+    };
+    let on = |name: &str, live: bool| json!([{"name": name, "live": live}]);
+    let mut elsewhere = node('e', &[], &['b'], &[], json!([]));
+    elsewhere["adds"] = Value::Null;
+    Json(json!([
+        node('b', &["golden-1"], &[], &['c', 'e'], json!([])),
+        node('c', &[], &['b'], &['d'], json!([])),
+        node('d', &["web"], &['c'], &[], on("web", true)),
+        elsewhere,
+        node('a', &["golden"], &[], &[], on("db", false)),
+    ]))
+}
+
+async fn rebase(State(script): State<Arc<Script>>) -> Json<Value> {
+    let standing = |machine: Value, names: Value, disks: Value, unknown: Value| json!({"capsule": id('d'), "names": names, "machine": machine, "old": id('b'), "disks": disks, "unknown": unknown});
+    let disks = json!([{"name": "disk0", "changed": 300, "updated": 120, "conflicts": 3, "conflict_runs": [[7, 2], [90, 1]]}]);
+    Json(json!({"onto": id('a'), "old": [
+        {"capsule": id('b'), "previous": null, "time_ms": script.time_ms, "here": true},
+        {"capsule": id('f'), "previous": null, "time_ms": 0, "here": false}],
+        "standing": [standing(Value::Null, json!(["web"]), disks.clone(), Value::Null),
+            standing("web".into(), json!(["web"]), disks, Value::Null),
+            standing("db".into(), json!([]), json!([]), "db is busy with a checkpoint".into())]}))
+}
+
+async fn versions(State(script): State<Arc<Script>>) -> Json<Value> {
+    Json(json!([{"capsule": id('a'), "previous": id('b'), "time_ms": script.time_ms, "here": true},
+        {"capsule": id('b'), "previous": null, "time_ms": 0, "here": false}]))
+}
+
+fn promotion() -> Value {
+    json!({"capsule": id('c'), "was": id('b'), "parents": [id('a')], "refs": ["golden"], "bytes_copied": 0,
+        "bytes_added": 1229, "ms": 3.25})
+}
+
+fn left_behind() -> Value {
+    json!({"capsule": id('b'), "names": ["golden-1"], "children": [id('c'), id('d')]})
+}
+
+async fn tag(State(script): State<Arc<Script>>) -> Json<Value> {
+    let mut tagged = script.capsule();
+    tagged["left"] = json!({"capsule": id('a'), "names": [], "children": [id('c')]});
+    Json(tagged)
+}
+
 async fn diff() -> Json<Value> {
     Json(json!({"a": id('a'), "b": id('b'), "config": [{"field": "cpus", "a": "1", "b": "2"}], "images": [
         {"name": "memory", "pages_a": 256, "pages_b": 256, "changed": 3, "new_contents": 2}]}))
@@ -189,6 +248,10 @@ async fn diff() -> Json<Value> {
 
 fn trust_entry() -> Value {
     json!({"name": "beta", "key": "ed25519:OTHER", "address": "10.0.0.2:7400"})
+}
+
+fn limited_entry() -> Value {
+    json!({"name": "beta", "key": "ed25519:OTHER", "address": "10.0.0.2:7400", "read": ["web", "golden*"]})
 }
 
 /// Refuses with the code that the machine is named after.

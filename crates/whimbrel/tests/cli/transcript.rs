@@ -16,18 +16,24 @@ const VERBS: &[&str] = &[
     "suspend web",
     "resume before --full",
     "clone before --count 2",
+    "derive golden kid --memory 2M --net none",
     "migrate web beta --downtime-max 30ms --rate-max 100Mbit",
     "ls",
     "log web",
     "show before",
     "diff before web",
     "tag web before",
+    "promote golden",
+    "rebase golden --onto golden-2",
+    "log golden --refs",
+    "log golden --graph",
     "rm before web",
     "gc",
     "verify",
     "export before /backup/web.capsule",
     "import /backup/web.capsule web",
     "trust add beta ed25519:OTHER 10.0.0.2:7400",
+    "trust limit beta --read web,golden*",
     "trust ls",
     "trust rm beta",
     "key",
@@ -56,7 +62,7 @@ fn every_verb_says_to_people_what_was_reviewed() {
     let hours_ago = now - Duration::from_secs(3 * 3600 + 1800);
     let daemon = Daemon::start(hours_ago.as_millis() as u64);
     let mut verbs = VERBS.to_vec();
-    verbs.extend(["log web --graph", "top --count 1", "console web --log"]);
+    verbs.extend(["log --graph", "top --count 1", "console web --log"]);
     crate::kept::compare("people.txt", &transcript(&daemon, "", &verbs));
 }
 
