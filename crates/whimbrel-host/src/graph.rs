@@ -196,11 +196,11 @@ impl Host {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use whimbrel_core::{Accel, Digest, MachineConfig};
 
-    fn id(name: &str) -> CapsuleId {
+    pub(crate) fn id(name: &str) -> CapsuleId {
         CapsuleId(Digest::of(name.as_bytes()))
     }
 
@@ -230,7 +230,7 @@ mod tests {
         Stored { id: id(name), manifest, refs: vec![], reachable: true }
     }
 
-    fn family() -> Family {
+    pub(crate) fn family() -> Family {
         Family::of([
             capsule("kid-b", 5, &["golden"], Some("golden")),
             capsule("golden", 1, &[], None),

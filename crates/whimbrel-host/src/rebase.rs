@@ -48,7 +48,7 @@ impl Host {
         let update = self.store.manifest(&onto).map_err(refs::store_error("read the capsule"))?;
         let mut standing = Vec::new();
         for id in lines.listed() {
-            standing.push(self.capsule_standing(&lines, id, &update)?);
+            standing.push(self.capsule_standing(&lines, id, &update));
         }
         for machine in self.machines() {
             standing.extend(self.machine_standing(&lines, &machine, &update)?);
@@ -56,20 +56,21 @@ impl Host {
         Ok(RebaseReport { onto, old, standing })
     }
 
-    fn capsule_standing(
-        &self,
-        lines: &Lines,
-        id: CapsuleId,
-        update: &Manifest,
-    ) -> Result<Standing, HostError> {
+    /// A capsule that stands on an old version. What cannot be compared (a part of it lies elsewhere, or is damaged) is
+    /// told in its place, and keeps nobody else out of the report.
+    fn capsule_standing(&self, lines: &Lines, id: CapsuleId, update: &Manifest) -> Standing {
         let capsule = &lines.family.capsules[&id];
         let told = self.tell(id, &capsule.manifest, &capsule.refs);
         let old = lines.nearest_old(id);
-        let (disks, unknown) = match self.store.manifest(&old) {
-            Ok(base) => (self.compare(&base, &capsule.manifest, update)?, None),
-            Err(_) => (Vec::new(), Some(GONE.to_owned())),
+        let compared = match self.store.manifest(&old) {
+            Ok(base) => self.compare(&base, &capsule.manifest, update).map_err(|error| error.to_string()),
+            Err(_) => Err(GONE.to_owned()),
         };
-        Ok(Standing { capsule: id, names: told.names, machine: None, old, disks, unknown })
+        let (disks, unknown) = match compared {
+            Ok(disks) => (disks, None),
+            Err(why) => (Vec::new(), Some(why)),
+        };
+        Standing { capsule: id, names: told.names, machine: None, old, disks, unknown }
     }
 
     /// Disk by disk what a capsule and the update changed since the old version.
@@ -229,4 +230,39 @@ impl Lines {
 /// What a capsule says that it comes from, whether that is here or not.
 fn said_above(manifest: &Manifest) -> Vec<CapsuleId> {
     manifest.parents.iter().copied().chain(refs::lineage_of(manifest)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::tests::{family, id};
+
+    fn lines(old: &str, onto: &str) -> Lines {
+        Lines::of(family(), vec![id(old)], id(onto))
+    }
+
+    #[test]
+    fn the_ends_of_lines_that_branched_off_before_the_update_are_listed() {
+        let lines = lines("golden", "golden-2");
+        assert_eq!(lines.listed(), ["kid-b", "kid-a2"].map(id));
+        assert!(lines.listed().iter().all(|child| lines.nearest_old(*child) == id("golden")));
+        assert!(!lines.is_old_or_standing(&id("orphan")), "it descends from the update");
+        assert!(lines.is_old_or_standing(&id("golden")) && lines.is_old_or_standing(&id("kid-a")));
+    }
+
+    #[test]
+    fn children_of_a_version_that_is_gone_are_found_by_what_they_say() {
+        let lines = lines("collected-too", "golden-2");
+        assert_eq!(lines.listed(), [id("stranger")]);
+        assert_eq!(lines.nearest_old(id("stranger")), id("collected-too"));
+    }
+
+    #[test]
+    fn a_capsule_with_a_name_is_listed_though_something_came_after_it() {
+        let mut family = family();
+        let named = family.capsules.get_mut(&id("kid-a")).unwrap();
+        named.refs.push("monday".parse().unwrap());
+        let lines = Lines::of(family, vec![id("golden")], id("golden-2"));
+        assert_eq!(lines.listed(), ["kid-a", "kid-b", "kid-a2"].map(id));
+    }
 }
