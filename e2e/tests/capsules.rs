@@ -12,6 +12,11 @@ fn check(cluster: &Cluster, before: &Identity) -> Identity {
     after
 }
 
+/// What came of an operation.
+fn result(host: &whimbrel_e2e::HostProcess, arguments: &[&str]) -> serde_json::Value {
+    host.json(arguments)["result"].clone()
+}
+
 fn state(host: &whimbrel_e2e::HostProcess, machine: &str) -> String {
     let machines = host.machines();
     machines.into_iter().find(|(name, _)| name == machine).map(|(_, state)| state).unwrap_or_default()
@@ -24,7 +29,7 @@ fn a_machine_that_is_pushed_goes_on_elsewhere_and_comes_home_for_the_price_of_th
     Guest::small("web").run(&cluster, alpha);
     let born = cluster.witness(GUEST_ADDRESS).write(200).expect("a first life");
 
-    let pushed = alpha.json(&["push", "web", "beta"]);
+    let pushed = result(alpha, &["push", "web", "beta"]);
     assert_eq!((&pushed["kind"], &pushed["machine"]), (&"push".into(), &"web".into()), "{pushed}");
     assert_eq!(state(alpha, "web"), "given");
     let refusal = alpha.refuse(&["resume", "web"]);
@@ -36,7 +41,7 @@ fn a_machine_that_is_pushed_goes_on_elsewhere_and_comes_home_for_the_price_of_th
     assert_same_life(&there, &written);
 
     // Home again: alpha has the version before, so little travels.
-    let back = beta.json(&["push", "web"]);
+    let back = result(beta, &["push", "web"]);
     let (first, second) = (pushed["wire_bytes"].as_u64().unwrap(), back["wire_bytes"].as_u64().unwrap());
     assert!(second * 3 < first, "{first} bytes there, {second} bytes back");
     alpha.run(&["resume", "web"]);
@@ -47,7 +52,7 @@ fn a_machine_that_is_pushed_goes_on_elsewhere_and_comes_home_for_the_price_of_th
     drop(witness);
     wait_reborn(&mut console(alpha, "web"), &home);
     for host in [alpha, beta] {
-        let verified = host.json(&["verify"]);
+        let verified = result(host, &["verify"]);
         assert_eq!(verified["damaged"].as_array().map(Vec::len), Some(0), "{verified}");
     }
 }
@@ -101,8 +106,8 @@ fn what_a_capsule_shares_with_others_does_not_travel_and_a_followed_machine_surv
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let there = host.json(&["ls"]);
-            let found = there.as_array().unwrap().iter().any(|c| c["id"].as_str() == Some(capsule));
-            if found && host.json(&["verify"])["capsules"].as_u64() > Some(0) {
+            let whole = |c: &serde_json::Value| c["id"] == *capsule && c["whole"] != false;
+            if there.as_array().unwrap().iter().any(whole) {
                 return;
             }
             assert!(Instant::now() < deadline, "{capsule} does not come: {there}");
@@ -111,11 +116,11 @@ fn what_a_capsule_shares_with_others_does_not_travel_and_a_followed_machine_surv
     };
     let one = alpha.json(&["show", "one"])["id"].as_str().unwrap().to_owned();
     whole(beta, &one);
-    let pulled = beta.json(&["pull", "alpha:one", "--tag", "first"]);
+    let pulled = result(beta, &["pull", "alpha:one", "--tag", "first"]);
     assert_eq!(pulled["whole"], true, "{pulled}");
     assert!(pulled["wire_bytes"].as_u64().unwrap() < 100_000, "{pulled}: it is here already");
 
-    let second = alpha.json(&["checkpoint", "web"]);
+    let second = result(alpha, &["checkpoint", "web"]);
     whole(beta, second["capsule"].as_str().unwrap());
     let refusal = beta.refuse(&["pull", "alpha:nothing"]);
     assert_eq!(refusal.code, 3, "{refusal:?}");
@@ -143,10 +148,10 @@ fn a_file_that_the_cache_knows_need_not_travel() {
         (0..8u32 << 20 >> 2).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     std::fs::write(&disk, &content).expect("a file");
     let path = disk.to_str().unwrap();
-    alpha.run(&["import", path, "--name", "golden", "--format", "raw"]);
-    let added = beta.json(&["cache", "add", path]);
+    alpha.run(&["import", path, "golden"]);
+    let added = result(beta, &["cache", "add", path]);
     assert_eq!(added["pages"], 2048, "{added}");
-    let pulled = beta.json(&["pull", "golden"]);
+    let pulled = result(beta, &["pull", "golden"]);
     assert!(pulled["wire_bytes"].as_u64().unwrap() < 400_000, "{pulled}");
     let stats = beta.json(&["cache", "stats"]);
     assert!(stats["sources"][0]["hits"].as_u64() > Some(2000), "{stats}");

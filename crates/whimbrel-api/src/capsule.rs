@@ -81,6 +81,9 @@ pub struct CapsuleInfo {
     pub machine: MachineName,
     /// Whether it holds memory and device state, so that it resumes instead of booting.
     pub active: bool,
+    /// Whether all of it is here; the rest of one that is not lies on other hosts.
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    pub whole: bool,
     /// When it was taken.
     pub time_ms: u64,
     /// Where it was taken.
@@ -96,6 +99,14 @@ pub struct CapsuleInfo {
     pub parents: Vec<CapsuleId>,
     /// What the user wrote on it.
     pub labels: BTreeMap<String, String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn is_true(value: &bool) -> bool {
+    *value
 }
 
 /// One page array of a capsule.

@@ -99,8 +99,13 @@ pub struct RemoteCapsule {
 #[serde(deny_unknown_fields)]
 pub struct CacheAddRequest {
     /// A disk image (raw or qcow2) or any other file on the host, absolute.
-    #[schema(value_type = String)]
-    pub path: PathBuf,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub path: Option<PathBuf>,
+    /// A running machine instead: its memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub machine: Option<MachineName>,
     /// Forget the file instead.
     #[serde(default)]
     pub forget: bool,

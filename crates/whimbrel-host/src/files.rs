@@ -32,6 +32,7 @@ impl Host {
             let before = host.stored_bytes();
             let _held = host.hold_resting();
             let report = host.store.gc(Keep::Referenced).map_err(refs::store_error("collect garbage"))?;
+            host.sweep_working_sets()?;
             let stored = host.stored_bytes();
             Ok(OperationResult::Gc {
                 freed: ByteSize(before.saturating_sub(stored)),

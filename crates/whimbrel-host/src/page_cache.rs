@@ -7,11 +7,10 @@ use crate::{error::HostError, host::Host, operation::Reporter};
 use std::{
     fs::File,
     ops::ControlFlow,
-    os::unix::fs::FileExt,
     path::Path,
     sync::{Arc, OnceLock},
 };
-use whimbrel_align::{Cuts, ReadAt, inspect};
+use whimbrel_align::{Cuts, inspect};
 use whimbrel_api::{
     CacheAddRequest, CacheInfo, CacheSource, Operation, OperationKind, OperationResult, Unit,
 };
@@ -67,10 +66,12 @@ impl Host {
     /// Reads a file for the cache, or forgets it.
     pub(crate) fn cache_add(self: &Arc<Self>, request: CacheAddRequest) -> Result<Operation, HostError> {
         let cache = self.page_cache_or_error()?;
-        let path = request.path;
-        if !path.is_absolute() {
-            return Err(HostError::invalid("the path of a file must be absolute"));
-        }
+        let path = match (request.path, &request.machine) {
+            (Some(path), None) if path.is_absolute() => path,
+            (None, Some(name)) => self.machine(name)?.begin("cache", None)?.live()?.ram_path(),
+            _ => return Err(HostError::invalid("name a file by its absolute path, or a machine")),
+        };
+        let memory = request.machine.is_some();
         if !request.forget {
             std::fs::metadata(&path).map_err(|source| HostError::io("open", &path, source))?;
         }
@@ -78,15 +79,18 @@ impl Host {
         Ok(self.operations().start(OperationKind::Cache, subject, move |reporter| {
             let pages = match request.forget {
                 true => cache.forget(&path).map_err(cache_error)?,
-                false => add(&cache, &path, reporter)?,
+                false => add(&cache, &path, memory, reporter)?,
             };
             Ok(OperationResult::Cache { pages })
         }))
     }
 }
 
-fn add(cache: &HashCache, path: &Path, reporter: &Reporter) -> Result<u64, HostError> {
-    let kind = SourceKind::guess(path).map_err(cache_error)?;
+fn add(cache: &HashCache, path: &Path, memory: bool, reporter: &Reporter) -> Result<u64, HostError> {
+    let kind = match memory {
+        true => SourceKind::Memory,
+        false => SourceKind::guess(path).map_err(cache_error)?,
+    };
     let cuts = if kind == SourceKind::Raw { cuts_of(path) } else { None };
     let added = cache.add(path, kind, cuts.as_ref(), &|progress| {
         reporter.progress("reading", Unit::Bytes, progress.done, Some(progress.total));
@@ -105,16 +109,8 @@ fn add(cache: &HashCache, path: &Path, reporter: &Reporter) -> Result<u64, HostE
 fn cuts_of(path: &Path) -> Option<Cuts> {
     let file = File::open(path).ok()?;
     let size = file.metadata().ok()?.len();
-    let cuts = inspect(&Readable(file), size).cuts().ok()?;
+    let cuts = inspect(&file, size).cuts().ok()?;
     (!cuts.is_identity()).then_some(cuts)
-}
-
-struct Readable(File);
-
-impl ReadAt for Readable {
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
-        self.0.read_exact_at(out, offset)
-    }
 }
 
 /// The cache as the sync asks it; the digest is checked by both.

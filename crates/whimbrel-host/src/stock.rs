@@ -122,6 +122,7 @@ impl Host {
             names: names.iter().filter_map(|name| refs::shown(name, &machine)).collect(),
             machine,
             active: !manifest.device.is_empty(),
+            whole: !self.is_partial(&id),
             time_ms: manifest.time,
             host,
             memory: manifest.machine.memory,

@@ -11,7 +11,7 @@ pub(crate) fn list(capsules: &[CapsuleInfo]) -> String {
             capsule.id.short(),
             names(capsule),
             capsule.machine.to_string(),
-            kind(capsule).to_owned(),
+            kind_here(capsule),
             capsule.memory.to_string(),
             capsule.host.to_string(),
             ago(capsule.time_ms),
@@ -31,6 +31,12 @@ pub(crate) fn kind(capsule: &CapsuleInfo) -> &'static str {
     if capsule.active { "active" } else { "inactive" }
 }
 
+/// The same, and whether all of it is here.
+fn kind_here(capsule: &CapsuleInfo) -> String {
+    let here = if capsule.whole { "" } else { ", in part" };
+    format!("{}{here}", kind(capsule))
+}
+
 /// Everything about one capsule.
 pub(crate) fn page(capsule: &CapsuleInfo) -> String {
     let parents: Vec<_> = capsule.parents.iter().map(|parent| parent.short()).collect();
@@ -38,7 +44,7 @@ pub(crate) fn page(capsule: &CapsuleInfo) -> String {
         ("capsule", capsule.id.to_string()),
         ("names", names(capsule)),
         ("machine", capsule.machine.to_string()),
-        ("kind", kind(capsule).to_owned()),
+        ("kind", kind_here(capsule)),
         ("taken on", format!("{}, {} ago", capsule.host, ago(capsule.time_ms))),
         ("memory", capsule.memory.to_string()),
         ("parents", parents.join(", ")),

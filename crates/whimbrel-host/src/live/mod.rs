@@ -263,6 +263,11 @@ impl Live {
         self.qemu.events()
     }
 
+    /// The file that is its memory.
+    pub(crate) fn ram_path(&self) -> PathBuf {
+        self.slot.ram()
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.qemu.pid()
     }

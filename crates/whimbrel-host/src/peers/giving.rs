@@ -64,10 +64,14 @@ impl Host {
 
     /// YOURS: this host may go on as the machine. Heard twice, it changes nothing.
     pub(crate) fn receive(&self, what: &Suspended) -> Result<(), HostError> {
-        let _claim = match self.check_free_for(&what.machine, &what.capsule)? {
-            true => self.claim_name(&what.machine, true)?,
-            false => return Ok(()),
-        };
+        let mut came = false;
+        let _claim = self.claim_if(&what.machine, || {
+            came = !self.check_free_for(&what.machine, &what.capsule)?;
+            Ok(())
+        })?;
+        if came {
+            return Ok(());
+        }
         let manifest = self.store.manifest(&what.capsule);
         let manifest = manifest.map_err(refs::store_error("read the capsule"))?;
         let root = |disk| manifest.image(&format!("disk{disk}")).and_then(|image| image.root);

@@ -4,10 +4,12 @@ use crate::{context::Context, failure::Failure, operation, table::table};
 use clap::Subcommand;
 use std::path::PathBuf;
 use whimbrel_api::{CacheAddRequest, CacheInfo};
+use whimbrel_core::MachineName;
 
 const EXAMPLES: &str = "\
 Examples:
   whimbrel cache add /srv/images/debian.qcow2    pages of this image need not travel here any more
+  whimbrel cache add --machine web               nor those that the memory of web has
   whimbrel cache stats
   whimbrel cache forget /srv/images/debian.qcow2
 
@@ -28,7 +30,11 @@ enum Action {
     /// Read a file once and remember where its pages lie
     Add {
         /// A disk image (raw or qcow2), or any other file of the host
-        path: PathBuf,
+        #[arg(required_unless_present = "machine")]
+        path: Option<PathBuf>,
+        /// The memory of a running machine instead
+        #[arg(long, conflicts_with = "path")]
+        machine: Option<MachineName>,
     },
     /// Forget a file
     Forget {
@@ -41,17 +47,17 @@ enum Action {
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
-        let (path, forget) = match self.action {
+        let (path, machine, forget) = match self.action {
             Action::Stats => {
                 let cache = context.client.cache().await?;
                 return context.output.result(&cache, describe);
             }
-            Action::Add { path } => (path, false),
-            Action::Forget { path } => (path, true),
+            Action::Add { path, machine } => (path, machine, false),
+            Action::Forget { path } => (Some(path), None, true),
         };
         // The daemon has another working directory.
-        let path = std::path::absolute(&path).unwrap_or(path);
-        let request = CacheAddRequest { path, forget };
+        let path = path.map(|path| std::path::absolute(&path).unwrap_or(path));
+        let request = CacheAddRequest { path, machine, forget };
         operation::perform(context, context.client.cache_add(&request)).await
     }
 }
