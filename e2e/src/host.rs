@@ -161,6 +161,20 @@ impl HostProcess {
         &self.data
     }
 
+    /// What the daemon wrote down about a machine, and where.
+    pub fn record(&self, machine: &str) -> (PathBuf, Value) {
+        let path = self.data.join("machines").join(machine).join("machine.json");
+        let text = fs::read_to_string(&path).expect("a record");
+        (path, serde_json::from_str(&text).expect("a record in JSON"))
+    }
+
+    /// The directory of a machine's QEMU, with its sockets and its RAM file.
+    pub fn slot(&self, machine: &str) -> PathBuf {
+        let (_, record) = self.record(machine);
+        let id = record["process"]["slot"].as_str().expect("a machine with a process");
+        self.run_dir.join("slots").join(id)
+    }
+
     /// Its public key, as `whimbrel key` prints it.
     pub fn key(&self) -> String {
         let key = self.json(&["key"]);

@@ -1,6 +1,7 @@
 //! A guest moves between two hosts while a client talks to it.
 
 use nix::sys::signal::Signal;
+use serde_json::json;
 use std::time::Duration;
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, console, wait_reborn};
 use whimbrel_testkit::{
@@ -105,6 +106,41 @@ fn a_machine_that_is_still_partly_in_the_store_moves_whole_and_is_kept_whole_the
     let again = cluster.witness(GUEST_ADDRESS).check().expect("a capsule of the target");
     assert_same_life(&moved, &again);
     assert!(matches!(again.ram, Verdict::Good(_)) && matches!(again.disk, Verdict::Good(_)), "{again:?}");
+}
+
+#[test]
+fn a_target_that_waits_is_told_by_the_next_daemon_that_its_machine_never_comes() {
+    let mut cluster = Cluster::start(&["alpha", "beta"]);
+    Guest::small("web").run(&cluster, cluster.host("alpha"));
+    let born = cluster.witness(GUEST_ADDRESS).write(50).expect("a first life");
+    // A machine on beta that is as one whose old host fell silent between "ready" and the commit point.
+    Guest { address: None, ..Guest::small("ghost") }.run(&cluster, cluster.host("beta"));
+    cluster.host("beta").run(&["pause", "ghost"]);
+    let begun = cluster.host("alpha").data().join("handovers.json");
+    for host in ["alpha", "beta"] {
+        cluster.host_mut(host).kill_daemon();
+    }
+    let handover = [7; 16];
+    let (path, mut record) = cluster.host("beta").record("ghost");
+    record["phase"] = json!({"phase": "prepared", "handover": handover});
+    std::fs::write(path, record.to_string()).expect("a record of a machine that waits");
+    let kept = json!({"format": 1, "begun": [{"handover": handover, "to": "beta"}]});
+    std::fs::write(&begun, kept.to_string()).expect("a note of what was begun");
+
+    cluster.host_mut("beta").start_daemon();
+    let beta = cluster.host("beta");
+    assert_eq!(beta.machines(), [("ghost".to_owned(), "migrating".to_owned())], "it waits for its old host");
+    for verb in ["start", "unpause", "forget"] {
+        assert_eq!(beta.refuse(&[verb, "ghost"]).code, 4, "{verb} of a machine that is not known to be here");
+    }
+    cluster.host_mut("alpha").start_daemon();
+    cluster.host("beta").wait_empty();
+    let alpha = cluster.host("alpha");
+    alpha.run(&["migrate", "web", "beta"]);
+    let after = cluster.witness(GUEST_ADDRESS).check().expect("a machine on the target");
+    assert_same_life(&born, &after);
+    let kept = std::fs::read_to_string(begun).expect("the note");
+    assert!(kept.contains("\"begun\": []"), "handovers that have ended are still noted: {kept}");
 }
 
 #[test]
