@@ -1,18 +1,49 @@
-//! A tracked disk as an array of cut pages: how the capture engine sees a disk whose image has cuts.
+//! A disk as its cut pages: how the capture engine sees a disk whose image has cuts. [`CutView`] is for one of several who
+//! follow a disk, [`CutPages`] an array of its own.
 //!
 //! Writes are tracked by pages of the disk, so a written file page that lies across two of them makes up to three cut pages
 //! dirty. The contract of a dirty set allows that, and pages that turn out unchanged are not sent.
 
-use crate::{CutsMismatch, Device as _, DiskPages, Recut, Tracked};
+use crate::{CutsMismatch, Device, DiskPages, Recut, Tracked};
 use std::sync::Arc;
 use whimbrel_align::Cuts;
 use whimbrel_core::{PageRun, PageSet};
-use whimbrel_machine::{PageArray, PageError};
+use whimbrel_machine::{PageArray, PageError, PageView};
+
+/// An array of pages of a disk, seen as cut pages.
+pub struct CutView {
+    name: String,
+    pages: Recut,
+}
+
+impl CutView {
+    /// `device`, called `name`, cut by `cuts`.
+    ///
+    /// # Errors
+    /// If the cuts are for a disk of another size.
+    pub fn new(name: String, device: Arc<dyn Device>, cuts: Cuts) -> Result<Self, CutsMismatch> {
+        Ok(Self { name, pages: Recut::new(device, cuts)? })
+    }
+}
+
+impl PageView for CutView {
+    fn page_count(&self) -> u64 {
+        self.pages.cuts().page_count()
+    }
+
+    fn of_array(&self, pages: &PageSet) -> PageSet {
+        self.pages.cuts().to_cut(pages)
+    }
+
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+        self.pages.read_at(run.offset(), out).map_err(|error| PageError::new(&self.name, "read", error))
+    }
+}
 
 /// A disk as an array of cut pages whose base is zeros.
 pub struct CutPages {
     disk: DiskPages,
-    pages: Recut,
+    view: CutView,
 }
 
 impl CutPages {
@@ -21,8 +52,8 @@ impl CutPages {
     /// # Errors
     /// If the cuts are for a disk of another size.
     pub fn new(name: String, device: Arc<Tracked>, cuts: Cuts) -> Result<Self, CutsMismatch> {
-        let pages = Recut::new(device.clone(), cuts)?;
-        Ok(Self { disk: DiskPages { name, device }, pages })
+        let view = CutView::new(name.clone(), device.clone(), cuts)?;
+        Ok(Self { disk: DiskPages { name, device }, view })
     }
 }
 
@@ -32,22 +63,22 @@ impl PageArray for CutPages {
     }
 
     fn page_count(&self) -> u64 {
-        self.pages.cuts().page_count()
+        self.view.page_count()
     }
 
     fn populated(&mut self) -> Result<PageSet, PageError> {
-        self.disk.populated().map(|pages| self.pages.cuts().to_cut(&pages))
+        self.disk.populated().map(|pages| self.view.of_array(&pages))
     }
 
     fn take_dirty(&mut self) -> Result<PageSet, PageError> {
-        self.disk.take_dirty().map(|pages| self.pages.cuts().to_cut(&pages))
+        self.disk.take_dirty().map(|pages| self.view.of_array(&pages))
     }
 
     fn put_back(&mut self, pages: &PageSet) {
-        self.disk.put_back(&self.pages.cuts().to_disk(pages));
+        self.disk.put_back(&self.view.pages.cuts().to_disk(pages));
     }
 
     fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
-        self.pages.read_at(run.offset(), out).map_err(|error| PageError::new(self.name(), "read", error))
+        self.view.read(run, out)
     }
 }

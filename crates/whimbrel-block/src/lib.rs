@@ -24,7 +24,7 @@ mod tracked;
 mod zero;
 
 pub use cow::{Cow, HeaderError, OverlayError, OverlayPlace};
-pub use cut_pages::CutPages;
+pub use cut_pages::{CutPages, CutView};
 pub use device::{BlockError, Device, Extent, ExtentKind};
 pub use disk_pages::DiskPages;
 pub use fault::{Fault, FaultPlan};

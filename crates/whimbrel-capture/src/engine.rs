@@ -82,7 +82,8 @@ pub fn capture(
     finish: Finish,
     observe: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Captured, CaptureError> {
-    let taken = subject.ledgers.iter().map(|l| PageSet::empty(l.page_count())).collect();
+    let who = subject.follower;
+    let taken = subject.ledgers.iter().map(|l| PageSet::empty(l.page_count_for(who))).collect();
     let mut run = Run { subject, sink, observe, taken, paused: false, buffer: Vec::new() };
     match run.all(pace, finish) {
         Ok(captured) => Ok(captured),
@@ -180,7 +181,7 @@ impl Run<'_, '_> {
     fn batch(&mut self, array: usize, run: PageRun) -> Result<(), CaptureError> {
         let ledger = &self.subject.ledgers[array];
         self.buffer.resize(run.bytes(), 0);
-        ledger.read(run, &mut self.buffer)?;
+        ledger.read_for(self.subject.follower, run, &mut self.buffer)?;
         let hot = ledger.unseen(self.subject.follower);
         Ok(self.sink.pages(Batch { array, run, data: &self.buffer, hot })?)
     }
@@ -188,10 +189,10 @@ impl Run<'_, '_> {
     /// Copies the last pages aside while the device state is taken: both only read, and both are the pause.
     fn stage(&mut self, sets: &[PageSet]) -> Result<(Vec<u8>, Vec<u8>), CaptureError> {
         let machine = &mut *self.subject.machine;
-        let ledgers = &*self.subject.ledgers;
+        let (ledgers, who) = (&*self.subject.ledgers, self.subject.follower);
         std::thread::scope(|scope| {
             let device_state = scope.spawn(|| machine.device_state());
-            let staged = copy_aside(ledgers, sets)?;
+            let staged = copy_aside(ledgers, who, sets)?;
             let device_state =
                 device_state.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             Ok((staged, device_state))
@@ -266,14 +267,14 @@ impl Tally {
     }
 }
 
-/// The pages of `sets`, one after the other.
-fn copy_aside(ledgers: &[Ledger], sets: &[PageSet]) -> Result<Vec<u8>, PageError> {
+/// The pages of `sets`, as `who` sees them, one after the other.
+fn copy_aside(ledgers: &[Ledger], who: Follower, sets: &[PageSet]) -> Result<Vec<u8>, PageError> {
     let mut staged = vec![0; count(sets) as usize * PAGE_SIZE];
     let mut rest = &mut staged[..];
     for (ledger, set) in ledgers.iter().zip(sets) {
         for run in set.runs() {
             let (out, after) = rest.split_at_mut(run.bytes());
-            ledger.read(run, out)?;
+            ledger.read_for(who, run, out)?;
             rest = after;
         }
     }

@@ -4,10 +4,13 @@
 //! follow the same array (the store's next checkpoint, a migration, a standby), so each scan is entered here
 //! for all of them. This is also the one place where a set that could not be used is put back: nothing else
 //! holds dirty state, so nothing else can lose it.
+//!
+//! A follower may see the array through a [`PageView`], which cuts it into other pages. Its set is of pages of the view from
+//! the scan on: what others follow, and what is put back for it, never has to be translated back.
 
 use std::collections::BTreeMap;
 use whimbrel_core::{PageRun, PageSet};
-use whimbrel_machine::{PageArray, PageError};
+use whimbrel_machine::{PageArray, PageError, PageView};
 
 /// A party that follows the changes of an array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,13 +24,14 @@ pub enum Follower {
 /// A page array and, for each follower, the pages it has not seen.
 pub struct Ledger {
     array: Box<dyn PageArray>,
+    views: BTreeMap<Follower, Box<dyn PageView>>,
     unseen: BTreeMap<Follower, PageSet>,
 }
 
 impl Ledger {
     /// A ledger without followers.
     pub fn new(array: Box<dyn PageArray>) -> Self {
-        Self { array, unseen: BTreeMap::new() }
+        Self { array, views: BTreeMap::new(), unseen: BTreeMap::new() }
     }
 
     /// The array's name.
@@ -40,18 +44,36 @@ impl Ledger {
         self.array.page_count()
     }
 
+    /// The length in pages of what `who` sees.
+    pub fn page_count_for(&self, who: Follower) -> u64 {
+        self.views.get(&who).map_or_else(|| self.array.page_count(), |view| view.page_count())
+    }
+
+    /// From now on `who` sees the array through `view`, or as it is. It no longer follows: its set was of other pages.
+    pub fn see_through(&mut self, who: Follower, view: Option<Box<dyn PageView>>) {
+        self.unfollow(who);
+        match view {
+            Some(view) => self.views.insert(who, view),
+            None => self.views.remove(&who),
+        };
+    }
+
     /// Begins to follow with every page that may differ from nothing: for a follower that has no copy at all.
     pub fn follow_all(&mut self, who: Follower) -> Result<(), PageError> {
         // Armed first, listed second: a page that becomes populated in between is in one of the two.
         self.refresh()?;
         let populated = self.array.populated()?;
+        let populated = match self.views.get(&who) {
+            Some(view) => view.of_array(&populated),
+            None => populated,
+        };
         self.unseen.insert(who, populated);
         Ok(())
     }
 
     /// Begins to follow from `unseen` on: for a follower that has everything else already.
     pub fn follow_from(&mut self, who: Follower, unseen: PageSet) -> Result<(), PageError> {
-        assert_eq!(unseen.len(), self.page_count(), "a set of another array");
+        assert_eq!(unseen.len(), self.page_count_for(who), "a set of another array");
         self.refresh()?;
         self.unseen.insert(who, unseen);
         Ok(())
@@ -70,14 +92,20 @@ impl Ledger {
     /// Enters what was written since the last scan for every follower.
     pub fn refresh(&mut self) -> Result<(), PageError> {
         let dirty = self.array.take_dirty()?;
-        self.unseen.values_mut().for_each(|set| set.union(&dirty));
+        for (who, set) in &mut self.unseen {
+            match self.views.get(who) {
+                Some(view) => set.union(&view.of_array(&dirty)),
+                None => set.union(&dirty),
+            }
+        }
         Ok(())
     }
 
     /// Takes what `who` has not seen, up to now. Give back with [`Ledger::put_back`] what does not reach it.
     pub fn collect(&mut self, who: Follower) -> Result<PageSet, PageError> {
         self.refresh()?;
-        Ok(self.unseen.get_mut(&who).map_or_else(|| PageSet::empty(self.array.page_count()), PageSet::take))
+        let pages = self.page_count_for(who);
+        Ok(self.unseen.get_mut(&who).map_or_else(|| PageSet::empty(pages), PageSet::take))
     }
 
     /// What `who` has not seen as of the last scan, without taking it: during a round, the pages that were
@@ -96,6 +124,14 @@ impl Ledger {
     /// Copies the pages of `run` into `out`.
     pub fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
         self.array.read(run, out)
+    }
+
+    /// Copies the pages of `run`, as `who` sees them, into `out`.
+    pub fn read_for(&self, who: Follower, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+        match self.views.get(&who) {
+            Some(view) => view.read(run, out),
+            None => self.array.read(run, out),
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
-use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
+use whimbrel_machine::{Machine, MachineError, PageArray, PageError, PageView};
 
 /// Memory whose first byte of each page is its version; every call of the engine lets it write some more.
 struct World {
@@ -40,7 +40,7 @@ impl PageArray for Fake {
         self.0.lock().unwrap().versions.len() as u64
     }
     fn populated(&mut self) -> Result<PageSet, PageError> {
-        Ok(PageSet::full(self.page_count()))
+        Ok(PageSet::full(PageArray::page_count(self)))
     }
     fn take_dirty(&mut self) -> Result<PageSet, PageError> {
         let mut world = self.0.lock().unwrap();
@@ -74,6 +74,33 @@ impl Machine for Fake {
         assert!(!world.running, "device state of a running machine");
         // The state names the versions of this very instant, so the test can compare the copy with it.
         Ok(world.versions.clone())
+    }
+}
+
+/// The array cut 512 bytes before each of its pages ends: one page more, the first and last with padding.
+const SHIFT: usize = 512;
+
+impl PageView for Fake {
+    fn page_count(&self) -> u64 {
+        PageArray::page_count(self) + 1
+    }
+    fn of_array(&self, pages: &PageSet) -> PageSet {
+        let mut cut = PageSet::empty(PageView::page_count(self));
+        pages.runs().for_each(|run| cut.insert_run(PageRun::new(run.start, run.len + 1)));
+        cut
+    }
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+        let mut page = [0; PAGE_SIZE];
+        for (at, out) in run.pages().zip(out.chunks_exact_mut(PAGE_SIZE)) {
+            out.fill(0);
+            for (from, to, array) in [(PAGE_SIZE - SHIFT, 0, at.checked_sub(1)), (0, SHIFT, Some(at))] {
+                let Some(array) = array.filter(|page| *page < PageArray::page_count(self)) else { continue };
+                PageArray::read(self, PageRun::new(array, 1), &mut page)?;
+                let len = PAGE_SIZE - from.max(to);
+                out[to..to + len].copy_from_slice(&page[from..from + len]);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -148,6 +175,77 @@ proptest! {
         prop_assert!(!world.running);
         prop_assert_eq!(&copy.versions, &world.versions);
     }
+}
+
+/// Keeps whole pages, as the view cuts them.
+struct CutCopy(Vec<u8>, u64);
+
+impl Sink for CutCopy {
+    fn pages(&mut self, batch: Batch<'_>) -> Result<(), SinkError> {
+        self.1 =
+            self.1.checked_sub(1).ok_or(SinkError { destination: "test".into(), source: "full".into() })?;
+        self.0[batch.run.offset() as usize..][..batch.run.bytes()].copy_from_slice(batch.data);
+        Ok(())
+    }
+    fn bytes_out(&self) -> u64 {
+        0
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// The fear: a write is lost that touches two pages of the view, or that the other follower took first.
+    #[test]
+    fn a_follower_with_other_pages_has_the_same_bytes_and_takes_nothing_from_the_other(
+        seed: u64, pages in 1..300usize, writes in 0..3u64,
+        steps in prop::collection::vec((any::<bool>(), any::<bool>(), 0..6u64), 0..6),
+    ) {
+        let fake = world(seed, pages, writes);
+        let mut ledger = Ledger::new(Box::new(fake.clone()));
+        ledger.see_through(Follower::Store, Some(Box::new(fake.clone())));
+        ledger.follow_all(Follower::Store).unwrap();
+        ledger.follow_all(Follower::Migration).unwrap();
+        prop_assert_eq!(ledger.page_count_for(Follower::Store), pages as u64 + 1);
+        prop_assert_eq!(ledger.page_count_for(Follower::Migration), pages as u64);
+        let mut stored = CutCopy(vec![0; (pages + 1) * PAGE_SIZE], 0);
+        let mut sent = CutCopy(vec![0; pages * PAGE_SIZE], 0);
+        let last = [(true, true, u64::MAX), (false, true, u64::MAX)];
+        for (is_store, stays, batches) in steps.into_iter().chain(last) {
+            let (copy, follower, from) = match is_store {
+                true => (&mut stored, Follower::Store, SHIFT),
+                false => (&mut sent, Follower::Migration, 0),
+            };
+            copy.1 = batches;
+            fake.0.lock().unwrap().running = true;
+            let mut machine = fake.clone();
+            let ledgers = std::slice::from_mut(&mut ledger);
+            let mut subject = Subject { machine: &mut machine, ledgers, follower };
+            let finish = if stays { Finish::StayPaused } else { Finish::GoOn };
+            let pace = Pace { pages_left_max: 4, ..Pace::CHECKPOINT };
+            let go_on = &mut |_: Progress| ControlFlow::Continue(());
+            if let Ok(captured) = capture(&mut subject, copy, &pace, finish, go_on) {
+                let expected: Vec<u8> = captured.device_state.iter().flat_map(|v| [*v; PAGE_SIZE]).collect();
+                prop_assert!(copy.0[from..from + pages * PAGE_SIZE] == expected);
+                prop_assert!(copy.0[..from].iter().all(|byte| *byte == 0), "padding");
+            }
+        }
+    }
+}
+
+#[test]
+fn whoever_sees_other_pages_than_before_follows_anew() {
+    let fake = world(3, 20, 0);
+    let mut ledger = Ledger::new(Box::new(fake.clone()));
+    ledger.follow_from(Follower::Store, PageSet::empty(20)).unwrap();
+    ledger.see_through(Follower::Store, Some(Box::new(fake.clone())));
+    assert!(!ledger.is_followed_by(Follower::Store));
+    ledger.follow_from(Follower::Store, PageSet::empty(21)).unwrap();
+    fake.0.lock().unwrap().dirty.insert(19);
+    assert_eq!(ledger.collect(Follower::Store).unwrap().iter().collect::<Vec<_>>(), [19, 20]);
+    ledger.see_through(Follower::Store, None);
+    ledger.follow_all(Follower::Store).unwrap();
+    assert_eq!(ledger.unseen(Follower::Store).unwrap().len(), 20);
 }
 
 #[test]

@@ -31,6 +31,18 @@ pub trait PageArray: Send {
     fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError>;
 }
 
+/// An array as somebody sees it who cuts it into other pages: the same bytes in the same order, other pages, maybe more of them.
+pub trait PageView: Send {
+    /// Length in pages of the view.
+    fn page_count(&self) -> u64;
+
+    /// The pages of the view that share bytes with the pages `pages` of the array.
+    fn of_array(&self, pages: &PageSet) -> PageSet;
+
+    /// Copies the view's pages of `run`, as they are in the array now, into `out`, which is exactly `run.bytes()` long.
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError>;
+}
+
 /// A machine as the engines see it. Its arrays are handed out apart, so that they can be read while it runs.
 pub trait Machine: Send {
     /// Called while the machine still runs, right before it is paused: a chance to do ahead what would otherwise
