@@ -3,6 +3,7 @@
 //! Prints a table and writes `target/bench/NAME.json`. A goal that is missed does not fail the command: a measurement is
 //! a finding. An experiment that could not be done does, after the others were.
 
+mod capsule;
 mod guest;
 mod harness;
 mod hosts;
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
-    /// A row (store.ingest), a family (store), `run` for all, or `list`.
+    /// A row (store.ingest), a family (store), a set (`run`, `capsule`), or `list`.
     name: String,
     /// Fewer repetitions and smaller inputs, under five minutes.
     #[arg(long)]
@@ -34,9 +35,8 @@ struct Arguments {
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     if arguments.name == "list" {
-        EXPERIMENTS
-            .iter()
-            .for_each(|experiment| println!("{:<18} {}", experiment.rows.join(" "), experiment.about));
+        let all = EXPERIMENTS.iter().chain(capsule::EXPERIMENTS);
+        all.for_each(|experiment| println!("{:<18} {}", experiment.rows.join(" "), experiment.about));
         return Ok(());
     }
     let images = <[PathBuf; 2]>::try_from(arguments.images).ok().map(|[first, later]| (first, later));

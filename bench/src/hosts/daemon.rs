@@ -3,11 +3,12 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use std::fs::{self, File};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use whimbrel_testkit::lab::{Lab, Namespace, Process};
+use whimbrel_testkit::lab::{Host, Namespace, Process};
 
 /// Where daemons listen for each other.
 const PORT: u16 = 7400;
@@ -27,16 +28,17 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts the daemon of the lab's host `name`; its store lies below `disk`, memory of guests below `memory`.
-    pub(super) fn start(lab: &Lab, name: &str, disk: &Path, memory: &Path) -> Result<Self> {
-        let place = lab.host(name);
+    /// Starts the daemon of a host, which listens at this address of it; its store lies below `disk`, memory of guests
+    /// below `memory`.
+    pub(crate) fn start(place: &Host, address: Ipv4Addr, disk: &Path, memory: &Path) -> Result<Self> {
+        let name = place.name();
         let mut daemon = Self {
             name: name.to_owned(),
-            address: format!("{}:{PORT}", place.address()),
+            address: format!("{address}:{PORT}"),
             data: disk.join(name),
             run_dir: memory.join(name),
             socket: memory.join(format!("{name}.sock")),
-            network: (**place).clone(),
+            network: Namespace::clone(place),
             process: None,
         };
         daemon.begin()?;
@@ -95,6 +97,22 @@ impl Daemon {
     /// The process id of the daemon.
     pub(crate) fn pid(&self) -> Result<u32> {
         daemon_pid(self.process.as_ref().context("no daemon")?)
+    }
+
+    /// Its network.
+    pub(crate) fn network(&self) -> &Namespace {
+        &self.network
+    }
+
+    /// Seconds of processor time it has used, all threads, those that have ended too (proc_pid_stat(5): utime, stime).
+    pub(crate) fn cpu(&self) -> Result<f64> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid()?))?;
+        // The second field is a name in parentheses, which may hold anything.
+        let fields = stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().skip(11));
+        let ticks = fields.into_iter().flatten().take(2).map(str::parse::<f64>);
+        let ticks: f64 = ticks.sum::<Result<_, _>>()?;
+        // Linux tells user programs of a hundred ticks a second on every machine we run on.
+        Ok(ticks / 100.0)
     }
 
     /// Its public key.

@@ -37,13 +37,12 @@ impl Hosts {
         let lab = Lab::with_hosts(&all)?;
         let disk = scratch("hosts")?;
         let memory = tempfile::Builder::new().prefix("wb").tempdir_in("/dev/shm")?;
-        let start = |name: &&str| Daemon::start(&lab, name, disk.path(), memory.path());
+        let start = |name: &&str| {
+            let place = lab.host(name);
+            Daemon::start(place, place.address(), disk.path(), memory.path())
+        };
         let daemons = names.iter().map(start).collect::<Result<Vec<_>>>()?;
-        for daemon in &daemons {
-            for other in daemons.iter().filter(|other| other.name() != daemon.name()) {
-                daemon.run(&["trust", "add", other.name(), &other.key()?, other.address()])?;
-            }
-        }
+        introduce(&daemons)?;
         Ok(Self { daemons, lab, disk, _memory: memory })
     }
 
@@ -64,4 +63,14 @@ impl Hosts {
     pub(crate) fn disk(&self) -> &Path {
         self.disk.path()
     }
+}
+
+/// Lets all of them trust each other.
+pub(crate) fn introduce(daemons: &[Daemon]) -> Result<()> {
+    for daemon in daemons {
+        for other in daemons.iter().filter(|other| other.name() != daemon.name()) {
+            daemon.run(&["trust", "add", other.name(), &other.key()?, other.address()])?;
+        }
+    }
+    Ok(())
 }

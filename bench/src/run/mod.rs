@@ -9,7 +9,7 @@ mod keeper;
 mod migrate;
 mod nbd;
 mod ours;
-mod patch;
+pub(crate) mod patch;
 mod precopy;
 mod qemu_nbd;
 mod resume;
@@ -17,6 +17,7 @@ mod scan;
 mod store;
 mod throughput;
 
+use crate::capsule;
 use crate::harness::Row;
 use anyhow::{Result, bail};
 use std::path::PathBuf;
@@ -87,11 +88,16 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
     },
 ];
 
-/// The experiments that `name` means: one by a row of its, a family by what stands before the dot, all by `run`.
+/// The experiments that `name` means: a set by its name, one by a row of its, a family by what stands before the dot.
 pub(crate) fn select(name: &str) -> Result<Vec<&'static Experiment>> {
     let is_meant = |row: &&str| *row == name || row.split_once('.').is_some_and(|(family, _)| family == name);
-    let chosen: Vec<_> =
-        EXPERIMENTS.iter().filter(|e| name == "run" || e.rows.iter().any(is_meant)).collect();
+    let sets = [("run", EXPERIMENTS), ("capsule", capsule::EXPERIMENTS)];
+    let chosen: Vec<_> = sets
+        .iter()
+        .flat_map(|(set, experiments)| experiments.iter().map(move |experiment| (set, experiment)))
+        .filter(|(set, experiment)| **set == name || experiment.rows.iter().any(is_meant))
+        .map(|(_, experiment)| experiment)
+        .collect();
     if chosen.is_empty() {
         bail!("no experiment {name:?}; `list` shows them");
     }
@@ -109,6 +115,7 @@ mod tests {
         assert_eq!(select("checkpoint").unwrap().len(), 1);
         assert_eq!(select("checkpoint.bytes").unwrap().len(), 1);
         assert_eq!(select("run").unwrap().len(), EXPERIMENTS.len());
+        assert_eq!(select("capsule").unwrap().len(), capsule::EXPERIMENTS.len());
         assert!(select("sca").is_err());
     }
 }

@@ -40,6 +40,11 @@ impl DelayLine {
         Self { config, wire_free: Duration::ZERO }
     }
 
+    /// From here on the line is like this. What was admitted stays due when it was.
+    pub fn change(&mut self, config: LinkConfig) {
+        self.config = config;
+    }
+
     /// A packet of `len` bytes comes at `now` (since any fixed moment, never going back), `chance` being a random
     /// number in 0..1. When it is due at the other end, or none if it is lost.
     pub fn admit(&mut self, now: Duration, len: usize, chance: f64) -> Option<Duration> {

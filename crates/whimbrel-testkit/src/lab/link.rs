@@ -36,6 +36,7 @@ pub struct LinkEmulator {
 struct Direction {
     from: File,
     to: File,
+    line: Mutex<DelayLine>,
     under_way: Mutex<VecDeque<(Instant, Vec<u8>)>>,
     more: Condvar,
     stop: AtomicBool,
@@ -53,15 +54,21 @@ impl LinkEmulator {
         let near = device(a.0, a.1, b.1)?;
         let far = device(b.0, b.1, a.1)?;
         let clone = |file: &File| file.try_clone().map_err(LabError::system("share a TUN device"));
-        let shared = [Direction::new(clone(&near)?, clone(&far)?), Direction::new(far, near)].map(Arc::new);
+        let shared = [Direction::new(clone(&near)?, clone(&far)?, config), Direction::new(far, near, config)]
+            .map(Arc::new);
         let mut threads = Vec::new();
         for (number, direction) in shared.iter().enumerate() {
             let (taking, giving) = (Arc::clone(direction), Arc::clone(direction));
             let noise = SmallRng::seed_from_u64(seed ^ number as u64);
-            threads.push(thread::spawn(move || taking.take_in(DelayLine::new(config), noise)));
+            threads.push(thread::spawn(move || taking.take_in(noise)));
             threads.push(thread::spawn(move || giving.deliver()));
         }
         Ok(Self { threads, shared })
+    }
+
+    /// From here on the link is like this, both ways. Connections across it live on.
+    pub fn change(&self, config: LinkConfig) {
+        self.shared.iter().for_each(|direction| direction.line().change(config));
     }
 
     /// Bytes of IP packets delivered so far, from the first end to the second and back.
@@ -92,13 +99,18 @@ fn device(namespace: &Namespace, own: Ipv4Addr, peer: Ipv4Addr) -> Result<File, 
 }
 
 impl Direction {
-    fn new(from: File, to: File) -> Self {
+    fn new(from: File, to: File, config: LinkConfig) -> Self {
         let (under_way, more) = (Mutex::default(), Condvar::new());
-        Self { from, to, under_way, more, stop: AtomicBool::new(false), bytes: AtomicU64::new(0) }
+        let line = Mutex::new(DelayLine::new(config));
+        Self { from, to, line, under_way, more, stop: AtomicBool::new(false), bytes: AtomicU64::new(0) }
     }
 
     fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
+    }
+
+    fn line(&self) -> MutexGuard<'_, DelayLine> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<(Instant, Vec<u8>)>> {
@@ -106,12 +118,13 @@ impl Direction {
     }
 
     /// Takes packets in until the link is dropped.
-    fn take_in(&self, mut line: DelayLine, mut noise: SmallRng) {
+    fn take_in(&self, mut noise: SmallRng) {
         let (begin, mut packet) = (Instant::now(), [0; PACKET_MAX]);
         while !self.stopped() {
             match rustix::io::read(&self.from, &mut packet) {
                 Ok(len) => {
-                    if let Some(due) = line.admit(begin.elapsed(), len, noise.random()) {
+                    let due = self.line().admit(begin.elapsed(), len, noise.random());
+                    if let Some(due) = due {
                         self.lock().push_back((begin + due, packet[..len].to_vec()));
                         self.more.notify_one();
                     }
