@@ -48,6 +48,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "migrate_batch", run: migrate_batch, seeds: seeds::migrate_batches },
     Target { name: "nbd_session", run: nbd_session, seeds: seeds::nbd_sessions },
     Target { name: "qemu_state", run: qemu_state, seeds: seeds::qemu_states },
+    Target { name: "sync_answer", run: sync_answer, seeds: seeds::sync_answers },
     Target { name: "wire_frame", run: wire_frame, seeds: seeds::wire_frames },
     Target { name: "wire_hello", run: wire_hello, seeds: seeds::wire_hellos },
 ];
@@ -114,6 +115,11 @@ pub fn qemu_state(data: &[u8]) {
     if let Ok(head) = Head::parse(data) {
         assert!(head.blocks().len() <= data.len(), "more blocks than bytes");
     }
+}
+
+/// Answers of a sync, of every sort: two bytes of header length, the header, the payload.
+pub fn sync_answer(data: &[u8]) {
+    whimbrel_sync::open_anything(data);
 }
 
 /// A stream of wire frames, in pieces whose sizes are the first byte's.

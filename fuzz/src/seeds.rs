@@ -7,6 +7,8 @@ use whimbrel_core::{Accel, ByteSize, CapsuleId, Digest, MachineConfig, PAGE_SIZE
 use whimbrel_image::frame::{Encoder, Kind};
 use whimbrel_image::{FORMAT, ImageRef, Manifest, Node};
 use whimbrel_migrate::codec::BatchHeader;
+use whimbrel_sync::Slots;
+use whimbrel_sync::protocol::{LeafAnswer, ObjectAnswer, ObjectsAnswer, PagesAnswer, PieceAnswer};
 use whimbrel_wire::{Flags, FrameHead, Hello, Role, VersionRange, encode_head};
 
 pub(crate) fn image_nodes() -> Vec<Vec<u8>> {
@@ -189,6 +191,25 @@ pub(crate) fn qemu_states() -> Vec<Vec<u8>> {
         vec![0],
     ];
     vec![stream.concat()]
+}
+
+/// The answer to a request for pages that all became zero, one for objects that are there and are not, a piece, and the
+/// difference of a node.
+pub(crate) fn sync_answers() -> Vec<Vec<u8>> {
+    let message = |header: Vec<u8>, payload: &[u8]| {
+        [&(header.len() as u16).to_le_bytes()[..], &header, payload].concat()
+    };
+    let slots: Slots = (0..3).collect();
+    let sent = LeafAnswer::Sent { changed: slots, zero: slots, delta: false };
+    let pages = PagesAnswer { leaves: vec![LeafAnswer::Large, sent], frames: vec![(1, 0), (1, 0)] };
+    let objects =
+        ObjectsAnswer { objects: vec![ObjectAnswer::Absent, ObjectAnswer::Long(9), ObjectAnswer::Absent] };
+    let piece = PieceAnswer { total: 50, len: 0 };
+    let headers = [postcard::to_stdvec(&pages), postcard::to_stdvec(&objects), postcard::to_stdvec(&piece)];
+    let mut seeds: Vec<Vec<u8>> = headers.into_iter().flatten().map(|header| message(header, &[])).collect();
+    let difference = [&[1, 7, 0][..], &[5; 32]].concat();
+    seeds.push(message(Vec::new(), &difference));
+    seeds
 }
 
 pub(crate) fn wire_frames() -> Vec<Vec<u8>> {

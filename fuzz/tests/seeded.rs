@@ -64,6 +64,7 @@ fn every_seed_is_one_that_its_parser_accepts() {
         whimbrel_align::inspect(&disk, size).regions.iter().filter(|region| region.start > 0).count()
     });
     assert_eq!(partitions.collect::<Vec<_>>(), [0, 2, 2, 1]);
+    assert!(seeds("sync_answer").iter().all(|seed| whimbrel_sync::open_anything(seed)));
     for seed in seeds("image_frame") {
         whimbrel_image::frame::Frame::parse(&seed).unwrap().decode(&[]).unwrap();
     }

@@ -7,6 +7,8 @@ use zstd::zstd_safe::{CCtx, CParameter, DCtx, ErrorCode, ResetDirective, compres
 
 /// Largest window of a frame: 16 MiB, an answer's pages and their older versions.
 const WINDOW_LOG_MAX: u32 = 24;
+/// Largest table of a compressor, 16 MiB of memory.
+const HASH_LOG_MAX: u32 = 22;
 
 thread_local! {
     static PACKER: RefCell<CCtx<'static>> = RefCell::new(CCtx::create());
@@ -53,6 +55,8 @@ pub(crate) fn pack(raw: &[u8], prefix: &[u8], level: i32) -> Result<Vec<u8>, Pac
     let span = (prefix.len() + raw.len()).next_power_of_two().trailing_zeros();
     context.set_parameter(CParameter::CompressionLevel(level)).map_err(codec)?;
     context.set_parameter(CParameter::WindowLog(span.clamp(17, WINDOW_LOG_MAX))).map_err(codec)?;
+    // Low levels have a table for the raw bytes alone, in which most of the prefix would not be found again.
+    context.set_parameter(CParameter::HashLog(span.clamp(17, HASH_LOG_MAX))).map_err(codec)?;
     context.ref_prefix(prefix).map_err(codec)?;
     context.compress2(&mut packed, raw).map_err(codec)?;
     Ok(packed)

@@ -81,7 +81,7 @@ impl Server {
         let manifest = self.store.manifest(&capsule).ok()?;
         let bytes = |memory: bool| {
             let images = manifest.images.iter().filter(|image| (image.name == "memory") == memory);
-            images.fold(0, |sum, image| image.pages.saturating_mul(PAGE_SIZE as u64).saturating_add(sum))
+            images.fold(0, |sum, image| image.size().saturating_add(sum))
         };
         let whole = self.store.is_partial(&capsule).is_ok_and(|partial| !partial);
         Some(RefEntry { name, capsule, time: manifest.time, memory: bytes(true), disks: bytes(false), whole })
