@@ -49,9 +49,19 @@ pub const TARGETS: &[Target] = &[
     Target { name: "nbd_session", run: nbd_session, seeds: seeds::nbd_sessions },
     Target { name: "qemu_state", run: qemu_state, seeds: seeds::qemu_states },
     Target { name: "sync_answer", run: sync_answer, seeds: seeds::sync_answers },
+    Target { name: "tunnel_batch", run: tunnel_batch, seeds: seeds::tunnel_batches },
     Target { name: "wire_frame", run: wire_frame, seeds: seeds::wire_frames },
     Target { name: "wire_hello", run: wire_hello, seeds: seeds::wire_hellos },
 ];
+
+/// Frames of a tunnel: a whole number of them up to the first that is none, which is the last thing that is said.
+pub fn tunnel_batch(data: &[u8]) {
+    let frames: Vec<_> = whimbrel_net::tunnel::frames(data).collect();
+    let bytes: usize = frames.iter().flatten().map(|(_, frame)| 5 + frame.len()).sum();
+    let broken = frames.iter().filter(|frame| frame.is_err()).count();
+    assert!(bytes <= data.len() && (broken == 0) == (bytes == data.len()), "{bytes} of {} bytes", data.len());
+    assert!(broken == 0 || (broken == 1 && frames.last().is_some_and(Result::is_err)), "it goes on after an error");
+}
 
 /// How a disk is cut into pages: canonical, and every page holds something.
 pub fn cuts(data: &[u8]) {

@@ -212,6 +212,16 @@ pub(crate) fn sync_answers() -> Vec<Vec<u8>> {
     seeds
 }
 
+pub(crate) fn tunnel_batches() -> Vec<Vec<u8>> {
+    let frame = |port: u8, length: u32| {
+        let mut frame = vec![port];
+        frame.extend(length.to_le_bytes());
+        frame.resize(5 + length as usize, 0xee);
+        frame
+    };
+    vec![frame(0, 60), [frame(1, 14), frame(0, 1500), frame(7, 64)].concat()]
+}
+
 pub(crate) fn wire_frames() -> Vec<Vec<u8>> {
     let mut stream = BytesMut::from(&[5][..]);
     for (request, flags) in [(1, Flags::NONE), (2, Flags::ORDERED), (1, Flags::REPLY)] {
