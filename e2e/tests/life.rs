@@ -103,6 +103,57 @@ fn a_capsule_is_whole_though_the_one_before_it_was_deleted_and_collected() {
 }
 
 #[test]
+fn a_machine_that_was_switched_off_or_died_starts_again_from_its_own_disk() {
+    let mut cluster = Cluster::start(&["alpha"]);
+    let alpha = cluster.host("alpha");
+    Guest { address: None, ..Guest::small("web") }.run(&cluster, alpha);
+    let mut witness = console(alpha, "web");
+    witness.wait_ready(PATIENCE).expect("a guest that is up");
+    let born = witness.write(300).expect("a disk with something on it");
+    let running = alpha.refuse(&["start", "web"]);
+    assert!(running.code == 4 && running.text.contains("whimbrel stop web"), "{running:?}");
+    alpha.run(&["checkpoint", "web", "--tag", "before"]);
+    let before = disk_of(&cluster, "before");
+    assert!(before.iter().any(|byte| *byte != 0), "the disk is empty");
+    witness.power_off().expect("a request to switch off");
+    alpha.wait_state("web", &["stopped"]);
+    assert_eq!(alpha.refuse(&["start", "nobody"]).code, 3);
+
+    alpha.run(&["start", "web"]);
+    let mut witness = console(alpha, "web");
+    witness.wait_ready(PATIENCE).expect("a guest that has booted");
+    let again = witness.check().expect("an answer");
+    assert!(again.boot != born.boot && again.nonce != born.nonce, "memory came back: {again:?}");
+    assert_eq!(again.genid, born.genid, "the same machine, switched off and on");
+    alpha.run(&["checkpoint", "web", "--tag", "after"]);
+    assert!(disk_of(&cluster, "after") == before, "the disk is not the one it was switched off with");
+
+    witness.write(50).expect("a disk that takes writes");
+    let pid = alpha.json(&["ps"])[0]["pid"].as_u64().expect("a pid").to_string();
+    alpha.exec("kill", &["-9", &pid]);
+    alpha.wait_state("web", &["crashed"]);
+    cluster.host_mut("alpha").kill_daemon();
+    cluster.host_mut("alpha").start_daemon();
+    let alpha = cluster.host("alpha");
+    alpha.run(&["start", "web"]);
+    console(alpha, "web").wait_ready(PATIENCE).expect("a guest that has booted after a crash");
+    alpha.run(&["suspend", "web"]);
+    let written = disk_of(&cluster, "web");
+    assert!(written != before, "what was written before the crash is not on the disk");
+    let suspended = alpha.refuse(&["start", "web"]);
+    assert!(suspended.code == 4 && suspended.text.contains("whimbrel resume web"), "{suspended:?}");
+    alpha.run(&["verify"]);
+}
+
+/// The content of the first disk of a capsule on alpha.
+fn disk_of(cluster: &Cluster, capsule: &str) -> Vec<u8> {
+    let path = cluster.disk.path().join(format!("disk-of-{capsule}.raw"));
+    let file = path.to_str().expect("a path in UTF-8");
+    cluster.host("alpha").run(&["export", capsule, file, "--format", "raw"]);
+    std::fs::read(&path).expect("an exported disk")
+}
+
+#[test]
 fn machines_outlive_their_daemon_and_are_taken_up_again() {
     let mut cluster = Cluster::start(&["alpha"]);
     Guest::small("web").run(&cluster, cluster.host("alpha"));
