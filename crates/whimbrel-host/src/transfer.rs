@@ -17,7 +17,7 @@ use bytes::Bytes;
 use std::{
     ops::ControlFlow,
     sync::{
-        Arc, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -31,8 +31,8 @@ use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, RefName};
 use whimbrel_image::{Manifest, frame::Kind};
 use whimbrel_store::{Elsewhere, Expected, ObjectWant};
 use whimbrel_sync::{
-    Holder, Options, Progress, Remote, Sources, SyncError, WireLink, call,
-    protocol::{Catalog, CatalogPage, RefEntry, Take, TakeAsk, TakeProgress, TakeStatus},
+    Holder, LinkError, Options, Progress, Remote, Sources, SyncError, WireLink, call,
+    protocol::{Catalog, CatalogPage, RefEntry, Take, TakeAnswer, TakeAsk, TakeProgress, TakeStatus},
     pull,
 };
 use whimbrel_wire::Connection;
@@ -247,29 +247,24 @@ impl Host {
         bases
     }
 
-    /// TAKE: another host asks this one to fetch a capsule from it.
+    /// TAKE: another host asks this one to fetch a capsule from it. Asked again while it does, it waits for the first: a
+    /// host whose link was cut asks anew, and nothing is fetched twice.
     pub(crate) fn take_from(
         self: &Arc<Self>,
         from: &HostName,
         ask: &TakeAsk,
     ) -> Result<(u64, u64), HostError> {
+        let taking = self.syncing.begin_taking(ask.capsule);
         let sources = self.source(from);
         self.describe(&sources, from, &ask.capsule, &ask.refs)?;
-        let note = |progress: TakeProgress| {
-            let mut taking = self.syncing.taking.lock().unwrap_or_else(PoisonError::into_inner);
-            taking.insert(ask.capsule, progress);
-        };
-        note(TakeProgress::default());
-        let taken = self.pull_all(&sources, from, ask.capsule, &mut |progress| {
-            note(TakeProgress {
+        self.pull_all(&sources, from, ask.capsule, &mut |progress| {
+            taking.note(TakeProgress {
                 received: progress.received,
                 left: progress.left,
                 rate: progress.rate.unwrap_or(0),
             });
             ControlFlow::Continue(())
-        });
-        self.syncing.taking.lock().unwrap_or_else(PoisonError::into_inner).remove(&ask.capsule);
-        taken
+        })
     }
 
     /// The host that the user means, if only one is possible.
@@ -315,7 +310,7 @@ impl Host {
                 (None, None) => return Err(not_found(&request.subject)),
             };
             let names = host.names_to_send(&request.subject, given.as_ref());
-            let (wire_bytes, pages) = host.send(&connection, &to, capsule, names, reporter)?;
+            let (wire_bytes, pages) = host.send(&to, capsule, names, reporter)?;
             let total_ms = begun.elapsed().as_secs_f64() * 1e3;
             let report = TransferReport { capsule, host: to, wire_bytes, pages, whole: true, total_ms };
             Ok(OperationResult::Push { report, machine: given })
@@ -378,37 +373,33 @@ impl Host {
         Ok(())
     }
 
-    /// Asks the other host to fetch all of a capsule, and tells how far it is.
+    /// Asks the other host to fetch all of a capsule, and tells how far it is. A link that is cut is waited for.
     pub(crate) fn send(
         &self,
-        connection: &Connection,
         to: &HostName,
         capsule: CapsuleId,
         names: Vec<RefName>,
         reporter: &Reporter,
     ) -> Result<(u64, u64), HostError> {
-        let link = Arc::new(WireLink(connection.clone()));
         let ask = TakeAsk { capsule, refs: names, bases: Vec::new() };
-        let taking = {
-            let link = link.clone();
-            thread::spawn(move || call::<Take>(&*link, &ask, Bytes::new()))
-        };
-        while !taking.is_finished() {
-            if let Ok((Some(progress), _)) = call::<TakeStatus>(&*link, &capsule, Bytes::new()) {
-                let total = progress.received + progress.left;
-                reporter.progress("sending", Unit::Bytes, progress.received, Some(total));
+        let mut lost_since = None;
+        loop {
+            let sent = match self.neighbour(to) {
+                Ok(connection) => send_over(&Arc::new(WireLink(connection)), &ask, reporter)?,
+                Err(error) => Err(LinkError::lost(crate::peers::chain(&error))),
+            };
+            let error = match sent {
+                Ok(answer) => return Ok((answer.bytes, answer.pages)),
+                Err(error @ LinkError::Lost { .. }) => error,
+                Err(error) => return Err(sync_error(to, error)),
+            };
+            if lost_since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                return Err(sync_error(to, error));
             }
-            if reporter.is_cancelled() {
-                let left = "what arrived is kept there; push again to go on".to_owned();
-                return Err(HostError::Cancelled { left });
-            }
-            let until = Instant::now() + STATUS;
-            while Instant::now() < until && !taking.is_finished() {
-                thread::sleep(Duration::from_millis(5));
-            }
+            reporter.progress("waiting for the link", Unit::Bytes, 0, None);
+            thread::sleep(STATUS);
+            stop_if_cancelled(reporter)?;
         }
-        let (answer, _) = taking.join().map_err(|_| HostError::Panicked)?.map_err(|e| sync_error(to, e))?;
-        Ok((answer.bytes, answer.pages))
     }
 
     /// Makes a capsule of another host ready to be resumed here, with the right to go on as its machine where that host
@@ -436,6 +427,40 @@ impl Host {
     }
 }
 
+/// One TAKE, for as long as the connection lasts.
+fn send_over(
+    link: &Arc<WireLink>,
+    ask: &TakeAsk,
+    reporter: &Reporter,
+) -> Result<Result<TakeAnswer, LinkError>, HostError> {
+    let taking = {
+        let (link, ask) = (link.clone(), ask.clone());
+        thread::spawn(move || call::<Take>(&*link, &ask, Bytes::new()))
+    };
+    while !taking.is_finished() {
+        if let Ok((Some(progress), _)) = call::<TakeStatus>(&**link, &ask.capsule, Bytes::new()) {
+            let total = progress.received + progress.left;
+            reporter.progress("sending", Unit::Bytes, progress.received, Some(total));
+        }
+        stop_if_cancelled(reporter)?;
+        let until = Instant::now() + STATUS;
+        while Instant::now() < until && !taking.is_finished() {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+    let answer = taking.join().map_err(|_| HostError::Panicked)?;
+    Ok(answer.map(|(answer, _)| answer))
+}
+
+fn stop_if_cancelled(reporter: &Reporter) -> Result<(), HostError> {
+    match reporter.is_cancelled() {
+        true => Err(HostError::Cancelled {
+            left: "the other host goes on fetching while it can; push again to see how far it is".to_owned(),
+        }),
+        false => Ok(()),
+    }
+}
+
 fn moved(before: (u64, u64), after: (u64, u64)) -> u64 {
     (after.0 + after.1).saturating_sub(before.0 + before.1)
 }
@@ -445,7 +470,7 @@ fn not_found(capsule: &CapsuleRef) -> HostError {
 }
 
 /// What went wrong with the other host.
-pub(crate) fn sync_error(host: &HostName, source: whimbrel_sync::LinkError) -> HostError {
+pub(crate) fn sync_error(host: &HostName, source: LinkError) -> HostError {
     HostError::Sync { host: host.clone(), source: source.into() }
 }
 

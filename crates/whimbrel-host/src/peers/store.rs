@@ -9,7 +9,7 @@ use crate::{
 use bytes::Bytes;
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 use whimbrel_core::{CapsuleId, HostName, RefName};
@@ -29,7 +29,41 @@ pub(crate) struct Syncing {
     /// The fetcher over them.
     pub(super) remote: Mutex<Option<Arc<Remote>>>,
     /// Capsules that are being taken from others.
-    pub(crate) taking: Mutex<BTreeMap<CapsuleId, TakeProgress>>,
+    taking: Mutex<BTreeMap<CapsuleId, TakeProgress>>,
+    taken: Condvar,
+}
+
+/// A capsule that is being taken; ends when dropped.
+pub(crate) struct Taking<'a> {
+    syncing: &'a Syncing,
+    capsule: CapsuleId,
+}
+
+impl Syncing {
+    fn taking(&self) -> MutexGuard<'_, BTreeMap<CapsuleId, TakeProgress>> {
+        self.taking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to take a capsule, once nobody else does.
+    pub(crate) fn begin_taking(&self, capsule: CapsuleId) -> Taking<'_> {
+        let taking = self.taking();
+        let waited = self.taken.wait_while(taking, |taking| taking.contains_key(&capsule));
+        waited.unwrap_or_else(PoisonError::into_inner).insert(capsule, TakeProgress::default());
+        Taking { syncing: self, capsule }
+    }
+}
+
+impl Taking<'_> {
+    pub(crate) fn note(&self, progress: TakeProgress) {
+        self.syncing.taking().insert(self.capsule, progress);
+    }
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        self.syncing.taking().remove(&self.capsule);
+        self.syncing.taken.notify_all();
+    }
 }
 
 /// Another host as a holder of objects.
@@ -137,8 +171,8 @@ pub(super) fn answer(host: &Arc<Host>, asker: &Asker, request: &Request) -> Answ
         }
         TakeStatus::KIND => {
             let capsule = request.decode::<TakeStatus>()?;
-            let taking = host.syncing.taking.lock().unwrap_or_else(PoisonError::into_inner);
-            Reply::of::<TakeStatus>(&taking.get(&capsule).copied(), Bytes::new())
+            let progress = host.syncing.taking().get(&capsule).copied();
+            Reply::of::<TakeStatus>(&progress, Bytes::new())
         }
         Announce::KIND => {
             host.syncing.holdings.announced(asker.name.as_str(), &request.decode::<Announce>()?);

@@ -17,8 +17,8 @@ is lost for good: `whimbrel resume web --take-back`).";
 
 /// Bring a machine or a capsule to another host
 ///
-/// A running machine is suspended first. Ctrl-C ends the sending, not what was done: call it again, and it goes on
-/// where it was.
+/// A running machine is suspended first. Ctrl-C ends the watching: the other host goes on fetching while it can. Call
+/// it again to see how far it is; nothing travels twice.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
