@@ -49,8 +49,8 @@ async fn a_body_arrives_as_it_was_sent_and_the_path_is_filled_in() {
     });
     with_daemon(Router::new().route(routes::TAG, echo), |client| async move {
         let request = TagRequest { capsule: "web".parse().unwrap() };
-        let capsule = client.tag(&"best".parse().unwrap(), &request).await.unwrap();
-        assert_eq!(capsule.id.to_string(), "ab".repeat(32));
+        let tagged = client.tag(&"best".parse().unwrap(), &request).await.unwrap();
+        assert_eq!(tagged.capsule.id.to_string(), "ab".repeat(32));
     })
     .await;
 }
