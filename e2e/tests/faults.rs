@@ -78,6 +78,40 @@ fn a_checkpoint_into_a_full_store_fails_and_the_next_one_is_whole() {
 }
 
 #[test]
+fn a_resume_or_start_that_fails_at_its_last_step_leaves_the_machine_as_it_was() {
+    let cluster = Cluster::start(&["alpha"]);
+    let alpha = cluster.host("alpha");
+    quiet("web").run(&cluster, alpha);
+    let mut witness = console(alpha, "web");
+    witness.wait_ready(PATIENCE).expect("a guest that is up");
+    let born = witness.write(50).expect("a first life");
+    // In the place of the file that the record is written to before it replaces the old one.
+    let (record, _) = alpha.record("web");
+    let obstacle = record.with_extension("new");
+    let state = |word: &str| [("web".to_owned(), word.to_owned())];
+
+    alpha.run(&["suspend", "web"]);
+    fs::create_dir(&obstacle).expect("an obstacle");
+    alpha.refuse(&["resume", "web"]);
+    assert_eq!(alpha.machines(), state("suspended"));
+    fs::remove_dir(&obstacle).expect("no obstacle");
+    alpha.run(&["resume", "web"]);
+    let mut witness = console(alpha, "web");
+    witness.wait_ready(PATIENCE).expect("a guest that goes on");
+    let resumed = witness.check().expect("an answer");
+    assert_same_life(&born, &resumed);
+    assert!(matches!(resumed.disk, Verdict::Good(_)), "{resumed:?}");
+
+    alpha.run(&["stop", "web", "--kill"]);
+    fs::create_dir(&obstacle).expect("an obstacle");
+    alpha.refuse(&["start", "web"]);
+    assert_eq!(alpha.machines(), state("stopped"));
+    fs::remove_dir(&obstacle).expect("no obstacle");
+    alpha.run(&["start", "web"]);
+    console(alpha, "web").wait_ready(PATIENCE).expect("a guest that has booted");
+}
+
+#[test]
 fn a_damaged_capsule_is_named_and_not_run() {
     let mut cluster = Cluster::start(&["alpha"]);
     let alpha = cluster.host("alpha");
