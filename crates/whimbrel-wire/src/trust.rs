@@ -305,7 +305,7 @@ mod tests {
         assert!(alpha.reads("web") && alpha.writes("web") && !alpha.is_limited());
         let name = "alpha".parse().unwrap();
         let limited = trust.limit(&name, (Some("web,golden*".parse().unwrap()), None)).unwrap();
-        assert_eq!(trust.list().unwrap(), [limited.clone()]);
+        assert_eq!(trust.list().unwrap(), std::slice::from_ref(&limited));
         assert!(limited.reads("golden-2") && !limited.reads("db") && !limited.writes("web"));
         let both = trust.limit(&name, (None, Some("backup*".parse().unwrap()))).unwrap();
         assert!(both.writes("backup-1") && !both.reads("backup-1"));
