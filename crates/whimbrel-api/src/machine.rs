@@ -352,7 +352,8 @@ pub struct ResumeRequest {
     /// After a lazy start go on reading in the background until all of it is here.
     #[serde(default)]
     pub then_full: bool,
-    /// What its ports join; local if absent.
+    /// What its ports join. If absent, a machine that was suspended here with its network elsewhere has it there again,
+    /// and any other is local.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<MoveNetwork>,
 }

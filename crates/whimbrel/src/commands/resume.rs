@@ -15,7 +15,7 @@ Examples:
   whimbrel resume before-upgrade --name web2
   whimbrel resume 3fa95c81 --full
   whimbrel resume beta:web                  from beta: pages come from there when they are touched
-  whimbrel resume web --network home        it was suspended on another host, and keeps its address there";
+  whimbrel resume web --network home        suspended elsewhere, it keeps its address there";
 
 /// Make a machine from a capsule and let it run
 ///
@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Resume a machine that was pushed to another host, which must not run it any more
     #[arg(long)]
     take_back: bool,
-    /// Where its network is, local unless given
+    /// Where its network is; local unless given, or unless it was away when it was suspended here
     #[arg(long, value_enum)]
     network: Option<NetworkArg>,
 }

@@ -8,7 +8,7 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel suspend web
   whimbrel suspend web --tag friday
-  whimbrel suspend web --balloon auto    leave out what it only caches: less to send, slower at first
+  whimbrel suspend web --balloon auto    leave out what it only caches
   whimbrel resume web    go on from there";
 
 /// Keep the state of a machine as a capsule and end the machine
