@@ -99,12 +99,16 @@ fn bring(
     version: usize,
     blocks: &[Option<u32>],
 ) -> Result<Brought> {
-    let cpu = || anyhow::Ok(sites.alpha().cpu()? + sites.beta().cpu()?);
+    let cpu = || anyhow::Ok([sites.alpha().cpu()?, sites.beta().cpu()?]);
     let used = cpu()?;
     let ((pulled, ms), bytes) = sites.counting(|| sites.beta().timed(&["pull", &located(version)]))?;
-    let used = cpu()? - used;
+    let [alpha, beta] = cpu()?;
+    let (alpha, beta) = (alpha - used[0], beta - used[1]);
     check_whole(&pulled, &tag(version))?;
-    eprintln!("    version {version}: {bytes} bytes on the link, {used:.2} s of CPU, {}", pulled["result"]);
+    eprintln!(
+        "    version {version}: {bytes} bytes on the link, CPU {alpha:.2} + {beta:.2} s: {}",
+        pulled["result"]
+    );
     let (before, after) = (folder(images, version - 1), export(sites.alpha(), images, version)?);
     let patched = |image: &str| patch::bytes(&before.join(image), &after.join(image));
     let (memory, disk) = (patched("memory")?, patched("disk0")?);
@@ -118,7 +122,7 @@ fn bring(
     fs::remove_dir_all(before)?;
     Ok(Brought {
         bytes: bytes as f64,
-        cpu: used,
+        cpu: alpha + beta,
         ms,
         patch: (memory + disk) as f64,
         memory_patch: memory as f64,

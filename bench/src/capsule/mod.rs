@@ -3,15 +3,43 @@
 //! All traffic, ours and that of peers, crosses one emulated link between two hosts (see [`sites`]), and bytes are those that
 //! the link delivered, both ways, headers included. One file an experiment.
 
+mod align;
+mod arrive;
 mod delta;
+mod first;
+mod lookup;
 mod sites;
 mod tools;
 
 use crate::run::Experiment;
 
 /// The experiments of the set `capsule`, in the order in which they are done.
-pub(crate) const EXPERIMENTS: &[Experiment] = &[Experiment {
-    rows: &["delta.bytes", "delta.rsync", "delta.cpu"],
-    about: "fetch a capsule ten seconds newer than one that is here",
-    run: delta::run,
-}];
+pub(crate) const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        rows: &["delta.bytes", "delta.rsync", "delta.cpu", "delta.time"],
+        about: "fetch a capsule ten seconds newer than one that is here",
+        run: delta::run,
+    },
+    Experiment { rows: &["first.bytes"], about: "fetch a guest whose golden disk is here", run: first::run },
+    Experiment {
+        rows: &["hashcache.lookup", "hashcache.size"],
+        about: "look pages up in the hash cache",
+        run: lookup::run,
+    },
+    Experiment {
+        rows: &["align.found"],
+        about: "find files again on disks that are aligned differently",
+        run: align::run,
+    },
+    Experiment {
+        rows: &["dsl.primed"],
+        about: "resume over 384 kbit/s what the host had ten seconds before",
+        run: arrive::primed,
+    },
+    Experiment {
+        rows: &["dsl.unprimed"],
+        about: "resume over 384 kbit/s what the host has never seen",
+        run: arrive::unprimed,
+    },
+    Experiment { rows: &["lan.unprimed"], about: "resume 2 GiB over 100 Mbit/s", run: arrive::over_lan },
+];

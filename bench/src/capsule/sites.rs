@@ -77,6 +77,13 @@ impl Sites {
         self.daemons[1].restart()
     }
 
+    /// A beta that has nothing, not even its old key.
+    pub(super) fn fresh_beta(&mut self) -> Result<()> {
+        self.alpha().run(&["trust", "rm", "beta"])?;
+        self.daemons[1].renew()?;
+        introduce(&self.daemons)
+    }
+
     /// From here on the link is like this.
     pub(super) fn set_link(&self, config: LinkConfig) {
         self.link.change(config);

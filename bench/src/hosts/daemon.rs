@@ -47,12 +47,24 @@ impl Daemon {
 
     /// Ends the daemon and all its machines, and starts another one on the same store.
     pub(crate) fn restart(&mut self) -> Result<()> {
+        self.end()?;
+        self.begin()
+    }
+
+    /// The same, with nothing left of what the host had.
+    pub(crate) fn renew(&mut self) -> Result<()> {
+        self.end()?;
+        fs::remove_dir_all(&self.data)?;
+        self.begin()
+    }
+
+    fn end(&mut self) -> Result<()> {
         if let Some(mut process) = self.process.take() {
             // The daemon first: `unshare` ends only when nothing is left in the namespace, so the store is free then.
             kill(daemon_pid(&process)?)?;
             process.wait()?;
         }
-        self.begin()
+        Ok(())
     }
 
     fn begin(&mut self) -> Result<()> {
@@ -97,11 +109,6 @@ impl Daemon {
     /// The process id of the daemon.
     pub(crate) fn pid(&self) -> Result<u32> {
         daemon_pid(self.process.as_ref().context("no daemon")?)
-    }
-
-    /// Its network.
-    pub(crate) fn network(&self) -> &Namespace {
-        &self.network
     }
 
     /// Seconds of processor time it has used, all threads, those that have ended too (proc_pid_stat(5): utime, stime).
