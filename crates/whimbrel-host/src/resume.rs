@@ -5,7 +5,7 @@
 //! the end leaves nothing behind.
 
 use crate::{
-    derive::disk_bases,
+    disk_cuts::disk_bases,
     error::HostError,
     host::Host,
     live::Live,
@@ -233,7 +233,12 @@ impl Host {
             Some(turn) => self.settle_again(record, live, &turn.record)?,
             None => self.settle(record, live)?,
         };
-        view.into_iter().for_each(|view| self.note_working_set_later(plan.capsule, view));
+        if let Some(view) = view {
+            if plan.then_full && self.is_partial(&plan.capsule) {
+                self.bring_whole_later(plan.capsule, view.clone());
+            }
+            self.note_working_set_later(plan.capsule, view);
+        }
         Ok(())
     }
 
@@ -265,6 +270,12 @@ impl Host {
     fn fill(&self, plan: &Plan<'_>, live: &Live, reporter: &Reporter) -> Result<(), HostError> {
         if plan.mode == ResumeMode::Lazy && !plan.then_full {
             return Ok(());
+        }
+        match plan.mode {
+            ResumeMode::Full => self.bring_whole(plan.capsule, reporter)?,
+            // Reading ahead page by page would be in the way of fetching it whole; see `make`.
+            ResumeMode::Lazy if self.is_partial(&plan.capsule) => return Ok(()),
+            ResumeMode::Lazy => {}
         }
         live.memory.prefetch_all();
         if plan.mode == ResumeMode::Lazy { Ok(()) } else { wait_for_all(live, reporter) }

@@ -8,6 +8,7 @@ use crate::{
     capture::Wanted,
     error::HostError,
     host::Host,
+    live::PagerView,
     operation::Reporter,
     peers::{Claim, Describe, Suspended, Yours},
     record::Phase,
@@ -223,6 +224,44 @@ impl Host {
         let report = pull(&self.store, sources, capsule, &[], options);
         let report = report.map_err(|error| pull_error(host, error))?;
         Ok((report.sent + report.received, report.pages.delta + report.pages.plain))
+    }
+
+    /// Fetches what is missing here of a capsule, from whichever host has it.
+    pub(crate) fn bring_whole(&self, capsule: CapsuleId, reporter: &Reporter) -> Result<(), HostError> {
+        self.bring_from_all(capsule, &mut |progress| {
+            let total = progress.received + progress.left;
+            reporter.progress("fetching", Unit::Bytes, progress.received, Some(total));
+            reporter.flow()
+        })
+    }
+
+    /// The same in the background, then into the memory of the machine; what it touches meanwhile goes first.
+    pub(crate) fn bring_whole_later(&self, capsule: CapsuleId, machine: PagerView) {
+        let host = self.me.clone();
+        thread::spawn(move || {
+            let Some(host) = host.upgrade() else { return };
+            let going_on = |_: &Progress| match host.sleep_unless_closing(Duration::ZERO) {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break(()),
+            };
+            if let Err(error) = host.bring_from_all(capsule, &mut { going_on }) {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(%capsule, error, "the rest of a capsule comes when it is touched");
+                return;
+            }
+            machine.prefetch_all();
+        });
+    }
+
+    fn bring_from_all(
+        &self,
+        capsule: CapsuleId,
+        progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<(), HostError> {
+        match self.is_partial(&capsule) {
+            true => self.pull_all(&self.sources(), &self.name, capsule, progress).map(drop),
+            false => Ok(()),
+        }
     }
 
     /// Other places on this host where pages may lie.

@@ -164,6 +164,12 @@ impl PagerView {
         }
     }
 
+    /// Reads everything ahead, in the background.
+    pub(crate) fn prefetch_all(&self) {
+        let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
+        pager.iter().for_each(Pager::prefetch_all);
+    }
+
     /// What the machine touched in its first seconds; none once it has ended.
     pub(crate) fn working_set(&self) -> Option<WorkingSet> {
         let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
