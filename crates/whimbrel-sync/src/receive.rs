@@ -263,10 +263,8 @@ fn checked(
     buffer: &[u8],
 ) -> Result<Option<Vec<u8>>, Wrong> {
     let wrong = Wrong { digest: asked.leaf };
-    let digest = |place: &Option<Range<usize>>| match place {
-        Some(place) => Some(Digest::of(&buffer[place.clone()])),
-        None => None,
-    };
+    let digest =
+        |place: &Option<Range<usize>>| place.as_ref().map(|place| Digest::of(&buffer[place.clone()]));
     match &asked.slots {
         AskedSlots::These(slots, leaf) => {
             if changed != *slots {

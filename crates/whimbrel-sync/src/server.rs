@@ -10,7 +10,7 @@ use crate::{
     shelf::Shelf,
 };
 use bytes::Bytes;
-use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE, RefName};
+use whimbrel_core::{CapsuleId, Digest, RefName};
 use whimbrel_image::{MAX_MANIFEST, Manifest, Node};
 use whimbrel_store::{Store, StoreError};
 use whimbrel_wire::{Answer, Call, Code, Refusal, Reply, Request};

@@ -51,6 +51,9 @@ impl Shelf for Little {
     }
 }
 
+/// A decoder: whether it accepts a header and a payload.
+type Sort = fn(&[u8], &[u8]) -> bool;
+
 /// Opens bytes as an answer of each sort; whether any of them was accepted. The header comes first, its length before it in two
 /// bytes.
 pub fn open_anything(bytes: &[u8]) -> bool {
@@ -58,8 +61,9 @@ pub fn open_anything(bytes: &[u8]) -> bool {
     let Some((header, payload)) = rest.split_at_checked(u16::from_le_bytes(*len).into()) else {
         return false;
     };
-    let sorts = [pages, objects, piece, delta, requests];
-    sorts.iter().fold(false, |any, sort| sort(header, payload) || any)
+    let sorts: [Sort; 5] = [pages, objects, piece, delta, requests];
+    // All of them, whatever the first says.
+    sorts.map(|sort| sort(header, payload)).contains(&true)
 }
 
 fn pages(header: &[u8], payload: &[u8]) -> bool {

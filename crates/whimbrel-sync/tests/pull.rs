@@ -20,7 +20,7 @@ fn a_capsule_arrives_whole_and_zero_pages_cost_nothing() {
     let (there, here) = (Place::new(), Place::new());
     let memory = memory(PAGES, 1);
     let capsule = there.capsule(&memory, &[7; 100_000], None);
-    let (peer, _) = Fake::new("alpha", &there.store);
+    let (peer, _) = Fake::peer("alpha", &there.store);
     let report = get(&here.store, &Sources::new(vec![peer]), capsule, &[]).unwrap();
     assert_eq!(here.memory(&capsule), memory);
     let verified = here.store.verify(|_, _| ()).unwrap();
@@ -28,7 +28,7 @@ fn a_capsule_arrives_whole_and_zero_pages_cost_nothing() {
     let used = memory.chunks(PAGE_SIZE).filter(|page| !whimbrel_core::is_zero(page)).count() as u64;
     assert!(report.pages.plain <= used && report.pages.delta == 0, "{report:?}");
     let again =
-        get(&here.store, &Sources::new(vec![Fake::new("alpha", &there.store).0]), capsule, &[]).unwrap();
+        get(&here.store, &Sources::new(vec![Fake::peer("alpha", &there.store).0]), capsule, &[]).unwrap();
     assert_eq!((again.requests, again.received), (0, 0), "nothing is asked of what is here");
 }
 
@@ -37,7 +37,7 @@ fn a_second_version_travels_as_its_difference() {
     let (there, here) = (Place::new(), Place::new());
     let mut memory = memory(PAGES * 4, 2);
     let first = there.capsule(&memory, &[7; 50_000], None);
-    let (peer, _) = Fake::new("alpha", &there.store);
+    let (peer, _) = Fake::peer("alpha", &there.store);
     let sources = Sources::new(vec![peer]);
     get(&here.store, &sources, first, &[]).unwrap();
     let before = memory.clone();
@@ -64,7 +64,7 @@ fn a_base_that_only_the_asker_has_does_not_help_and_does_not_harm() {
     let own = here.capsule(&memory, &[1; 10], None);
     live(&mut memory, 50, 5);
     let capsule = there.capsule(&memory, &[2; 10], None);
-    let (peer, _) = Fake::new("alpha", &there.store);
+    let (peer, _) = Fake::peer("alpha", &there.store);
     let report = get(&here.store, &Sources::new(vec![peer]), capsule, &[own]).unwrap();
     assert_eq!(here.memory(&capsule), memory);
     assert!(
@@ -84,13 +84,13 @@ fn cuts_at_every_stage_cost_at_most_a_window_each() {
         let bases: Vec<_> = base.into_iter().collect();
         let prepared = |place: &Place| {
             bases.iter().for_each(|base| {
-                get(&place.store, &Sources::new(vec![Fake::new("alpha", &there.store).0]), *base, &[])
+                get(&place.store, &Sources::new(vec![Fake::peer("alpha", &there.store).0]), *base, &[])
                     .unwrap();
             });
         };
         let calm = Place::new();
         prepared(&calm);
-        let (peer, faults) = Fake::new("alpha", &there.store);
+        let (peer, faults) = Fake::peer("alpha", &there.store);
         get(&calm.store, &Sources::new(vec![peer]), capsule, &bases).unwrap();
         let (once, answer) = (faults.arrived.load(Ordering::Acquire), faults.largest.load(Ordering::Acquire));
         // Fewer than two answers each time would be no progress: so many are under way.
@@ -100,7 +100,7 @@ fn cuts_at_every_stage_cost_at_most_a_window_each() {
             prepared(&here);
             let (mut arrived, mut runs) = (0, 0);
             loop {
-                let (peer, faults) = Fake::new("alpha", &there.store);
+                let (peer, faults) = Fake::peer("alpha", &there.store);
                 faults.until_cut.store(cut, Ordering::Release);
                 let ended = try_get(&here.store, &Sources::new(vec![peer]), capsule, &bases);
                 arrived += faults.arrived.load(Ordering::Acquire);
@@ -112,7 +112,7 @@ fn cuts_at_every_stage_cost_at_most_a_window_each() {
                 }
                 assert!(runs < 2000, "no progress with cuts after {cut} requests");
             }
-            assert_eq!(here.memory(&capsule), *expected(&there, &capsule));
+            assert_eq!(here.memory(&capsule), there.memory(&capsule));
             // What had arrived is never sent again; pages compress a little worse in smaller answers.
             assert!(
                 arrived <= once + once / 4 + answer,
@@ -122,10 +122,6 @@ fn cuts_at_every_stage_cost_at_most_a_window_each() {
     }
 }
 
-fn expected(there: &Place, capsule: &whimbrel_core::CapsuleId) -> Box<Vec<u8>> {
-    Box::new(there.memory(capsule))
-}
-
 #[test]
 fn wrong_data_is_rejected_blamed_and_asked_of_another() {
     let (there, other, here) = (Place::new(), Place::new(), Place::new());
@@ -133,8 +129,8 @@ fn wrong_data_is_rejected_blamed_and_asked_of_another() {
     let capsule = there.capsule(&memory, &[7; 5000], None);
     other.capsule(&memory, &[7; 5000], None);
     for from in 0..8 {
-        let (liar, lies) = Fake::new("liar", &there.store);
-        let (honest, _) = Fake::new("honest", &other.store);
+        let (liar, lies) = Fake::peer("liar", &there.store);
+        let (honest, _) = Fake::peer("honest", &other.store);
         lies.spoil_from.store(from, Ordering::Release);
         let sources = Sources::new(vec![liar, honest]);
         get(&here.store, &sources, capsule, &[]).unwrap();
@@ -147,7 +143,7 @@ fn wrong_data_is_rejected_blamed_and_asked_of_another() {
         }
     }
     let alone = Place::new();
-    let (liar, lies) = Fake::new("liar", &there.store);
+    let (liar, lies) = Fake::peer("liar", &there.store);
     lies.spoil_from.store(3, Ordering::Release);
     match get(&alone.store, &Sources::new(vec![liar]), capsule, &[]) {
         Err(SyncError::WrongData { peer, .. }) => assert_eq!(peer, "liar"),
@@ -168,8 +164,8 @@ fn two_holders_that_fail_in_turns_are_enough() {
         let partly = Place::new();
         partly.capsule(&memory, &[8; 5000], None);
         let second_there = partly.store.manifest(&second).is_ok();
-        let (a, cuts_a) = Fake::new("a", &there.store);
-        let (b, cuts_b) = Fake::new("b", &other.store);
+        let (a, cuts_a) = Fake::peer("a", &there.store);
+        let (b, cuts_b) = Fake::peer("b", &other.store);
         for (faults, seed) in [(&cuts_a, seed), (&cuts_b, seed + 50)] {
             let mut next = random(seed + 1);
             faults.until_cut.store(next() % 9, Ordering::Release);
@@ -188,11 +184,11 @@ fn a_machine_runs_on_pages_that_are_elsewhere() {
     let (there, here) = (Place::new(), Place::new());
     let mut memory = memory(PAGES, 9);
     let first = there.capsule(&memory, &[7; 5000], None);
-    let (peer, _) = Fake::new("alpha", &there.store);
+    let (peer, _) = Fake::peer("alpha", &there.store);
     get(&here.store, &Sources::new(vec![peer]), first, &[]).unwrap();
     live(&mut memory, 300, 10);
     let second = there.capsule(&memory, &[8; 5000], Some(first));
-    let (peer, faults) = Fake::new("alpha", &there.store);
+    let (peer, faults) = Fake::peer("alpha", &there.store);
     let sources = Arc::new(Sources::new(vec![peer]));
     let remote = Arc::new(Remote::new(Arc::new(here.store.clone()), sources));
     here.store.set_elsewhere(remote);

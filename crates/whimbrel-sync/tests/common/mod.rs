@@ -164,7 +164,7 @@ pub(crate) struct Fake {
 }
 
 impl Fake {
-    pub(crate) fn new(name: &'static str, store: &Store) -> (Box<dyn Peer>, Arc<Faults>) {
+    pub(crate) fn peer(name: &'static str, store: &Store) -> (Box<dyn Peer>, Arc<Faults>) {
         let faults = Arc::<Faults>::default();
         let fake =
             Self { name, server: Server::new(store.clone()), faults: faults.clone(), far: Duration::ZERO };
