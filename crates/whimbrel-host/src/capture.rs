@@ -13,6 +13,7 @@ use crate::{
     refs,
 };
 use std::{collections::BTreeMap, time::Instant};
+use whimbrel_align::Cuts;
 use whimbrel_api::{
     CaptureReport, CheckpointRequest, Operation, OperationKind, OperationResult, RoundInfo, Squeeze,
     SuspendRequest, Unit,
@@ -163,9 +164,11 @@ impl Host {
         let finish = if was_paused { Finish::StayPaused } else { finish };
         let stored_before = self.stored_bytes();
         let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
+        live.cut_disks(self, record)?;
         let ledgers = wanted.arrays.of(&mut live.ledgers);
         follow(ledgers, &mut live.bases)?;
-        let mut sink = StoreSink::new(&writer, ledgers, &live.bases)?;
+        let cuts = |name: &str| live.disks.iter().find(|disk| disk.name() == name)?.cuts().cloned();
+        let mut sink = StoreSink::new(&writer, ledgers, &live.bases, cuts)?;
         let pace = pace(was_paused);
         let captured = live.capture(Follower::Store, wanted.arrays, &mut sink, &pace, finish, reporter)?;
         // In the capsule it is written down already that the guest is to get it back.
@@ -352,9 +355,9 @@ impl whimbrel_machine::Machine for DisksOnly<'_> {
     }
 }
 
-/// The store as a sink: one image writer an array.
+/// The store as a sink: one image writer an array, and how that is cut.
 struct StoreSink {
-    images: Vec<(String, ImageWriter)>,
+    images: Vec<(String, ImageWriter, Option<Cuts>)>,
     /// Bytes of pages handed over; what they come to in the store is known at the end.
     raw: u64,
 }
@@ -364,19 +367,21 @@ impl StoreSink {
         writer: &Writer,
         ledgers: &[Ledger],
         bases: &BTreeMap<String, Option<Digest>>,
+        cuts: impl Fn(&str) -> Option<Cuts>,
     ) -> Result<Self, HostError> {
         let open = |ledger: &Ledger| {
-            let name = ledger.name().to_owned();
-            let image = writer.image(bases.get(&name).copied().flatten(), ledger.page_count());
-            Ok((name, image.map_err(refs::store_error("begin an image"))?))
+            let (name, pages) = (ledger.name().to_owned(), ledger.page_count_for(Follower::Store));
+            let image = writer.image(bases.get(&name).copied().flatten(), pages);
+            let cuts = cuts(&name);
+            Ok((name, image.map_err(refs::store_error("begin an image"))?, cuts))
         };
         Ok(Self { images: ledgers.iter().map(open).collect::<Result<_, HostError>>()?, raw: 0 })
     }
 
     fn finish(self) -> Result<Vec<ImageRef>, HostError> {
-        let finish = |(name, image): (String, ImageWriter)| {
+        let finish = |(name, image, cuts): (String, ImageWriter, Option<Cuts>)| {
             let image = image.finish().map_err(refs::store_error("finish an image"))?;
-            Ok(ImageRef { name, pages: image.pages, root: image.root, cuts: None })
+            Ok(ImageRef { name, pages: image.pages, root: image.root, cuts })
         };
         self.images.into_iter().map(finish).collect()
     }
@@ -384,7 +389,7 @@ impl StoreSink {
 
 impl Sink for StoreSink {
     fn pages(&mut self, batch: Batch<'_>) -> Result<(), SinkError> {
-        let (_, image) = &mut self.images[batch.array];
+        let (_, image, _) = &mut self.images[batch.array];
         self.raw += batch.data.len() as u64;
         image
             .put(batch.run, batch.data)

@@ -5,10 +5,11 @@
 //! the digest of all it holds. So "a capsule with children is immutable" needs no rule here, and no check.
 
 use crate::{
+    disk_cuts::disk_bases,
     error::HostError,
     host::{Host, nic_of},
     live::Live,
-    record::{DiskBase, Record},
+    record::Record,
     refs,
 };
 use std::sync::Arc;
@@ -52,13 +53,6 @@ impl Host {
         };
         from.map(|from| (refs::LINEAGE_LABEL.to_owned(), from.to_string()))
     }
-}
-
-/// What the disks of a machine begin as that is made from a capsule.
-pub(crate) fn disk_bases(manifest: &Manifest) -> Vec<DiskBase> {
-    let root = |disk| manifest.image(&format!("disk{disk}")).and_then(|image| image.root);
-    let base = |disk| root(disk).map_or(DiskBase::Blank, |root| DiskBase::Image { root });
-    (0..manifest.machine.disks.len()).map(base).collect()
 }
 
 /// The parent's configuration with what the request changes. The ports are new, or two machines would have one address.

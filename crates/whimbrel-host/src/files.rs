@@ -1,6 +1,12 @@
 //! Long work on the store that needs no machine: garbage, verification, export and import.
 
-use crate::{error::HostError, host::Host, operation::Reporter, refs};
+use crate::{
+    disk_cuts::{first_cuts, in_pages, out_of_pages},
+    error::HostError,
+    host::Host,
+    operation::Reporter,
+    refs,
+};
 use std::{
     fs::File,
     os::unix::fs::FileExt,
@@ -9,14 +15,15 @@ use std::{
     sync::Arc,
 };
 use whimbrel_api::{
-    Damage, ExportFormat, ExportRequest, ImportRequest, MachineState, Operation, OperationKind,
+    Damage, ErrorCode, ExportFormat, ExportRequest, ImportRequest, MachineState, Operation, OperationKind,
     OperationResult, Unit,
 };
+use whimbrel_block::{BlockError, Device, FileDevice};
 use whimbrel_core::{
-    Accel, ByteSize, CapsuleId, DiskConfig, EXTENT_PAGES, MachineConfig, PAGE_SIZE, PageRun,
+    Accel, ByteSize, CapsuleId, DiskConfig, EXTENT_PAGES, EXTENT_SIZE, MachineConfig, PAGE_SIZE, PageRun,
 };
 use whimbrel_image::{ImageRef, Manifest};
-use whimbrel_store::{Keep, Pin, StoredDisk, StoredImage};
+use whimbrel_store::{Keep, Pin, StoreError, StoredDisk};
 
 /// Memory of a machine that is made from an imported disk, until its owner says otherwise.
 const IMPORTED_MEMORY: ByteSize = ByteSize(1 << 30);
@@ -111,26 +118,33 @@ impl Host {
                 let exported = self.store.export(capsule, std::io::BufWriter::new(&file));
                 exported.map_err(refs::store_error("export the capsule"))?;
             }
-            ExportFormat::Raw => write_raw(&self.exported(capsule, request)?, &file, path, reporter)?,
+            ExportFormat::Raw => write_raw(&*self.exported(capsule, request)?, &file, path, reporter)?,
             ExportFormat::Qcow2 => self.write_qcow2(self.exported(capsule, request)?, path, reporter)?,
         }
         file.sync_all().map_err(io)?;
         Ok(file.metadata().map_err(io)?.len())
     }
 
-    fn exported(&self, capsule: &CapsuleId, request: &ExportRequest) -> Result<StoredImage, HostError> {
+    /// The image as what it is an image of.
+    fn exported(&self, capsule: &CapsuleId, request: &ExportRequest) -> Result<Arc<dyn Device>, HostError> {
         let manifest = self.store.manifest(capsule).map_err(refs::store_error("read the capsule"))?;
         let name = request.image.as_deref().unwrap_or(FIRST_DISK);
         let image = manifest.image(name);
         let image = image.ok_or_else(|| HostError::NotFound { what: "image", name: name.to_owned() })?;
-        Ok(self.image(Some(*capsule), (name, image.root, image.pages)))
+        let stored = StoredDisk::new(self.image(Some(*capsule), (name, image.root, image.pages)));
+        let failed = |source| HostError::Disk { disk: name.to_owned(), source };
+        out_of_pages(Arc::new(stored), image.cuts.as_ref()).map_err(failed)
     }
 
     /// qemu-img makes the qcow2; it reads the image from an NBD server of ours.
-    fn write_qcow2(&self, image: StoredImage, path: &Path, reporter: &Reporter) -> Result<(), HostError> {
+    fn write_qcow2(
+        &self,
+        device: Arc<dyn Device>,
+        path: &Path,
+        reporter: &Reporter,
+    ) -> Result<(), HostError> {
         reporter.progress("converting", Unit::Bytes, 0, None);
         let socket = self.layout.slot(&format!("export-{:016x}", rand::random::<u64>()));
-        let device = Arc::new(StoredDisk::new(image));
         let server = whimbrel_nbd::bind(&socket)
             .and_then(|listener| whimbrel_nbd::serve(device, listener, whimbrel_nbd::Options::default()));
         let server = server.map_err(|source| HostError::io("serve an image on", &socket, source))?;
@@ -185,27 +199,35 @@ impl Host {
     ) -> Result<CapsuleId, HostError> {
         let write = refs::store_error("write the image");
         let io = |source| HostError::io("read", path, source);
+        let failed = |source| HostError::Disk { disk: path.display().to_string(), source };
         let file = File::open(path).map_err(io)?;
-        let size = file.metadata().map_err(io)?.len().next_multiple_of(PAGE_SIZE as u64);
+        if file.metadata().map_err(io)?.is_dir() {
+            return Err(HostError::invalid(format!("{} is a directory", path.display())));
+        }
+        // Its last page is padded with zeros.
+        let file = FileDevice::new(file, true).map_err(io)?;
+        let size = file.size();
         if size == 0 {
             return Err(HostError::invalid(format!("{} is empty", path.display())));
         }
-        let writer = self.store.writer().map_err(&write)?;
-        let mut image = writer.image(None, size / PAGE_SIZE as u64).map_err(&write)?;
+        let cuts = first_cuts(&file);
+        let disk = in_pages(Arc::new(file), cuts.as_ref()).map_err(failed)?;
+        let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
+        let mut image = writer.image(None, disk.size() / PAGE_SIZE as u64).map_err(&write)?;
         let mut buffer = Vec::new();
         for run in PageRun::new(0, image.page_count()).chunks(EXTENT_PAGES as u64) {
-            buffer.clear();
             buffer.resize(run.bytes(), 0);
-            read_padded(&file, run.offset(), &mut buffer).map_err(io)?;
+            disk.read_at(run.offset(), &mut buffer).map_err(|source| failed(source.into()))?;
             image.put(run, &buffer).map_err(&write)?;
-            reporter.progress("reading", Unit::Bytes, run.offset() + run.bytes() as u64, Some(size));
+            let done = run.offset() + run.bytes() as u64;
+            reporter.progress("reading", Unit::Bytes, done, Some(disk.size()));
             if reporter.is_cancelled() {
                 return Err(HostError::Cancelled { left: "nothing was imported".into() });
             }
         }
         let image = image.finish().map_err(&write)?;
         let images =
-            vec![ImageRef { name: FIRST_DISK.to_owned(), pages: image.pages, root: image.root, cuts: None }];
+            vec![ImageRef { name: FIRST_DISK.to_owned(), pages: image.pages, root: image.root, cuts }];
         let manifest = self.disk_manifest(ByteSize(size), images, request)?;
         writer.commit(&manifest, std::slice::from_ref(&request.name)).map_err(&write)
     }
@@ -242,19 +264,18 @@ impl Host {
     }
 }
 
-fn write_raw(image: &StoredImage, file: &File, path: &Path, reporter: &Reporter) -> Result<(), HostError> {
+fn write_raw(disk: &dyn Device, file: &File, path: &Path, reporter: &Reporter) -> Result<(), HostError> {
     let io = |source| HostError::io("write", path, source);
-    let size = image.page_count() * PAGE_SIZE as u64;
-    file.set_len(size).map_err(io)?;
+    file.set_len(disk.size()).map_err(io)?;
     let mut buffer = Vec::new();
-    for run in PageRun::new(0, image.page_count()).chunks(EXTENT_PAGES as u64) {
-        buffer.resize(run.bytes(), 0);
-        image.read(run, &mut buffer).map_err(refs::store_error("read the image"))?;
+    for offset in (0..disk.size()).step_by(EXTENT_SIZE) {
+        buffer.resize((disk.size() - offset).min(EXTENT_SIZE as u64) as usize, 0);
+        disk.read_at(offset, &mut buffer).map_err(content_error)?;
         // Holes stay holes: the file is new and all zeros.
         if !whimbrel_core::is_zero(&buffer) {
-            file.write_all_at(&buffer, run.offset()).map_err(io)?;
+            file.write_all_at(&buffer, offset).map_err(io)?;
         }
-        reporter.progress("writing", Unit::Bytes, run.offset() + run.bytes() as u64, Some(size));
+        reporter.progress("writing", Unit::Bytes, offset + buffer.len() as u64, Some(disk.size()));
         if reporter.is_cancelled() {
             return Err(HostError::Cancelled { left: "no file was written".into() });
         }
@@ -262,16 +283,16 @@ fn write_raw(image: &StoredImage, file: &File, path: &Path, reporter: &Reporter)
     Ok(())
 }
 
-/// Fills `out` from `offset` on; past the end of the file it stays zero.
-fn read_padded(file: &File, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
-    let mut done = 0;
-    while done < out.len() {
-        match file.read_at(&mut out[done..], offset + done as u64)? {
-            0 => break,
-            count => done += count,
-        }
+/// A stored image could not be read: the store's own words where it has some.
+fn content_error(error: BlockError) -> HostError {
+    let action = "read the image";
+    let BlockError::Content { source, .. } = error else {
+        return HostError::Store { action, code: ErrorCode::Internal, source: error.into() };
+    };
+    match source.downcast::<StoreError>() {
+        Ok(source) => refs::store_error(action)(*source),
+        Err(source) => HostError::Store { action, code: ErrorCode::Internal, source },
     }
-    Ok(())
 }
 
 fn qemu_img(arguments: &[&str], target: &Path) -> Result<(), HostError> {

@@ -189,8 +189,17 @@ impl Host {
 
     /// Takes a name for a machine that is being made, or says that it is in use. Of two that want it at once, one gets it.
     pub(crate) fn claim_name(&self, name: &MachineName, resuming: bool) -> Result<NameClaim<'_>, HostError> {
+        self.claim_if(name, || self.check_free(name, resuming))
+    }
+
+    /// The same, free being whatever `check` says.
+    pub(crate) fn claim_if(
+        &self,
+        name: &MachineName,
+        check: impl FnOnce() -> Result<(), HostError>,
+    ) -> Result<NameClaim<'_>, HostError> {
         let mut claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
-        self.check_free(name, resuming)?;
+        check()?;
         if !claimed.insert(name.clone()) {
             return Err(HostError::NameTaken { name: name.clone() });
         }
@@ -241,13 +250,13 @@ impl Host {
 
     fn store_usage(&self) -> Result<StoreUsage, HostError> {
         let capsules = self.store.capsules().map_err(refs::store_error("list its capsules"))?;
-        let logical: u64 =
-            capsules.iter().flat_map(|capsule| &capsule.manifest.images).map(|image| image.pages).sum();
+        let images = capsules.iter().flat_map(|capsule| &capsule.manifest.images);
+        let logical = images.fold(0, |sum: u64, image| sum.saturating_add(image.size()));
         let free = rustix::fs::statvfs(self.layout.data()).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
         Ok(StoreUsage {
             capsules: capsules.len() as u64,
             stored: ByteSize(self.stored_bytes()),
-            logical: ByteSize(logical * PAGE_SIZE as u64),
+            logical: ByteSize(logical),
             free: ByteSize(free),
         })
     }

@@ -6,6 +6,7 @@
 
 use crate::{
     capture::{self, Wanted},
+    disk_cuts::image_pages,
     error::HostError,
     host::Host,
     live::RestingDisk,
@@ -86,17 +87,21 @@ impl Host {
         };
         let (size, base) = (record.config.disks[index].size.0, &record.bases[index]);
         let at = (&self.layout, &self.store);
-        let mut disk = RestingDisk::open(at, &record.name, (index, size), base)?;
-        let (root, wanted): (_, PageSet) = match base {
-            DiskBase::Image { root } => (Some(*root), disk.owned()),
-            DiskBase::Blank => (None, disk.owned()),
-            DiskBase::File { .. } => (None, disk.pages().populated().map_err(failed)?),
+        let disk = RestingDisk::open(at, &record.name, (index, size), base)?;
+        let cuts = self.cuts_for(record, index, disk.device());
+        let mut pages = disk.pages(cuts.as_ref())?;
+        let owned = || image_pages(cuts.as_ref(), disk.owned());
+        let (root, wanted): (_, Option<PageSet>) = match base {
+            DiskBase::Image { root, .. } => (Some(*root), owned()),
+            DiskBase::Blank => (None, owned()),
+            DiskBase::File { .. } => (None, None),
         };
-        let mut image = writer.image(root, disk.pages().page_count()).map_err(&write)?;
+        let wanted = wanted.map_or_else(|| pages.populated().map_err(failed), Ok)?;
+        let mut image = writer.image(root, pages.page_count()).map_err(&write)?;
         let (mut buffer, mut done, total) = (Vec::new(), 0, wanted.count());
         for run in wanted.runs().flat_map(|run| run.chunks(EXTENT_PAGES as u64)) {
             buffer.resize(run.bytes(), 0);
-            disk.pages().read(run, &mut buffer).map_err(failed)?;
+            pages.read(run, &mut buffer).map_err(failed)?;
             image.put(run, &buffer).map_err(&write)?;
             done += run.len;
             reporter.progress("copying", Unit::Pages, done, Some(total));
@@ -105,10 +110,7 @@ impl Host {
             }
         }
         let image = image.finish().map_err(&write)?;
-        Ok((
-            ImageRef { name: format!("disk{index}"), pages: image.pages, root: image.root, cuts: None },
-            done,
-        ))
+        Ok((ImageRef { name: format!("disk{index}"), pages: image.pages, root: image.root, cuts }, done))
     }
 
     /// The disks of a capsule as a capsule of their own. The trees are shared, so no page is read.

@@ -10,6 +10,7 @@
 mod balloon;
 mod capture;
 mod derive;
+mod disk_cuts;
 mod durable;
 mod error;
 mod files;

@@ -236,7 +236,7 @@ fn describe(record: &Record, live: Option<&Live>, operation: Option<OperationId>
             size: disk.size,
             base: match base {
                 DiskBase::File { path } => path.display().to_string(),
-                DiskBase::Image { root } => root.short(),
+                DiskBase::Image { root, .. } => root.short(),
                 DiskBase::Blank => "blank".to_owned(),
             },
             owned: ByteSize(live.and_then(|live| live.disks.get(index)).map_or(0, |disk| disk.owned_bytes())),

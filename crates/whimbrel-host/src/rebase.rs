@@ -4,6 +4,7 @@
 //! changed, and not to the same, are what a person has to look at; above disks nothing here knows about files.
 
 use crate::{
+    disk_cuts::image_pages,
     error::HostError,
     graph::{Family, closure},
     host::Host,
@@ -140,14 +141,14 @@ impl Host {
             let name = format!("disk{index}");
             let (Some(old), Some(new)) = (base.image(&name), update.image(&name)) else { continue };
             let begun_as = match disk_base {
-                DiskBase::Image { root } => Some(*root),
+                DiskBase::Image { root, cuts } if *cuts == old.cuts => Some(*root),
                 DiskBase::Blank => None,
-                DiskBase::File { .. } => continue,
+                DiskBase::Image { .. } | DiskBase::File { .. } => continue,
             };
-            let owned = self.owned_pages(turn, index)?;
-            if old.pages != new.pages || old.pages != owned.len() {
-                continue;
-            }
+            let owned = image_pages(old.cuts.as_ref(), self.owned_pages(turn, index)?);
+            let alike =
+                |owned: &PageSet| old.pages == new.pages && old.cuts == new.cuts && old.pages == owned.len();
+            let Some(owned) = owned.filter(alike) else { continue };
             let mut changed = self.store.changed_pages(old.root, begun_as, old.pages).map_err(&failed)?;
             changed.union(&owned);
             let updated = self.store.changed_pages(old.root, new.root, old.pages).map_err(&failed)?;

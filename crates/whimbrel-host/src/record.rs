@@ -6,6 +6,7 @@
 use crate::{durable, error::HostError, layout::Layout, live::remove_overlays};
 use serde::{Deserialize, Serialize};
 use std::{fs, path::PathBuf};
+use whimbrel_align::Cuts;
 use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, MachineConfig, MachineName};
 use whimbrel_migrate::protocol::{HandoverId, HomeNetwork};
 
@@ -43,7 +44,12 @@ pub(crate) enum DiskBase {
     /// A raw image of the user's, which is never written.
     File { path: PathBuf },
     /// An image of the store.
-    Image { root: Digest },
+    Image {
+        root: Digest,
+        /// How its pages were cut from the disk; none if from byte 0 on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cuts: Option<Cuts>,
+    },
     /// Nothing: reads as zeros.
     Blank,
 }

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use whimbrel_align::Cuts;
-use whimbrel_core::{CapsuleId, Digest, MachineConfig};
+use whimbrel_core::{CapsuleId, Digest, MachineConfig, PAGE_SIZE};
 
 /// The format that this version writes and reads.
 pub const FORMAT: u32 = 1;
@@ -53,6 +53,13 @@ pub struct ImageRef {
     /// How its pages were cut from a disk; none if from byte 0 on. Manifests from before there were cuts stay as they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuts: Option<Cuts>,
+}
+
+impl ImageRef {
+    /// Bytes of what it is an image of: of a disk that was cut, less than its pages are.
+    pub fn size(&self) -> u64 {
+        self.cuts.as_ref().map_or_else(|| self.pages.saturating_mul(PAGE_SIZE as u64), Cuts::size)
+    }
 }
 
 /// Bytes that are no manifest.

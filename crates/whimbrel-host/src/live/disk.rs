@@ -1,7 +1,11 @@
 //! A disk of a running machine: an overlay of its own over something that never changes, every write tracked.
+//!
+//! All of it is in bytes of the disk. Cuts are where a stored image comes in, under the overlay, and in the view through which the
+//! store follows the disk; others follow it as it is.
 
 use super::{Patient, Stall};
 use crate::{
+    disk_cuts::content_id,
     error::HostError,
     host::Host,
     layout::Layout,
@@ -9,7 +13,12 @@ use crate::{
     slot::Slot,
 };
 use std::{os::unix::fs::MetadataExt, path::Path, sync::Arc};
-use whimbrel_block::{Cow, Device, DiskPages, FileDevice, OverlayPlace, Padded, Tracked, ZeroDevice};
+use whimbrel_align::Cuts;
+use whimbrel_block::{
+    Cow, CutPages, CutView, CutsMismatch, Device, DiskPages, FileDevice, OverlayPlace, Padded, Tracked,
+    Uncut, ZeroDevice,
+};
+use whimbrel_capture::{Follower, Ledger};
 use whimbrel_core::{Digest, MachineName, PAGE_SIZE, PageSet};
 use whimbrel_machine::PageArray;
 use whimbrel_store::{Store, StoredDisk};
@@ -19,6 +28,8 @@ pub(crate) struct LiveDisk {
     name: String,
     cow: Arc<Cow>,
     tracked: Arc<Tracked>,
+    /// How the store sees it: cut like its next image.
+    cuts: Option<Cuts>,
     /// Its base, if a part of that lies on other hosts.
     patient: Option<Arc<Patient>>,
 }
@@ -69,10 +80,33 @@ impl LiveDisk {
         let cow = Arc::new(cow.map_err(|source| failed(source.into()))?);
         let tracked = Arc::new(Tracked::new(cow.clone()));
         slot.switch(index).set(tracked.clone()).map_err(|source| failed(source.into()))?;
-        Ok(Self { name, cow, tracked, patient })
+        Ok(Self { name, cow, tracked, cuts: None, patient })
     }
 
-    /// The disk as a page array.
+    /// Lets the store see the disk cut by `cuts`. If that is new, it no longer follows.
+    pub(super) fn cut(&mut self, ledger: &mut Ledger, cuts: Option<Cuts>) -> Result<(), HostError> {
+        if self.cuts == cuts {
+            return Ok(());
+        }
+        let view = |cuts: &Cuts| CutView::new(self.name.clone(), self.tracked.clone(), cuts.clone());
+        let view = cuts.as_ref().map(view).transpose();
+        let failed =
+            |source: CutsMismatch| HostError::Disk { disk: self.name.clone(), source: source.into() };
+        ledger.see_through(Follower::Store, view.map_err(failed)?.map(|view| Box::new(view) as Box<_>));
+        self.cuts = cuts;
+        Ok(())
+    }
+
+    /// How the store sees it.
+    pub(crate) fn cuts(&self) -> Option<&Cuts> {
+        self.cuts.as_ref()
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The disk as an array of its own pages.
     pub(crate) fn pages(&self) -> Box<dyn PageArray> {
         Box::new(DiskPages { name: self.name.clone(), device: self.tracked.clone() })
     }
@@ -97,7 +131,7 @@ impl LiveDisk {
         &self.tracked
     }
 
-    /// The pages that may differ from its base.
+    /// The pages of the disk that may differ from its base.
     pub(crate) fn owned(&self) -> PageSet {
         self.cow.owned()
     }
@@ -110,8 +144,9 @@ impl LiveDisk {
 
 /// A disk of a machine that does not run.
 pub(crate) struct RestingDisk {
+    name: String,
     cow: Arc<Cow>,
-    pages: DiskPages,
+    tracked: Arc<Tracked>,
 }
 
 impl RestingDisk {
@@ -132,18 +167,29 @@ impl RestingDisk {
         let (base, base_id) = open_base(over, base, size).map_err(failed)?;
         let cow = Cow::open(&place, base, base_id).map_err(|source| failed(source.into()))?;
         let cow = Arc::new(cow);
-        let pages = DiskPages { name, device: Arc::new(Tracked::new(cow.clone())) };
-        Ok(Self { cow, pages })
+        let tracked = Arc::new(Tracked::new(cow.clone()));
+        Ok(Self { name, cow, tracked })
     }
 
-    /// The pages that may differ from its base.
+    /// The pages of the disk that may differ from its base.
     pub(crate) fn owned(&self) -> PageSet {
         self.cow.owned()
     }
 
-    /// The disk as a page array.
-    pub(crate) fn pages(&mut self) -> &mut dyn PageArray {
-        &mut self.pages
+    /// The disk as an array of pages cut by `cuts`.
+    pub(crate) fn pages(&self, cuts: Option<&Cuts>) -> Result<Box<dyn PageArray>, HostError> {
+        let (name, device) = (self.name.clone(), self.tracked.clone());
+        let failed =
+            |source: CutsMismatch| HostError::Disk { disk: self.name.clone(), source: source.into() };
+        Ok(match cuts {
+            None => Box::new(DiskPages { name, device }),
+            Some(cuts) => Box::new(CutPages::new(name, device, cuts.clone()).map_err(failed)?),
+        })
+    }
+
+    /// The disk as a device.
+    pub(crate) fn device(&self) -> &dyn Device {
+        &*self.tracked
     }
 }
 
@@ -173,7 +219,15 @@ fn open_base(
             let file = FileDevice::open_read_only(path)?;
             (Arc::new(Padded::new(Arc::new(file), size)?), file_id(path)?)
         }
-        DiskBase::Image { root } => (over(*root, size / PAGE_SIZE as u64), *root),
+        DiskBase::Image { root, cuts: None } => (over(*root, size / PAGE_SIZE as u64), *root),
+        DiskBase::Image { root, cuts: Some(cuts) } => {
+            // The cuts stand in a manifest, and so does the size; whoever made it may have made that up.
+            if cuts.size() != size {
+                return Err(CutsMismatch { expected: cuts.size(), found: size }.into());
+            }
+            let pages = over(*root, cuts.page_count());
+            (Arc::new(Uncut::new(pages, cuts.clone())?), content_id(root, cuts))
+        }
     })
 }
 

@@ -159,14 +159,37 @@ impl Live {
             // Nothing keeps the images, so nothing may be written against them.
             return Ok(());
         }
-        for ledger in &mut self.ledgers {
-            let image = images.iter().find(|image| image.name == ledger.name());
-            if let Some(image) = image.filter(|i| i.pages == ledger.page_count() && i.cuts.is_none()) {
-                let nothing = PageSet::empty(ledger.page_count());
+        for (index, ledger) in self.ledgers.iter_mut().enumerate() {
+            let Some(image) = images.iter().find(|image| image.name == ledger.name()) else { continue };
+            // Memory is the first, and is not cut.
+            let disk = index.checked_sub(1).and_then(|index| self.disks.get_mut(index));
+            match disk {
+                Some(disk) => disk.cut(ledger, image.cuts.clone())?,
+                None if image.cuts.is_some() => continue,
+                None => {}
+            }
+            let pages = ledger.page_count_for(Follower::Store);
+            if image.pages == pages {
+                let nothing = PageSet::empty(pages);
                 ledger
                     .follow_from(Follower::Store, nothing)
                     .map_err(|source| HostError::Memory { source: source.into() })?;
                 self.bases.insert(image.name.clone(), image.root);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sees to it that the store sees each disk cut like its next image.
+    pub(crate) fn cut_disks(&mut self, host: &Host, record: &Record) -> Result<(), HostError> {
+        for (index, disk) in self.disks.iter_mut().enumerate() {
+            // What is written against an image is cut like it.
+            if self.bases.get(disk.name()).is_some_and(Option::is_some) {
+                continue;
+            }
+            let cuts = host.cuts_for(record, index, &**disk.device());
+            if let Some(ledger) = self.ledgers.get_mut(index + 1) {
+                disk.cut(ledger, cuts)?;
             }
         }
         Ok(())

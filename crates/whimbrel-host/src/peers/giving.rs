@@ -12,10 +12,11 @@
 //! ```
 
 use crate::{
+    disk_cuts::disk_bases,
     error::HostError,
     host::Host,
     machine::Machine,
-    record::{DiskBase, Phase, Record},
+    record::{Phase, Record},
     refs,
 };
 use serde::{Deserialize, Serialize};
@@ -74,10 +75,7 @@ impl Host {
         }
         let manifest = self.store.manifest(&what.capsule);
         let manifest = manifest.map_err(refs::store_error("read the capsule"))?;
-        let root = |disk| manifest.image(&format!("disk{disk}")).and_then(|image| image.root);
-        let base = |disk| root(disk).map_or(DiskBase::Blank, |root| DiskBase::Image { root });
-        let bases = (0..manifest.machine.disks.len()).map(base).collect();
-        let mut record = Record::new(what.machine.clone(), manifest.machine.clone(), bases);
+        let mut record = Record::new(what.machine.clone(), manifest.machine.clone(), disk_bases(&manifest));
         record.origin = Some(what.capsule);
         record.last = Some(what.capsule);
         record.phase = Phase::Suspended { capsule: what.capsule };

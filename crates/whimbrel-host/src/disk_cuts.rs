@@ -1,0 +1,75 @@
+//! How the disks of machines are cut into the pages of their images.
+//!
+//! A machine itself knows nothing of it: overlays, dirty pages and migrations are in bytes of the disk. A disk is inspected once,
+//! for its first image; all later ones are cut like the image before. Other cuts would be right too, and every page new.
+
+use crate::{host::Host, record::DiskBase, record::Record};
+use std::sync::Arc;
+use whimbrel_align::Cuts;
+use whimbrel_block::{Device, Recut, Uncut, layout_of};
+use whimbrel_core::{Digest, PageSet};
+use whimbrel_image::Manifest;
+
+impl Host {
+    /// How the next image of disk `index` of a machine is cut, which reads as `disk`. None from byte 0 on.
+    pub(crate) fn cuts_for(&self, record: &Record, index: usize, disk: &dyn Device) -> Option<Cuts> {
+        if let Some(DiskBase::Image { cuts, .. }) = record.bases.get(index) {
+            return cuts.clone();
+        }
+        let former = record.last.or(record.origin).and_then(|id| self.store.manifest(&id).ok());
+        let image = former.as_ref().and_then(|former| former.image(&format!("disk{index}")));
+        // Of zeros alone there is nothing to be found again.
+        match image.filter(|image| image.root.is_some() && image.size() == disk.size()) {
+            Some(image) => image.cuts.clone(),
+            None => first_cuts(disk),
+        }
+    }
+}
+
+/// How the first image of a disk is cut.
+pub(crate) fn first_cuts(disk: &dyn Device) -> Option<Cuts> {
+    layout_of(disk).cuts().ok().filter(|cuts| !cuts.is_identity())
+}
+
+/// What the disks of a machine begin as that is made from a capsule.
+pub(crate) fn disk_bases(manifest: &Manifest) -> Vec<DiskBase> {
+    let base = |disk| match manifest.image(&format!("disk{disk}")) {
+        Some(image) => match image.root {
+            Some(root) => DiskBase::Image { root, cuts: image.cuts.clone() },
+            None => DiskBase::Blank,
+        },
+        None => DiskBase::Blank,
+    };
+    (0..manifest.machine.disks.len()).map(base).collect()
+}
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// A disk as the pages of its image.
+pub(crate) fn in_pages(disk: Arc<dyn Device>, cuts: Option<&Cuts>) -> Result<Arc<dyn Device>, Cause> {
+    Ok(match cuts {
+        None => disk,
+        Some(cuts) => Arc::new(Recut::new(disk, cuts.clone())?),
+    })
+}
+
+/// The pages of an image as the disk that they were.
+pub(crate) fn out_of_pages(pages: Arc<dyn Device>, cuts: Option<&Cuts>) -> Result<Arc<dyn Device>, Cause> {
+    Ok(match cuts {
+        None => pages,
+        Some(cuts) => Arc::new(Uncut::new(pages, cuts.clone())?),
+    })
+}
+
+/// Names the content of a disk that was cut: the pages alone do not say where on it their bytes are.
+pub(crate) fn content_id(root: &Digest, cuts: &Cuts) -> Digest {
+    Digest::of(&[&root.0[..], &cuts.encode()].concat())
+}
+
+/// The pages of the image that hold bytes of these pages of the disk; none if the set is of another disk.
+pub(crate) fn image_pages(cuts: Option<&Cuts>, disk: PageSet) -> Option<PageSet> {
+    match cuts {
+        None => Some(disk),
+        Some(cuts) => (cuts.disk_page_count() == disk.len()).then(|| cuts.to_cut(&disk)),
+    }
+}
