@@ -367,7 +367,8 @@ impl Host {
             let state = turn.record.phase.word();
             return Err(HostError::State { name: name.clone(), state, needed: "stopped" });
         }
-        if !matches!(turn.record.phase, Phase::HandedOver { .. }) {
+        // Where another host has the machine, the tunnel is that host's.
+        if !matches!(turn.record.phase, Phase::HandedOver { .. } | Phase::Given { .. }) {
             self.leave_home(&mut turn.record);
             self.tunnels.end_of(name);
         }
