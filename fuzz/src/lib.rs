@@ -60,7 +60,10 @@ pub fn tunnel_batch(data: &[u8]) {
     let bytes: usize = frames.iter().flatten().map(|(_, frame)| 5 + frame.len()).sum();
     let broken = frames.iter().filter(|frame| frame.is_err()).count();
     assert!(bytes <= data.len() && (broken == 0) == (bytes == data.len()), "{bytes} of {} bytes", data.len());
-    assert!(broken == 0 || (broken == 1 && frames.last().is_some_and(Result::is_err)), "it goes on after an error");
+    assert!(
+        broken == 0 || (broken == 1 && frames.last().is_some_and(Result::is_err)),
+        "it goes on after an error"
+    );
 }
 
 /// How a disk is cut into pages: canonical, and every page holds something.
