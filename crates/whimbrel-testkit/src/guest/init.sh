@@ -11,7 +11,14 @@ option() { sed -n "s/.*\b$1=\([^ ]*\).*/\1/p" /proc/cmdline; }
 # The serial port carries requests as well as messages: no echo, no line editing.
 stty -F /dev/ttyS0 raw -echo 2>/dev/null
 # A disk appears a moment after its driver; without one this costs nothing, for the PCI bus was scanned already.
-[ -e /dev/vda ] && mount -t ext4 /dev/vda /mnt 2>/dev/null
+data=$(option data)
+if [ -n "$data" ]; then
+    # The file system is not on all of the first disk: its place has a name once the kernel has read the table.
+    for _ in $(seq 100); do [ -e "/dev/$data" ] && break; sleep 0.1; done
+    mount -t ext4 "/dev/$data" /mnt || echo "NO FILE SYSTEM ON $data"
+elif [ -e /dev/vda ]; then
+    mount -t ext4 /dev/vda /mnt 2>/dev/null
+fi
 ip link set lo up
 [ -e /sys/class/net/eth0 ] && ip link set eth0 up
 address=$(option ip)
