@@ -105,7 +105,8 @@ fn fresh(times: usize, memory: ByteSize, link: LinkConfig, how: &[&str]) -> Resu
 pub(super) fn start(sites: &Sites, memory: ByteSize) -> Result<()> {
     let address = Some(format!("{GUEST}/24"));
     let options = GuestOptions { address, buffer_mib: 1, work: Work::Compile };
-    Machine::debian(memory, options)?.run(sites.alpha(), NAME)?;
+    // Its kernel lies on its disk, as one that was installed: nothing of it but pages travels.
+    Machine::installed(memory, options, sites.disk())?.run(sites.alpha(), NAME)?;
     sleep(WARM_UP);
     Ok(())
 }

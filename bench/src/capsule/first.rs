@@ -1,7 +1,7 @@
 //! `first.bytes`: a guest's first capsule comes to a host that has only the golden disk the guest was made from.
 //!
 //! The peer is the guest's memory alone, pages of zeros left out, packed by `zstd -3`; ours is all that crosses the link:
-//! memory, what the guest changed on its disk, device state, and, told apart, kernel and initial RAM disk.
+//! memory, what the guest changed on its disk, and, told apart, the device state. The guest boots from its own disk.
 
 use super::sites::{NAME, Sites, check_whole};
 use super::tools::{without_zeros, zstd_bytes};
@@ -9,11 +9,12 @@ use crate::harness::{Goal, Row, Samples};
 use crate::hosts::Machine;
 use crate::run::Context;
 use anyhow::{Context as _, Result};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 use whimbrel_core::ByteSize;
-use whimbrel_testkit::guest::{DebianGuest, GuestOptions, Work};
+use whimbrel_testkit::guest::{GuestOptions, Work};
+use whimbrel_testkit::lab::LinkConfig;
 
 const MEMORY: ByteSize = ByteSize(512 << 20);
 /// Until the compiler is in full swing.
@@ -29,20 +30,28 @@ struct Came {
 
 /// How the golden disk is known at beta.
 const WAYS: [(&str, Prime); 3] = [
-    ("golden disk in the hash cache", |disk, sites| sites.beta().run(&["cache", "add", disk]).map(drop)),
-    ("golden disk imported", |disk, sites| sites.beta().run(&["import", disk, "golden"]).map(drop)),
-    ("nothing there", |_, _| Ok(())),
+    ("golden disk in the hash cache", |disk, _, sites| sites.beta().run(&["cache", "add", disk]).map(drop)),
+    ("golden disk imported", |disk, at, sites| {
+        sites.beta().run(&["import", disk, &format!("golden-{at}")]).map(drop)
+    }),
+    ("nothing there", |_, _, _| Ok(())),
 ];
 
-type Prime = fn(&str, &Sites) -> Result<()>;
+type Prime = fn(&str, usize, &Sites) -> Result<()>;
+
+/// 10 Mbit/s, 20 ms there and back: an uplink at home, where bytes count.
+fn link() -> LinkConfig {
+    LinkConfig::new(10, Duration::from_millis(10))
+}
 
 /// The rows.
 pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let mut sites = Sites::start()?;
-    let golden = DebianGuest::get()?.disk;
-    let golden = golden.to_str().context("a path that is not UTF-8")?;
     let options = GuestOptions { buffer_mib: 1, work: Work::Compile, ..GuestOptions::default() };
-    Machine::debian(MEMORY, options)?.run(sites.alpha(), NAME)?;
+    let machine = Machine::installed(MEMORY, options, sites.disk())?;
+    let text = |disk: &PathBuf| disk.to_str().map(str::to_owned).context("a path that is not UTF-8");
+    let golden = machine.disks.iter().map(text).collect::<Result<Vec<_>>>()?;
+    machine.run(sites.alpha(), NAME)?;
     sleep(WARM_UP);
     sites.alpha().run(&["checkpoint", NAME, "--tag", TAG])?;
     sites.alpha().discard(NAME)?;
@@ -52,7 +61,8 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
         let mut came = Vec::new();
         for _ in 0..context.times(3, 1) {
             sites.fresh_beta()?;
-            prime(golden, &sites)?;
+            golden.iter().enumerate().try_for_each(|(at, disk)| prime(disk, at, &sites))?;
+            sites.set_link(link());
             came.push(fetch(&sites)?);
         }
         rows.extend(rows_of(case, &came, &peer));
@@ -67,7 +77,7 @@ fn rows_of(case: &str, came: &[Came], peer: &Samples) -> [Row; 2] {
     };
     let all = row(case.to_owned(), |it| (it.described + it.rest) / MB);
     let all = if case == WAYS[2].0 { all } else { all.goal(Goal::PeerAtMost(0.6)) };
-    [all, row(format!("{case}; of it kernel, initrd, device state"), |it| it.described / MB)]
+    [all, row(format!("{case}; of it device state"), |it| it.described / MB)]
 }
 
 fn fetch(sites: &Sites) -> Result<Came> {

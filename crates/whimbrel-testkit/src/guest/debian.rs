@@ -4,7 +4,7 @@
 //! with the small guest's modules from an initial RAM disk that mounts `/dev/vda` and goes on there.
 
 use super::{
-    GuestError,
+    GuestError, GuestOptions,
     cache::{once, run},
     cpio::Archive,
     files::{build_witness, key},
@@ -21,6 +21,8 @@ const INITRD_INIT: &str = include_str!("debian-initrd.sh");
 const INIT: &str = include_str!("debian-init.sh");
 /// Size of the disk.
 const DISK_MIB: u64 = 1536;
+/// Size of the disk with the kernel, if the guest boots by itself.
+const BOOT_DISK_MIB: u64 = 32;
 
 /// What QEMU needs to start a Debian guest: `-kernel`, `-initrd` and a raw disk.
 #[derive(Debug)]
@@ -47,6 +49,30 @@ impl DebianGuest {
             image::ext4(&place.join("disk.raw"), DISK_MIB, Some(&root))
         })?;
         Ok(Self { kernel: kernel.image, initrd: place.join("initrd"), disk: place.join("disk.raw") })
+    }
+}
+
+impl DebianGuest {
+    /// A disk to boot from, made at `path`: boot loader, kernel and initial RAM disk on a FAT file system. It is the
+    /// machine's first disk, the root its second one. A machine as its owner would install it: nothing of it lies outside
+    /// its disks. Needs `syslinux` and `mtools`.
+    pub fn boot_disk(&self, path: &Path, options: &GuestOptions) -> Result<(), GuestError> {
+        let file = fs::File::create(path).and_then(|file| file.set_len(BOOT_DISK_MIB << 20));
+        file.map_err(GuestError::file("create", path))?;
+        let image = path.as_os_str();
+        run(Command::new("mkfs.vfat").args(["-F", "16", "-n", "BOOT"]).arg(image))?;
+        let settings = path.with_extension("cfg");
+        let text = format!(
+            "SERIAL 0 115200\nDEFAULT linux\nPROMPT 0\nTIMEOUT 0\nLABEL linux\n KERNEL vmlinuz\n INITRD initrd\n \
+             APPEND {options} root=/dev/vdb\n"
+        );
+        fs::write(&settings, text).map_err(GuestError::file("write", &settings))?;
+        let files = [(&settings, "syslinux.cfg"), (&self.kernel, "vmlinuz"), (&self.initrd, "initrd")];
+        for (from, name) in files {
+            run(Command::new("mcopy").arg("-i").arg(image).arg(from).arg(format!("::{name}")))?;
+        }
+        fs::remove_file(&settings).map_err(GuestError::file("remove", &settings))?;
+        run(Command::new("syslinux").arg("--install").arg(image)).map(drop)
     }
 }
 
