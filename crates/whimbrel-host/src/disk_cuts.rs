@@ -73,3 +73,33 @@ pub(crate) fn image_pages(cuts: Option<&Cuts>, disk: PageSet) -> Option<PageSet>
         Some(cuts) => (cuts.disk_page_count() == disk.len()).then(|| cuts.to_cut(&disk)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_core::PAGE_SIZE;
+
+    #[test]
+    fn a_base_that_was_written_down_before_there_were_cuts_has_none_and_is_written_as_then() {
+        let root = Digest([7; 32]);
+        let old = format!(r#"{{"kind":"image","root":"{root}"}}"#);
+        let base: DiskBase = serde_json::from_str(&old).unwrap();
+        assert_eq!(base, DiskBase::Image { root, cuts: None });
+        assert_eq!(serde_json::to_string(&base).unwrap(), old);
+        let cut = DiskBase::Image { root, cuts: Some("0180804000ff03".parse().unwrap()) };
+        let text = serde_json::to_string(&cut).unwrap();
+        assert!(text.contains(r#""cuts":"0180804000ff03""#), "{text}");
+        assert_eq!(serde_json::from_str::<DiskBase>(&text).unwrap(), cut);
+    }
+
+    #[test]
+    fn written_pages_of_a_disk_are_all_pages_of_the_image_that_they_touch() {
+        let cuts: Cuts = "0180804000ff03".parse().unwrap();
+        let mut written = PageSet::empty(cuts.size() / PAGE_SIZE as u64);
+        written.insert(100);
+        let touched = image_pages(Some(&cuts), written.clone()).unwrap();
+        assert_eq!((touched.count(), touched.len()), (2, cuts.page_count()));
+        assert_eq!(image_pages(None, written.clone()), Some(written));
+        assert_eq!(image_pages(Some(&cuts), PageSet::empty(3)), None, "another disk");
+    }
+}

@@ -208,7 +208,7 @@ pub(crate) fn remove_overlays(layout: &Layout, machine: &MachineName) {
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// The unchanging device under an overlay, and a digest that names its content.
-fn open_base(
+pub(super) fn open_base(
     over: impl FnOnce(Digest, u64) -> Arc<dyn Device>,
     base: &DiskBase,
     size: u64,

@@ -6,6 +6,8 @@
 
 mod console;
 mod disk;
+#[cfg(test)]
+mod disk_tests;
 mod memory;
 mod patient;
 mod port;
