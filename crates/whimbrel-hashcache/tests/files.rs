@@ -10,9 +10,7 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use whimbrel_align::{Border, Cuts};
 use whimbrel_core::{Digest, PAGE_SIZE};
-use whimbrel_hashcache::{
-    CacheError, Geometry, HashCache, Holder as _, Holders, Location, Missing, SourceKind,
-};
+use whimbrel_hashcache::{CacheError, Geometry, HashCache, Location, Missing, SourceKind};
 
 #[test]
 fn pages_of_a_file_are_found_and_zero_pages_and_strangers_are_not() {
@@ -253,18 +251,4 @@ fn another_file_behind_the_same_descriptor_number_is_not_read() {
     std::os::unix::fs::symlink(&new, &link).unwrap();
     assert!(!found(&fixture.cache, 1));
     assert_eq!(fixture.cache.stats().dropped, 1);
-}
-
-#[test]
-fn holders_are_asked_in_their_order() {
-    let Fixture { folder, cache } = Fixture::new(100);
-    let file = folder.path().join("image");
-    std::fs::write(&file, image(1..10)).unwrap();
-    cache.add(&file, SourceKind::Raw, None, &onward).unwrap();
-    let mut holders = Holders::default();
-    holders.push(cache);
-    holders.push(|digest: &Digest| (*digest == Digest::of(&common::page(50))).then(|| common::page(50)));
-    assert_eq!(holders.page(&Digest::of(&common::page(3))), Some(common::page(3)));
-    assert_eq!(holders.page(&Digest::of(&common::page(50))), Some(common::page(50)));
-    assert_eq!(holders.page(&Digest::of(&common::page(60))), None);
 }
