@@ -18,7 +18,13 @@ pub(crate) use ssh::SshError;
 pub(crate) use store::Syncing;
 use whimbrel_core::HostName;
 
-use crate::{error::HostError, host::Host, tunnel};
+use crate::{
+    error::HostError,
+    host::Host,
+    refs,
+    rights::{self, Access as Way},
+    tunnel,
+};
 use bytes::Bytes;
 use std::{
     collections::HashMap,
@@ -156,17 +162,30 @@ fn living(host: &Weak<Host>) -> Result<Arc<Host>, Refusal> {
 /// Who may resume a suspended machine.
 fn giving(host: &Arc<Host>, asker: &Asker, request: &Request) -> Answer {
     let say = |error: HostError| refused(&chain(&error));
+    let may = |way: Way, what: &Suspended| {
+        let name = refs::of_machine(&what.machine);
+        match rights::peer_may(&host.trust, &asker.identity, way, &name) {
+            true => Ok(()),
+            false => Err(refused(&format!("{} may not do that with {} here", asker.name, what.machine))),
+        }
+    };
     match request.kind {
         Describe::KIND => {
-            host.hear_of(&asker.name, &request.decode::<Describe>()?).map_err(say)?;
+            let what = request.decode::<Describe>()?;
+            may(Way::Write, &what)?;
+            host.hear_of(&asker.name, &what).map_err(say)?;
             Reply::of::<Describe>(&(), Bytes::new())
         }
         Yours::KIND => {
-            host.receive(&request.decode::<Yours>()?).map_err(say)?;
+            let what = request.decode::<Yours>()?;
+            may(Way::Write, &what)?;
+            host.receive(&what).map_err(say)?;
             Reply::of::<Yours>(&(), Bytes::new())
         }
         _ => {
-            let given = host.give_up(&asker.name, &request.decode::<Claim>()?).map_err(say)?;
+            let what = request.decode::<Claim>()?;
+            may(Way::Read, &what)?;
+            let given = host.give_up(&asker.name, &what).map_err(say)?;
             Reply::of::<Claim>(&given, Bytes::new())
         }
     }
