@@ -114,8 +114,11 @@ fn is_true(value: &bool) -> bool {
 pub struct ImageInfo {
     /// `memory`, `disk0`, …
     pub name: String,
-    /// Its length in pages of 4 KiB, empty ones counted.
+    /// Its length in pages of 4 KiB, empty ones counted. A disk whose files lie at odd places has some more than its size says.
     pub pages: u64,
+    /// Bytes of the memory or disk that it is an image of.
+    #[schema(value_type = u64)]
+    pub size: ByteSize,
     /// Root digest of its tree.
     #[schema(value_type = String)]
     pub root: Digest,

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use whimbrel_api::{
     CapsuleDiff, CapsuleInfo, CapsuleRef, ConfigChange, ImageDiff, ImageInfo, LeftBehind, Tagged,
 };
-use whimbrel_core::{CapsuleId, Digest, HostName, RefName};
+use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, RefName};
 use whimbrel_image::Manifest;
 use whimbrel_store::Expected;
 
@@ -109,6 +109,7 @@ impl Host {
         let images = manifest.images.iter().map(|image| ImageInfo {
             name: image.name.clone(),
             pages: image.pages,
+            size: ByteSize(image.size()),
             root: image.root.unwrap_or(ALL_ZERO),
         });
         let unnamed = || "unnamed".parse().expect("a valid name");

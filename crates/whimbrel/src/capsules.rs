@@ -51,7 +51,7 @@ pub(crate) fn page(capsule: &CapsuleInfo) -> String {
     ];
     pairs.extend(capsule.labels.iter().map(|(key, value)| ("label", format!("{key}={value}"))));
     let images =
-        capsule.images.iter().map(|image| [image.name.clone(), size(image.pages), image.root.short()]);
+        capsule.images.iter().map(|image| [image.name.clone(), image.size.to_string(), image.root.short()]);
     format!("{}\n{}", fields(&pairs), table(["IMAGE", "SIZE", "ROOT"], images, "no images"))
 }
 

@@ -158,7 +158,7 @@ impl Script {
 
     fn capsule(&self) -> Value {
         json!({"id": id('b'), "names": ["before", "web"], "machine": "web", "active": true, "time_ms": self.time_ms,
-            "host": "alpha", "memory": 1048576, "images": [{"name": "memory", "pages": 256, "root": id('c')}],
+            "host": "alpha", "memory": 1048576, "images": [{"name": "memory", "pages": 256, "size": 1048576, "root": id('c')}],
             "parents": [id('a')], "labels": {"ticket": "4711"}})
     }
 }
