@@ -8,8 +8,10 @@ mod arrive;
 mod delta;
 mod first;
 mod lookup;
+mod packages;
 mod sites;
 mod tools;
+mod update;
 
 use crate::run::Experiment;
 
@@ -42,4 +44,9 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         run: arrive::unprimed,
     },
     Experiment { rows: &["lan.unprimed"], about: "resume 2 GiB over 100 Mbit/s", run: arrive::over_lan },
+    Experiment {
+        rows: &["update.packages"],
+        about: "hand an upgrade of Debian packages to a host that has the parent",
+        run: update::run,
+    },
 ];

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 use whimbrel_core::{PAGE_SIZE, is_zero};
 use whimbrel_testkit::lab::Process;
 
@@ -103,4 +104,39 @@ pub(super) fn without_zeros(image: &Path) -> Result<PathBuf> {
             to.write_all(page)?;
         }
     }
+}
+
+/// A store of casync's: chunks of a file cut by its content.
+pub(super) struct Casync {
+    folder: TempDir,
+}
+
+impl Casync {
+    /// An empty store in `folder`.
+    pub(super) fn new(folder: &Path) -> Result<Self> {
+        Ok(Self { folder: tempfile::Builder::new().prefix("casync").tempdir_in(folder)? })
+    }
+
+    /// Keeps a file; how many bytes that adds, packed chunks and the list of all of them: what another host would fetch.
+    pub(super) fn keep(&self, file: &Path) -> Result<u64> {
+        let (store, index) = (self.folder.path().join("store.castr"), self.folder.path().join("index.caibx"));
+        let before = tree_bytes(&store)?;
+        let mut command = Command::new("casync");
+        command.arg("make").arg(format!("--store={}", store.display())).arg(&index).arg(file);
+        run(&mut command)?;
+        Ok(tree_bytes(&store)? - before + fs::metadata(index)?.len())
+    }
+}
+
+/// Bytes of all files below `folder`, none if there is no such folder.
+fn tree_bytes(folder: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    if folder.is_dir() {
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let metadata = entry.metadata()?;
+            bytes += if metadata.is_dir() { tree_bytes(&entry.path())? } else { metadata.len() };
+        }
+    }
+    Ok(bytes)
 }
