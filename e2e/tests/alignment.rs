@@ -201,6 +201,40 @@ fn a_disk_with_an_odd_partition_is_the_same_bytes_wherever_it_goes() {
 }
 
 #[test]
+fn the_rebase_report_counts_the_pages_of_odd_disks() {
+    let cluster = Cluster::start(&["alpha"]);
+    let alpha = cluster.host("alpha");
+    let mut maintained = start(&cluster, alpha, "maintained", &noise(MIB, 5));
+    maintained.write(300).expect("a system");
+    alpha.run(&["checkpoint", "maintained", "--disks-only", "--tag", "golden"]);
+    alpha.run(&["derive", "golden", "kid"]);
+    let mut kid = console(alpha, "kid");
+    kid.wait_ready(PATIENCE).expect("a child that is up");
+    kid.write(150).expect("a life of its own");
+    maintained.write(200).expect("an update");
+    alpha.run(&["checkpoint", "maintained", "--disks-only", "--tag", "golden"]);
+    let changed = |machine: bool| {
+        let report = alpha.json(&["rebase", "golden"]);
+        let standing = report["standing"].as_array().expect("a list");
+        let kid = standing.iter().find(|entry| entry["machine"].is_string() == machine);
+        let kid = kid.unwrap_or_else(|| panic!("no child in {report}"));
+        let disks = kid["disks"].as_array().expect("a list");
+        let disk = disks.iter().find(|disk| disk["name"] == "disk1");
+        disk.unwrap_or_else(|| panic!("no disk1 in {report}"))["changed"].as_u64().expect("a number")
+    };
+    let written = changed(true);
+    alpha.run(&["suspend", "kid"]);
+    let differ = changed(false);
+    // A written page of a file lies in two pages of the disk, which lie in three of the image.
+    assert!(
+        (150..=written).contains(&differ) && written < 4 * differ,
+        "{differ} differ, {written} were written"
+    );
+    alpha.run(&["resume", "kid"]);
+    assert_good(&console(alpha, "kid").check().expect("an answer"));
+}
+
+#[test]
 fn a_machine_with_an_odd_disk_moves_live_and_lazily_and_is_cut_as_before() {
     let cluster = Cluster::start(&["alpha", "beta"]);
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
