@@ -161,3 +161,35 @@ fn a_file_that_the_cache_knows_need_not_travel() {
     beta.run(&["export", "golden", out.to_str().unwrap(), "--format", "raw"]);
     assert!(std::fs::read(&out).expect("an export") == content);
 }
+
+#[test]
+fn a_receiver_that_runs_out_of_disk_says_so_and_goes_on_when_there_is_room() {
+    let mut cluster = Cluster::start(&["alpha", "beta"]);
+    let data = cluster.host("beta").data().to_owned();
+    let data = data.to_str().expect("a path in UTF-8");
+    // Small enough to be full soon; trust and key of the host move along.
+    cluster.host_mut("beta").kill_daemon();
+    let kept = cluster.disk.path().join("kept");
+    let beta = cluster.host("beta");
+    beta.exec("cp", &["-a", data, kept.to_str().unwrap()]);
+    beta.exec("mount", &["-t", "tmpfs", "-o", "size=12m", "tmpfs", data]);
+    beta.exec("sh", &["-c", &format!("cp -a {}/. {data}", kept.display())]);
+    cluster.host_mut("beta").start_daemon();
+    Guest::small("web").run(&cluster, cluster.host("alpha"));
+    let born = cluster.witness(GUEST_ADDRESS).write(100).expect("a first life");
+    cluster.host("alpha").run(&["suspend", "web"]);
+
+    let beta = cluster.host("beta");
+    let refusal = beta.refuse(&["pull", "alpha:web"]);
+    assert!(refusal.text.contains("hint:"), "{refusal:?}");
+    beta.exec("mount", &["-o", "remount,size=400m", "tmpfs", data]);
+    cluster.host_mut("beta").kill_daemon();
+    cluster.host_mut("beta").start_daemon();
+    let beta = cluster.host("beta");
+    let pulled = result(beta, &["pull", "alpha:web"]);
+    assert_eq!(pulled["whole"], true, "{pulled}");
+    beta.run(&["verify"]);
+    beta.run(&["resume", "alpha:web"]);
+    check(&cluster, &born);
+    assert_eq!(state(cluster.host("alpha"), "web"), "given");
+}

@@ -11,6 +11,7 @@ use whimbrel_api::{ApiError, ErrorCode};
 use whimbrel_capture::CaptureError;
 use whimbrel_core::{HostName, MachineName};
 use whimbrel_migrate::{MigrateError, link::LinkError};
+use whimbrel_store::StoreError;
 
 type Cause = Box<dyn Error + Send + Sync>;
 
@@ -159,6 +160,11 @@ impl HostError {
             Self::Unconfirmed { host, .. } => {
                 format!("the daemon goes on asking; look at `whimbrel ps` on {host}")
             }
+            Self::Store { source, .. } if is_latched(&**source) => {
+                "a write to the store failed before (see the daemon's log): free room or mend the disk, then start the \
+                 daemon again; machines run on meanwhile"
+                    .into()
+            }
             _ if self.code() == ErrorCode::NoSpace => "free room, or run `whimbrel gc`".into(),
             _ if self.code() == ErrorCode::Damaged => {
                 "`whimbrel verify` names everything that is damaged".into()
@@ -182,6 +188,13 @@ impl HostError {
         api.hint = self.hint();
         api
     }
+}
+
+/// Whether a store refuses to write because an earlier write failed.
+fn is_latched(error: &(dyn Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |&error| error.source())
+        .filter_map(|error| error.downcast_ref::<StoreError>())
+        .any(|error| matches!(error, StoreError::Latched { .. }))
 }
 
 fn io_code(error: &io::Error) -> ErrorCode {

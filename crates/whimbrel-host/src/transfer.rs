@@ -182,7 +182,11 @@ impl Host {
             let objects: Vec<&[u8]> = objects.iter().map(Vec::as_slice).collect();
             self.store.shadow_writer().keep(kind, &objects).map_err(refs::store_error("keep what came"))
         };
-        let was_whole = self.store.has(&[capsule.0]) == [true] && !self.is_partial(capsule);
+        // A manifest alone says nothing: it may be what an attempt that failed has left.
+        let was_whole = self.store.is_whole(capsule).map_err(refs::store_error("look for the capsule"))?;
+        if !was_whole {
+            self.store.expect_partial(capsule).map_err(refs::store_error("make room for the capsule"))?;
+        }
         fetch(Kind::Manifest, vec![ObjectWant { digest: capsule.0, similar: None }])?;
         self.store.shadow_writer().flush().map_err(refs::store_error("keep the manifest"))?;
         let manifest = self.store.manifest(capsule).map_err(refs::store_error("read the capsule"))?;

@@ -27,6 +27,25 @@ impl Store {
         refs.iter().try_for_each(|name| self.write_ref(name, id, Expected::Anything))
     }
 
+    /// Says of a capsule that is about to come that it is not whole here, so that its manifest is never taken for one of a
+    /// whole capsule, however the coming ends.
+    pub fn expect_partial(&self, id: &CapsuleId) -> Result<()> {
+        let _gate = gate(&*self.inner.files, LockMode::Shared)?;
+        if self.is_partial(id)? { Ok(()) } else { self.mark_partial(id) }
+    }
+
+    /// Whether all of a capsule is here, by the index. Looks at every node and page of it.
+    pub fn is_whole(&self, id: &CapsuleId) -> Result<bool> {
+        if self.is_partial(id)? {
+            return Ok(false);
+        }
+        match closure::check_capsule(self, id) {
+            Ok(()) => Ok(true),
+            Err(StoreError::Missing { .. } | StoreError::NotWhole { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Whether objects of the capsule may be missing here.
     pub fn is_partial(&self, id: &CapsuleId) -> Result<bool> {
         match self.inner.files.open(&path(id)) {
