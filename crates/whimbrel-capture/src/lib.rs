@@ -15,7 +15,10 @@
 mod engine;
 mod ledger;
 pub mod pace;
+pub mod predict;
 mod sink;
+pub mod tap;
+pub mod trace;
 
 pub use engine::{Captured, Finish, Phase, Progress, Subject, capture};
 pub use ledger::{Follower, Ledger};
