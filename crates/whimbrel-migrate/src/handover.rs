@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   source                                        target
-//!   Copying  ---- offer, pages ---------------->  Receiving
+//!   Copying  (noted that it was begun)
+//!            ---- offer, pages ---------------->  Receiving (noted whose it is; a crash of its daemon ends it)
 //!   Stopped  ---- last pages, device state ---->  (loads, stays paused)
 //!            <--- ready -----------------------   Prepared
 //!   COMMIT POINT: the source writes down "handed over" and syncs it; from here on it never runs again
@@ -13,11 +14,12 @@
 //!
 //! Before the commit point any failure makes the source go on and the target forget. After it only the target
 //! may run, so the source repeats `commit` until it is answered. A target that is `Prepared` and hears nothing
-//! must wait: it cannot know on which side of the commit point the source is.
+//! must wait: it cannot know on which side of the commit point the source is. A source that gave up repeats
+//! `abort` until it is answered, so that the word always comes.
 //!
-//! No I/O and no clock here; `explore` in the tests walks every interleaving of both sides with lost,
-//! repeated and delayed messages and with crashes, and checks that never both run and that the machine is
-//! never lost.
+//! No I/O and no clock here. What a daemon finds on its disk when it comes back is part of the rule too:
+//! [`Source::recovered`] and [`Target::recovered`]. `tests/handover_model.rs` checks all of it against every order
+//! of messages, losses, crashes and power losses.
 
 /// The source's side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -30,7 +32,7 @@ pub enum Source {
     Committed,
     /// The target said that it runs. Nothing is left here.
     Done,
-    /// Given up before the commit point: the machine runs here.
+    /// Given up before the commit point: the machine runs here. The target may not know yet.
     Aborted,
 }
 
@@ -43,6 +45,8 @@ pub enum SourceEvent {
     TargetReady,
     /// The target says that the machine runs there.
     TargetRuns,
+    /// The target says that it has nothing of the machine.
+    TargetForgot,
     /// Anything went wrong, or the user cancelled: link lost, target refused, local error.
     Failed,
     /// This daemon came back after a crash and found its durable record.
@@ -52,21 +56,50 @@ pub enum SourceEvent {
 /// What the source must do, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SourceAction {
+    /// Write down, durably, that this handover was begun and with whom; then offer the machine.
+    NoteAndOffer,
     /// Pause the machine and send what is left.
     StopAndSend,
     /// Write down, durably, that the machine was handed over.
     RecordHandover,
     /// Tell the target to run it; again after each silence.
     SendCommit,
-    /// Tell the target to forget it (best effort).
+    /// Tell the target to forget it; again after each silence.
     SendAbort,
     /// Let the machine run here again, with every page it has sent unseen again.
     GoOn,
+    /// The target knows how it ended: strike the note out.
+    StrikeOut,
     /// End the paused machine here and free what it held.
     Retire,
 }
 
+/// What the source's disk says about a handover that was begun and not struck out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SourceRecord {
+    /// The machine is this host's.
+    Ours,
+    /// The machine was handed over, by this handover.
+    HandedOver,
+    /// It is about a later handover, or the machine is gone: nothing of it is this handover's business.
+    Other,
+}
+
 impl Source {
+    /// A migration begins.
+    pub fn begin() -> (Source, &'static [SourceAction]) {
+        (Source::Copying, &[SourceAction::NoteAndOffer])
+    }
+
+    /// A handover as a new daemon finds it.
+    pub fn recovered(record: SourceRecord) -> (Source, &'static [SourceAction]) {
+        match record {
+            SourceRecord::Ours => Source::Copying.step(SourceEvent::Restarted),
+            SourceRecord::HandedOver => Source::Committed.step(SourceEvent::Restarted),
+            SourceRecord::Other => Source::Aborted.step(SourceEvent::Restarted),
+        }
+    }
+
     /// The one transition function.
     pub fn step(self, event: SourceEvent) -> (Source, &'static [SourceAction]) {
         use {Source::*, SourceAction::*, SourceEvent::*};
@@ -74,8 +107,10 @@ impl Source {
             (Copying, RoundsOver) => (Stopped, &[StopAndSend]),
             (Stopped, TargetReady) => (Committed, &[RecordHandover, SendCommit]),
             (Copying | Stopped, Failed | Restarted) => (Aborted, &[SendAbort, GoOn]),
-            (Committed, TargetRuns) => (Done, &[Retire]),
+            (Committed, TargetRuns) => (Done, &[StrikeOut, Retire]),
             (Committed, Failed | Restarted) => (Committed, &[SendCommit]),
+            (Aborted, TargetForgot) => (Aborted, &[StrikeOut]),
+            (Aborted, Failed | Restarted) => (Aborted, &[SendAbort]),
             // Late or repeated news changes nothing.
             (state, _) => (state, &[]),
         }
@@ -94,7 +129,7 @@ pub enum Target {
     Receiving,
     /// Everything is here, loaded and paused; only the source's word decides what happens.
     Prepared,
-    /// The machine runs here.
+    /// The machine is this host's, and was started here.
     Running,
     /// Forgotten.
     Discarded,
@@ -118,26 +153,74 @@ pub enum TargetEvent {
 /// What the target must do, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TargetAction {
-    /// Write down, durably, that a prepared machine waits here; then tell the source.
-    RecordAndSayReady,
-    /// Let the machine run, open its network, announce it; then tell the source.
+    /// Reserve room, write down, durably, whose machine is on its way here; then tell the source.
+    ReserveAndAccept,
+    /// Mark what waits here as whole, for a later daemon; then tell the source. The mark need not outlive the paused
+    /// machine, so this is no durable write: nothing is synced for the record while nobody runs.
+    MarkAndSayReady,
+    /// Let the machine run, open its network, announce it; write down, durably, that it is this host's; then tell the
+    /// source.
     RunAndSaySo,
     /// Tell the source (again) that the machine runs here.
     SayRunning,
-    /// End it and free what it held.
+    /// End it and free what it held, the record too; then tell the source.
     Discard,
+    /// Tell the source (again) that nothing of it is here.
+    SayForgotten,
+}
+
+/// What the target's disk says about a handover.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TargetRecord {
+    /// Its machine is on its way here.
+    Arriving,
+    /// Its machine came here and is, or was, this host's.
+    Ours,
+}
+
+/// What became of the paused machine of an arrival while its daemon was away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Waiting {
+    /// It is there and is not marked as whole, so the source was never told that it is.
+    Unfinished,
+    /// It is there and marked.
+    Whole,
+    /// It is gone and its mark too, as after a loss of power: what it was is not known.
+    Gone,
 }
 
 impl Target {
+    /// A machine is offered, and there is room for it.
+    pub fn begin() -> (Target, &'static [TargetAction]) {
+        (Target::Receiving, &[TargetAction::ReserveAndAccept])
+    }
+
+    /// The source gave up a handover that is not known here. Its offer may still be on its way, on an older connection, and
+    /// must find it ended.
+    pub fn forget_unheard() -> (Target, &'static [TargetAction]) {
+        Target::Discarded.step(TargetEvent::Abort)
+    }
+
+    /// A handover as a new daemon finds it.
+    pub fn recovered(record: TargetRecord, waiting: Waiting) -> (Target, &'static [TargetAction]) {
+        let state = match (record, waiting) {
+            (TargetRecord::Ours, _) => Target::Running,
+            (TargetRecord::Arriving, Waiting::Unfinished) => Target::Receiving,
+            (TargetRecord::Arriving, Waiting::Whole | Waiting::Gone) => Target::Prepared,
+        };
+        state.step(TargetEvent::Restarted)
+    }
+
     /// The one transition function.
     pub fn step(self, event: TargetEvent) -> (Target, &'static [TargetAction]) {
         use {Target::*, TargetAction::*, TargetEvent::*};
         match (self, event) {
-            (Receiving, Loaded) => (Prepared, &[RecordAndSayReady]),
+            (Receiving, Loaded) => (Prepared, &[MarkAndSayReady]),
             (Receiving, Abort | Failed | Restarted) => (Discarded, &[Discard]),
             (Prepared, Commit) => (Running, &[RunAndSaySo]),
             (Prepared, Abort) => (Discarded, &[Discard]),
             (Running, Commit) => (Running, &[SayRunning]),
+            (Discarded, Abort) => (Discarded, &[SayForgotten]),
             (state, _) => (state, &[]),
         }
     }
@@ -145,157 +228,5 @@ impl Target {
     /// Whether the machine may run on the target.
     pub fn may_run(self) -> bool {
         self == Target::Running
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::{HashSet, VecDeque};
-
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-    enum Message {
-        Last,
-        Ready,
-        Commit,
-        Abort,
-        Runs,
-    }
-
-    /// Both sides and everything under way. Messages are never removed by delivery: that models loss (never
-    /// delivered), repetition (delivered twice) and delay (delivered later than younger ones) in one.
-    #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-    struct Both {
-        source: Source,
-        target: Target,
-        sent: [bool; 5],
-    }
-
-    impl Both {
-        fn start() -> Self {
-            Self { source: Source::Copying, target: Target::Receiving, sent: [false; 5] }
-        }
-
-        fn source(&self, event: SourceEvent) -> Both {
-            let (source, actions) = self.source.step(event);
-            let mut next = Both { source, ..self.clone() };
-            for action in actions {
-                match action {
-                    SourceAction::StopAndSend => next.sent[Message::Last as usize] = true,
-                    SourceAction::SendCommit => next.sent[Message::Commit as usize] = true,
-                    SourceAction::SendAbort => next.sent[Message::Abort as usize] = true,
-                    SourceAction::RecordHandover | SourceAction::GoOn | SourceAction::Retire => {}
-                }
-            }
-            next
-        }
-
-        fn target(&self, event: TargetEvent) -> Both {
-            let (target, actions) = self.target.step(event);
-            let mut next = Both { target, ..self.clone() };
-            for action in actions {
-                match action {
-                    TargetAction::RecordAndSayReady => next.sent[Message::Ready as usize] = true,
-                    TargetAction::RunAndSaySo | TargetAction::SayRunning => {
-                        next.sent[Message::Runs as usize] = true;
-                    }
-                    TargetAction::Discard => {}
-                }
-            }
-            next
-        }
-
-        fn has(&self, message: Message) -> bool {
-            self.sent[message as usize]
-        }
-
-        fn successors(&self) -> Vec<Both> {
-            use Message::*;
-            let mut all = vec![
-                self.source(SourceEvent::RoundsOver),
-                self.source(SourceEvent::Failed),
-                self.source(SourceEvent::Restarted),
-                self.target(TargetEvent::Failed),
-                self.target(TargetEvent::Restarted),
-            ];
-            let deliveries = [
-                (Last, self.target(TargetEvent::Loaded)),
-                (Commit, self.target(TargetEvent::Commit)),
-                (Abort, self.target(TargetEvent::Abort)),
-                (Ready, self.source(SourceEvent::TargetReady)),
-                (Runs, self.source(SourceEvent::TargetRuns)),
-            ];
-            all.extend(deliveries.into_iter().filter(|(m, _)| self.has(*m)).map(|(_, next)| next));
-            all
-        }
-    }
-
-    fn explore(mut visit: impl FnMut(&Both)) -> usize {
-        let mut seen = HashSet::from([Both::start()]);
-        let mut queue = VecDeque::from([Both::start()]);
-        while let Some(both) = queue.pop_front() {
-            visit(&both);
-            for next in both.successors() {
-                if seen.insert(next.clone()) {
-                    queue.push_back(next);
-                }
-            }
-        }
-        seen.len()
-    }
-
-    #[test]
-    fn never_do_both_sides_run() {
-        let states = explore(|both| {
-            assert!(!(both.source.may_run() && both.target.may_run()), "{both:?}");
-        });
-        assert!(states >= 12, "the walk reached only {states} states");
-    }
-
-    #[test]
-    fn the_machine_is_never_lost() {
-        explore(|both| {
-            let source_has_it = !matches!(both.source, Source::Done);
-            let target_has_it = both.target != Target::Discarded;
-            assert!(source_has_it || target_has_it, "{both:?}");
-            if matches!(both.source, Source::Committed | Source::Done) {
-                assert!(matches!(both.target, Target::Prepared | Target::Running), "{both:?}");
-            }
-        });
-    }
-
-    /// From everywhere, if messages get through from now on, exactly one side ends up running.
-    #[test]
-    fn a_healed_link_always_ends_with_one_runner() {
-        explore(|both| {
-            let mut now = both.clone();
-            for _ in 0..8 {
-                let event = match now.source {
-                    Source::Copying => SourceEvent::RoundsOver,
-                    Source::Committed => SourceEvent::Restarted,
-                    _ => SourceEvent::TargetRuns,
-                };
-                now = now.source(event);
-                for (message, event) in [
-                    (Message::Last, TargetEvent::Loaded),
-                    (Message::Commit, TargetEvent::Commit),
-                    (Message::Abort, TargetEvent::Abort),
-                ] {
-                    if now.has(message) {
-                        now = now.target(event);
-                    }
-                }
-                if now.target == Target::Prepared && now.source == Source::Stopped {
-                    now = now.source(SourceEvent::TargetReady);
-                }
-                if now.target == Target::Running {
-                    now = now.source(SourceEvent::TargetRuns);
-                }
-                if now.target == Target::Discarded && now.source == Source::Stopped {
-                    now = now.source(SourceEvent::Failed);
-                }
-            }
-            assert!(now.source.may_run() != now.target.may_run(), "{both:?} ended as {now:?}");
-        });
     }
 }

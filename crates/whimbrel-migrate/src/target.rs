@@ -12,7 +12,7 @@ use crate::{
 };
 use bytes::Bytes;
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet, VecDeque},
     error::Error,
     sync::{Arc, Mutex, MutexGuard},
 };
@@ -64,16 +64,50 @@ struct Arriving {
     decoder: Decoder,
 }
 
-/// All machines that are arriving at this host.
+/// Most handovers that were given up and whose late offers are still refused. One is of use for as long as the connection
+/// of its offer lives.
+const FORGOTTEN_MAX: usize = 4096;
+
+/// All machines that are arriving at this host, and what became of earlier ones.
 pub struct Arrivals {
     landing: Arc<dyn Landing>,
     table: Mutex<HashMap<HandoverId, Arc<Mutex<Arriving>>>>,
+    ended: Mutex<Ended>,
+}
+
+/// Handovers that have ended, as far as messages about them may still come.
+#[derive(Default)]
+struct Ended {
+    /// Their machines came: a repeated commit is answered.
+    arrived: HashSet<HandoverId>,
+    /// Given up: an offer that comes after all is refused.
+    forgotten: VecDeque<HandoverId>,
+}
+
+impl Ended {
+    fn of(&self, handover: HandoverId) -> Option<Target> {
+        let arrived = self.arrived.contains(&handover).then_some(Target::Running);
+        arrived.or_else(|| self.forgotten.contains(&handover).then_some(Target::Discarded))
+    }
+
+    fn enter(&mut self, handover: HandoverId, state: Target) {
+        match state {
+            Target::Running => drop(self.arrived.insert(handover)),
+            Target::Discarded if !self.forgotten.contains(&handover) => {
+                self.forgotten.push_back(handover);
+                if self.forgotten.len() > FORGOTTEN_MAX {
+                    self.forgotten.pop_front();
+                }
+            }
+            Target::Discarded | Target::Receiving | Target::Prepared => {}
+        }
+    }
 }
 
 impl Arrivals {
     /// No machine is arriving yet.
     pub fn new(landing: Arc<dyn Landing>) -> Self {
-        Self { landing, table: Mutex::default() }
+        Self { landing, table: Mutex::default(), ended: Mutex::default() }
     }
 
     /// Takes up an arrival that an earlier daemon had prepared: it waits for the source's word.
@@ -83,6 +117,11 @@ impl Arrivals {
         let arriving = Arriving { state, arrival, arrays: vec![], blobs: vec![], blob: vec![], decoder };
         self.table().insert(handover, Arc::new(Mutex::new(arriving)));
         Ok(())
+    }
+
+    /// A machine that came by this handover is this host's, says its record: a source that has not heard is told.
+    pub fn adopt_arrived(&self, handover: HandoverId) {
+        self.ended().enter(handover, Target::Running);
     }
 
     /// Handles one message and returns the reply's header. Blocks while the arrival works.
@@ -101,24 +140,50 @@ impl Arrivals {
                 let finish: Finish = parse(header)?;
                 self.with(finish.handover, |arriving| arriving.finish(&finish, &payload))
             }
-            protocol::COMMIT => self.with(parse(header)?, |arriving| arriving.event(TargetEvent::Commit)),
-            protocol::ABORT => {
-                let id = parse(header)?;
-                let done = self.with(id, |arriving| arriving.event(TargetEvent::Abort));
-                self.forget_discarded();
-                // Giving up something that was never heard of, or is gone already, is no error.
-                done.or_else(
-                    |error| if let TargetError::Unknown { .. } = error { Ok(vec![]) } else { Err(error) },
-                )
-            }
+            protocol::COMMIT => self.word(parse(header)?, TargetEvent::Commit),
+            protocol::ABORT => self.word(parse(header)?, TargetEvent::Abort),
             kind => Err(TargetError::Kind { kind }),
         }
     }
 
     /// The connection that carried `handover` is gone.
     pub fn connection_lost(&self, handover: HandoverId) {
-        let _ = self.with(handover, |arriving| arriving.event(TargetEvent::Failed));
-        self.forget_discarded();
+        let done = self.with(handover, |arriving| arriving.event(TargetEvent::Failed));
+        self.sort_out_ended(handover);
+        if let Err(TargetError::Unknown { .. }) = done
+            && self.unheard(handover)
+        {
+            tracing::debug!(%handover, "the connection of an offer is gone before its answer");
+        }
+    }
+
+    /// The source's last word on a handover. It may come at any time, over any connection, and again.
+    fn word(&self, handover: HandoverId, event: TargetEvent) -> Result<Vec<u8>, TargetError> {
+        let done = self.with(handover, |arriving| arriving.event(event));
+        self.sort_out_ended(handover);
+        let Err(TargetError::Unknown { .. }) = done else { return done };
+        if event == TargetEvent::Abort && self.unheard(handover) {
+            return Ok(Vec::new());
+        }
+        let Some(state) = self.ended().of(handover) else { return done };
+        match (state.step(event).0, event) {
+            (Target::Running, TargetEvent::Commit) | (Target::Discarded, TargetEvent::Abort) => {
+                Ok(Vec::new())
+            }
+            (state, _) => Err(TargetError::State { state }),
+        }
+    }
+
+    /// What is not known here is ended all the same: its offer may still be on its way, or at work. Answers whether it was
+    /// unknown.
+    fn unheard(&self, handover: HandoverId) -> bool {
+        // Held until it is entered, so that no offer comes in between.
+        let table = self.table();
+        let unknown = !table.contains_key(&handover) && self.ended().of(handover).is_none();
+        if unknown {
+            self.ended().enter(handover, Target::forget_unheard().0);
+        }
+        unknown
     }
 
     fn offer(&self, offer: Offer) -> Result<Vec<u8>, TargetError> {
@@ -126,13 +191,26 @@ impl Arrivals {
         if self.table().contains_key(&offer.handover) {
             return Err(TargetError::Invalid { what: "a second offer of one handover" });
         }
+        if let Some(state) = self.ended().of(offer.handover) {
+            return Err(TargetError::State { state });
+        }
         let decoder = Decoder::new().map_err(TargetError::codec)?;
         let arrival = self.landing.reserve(&offer).map_err(|source| TargetError::Refused { source })?;
         let accepted = Accepted { blobs_missing: arrival.blobs_missing() };
         let arrays = offer.arrays.iter().map(|array| array.pages).collect();
-        let (state, blobs) = (Target::Receiving, offer.blobs);
-        let arriving = Arriving { state, arrival, arrays, blobs, blob: vec![], decoder };
-        self.table().insert(offer.handover, Arc::new(Mutex::new(arriving)));
+        // `reserve` has done what the actions say, the reply is the rest.
+        let ((state, _), blobs) = (Target::begin(), offer.blobs);
+        let mut arriving = Arriving { state, arrival, arrays, blobs, blob: vec![], decoder };
+        let mut table = self.table();
+        // Bound first: the lock on what has ended is not held while the arrival is discarded.
+        let ended = self.ended().of(offer.handover);
+        if let Some(state) = ended {
+            // The source gave it up, or went away, while room was made for it.
+            drop(table);
+            arriving.event(TargetEvent::Abort)?;
+            return Err(TargetError::State { state });
+        }
+        table.insert(offer.handover, Arc::new(Mutex::new(arriving)));
         Ok(postcard::to_stdvec(&accepted).expect("a reply is always encodable"))
     }
 
@@ -146,8 +224,18 @@ impl Arrivals {
         act(&mut arriving).map(|()| Vec::new())
     }
 
-    fn forget_discarded(&self) {
-        self.table().retain(|_, arriving| arriving.try_lock().map_or(true, |a| a.state != Target::Discarded));
+    /// An arrival that has ended keeps nothing but its end.
+    fn sort_out_ended(&self, handover: HandoverId) {
+        let Some(arriving) = self.table().get(&handover).cloned() else { return };
+        let state = arriving.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).state;
+        if let Target::Running | Target::Discarded = state {
+            self.ended().enter(handover, state);
+            self.table().remove(&handover);
+        }
+    }
+
+    fn ended(&self) -> MutexGuard<'_, Ended> {
+        self.ended.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<HandoverId, Arc<Mutex<Arriving>>>> {
@@ -164,8 +252,11 @@ impl Arriving {
                     self.arrival.run().map_err(|source| TargetError::Run { source })?;
                 }
                 TargetAction::Discard => self.arrival.discard(),
-                // `prepare` has written it down; the reply to the message says it.
-                TargetAction::RecordAndSayReady | TargetAction::SayRunning => {}
+                // `reserve` and `prepare` have done it; the reply to the message says it.
+                TargetAction::ReserveAndAccept
+                | TargetAction::MarkAndSayReady
+                | TargetAction::SayRunning
+                | TargetAction::SayForgotten => {}
             }
         }
         self.state = next;

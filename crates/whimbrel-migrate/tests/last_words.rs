@@ -1,0 +1,158 @@
+//! Messages about a handover that come when it is not there any more, or not yet.
+//!
+//! The fears: a machine that waits for ever because the word on it came before its offer; a source that waits for ever
+//! because the target forgot that the machine came.
+
+use bytes::Bytes;
+use std::sync::{
+    Arc, OnceLock, Weak,
+    atomic::{AtomicU32, Ordering},
+};
+use whimbrel_core::{Accel, ByteSize, Digest, MachineConfig, PageRun};
+use whimbrel_migrate::{
+    protocol::{self, ArrayOffer, Finish, HandoverId, Offer},
+    target::{Arrival, Arrivals, HostError, Landing},
+};
+
+const ID: HandoverId = HandoverId([7; 16]);
+
+/// Counts what becomes of arrivals, and may do something while one is reserved.
+#[derive(Default)]
+struct Counts {
+    discarded: AtomicU32,
+    run: AtomicU32,
+    arrivals: OnceLock<Weak<Arrivals>>,
+    meanwhile: Option<fn(&Arrivals)>,
+}
+
+struct Room(Arc<Counts>);
+
+impl Landing for Room {
+    fn reserve(&self, _: &Offer) -> Result<Box<dyn Arrival>, HostError> {
+        let arrivals = self.0.arrivals.get().and_then(Weak::upgrade);
+        if let (Some(arrivals), Some(meanwhile)) = (arrivals, self.0.meanwhile) {
+            meanwhile(&arrivals);
+        }
+        Ok(Box::new(Counted(self.0.clone())))
+    }
+}
+
+struct Counted(Arc<Counts>);
+
+impl Arrival for Counted {
+    fn blobs_missing(&self) -> Vec<Digest> {
+        Vec::new()
+    }
+    fn put_blob(&mut self, _: Digest, _: Vec<u8>) -> Result<(), HostError> {
+        Ok(())
+    }
+    fn write(&mut self, _: usize, _: PageRun, _: &[u8]) -> Result<(), HostError> {
+        Ok(())
+    }
+    fn zero(&mut self, _: usize, _: PageRun) -> Result<(), HostError> {
+        Ok(())
+    }
+    fn read(&self, _: usize, _: PageRun, _: &mut [u8]) -> Result<(), HostError> {
+        Ok(())
+    }
+    fn prepare(&mut self, _: &Finish, _: &[u8]) -> Result<(), HostError> {
+        Ok(())
+    }
+    fn run(&mut self) -> Result<(), HostError> {
+        self.0.run.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+    fn discard(&mut self) {
+        self.0.discarded.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn target(meanwhile: Option<fn(&Arrivals)>) -> (Arc<Arrivals>, Arc<Counts>) {
+    let counts = Arc::new(Counts { meanwhile, ..Counts::default() });
+    let arrivals = Arc::new(Arrivals::new(Arc::new(Room(counts.clone()))));
+    counts.arrivals.set(Arc::downgrade(&arrivals)).expect("set once");
+    (arrivals, counts)
+}
+
+fn offer(arrivals: &Arrivals) -> bool {
+    let config = MachineConfig {
+        memory: ByteSize(4096),
+        cpus: 1,
+        machine: "q35".into(),
+        cpu: "max".into(),
+        accel: Accel::Tcg,
+        disks: vec![],
+        nics: vec![],
+        boot: None,
+    };
+    let offer = Offer {
+        handover: ID,
+        name: "web".parse().expect("a name"),
+        config,
+        arrays: vec![ArrayOffer { name: "memory".into(), pages: 1 }],
+        vmgenid: String::new(),
+        origin: None,
+        blobs: vec![],
+        qemu_version: "7.2.22".into(),
+        tunnel: None,
+    };
+    let header = postcard::to_stdvec(&offer).expect("an offer");
+    arrivals.handle(protocol::OFFER, &header, Bytes::new()).is_ok()
+}
+
+fn say(arrivals: &Arrivals, kind: u16) -> bool {
+    let header = match kind {
+        protocol::FINISH => postcard::to_stdvec(&Finish { handover: ID, ports: vec![] }),
+        _ => postcard::to_stdvec(&ID),
+    };
+    arrivals.handle(kind, &header.expect("a header"), Bytes::new()).is_ok()
+}
+
+#[test]
+fn an_offer_that_comes_after_its_abort_is_refused() {
+    let (arrivals, _) = target(None);
+    assert!(say(&arrivals, protocol::ABORT));
+    assert!(!offer(&arrivals));
+    assert!(say(&arrivals, protocol::ABORT), "the same word again");
+}
+
+#[test]
+fn an_offer_that_is_given_up_while_room_is_made_for_it_leaves_nothing() {
+    let ends: [fn(&Arrivals); 2] =
+        [|arrivals| assert!(say(arrivals, protocol::ABORT)), |arrivals| arrivals.connection_lost(ID)];
+    for meanwhile in ends {
+        let (arrivals, counts) = target(Some(meanwhile));
+        assert!(!offer(&arrivals));
+        assert_eq!(counts.discarded.load(Ordering::Relaxed), 1);
+        assert!(!say(&arrivals, protocol::FINISH), "pages of a machine that was given up are taken");
+    }
+}
+
+#[test]
+fn an_offer_is_not_taken_twice_whatever_became_of_the_first() {
+    let (arrivals, counts) = target(None);
+    assert!(offer(&arrivals) && !offer(&arrivals));
+    arrivals.connection_lost(ID);
+    assert!(!offer(&arrivals));
+    assert_eq!(counts.discarded.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_machine_that_came_runs_once_and_every_later_word_is_answered() {
+    let (arrivals, counts) = target(None);
+    assert!(offer(&arrivals) && say(&arrivals, protocol::FINISH));
+    arrivals.connection_lost(ID);
+    assert!(say(&arrivals, protocol::COMMIT) && say(&arrivals, protocol::COMMIT));
+    assert!(!say(&arrivals, protocol::ABORT), "it runs, and cannot be given up");
+    assert!(!offer(&arrivals));
+    assert_eq!((counts.run.load(Ordering::Relaxed), counts.discarded.load(Ordering::Relaxed)), (1, 0));
+}
+
+#[test]
+fn a_later_daemon_answers_a_source_that_has_not_heard_that_its_machine_came() {
+    let (arrivals, _) = target(None);
+    assert!(!say(&arrivals, protocol::COMMIT), "nobody knows of it");
+    arrivals.adopt_arrived(ID);
+    assert!(say(&arrivals, protocol::COMMIT));
+    assert!(!say(&arrivals, protocol::ABORT));
+}
