@@ -13,6 +13,7 @@ mod derive;
 mod disk_cuts;
 mod durable;
 mod error;
+mod file_cuts;
 mod files;
 mod follow;
 mod graph;

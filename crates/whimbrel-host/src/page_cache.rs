@@ -3,14 +3,12 @@
 //! Files are added by the user; the RAM files and disk images of machines come by themselves. The cache is an aid: when its
 //! table is damaged or cannot be had, capsules travel whole and nothing else changes.
 
-use crate::{error::HostError, host::Host, operation::Reporter};
+use crate::{error::HostError, file_cuts::cuts_of_file, host::Host, operation::Reporter};
 use std::{
-    fs::File,
     ops::ControlFlow,
     path::Path,
     sync::{Arc, OnceLock},
 };
-use whimbrel_align::{Cuts, inspect};
 use whimbrel_api::{
     CacheAddRequest, CacheInfo, CacheSource, Operation, OperationKind, OperationResult, Unit,
 };
@@ -91,7 +89,7 @@ fn add(cache: &HashCache, path: &Path, memory: bool, reporter: &Reporter) -> Res
         true => SourceKind::Memory,
         false => SourceKind::guess(path).map_err(cache_error)?,
     };
-    let cuts = if kind == SourceKind::Raw { cuts_of(path) } else { None };
+    let cuts = cuts_of_file(path, kind);
     let added = cache.add(path, kind, cuts.as_ref(), &|progress| {
         reporter.progress("reading", Unit::Bytes, progress.done, Some(progress.total));
         match reporter.is_cancelled() {
@@ -103,14 +101,6 @@ fn add(cache: &HashCache, path: &Path, memory: bool, reporter: &Reporter) -> Res
         return Err(HostError::Cancelled { left: "what was read until then is known".into() });
     }
     added.map(|added| added.pages).map_err(cache_error)
-}
-
-/// Where file pages lie in a raw disk image, if not at every 4 KiB.
-fn cuts_of(path: &Path) -> Option<Cuts> {
-    let file = File::open(path).ok()?;
-    let size = file.metadata().ok()?.len();
-    let cuts = inspect(&file, size).cuts().ok()?;
-    (!cuts.is_identity()).then_some(cuts)
 }
 
 /// The cache as the sync asks it; the digest is checked by both.
