@@ -13,8 +13,11 @@ use whimbrel_migrate::handover::{
 /// How often the user tries to move the machine.
 pub(crate) const ATTEMPTS: usize = 2;
 
+/// A property of a state.
+type Holds = fn(&Handover, &World) -> bool;
+
 /// What holds in every state that can be reached.
-pub(crate) const PROPERTIES: [(&str, fn(&Handover, &World) -> bool); 7] = [
+pub(crate) const PROPERTIES: [(&str, Holds); 7] = [
     ("at most one side runs", |_, w| !(w.source.qemu == Qemu::Running && w.target.slot == Slot::Running)),
     ("the source never runs again after the commit", |_, w| {
         w.source.disk == Disk::Ours || w.source.qemu != Qemu::Running
