@@ -25,6 +25,8 @@ pub(crate) struct GuestPlan {
     pub(crate) options: GuestOptions,
     /// Socket of an NBD server and size of what it serves, one a disk.
     pub(crate) disks: Vec<(PathBuf, ByteSize)>,
+    /// How long its boot may take.
+    pub(crate) patience: Duration,
 }
 
 impl GuestPlan {
@@ -37,6 +39,7 @@ impl GuestPlan {
             initrd: files.initrd.clone(),
             options,
             disks: Vec::new(),
+            patience: BOOT_PATIENCE,
         }
     }
 
@@ -54,7 +57,13 @@ impl GuestPlan {
             initrd: guest.initrd.clone(),
             options,
             disks: vec![(socket.to_owned(), ByteSize(size))],
+            patience: BOOT_PATIENCE,
         })
+    }
+
+    /// The same, with more time to boot: its disk is slow.
+    pub(crate) fn patient(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// The machine as the product would make it.
@@ -103,7 +112,7 @@ impl Guest {
         let mut guest =
             Self { qemu: Some(qemu), witness: Witness::over(reader, writer), ram, _folder: folder };
         guest.qemu().unpause()?;
-        guest.witness.wait_ready(BOOT_PATIENCE)?;
+        guest.witness.wait_ready(plan.patience)?;
         Ok(guest)
     }
 

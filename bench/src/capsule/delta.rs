@@ -138,9 +138,11 @@ fn export(host: &Daemon, images: &Path, version: usize) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Writes the raw images of a capsule, `memory` and `disk0`, to a folder.
+/// Writes the raw images of a capsule, memory and every disk, to a folder.
 pub(super) fn export_to(host: &Daemon, capsule: &str, folder: &Path) -> Result<()> {
-    for image in ["memory", "disk0"] {
+    let shown = host.json(&["show", capsule])?;
+    for image in shown["images"].as_array().context("a capsule without images")? {
+        let image = image["name"].as_str().context("an image without a name")?;
         let path = folder.join(image);
         let to = path.to_str().context("a path that is not UTF-8")?;
         host.run(&["export", capsule, to, "--format", "raw", "--image", image])?;

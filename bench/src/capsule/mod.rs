@@ -6,10 +6,14 @@
 mod align;
 mod arrive;
 mod delta;
+mod desk;
 mod first;
 mod lookup;
+mod moving;
 mod packages;
+mod service;
 mod sites;
+mod snapshots;
 mod tools;
 mod update;
 
@@ -48,5 +52,20 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         rows: &["update.packages"],
         about: "hand an upgrade of Debian packages to a host that has the parent",
         run: update::run,
+    },
+    Experiment {
+        rows: &["service.start"],
+        about: "start a service elsewhere: booted or resumed, primed or not (the paper's 5.3)",
+        run: service::run,
+    },
+    Experiment {
+        rows: &["snapshots.bytes"],
+        about: "snapshots of somebody's work, a minute apart (the paper's 5.4)",
+        run: snapshots::run,
+    },
+    Experiment {
+        rows: &["moving.time", "moving.bytes"],
+        about: "move machines at work by suspend and resume (the paper's 5.2)",
+        run: moving::run,
     },
 ];

@@ -5,6 +5,7 @@
 //! minutes, once a checkout; kept in `target/bench/packages`. Nothing is installed on this machine: `apt-get` works below
 //! the new root.
 
+use super::desk::guest_root;
 use super::tools::run;
 use anyhow::{Context as _, Result, ensure};
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use whimbrel_testkit::guest::{DebianGuest, image};
+use whimbrel_testkit::guest::image;
 
 /// Size of the disk, as of the Debian guest.
 const DISK_MIB: u64 = 1536;
@@ -85,10 +86,7 @@ impl Packages {
 
 fn make(place: &Path) -> Result<()> {
     let root = place.join("root");
-    // Made by debootstrap for the Debian guest; beside its disk.
-    let guest = DebianGuest::get()?.disk;
-    let base = guest.ancestors().nth(2).context("the guest's folder")?.join("root/root");
-    run(Command::new("cp").arg("-a").arg(&base).arg(&root))?;
+    run(Command::new("cp").arg("-a").arg(guest_root()?).arg(&root))?;
     for file in ["etc/resolv.conf", "etc/hosts"] {
         fs::copy(Path::new("/").join(file), root.join(file))?;
     }
