@@ -1,7 +1,7 @@
 //! A disk under the feet of two who follow it, over an image that was cut: what the store has is the disk, cut, and what another
 //! host has is the disk.
 
-use super::disk::open_base;
+use super::{disk::open_base, patient::Patient};
 use crate::record::DiskBase;
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -133,4 +133,24 @@ fn cuts_of_a_disk_of_another_size_are_refused() {
     let never = |_, _| -> Arc<dyn Device> { panic!("nothing is to be read") };
     let base = DiskBase::Image { root: Digest([7; 32]), cuts: Some(cuts([(0, 0), (63, 7)])) };
     assert!(open_base(never, &base, SIZE + PAGE_SIZE as u64).is_err());
+}
+
+#[test]
+fn pages_that_are_read_from_afar_are_noted_as_the_pages_of_the_image() {
+    let cuts = cuts([(0, 0), (63, 7)]);
+    let pages = cut(&content(3), &cuts);
+    let mut patient = None;
+    let over = |_, _| -> Arc<dyn Device> {
+        let stored = Arc::new(MemDevice::new(pages.clone()));
+        patient.insert(Arc::new(Patient::new(stored, Arc::default()))).clone()
+    };
+    let base = DiskBase::Image { root: Digest([7; 32]), cuts: Some(cuts.clone()) };
+    let (disk, _) = open_base(over, &base, SIZE).unwrap();
+    let file_page = 63 * SECTOR..63 * SECTOR + PAGE_SIZE as u64;
+    let mut out = [0; PAGE_SIZE];
+    disk.read_at(file_page.start, &mut out).unwrap();
+    let touched = patient.unwrap().touched();
+    assert_eq!(touched.len(), cuts.page_count());
+    assert_eq!(touched.runs().collect::<Vec<_>>(), [cuts.pages_of(file_page)]);
+    assert_eq!(touched.count(), 1, "a page of a file is one page");
 }
