@@ -216,10 +216,12 @@ impl Host {
             Squeeze::Auto => Goal::Spare((memory.0 / KEPT_PART).max(KEPT_LEAST)),
             Squeeze::To { size } => Goal::To(checked(size, memory)?.0),
         };
-        let former = look_at(live)?.actual;
+        // Not what QEMU's balloon holds now: a guest that was squeezed a moment ago is still taking its memory back.
+        let former = record.ballooned.unwrap_or(record.config.memory);
+        let actual = look_at(live)?.actual;
         record.squeezed_from = Some(former);
         record.save(&self.layout)?;
-        let squeezed = run(Course::new(goal, former.0), live, reporter);
+        let squeezed = run(Course::new(goal, actual.0), live, reporter);
         // The guest reports to nobody from here on.
         let _ = live.qemu.ask_balloon_stats(false);
         match squeezed {

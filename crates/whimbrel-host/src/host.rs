@@ -2,6 +2,7 @@
 
 use crate::{
     error::HostError,
+    evacuate::Evacuating,
     follow::Following,
     graph::Sizes,
     handovers::Handovers,
@@ -61,6 +62,7 @@ pub(crate) struct Host {
     pub(crate) handovers: Handovers,
     pub(crate) tunnels: Tunnels,
     pub(crate) sizes: Sizes,
+    pub(crate) evacuating: Evacuating,
     listen: Option<SocketAddr>,
     operations: Operations,
     machines: Mutex<BTreeMap<MachineName, Arc<Machine>>>,
@@ -115,6 +117,7 @@ impl Host {
             warm: Warm::default(),
             tunnels,
             sizes: Sizes::default(),
+            evacuating: Evacuating::default(),
             listen,
             operations: Operations::default(),
             machines: Mutex::default(),
@@ -407,7 +410,7 @@ impl Host {
 
     pub(crate) fn set_paused(&self, name: &MachineName, paused: bool) -> Result<MachineInfo, HostError> {
         let machine = self.machine(name)?;
-        machine.begin(if paused { "pause" } else { "unpause" }, None)?.live()?.set_paused(paused)?;
+        machine.begin(if paused { "pause" } else { "unpause" }, None)?.live()?.set_paused_by_user(paused)?;
         Ok(machine.info())
     }
 
@@ -420,6 +423,8 @@ impl Host {
             let ballooned = turn.live()?.qemu.balloon(size);
             ballooned
                 .map_err(|source| HostError::Qemu { action: "set the balloon", source: source.into() })?;
+            turn.record.ballooned = Some(size).filter(|size| *size < memory);
+            turn.record.save(&self.layout)?;
         }
         Ok(machine.info())
     }

@@ -32,9 +32,15 @@ pub(crate) struct Record {
     /// What its guest had before it was squeezed, until it has it back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) squeezed_from: Option<ByteSize>,
+    /// Memory that its user left it; all of it if not said.
+    #[serde(default)]
+    pub(crate) ballooned: Option<ByteSize>,
     /// Where its network is, if not on the host that runs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tunnel: Option<HomeNetwork>,
+    /// How it came here: its old host may not have heard yet that it did, and asks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) arrived_by: Option<HandoverId>,
 }
 
 /// The unchanging content under a disk's overlay.
@@ -71,7 +77,12 @@ pub(crate) enum Phase {
     /// The host it went to; it has not confirmed yet.
     HandedOver { handover: HandoverId, to: HostName },
     /// Its old host, until that one commits.
-    Prepared { handover: HandoverId },
+    Prepared {
+        handover: HandoverId,
+        /// Written before the machine was here: whether all of it is, its slot says.
+        #[serde(default)]
+        ahead: bool,
+    },
 }
 
 /// The QEMU of a machine.
@@ -114,7 +125,9 @@ impl Record {
             process: None,
             since_ms: crate::now_ms(),
             squeezed_from: None,
+            ballooned: None,
             tunnel: None,
+            arrived_by: None,
         }
     }
 

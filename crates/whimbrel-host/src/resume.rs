@@ -307,6 +307,7 @@ impl Plan<'_> {
         let former = self.manifest.labels.get(refs::BALLOON_LABEL).and_then(|bytes| bytes.parse().ok());
         record.squeezed_from =
             former.map(ByteSize).and_then(|size| crate::balloon::checked(size, record.config.memory).ok());
+        record.ballooned = record.squeezed_from.filter(|size| *size < record.config.memory);
         record.tunnel = self.tunnel.clone();
         if self.kind != Kind::Same {
             // A copy is somebody else: its first capsule is a child of this one, not its successor.
