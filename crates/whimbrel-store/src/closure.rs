@@ -6,7 +6,13 @@ use crate::{
 };
 use std::collections::HashSet;
 use whimbrel_core::{CapsuleId, Digest};
-use whimbrel_image::tree::{Visit, walk};
+use whimbrel_image::{
+    Manifest, Node, NodeError,
+    tree::{Nodes, Visit, height, walk},
+};
+
+/// Most capsules beside which a later one is looked at.
+const BESIDE: usize = 4;
 
 /// Whether everything that capsule `id` names is in the store.
 pub(crate) fn check_capsule(store: &Store, id: &CapsuleId) -> Result<()> {
@@ -16,6 +22,60 @@ pub(crate) fn check_capsule(store: &Store, id: &CapsuleId) -> Result<()> {
     let mut seen = HashSet::new();
     for image in &manifest.images {
         check_image(store, image.root, image.pages, &mut seen).map_err(not_whole)?;
+    }
+    Ok(())
+}
+
+/// The same for a capsule that has just come, looking only at what no whole capsule that a ref names has in the same place: a
+/// version costs what it changed and not what it holds. The caller holds the gate, so those capsules stay.
+pub(crate) fn check_later(store: &Store, id: &CapsuleId) -> Result<()> {
+    let not_whole = |source| StoreError::NotWhole { source: Box::new(source) };
+    let manifest = store.manifest(id)?;
+    manifest.blobs().try_for_each(|blob| check_object(store, &blob)).map_err(not_whole)?;
+    let wholes = whole_relatives(store, id, &manifest)?;
+    for image in &manifest.images {
+        let Some(root) = image.root else { continue };
+        let same = wholes.iter().filter_map(|whole| whole.image(&image.name));
+        let roots = same.filter(|old| old.pages == image.pages).filter_map(|old| old.root);
+        let beside: Vec<Digest> = roots.collect();
+        check_beside(store, &root, height(image.pages) - 1, &beside).map_err(not_whole)?;
+    }
+    Ok(())
+}
+
+/// Whole capsules that refs name, the parents of `manifest` first.
+fn whole_relatives(store: &Store, id: &CapsuleId, manifest: &Manifest) -> Result<Vec<Manifest>> {
+    let named: HashSet<CapsuleId> = store.list_refs()?.into_values().filter(|named| named != id).collect();
+    let mut named: Vec<CapsuleId> = named.into_iter().collect();
+    named.sort_by_key(|named| (!manifest.parents.contains(named), *named));
+    let mut wholes = Vec::new();
+    for named in named {
+        if wholes.len() < BESIDE && !store.is_partial(&named)? {
+            wholes.extend(store.manifest(&named));
+        }
+    }
+    Ok(wholes)
+}
+
+fn check_beside(store: &Store, digest: &Digest, level: u8, beside: &[Digest]) -> Result<()> {
+    if beside.contains(digest) {
+        return Ok(());
+    }
+    let node = |digest: &Digest| store.inner.objects.node(digest);
+    check_object(store, digest)?;
+    let new = node(digest)?;
+    if new.level() != level {
+        return Err(NodeError::Level { found: new.level(), expected: level }.into());
+    }
+    let old = beside.iter().filter_map(|old| node(old).ok()).filter(|old| old.level() == level);
+    let old: Vec<std::sync::Arc<Node>> = old.collect();
+    for (slot, child) in new.children() {
+        let below: Vec<Digest> = old.iter().filter_map(|old| old.child(slot)).collect();
+        match level {
+            _ if below.contains(&child) => {}
+            0 => check_object(store, &child)?,
+            _ => check_beside(store, &child, level - 1, &below)?,
+        }
     }
     Ok(())
 }

@@ -68,7 +68,7 @@ impl Store {
     pub fn complete(&self, id: &CapsuleId) -> Result<()> {
         self.shadow_writer().flush()?;
         let _gate = gate(&*self.inner.files, LockMode::Shared)?;
-        closure::check_capsule(self, id)?;
+        closure::check_later(self, id)?;
         self.unmark_partial(id)
     }
 

@@ -125,12 +125,16 @@ impl Store {
 
     /// The manifest of a capsule.
     pub fn manifest(&self, id: &CapsuleId) -> Result<Manifest> {
-        Ok(Manifest::decode(self.inner.objects.get(&id.0)?.bytes())?)
+        Ok(Manifest::decode(&self.blob(&id.0)?)?)
     }
 
-    /// A blob.
+    /// A blob, or any other object by its digest; one that was just fetched is read from memory.
     pub fn blob(&self, digest: &Digest) -> Result<Vec<u8>> {
-        Ok(self.inner.objects.get(digest)?.bytes().to_vec())
+        // In this order: what leaves the shadow is in a pack by then.
+        match self.inner.shadow.get(digest) {
+            Some(bytes) => Ok(bytes.to_vec()),
+            None => Ok(self.inner.objects.get(digest)?.bytes().to_vec()),
+        }
     }
 
     /// Whether the store holds each object, by its index; those just fetched count.

@@ -10,7 +10,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
 };
-use whimbrel_core::{CapsuleId, PAGE_SIZE, PageRun, PageSet};
+use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_image::{Node, frame::Kind};
 use whimbrel_store::{
     Elsewhere, ElsewhereError, Keep, ObjectWant, Options, PageWant, Store, StoreError, StoredImage,
@@ -128,6 +128,38 @@ fn pages_come_on_demand_once_and_stay_after_a_restart_and_a_collection() {
     assert!(read(&image, PageRun::new(1000, 10)).is_err(), "never asked for");
     let report = again.verify(|_, _| {}).unwrap();
     assert!(report.is_whole() && report.partial == [id], "{report:?}");
+}
+
+#[test]
+fn a_later_version_is_whole_only_when_every_page_that_differs_has_come() {
+    let pair = pair();
+    let (id, image, _) = capsule(&pair, &some_writes());
+    image.fetch(&PageSet::full(PAGES)).unwrap();
+    pair.here.complete(&id).unwrap();
+    let writer = pair.there.writer().unwrap();
+    let changes = [(7, 9001), (300, 9002), (2999, 9003)];
+    let next = commit(&writer, &pair.there, Some(id), PAGES, &changes, &[name("next")], 2).unwrap();
+    let manifest = pair.there.manifest(&next).unwrap();
+    pair.here.shadow_writer().keep(Kind::Manifest, &[&manifest.encode().unwrap()]).unwrap();
+    pair.here.adopt_partial(&next, &[name("next")]).unwrap();
+    let later = pair.here.image(manifest.images[0].root, PAGES).or_elsewhere(image.root());
+    for (page, _) in changes {
+        let not_yet = pair.here.complete(&next);
+        assert!(matches!(not_yet, Err(StoreError::NotWhole { .. })), "before page {page}: {not_yet:?}");
+        read(&later, PageRun::new(page, 1)).unwrap();
+    }
+    pair.here.complete(&next).unwrap();
+    assert!(pair.here.is_whole(&next).unwrap(), "every node and page looked at");
+}
+
+#[test]
+fn what_was_just_fetched_is_read_before_it_is_written() {
+    let pair = pair();
+    let bytes = page(77);
+    pair.here.shadow_writer().keep(Kind::Blob, &[&bytes]).unwrap();
+    assert_eq!(pair.here.blob(&Digest::of(&bytes)).unwrap(), bytes);
+    pair.here.shadow_writer().flush().unwrap();
+    assert_eq!(pair.here.blob(&Digest::of(&bytes)).unwrap(), bytes);
 }
 
 #[test]

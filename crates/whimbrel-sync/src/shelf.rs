@@ -40,14 +40,6 @@ impl Shelf for Store {
     }
 
     fn object(&self, digest: &Digest) -> Option<Vec<u8>> {
-        if let Ok(bytes) = self.blob(digest) {
-            return Some(bytes);
-        }
-        // What was kept a moment ago is not in a pack yet.
-        let waits = Store::has(self, &[*digest])[0];
-        if !waits || self.shadow_writer().flush().is_err() {
-            return None;
-        }
         self.blob(digest).ok()
     }
 
