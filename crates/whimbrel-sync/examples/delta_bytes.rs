@@ -7,7 +7,10 @@ use std::{
     collections::BTreeMap,
     error::Error,
     path::Path,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 use whimbrel_core::{Accel, ByteSize, CapsuleId, MachineConfig, PAGE_SIZE, PageRun};
@@ -25,6 +28,9 @@ struct Local {
 
 struct LocalLink(Server, Option<f64>);
 
+/// Nanoseconds of processor time that answering took.
+static ANSWERING: AtomicU64 = AtomicU64::new(0);
+
 struct Done(Result<Reply, LinkError>);
 
 impl Peer for Local {
@@ -38,7 +44,9 @@ impl Peer for Local {
 
 impl Link for LocalLink {
     fn start(&self, request: Request) -> Result<Box<dyn Answer>, LinkError> {
+        let begun = thread_time();
         let answer = self.0.answer(&|_: &CapsuleId| true, &request);
+        ANSWERING.fetch_add(thread_time().saturating_sub(begun).as_nanos() as u64, Ordering::Relaxed);
         let answer = answer.map_err(|source| LinkError::Refused { source });
         if let (Some(rate), Ok(reply)) = (self.1, &answer) {
             std::thread::sleep(Duration::from_secs_f64(
@@ -88,6 +96,19 @@ fn capsule(store: &Store, memory: &[u8], base: Option<CapsuleId>) -> Outcome<Cap
     Ok(writer.commit(&manifest, &["it".parse()?])?)
 }
 
+/// What this thread, and all of this process, ended threads included, spent on a processor.
+fn thread_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    Duration::from_nanos(text.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or(0))
+}
+
+/// In hundredths of a second, the ticks of `/proc/self/stat`.
+fn process_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let ticks = text.split(' ').skip(13).take(2).filter_map(|number| number.parse::<u64>().ok());
+    Duration::from_millis(ticks.sum::<u64>() * 10)
+}
+
 fn open(dir: &Path) -> Outcome<Store> {
     Ok(Store::open(dir, StoreOptions::create())?)
 }
@@ -116,8 +137,14 @@ fn main() -> Outcome {
         progress: &mut |_| (),
         patience: Duration::from_secs(1),
     };
-    let begun = Instant::now();
+    if std::env::var_os("W").is_some() {
+        eprintln!("{}", std::process::id());
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    let (begun, used) = (Instant::now(), process_time());
     let report = pull(&to, &sources, new, &["it".parse()?], options)?;
     println!("{} bytes both ways, {:?}, {:?}", report.sent + report.received, begun.elapsed(), report);
+    let answering = Duration::from_nanos(ANSWERING.load(Ordering::Relaxed));
+    println!("processor time: {:?}, of which the server {answering:?}", process_time().saturating_sub(used));
     Ok(())
 }

@@ -5,10 +5,12 @@
 use std::cell::RefCell;
 use zstd::zstd_safe::{CCtx, CParameter, DCtx, ErrorCode, ResetDirective, compress_bound, get_error_name};
 
-/// Largest window of a frame: 16 MiB, an answer's pages and their older versions.
-const WINDOW_LOG_MAX: u32 = 24;
+/// Largest window of a frame: 32 MiB, an answer's pages and their older versions.
+const WINDOW_LOG_MAX: u32 = 25;
 /// Largest table of a compressor, 16 MiB of memory.
 const HASH_LOG_MAX: u32 = 22;
+/// An entry for four bytes of the span loses nothing that could be measured; clearing more of them costs time.
+const HASH_LOG_LESS: u32 = 2;
 
 thread_local! {
     static PACKER: RefCell<CCtx<'static>> = RefCell::new(CCtx::create());
@@ -52,11 +54,13 @@ pub(crate) fn pack(raw: &[u8], prefix: &[u8], level: i32) -> Result<Vec<u8>, Pac
     // Borrows the prefix, so it cannot be one that is kept.
     let mut context = CCtx::create();
     // Else the window of a low level ends before the older version begins.
-    let span = (prefix.len() + raw.len()).next_power_of_two().trailing_zeros();
+    let span = (prefix.len() + raw.len()).next_power_of_two().trailing_zeros().max(17);
     context.set_parameter(CParameter::CompressionLevel(level)).map_err(codec)?;
-    context.set_parameter(CParameter::WindowLog(span.clamp(17, WINDOW_LOG_MAX))).map_err(codec)?;
+    context.set_parameter(CParameter::WindowLog(span.min(WINDOW_LOG_MAX))).map_err(codec)?;
     // Low levels have a table for the raw bytes alone, in which most of the prefix would not be found again.
-    context.set_parameter(CParameter::HashLog(span.clamp(17, HASH_LOG_MAX))).map_err(codec)?;
+    context
+        .set_parameter(CParameter::HashLog((span - HASH_LOG_LESS).clamp(15, HASH_LOG_MAX)))
+        .map_err(codec)?;
     context.ref_prefix(prefix).map_err(codec)?;
     context.compress2(&mut packed, raw).map_err(codec)?;
     Ok(packed)

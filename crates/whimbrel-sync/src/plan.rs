@@ -16,7 +16,7 @@ const RETRY_MAX: Duration = Duration::from_secs(10);
 /// Items that may take several answers are cut; these many pages of an unknown leaf are the start of the estimate.
 const LEAF_FIRST: f64 = 2000.0;
 const PAGE_FIRST: f64 = 1500.0;
-const DELTA_PAGE: u64 = 160;
+const DELTA_PAGE: u64 = 300;
 
 /// Something to be fetched.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -21,8 +21,8 @@ pub const TAKE_REFS_MAX: usize = 64;
 pub const RAW_MAX: usize = 8 << 20;
 /// Bytes of the longest pattern of refs.
 pub const PATTERN_MAX: usize = 256;
-/// Pages in one frame of an answer.
-pub const FRAME_PAGES: usize = 512;
+/// Pages in one frame of an answer: large frames of changed pages are a fifth smaller than those of 512.
+pub const FRAME_PAGES: usize = 4096;
 /// Pages in one answer: a window of the wire, raw.
 pub const ANSWER_PAGES: usize = 4096;
 /// Most leaves in one answer: their entries must fit a header.

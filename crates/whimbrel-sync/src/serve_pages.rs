@@ -14,7 +14,7 @@ use whimbrel_image::Node;
 use whimbrel_wire::{Answer, Code, Refusal, Reply};
 
 /// Bytes that a page probably takes: as a difference, and by itself.
-const DELTA_PAGE: usize = 160;
+const DELTA_PAGE: usize = 300;
 const PLAIN_PAGE: usize = 1500;
 /// Fewest pages in a frame that is not the last.
 const FRAME_PAGES_MIN: usize = 16;
