@@ -15,6 +15,7 @@ mod hierarchy;
 mod host;
 mod machine;
 mod openapi;
+mod migration;
 mod operation;
 pub mod routes;
 mod transfer;
@@ -34,6 +35,7 @@ pub use machine::{
     MachineState, MigrateMode, MigrateRequest, MoveNetwork, NicInfo, NicRequest, ResumeMode, ResumeRequest,
     RunRequest, Squeeze, StopMode, StopRequest, SuspendRequest, TunnelInfo,
 };
+pub use migration::{MigrationEnd, MigrationId, MigrationRecord, StoppedBy};
 pub use openapi::{openapi, openapi_json};
 pub use operation::{
     CaptureReport, Damage, NetworkHandover, Operation, OperationId, OperationKind, OperationResult,

@@ -312,6 +312,18 @@ pub struct MigrateRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub rate_max: Option<ByteSize>,
+    /// Bytes a second of the first round; each next goes as fast as the machine writes, and a step faster, but not above
+    /// `rate_max`. If absent and not `adaptive`, every round goes as fast as the link and `rate_max` let it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub rate_min: Option<ByteSize>,
+    /// How much faster than the machine writes; 50 Mbit/s if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub rate_step: Option<ByteSize>,
+    /// Rates that follow the machine also without a `rate_min`: 100 Mbit/s then, or `rate_max` if that is less.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub adaptive: bool,
     /// What its ports join there. If absent, a machine whose network is tunnelled keeps its tunnel unless it moves home,
     /// and any other is local.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -143,9 +143,20 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// Rounds that have ended, of a migration.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rounds: Vec<RoundInfo>,
     /// The beginning of a stage of unknown length.
     pub fn stage(stage: impl Into<String>, unit: Unit) -> Self {
-        Self { stage: stage.into(), done: 0, total: None, unit, rate_per_s: None, detail: None }
+        Self {
+            stage: stage.into(),
+            done: 0,
+            total: None,
+            unit,
+            rate_per_s: None,
+            detail: None,
+            rounds: vec![],
+        }
     }
 }
 
@@ -291,7 +302,7 @@ pub struct CaptureReport {
 }
 
 /// One pass over the pages that changed.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct RoundInfo {
     /// Pages read.
     pub pages: u64,
@@ -304,6 +315,22 @@ pub struct RoundInfo {
 /// What became of a machine's network ports on the other host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
+    /// When it began, since the copying began.
+    #[serde(default)]
+    pub begun_ms: f64,
+    /// Bytes a second it was held to; as fast as it could if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub limit: Option<ByteSize>,
+    /// Pages that were written again before their turn came, and waited for a later round.
+    #[serde(default)]
+    pub skipped: u64,
+    /// Pages that were written while it ran: what remained after it.
+    #[serde(default)]
+    pub left: u64,
+    /// How long what remained would have travelled with the machine stopped, once that could be said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub downtime_ms: Option<f64>,
 pub enum NetworkHandover {
     /// It has none, or none that was plugged in.
     NoPorts,
@@ -360,7 +387,8 @@ mod tests {
             pause_ms: 1.7,
             total_ms: 900.0,
             bytes_added: u64::MAX,
-            rounds: vec![RoundInfo { pages: 3, bytes: 4, ms: 0.5 }],
+            squeezed: None,
+            rounds: vec![RoundInfo { pages: 3, bytes: 4, ms: 0.5, ..RoundInfo::default() }],
         });
         let error = ApiError::new(ErrorCode::NoSpace, "the store is full");
         for state in [

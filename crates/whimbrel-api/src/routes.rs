@@ -32,6 +32,8 @@ pub const MACHINE_MIGRATE: &str = "/v1/machines/{name}/migrate";
 pub const MACHINE_CONSOLE: &str = "/v1/machines/{name}/console";
 /// `GET`: the last bytes its serial port printed.
 pub const MACHINE_CONSOLE_LOG: &str = "/v1/machines/{name}/console/log";
+/// `GET`: how machines moved away from here.
+pub const MIGRATIONS: &str = "/v1/migrations";
 /// `POST`: a machine from a capsule.
 pub const RESUME: &str = "/v1/resume";
 /// `POST`: several machines from a capsule.

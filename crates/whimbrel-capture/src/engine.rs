@@ -1,6 +1,10 @@
 //! The loop: rounds while the machine runs, one last round while it is paused.
 
-use crate::{Batch, CaptureError, Follower, Ledger, Pace, RoundStats, Sink, Verdict};
+use crate::{
+    Batch, CaptureError, Follower, Ledger, Policy, RoundStats, Scan, Sink, StopReason, Verdict,
+    order::{self, Cluster},
+    round::Tally,
+};
 use std::{
     ops::ControlFlow,
     time::{Duration, Instant},
@@ -10,8 +14,10 @@ use whimbrel_machine::{Machine, PageError};
 
 /// Pages read and handed over at once: an extent, which is also one leaf of an image tree.
 const BATCH_PAGES: u64 = EXTENT_PAGES as u64;
-/// How many pages go out between two looks at what was dirtied meanwhile (16 MiB; a look costs well under 1 ms).
-const LOOK_PAGES: u64 = 16 * BATCH_PAGES;
+/// Looks at what was dirtied meanwhile, unless the policy says how often: for sinks that care what is hot.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// A look may take one part in so many of the round. It costs well under 1 ms for a GiB.
+const LOOK_SHARE: u32 = 50;
 /// At most this much is set aside while the machine is paused; beyond it the pause lasts until the sink has it.
 const STAGE_BYTES_MAX: usize = 256 << 20;
 
@@ -56,6 +62,8 @@ pub struct Progress {
     pub total: u64,
     /// Encoded bytes out since the beginning.
     pub bytes_out: u64,
+    /// The round that has just ended, if one has.
+    pub ended: Option<RoundStats>,
 }
 
 /// A finished capture.
@@ -65,6 +73,8 @@ pub struct Captured {
     pub device_state: Vec<u8>,
     /// The rounds, the last one (paused) included.
     pub rounds: Vec<RoundStats>,
+    /// What ended the rounds before it.
+    pub why: StopReason,
     /// How long the machine stood still; zero if it was found paused or stays so.
     pub pause: Duration,
     /// When it was paused.
@@ -78,14 +88,26 @@ pub struct Captured {
 pub fn capture(
     subject: &mut Subject<'_>,
     sink: &mut dyn Sink,
-    pace: &Pace,
+    policy: &dyn Policy,
     finish: Finish,
     observe: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Captured, CaptureError> {
     let who = subject.follower;
     let taken = subject.ledgers.iter().map(|l| PageSet::empty(l.page_count_for(who))).collect();
-    let mut run = Run { subject, sink, observe, taken, paused: false, buffer: Vec::new() };
-    match run.all(pace, finish) {
+    let delivered = match policy.scan() {
+        Scan::Ascending => Vec::new(),
+        Scan::HotWait { .. } => {
+            subject.ledgers.iter().map(|l| PageSet::empty(l.page_count_for(who))).collect()
+        }
+    };
+    let every = match policy.scan() {
+        Scan::HotWait { look_every } => look_every,
+        Scan::Ascending => LOOK_EVERY,
+    };
+    let (begun, looked) = (Instant::now(), Looked { every, at: Instant::now(), cost: Duration::ZERO });
+    let mut run =
+        Run { subject, sink, observe, taken, delivered, paused: false, buffer: Vec::new(), begun, looked };
+    match run.all(policy, finish) {
         Ok(captured) => Ok(captured),
         Err(error) => {
             run.roll_back();
@@ -100,27 +122,64 @@ struct Run<'r, 's> {
     observe: &'r mut dyn FnMut(Progress) -> ControlFlow<()>,
     /// Everything taken from the ledgers since the beginning, by array: what a failure must put back.
     taken: Vec<PageSet>,
+    /// Everything the sink has some version of, by array. Empty if hot pages do not wait.
+    delivered: Vec<PageSet>,
     paused: bool,
     buffer: Vec<u8>,
+    begun: Instant,
+    looked: Looked,
+}
+
+/// The last look at what was dirtied.
+struct Looked {
+    every: Duration,
+    at: Instant,
+    cost: Duration,
 }
 
 impl Run<'_, '_> {
-    fn all(&mut self, pace: &Pace, finish: Finish) -> Result<Captured, CaptureError> {
-        let mut rounds = Vec::new();
+    fn all(&mut self, policy: &dyn Policy, finish: Finish) -> Result<Captured, CaptureError> {
+        let mut rounds: Vec<RoundStats> = Vec::new();
         let mut left = self.collect()?;
-        while pace.decide(&rounds, count(&left)) == Verdict::Round {
-            let phase = Phase::Round(rounds.len() as u32 + 1);
-            rounds.push(self.round(&left, phase)?);
-            left = self.collect()?;
+        loop {
+            match policy.decide(&rounds, count(&left)) {
+                Verdict::Stop { rate, why } => {
+                    self.sink.limit_rate(rate);
+                    return self.last_round(left, rounds, Ending { rate, why, finish });
+                }
+                Verdict::Round { rate } => {
+                    self.sink.limit_rate(rate);
+                    let phase = Phase::Round(rounds.len() as u32 + 1);
+                    let mut stats = self.round(&left, phase, rate)?;
+                    left = self.collect()?;
+                    stats.left = count(&left);
+                    rounds.push(stats);
+                    let downtime = policy.downtime(&rounds, stats.left);
+                    self.ended(&mut rounds, phase, downtime)?;
+                }
+            }
         }
-        self.last_round(left, rounds, finish)
+    }
+
+    /// Tells of the last of `rounds`.
+    fn ended(
+        &mut self,
+        rounds: &mut [RoundStats],
+        phase: Phase,
+        downtime: Option<Duration>,
+    ) -> Result<(), CaptureError> {
+        let Some(stats) = rounds.last_mut() else { return Ok(()) };
+        stats.downtime = downtime;
+        let done = stats.pages + stats.skipped;
+        let (total, bytes_out, ended) = (done, self.sink.bytes_out(), Some(*stats));
+        self.report(Progress { phase, done, total, bytes_out, ended })
     }
 
     fn last_round(
         &mut self,
         mut left: Vec<PageSet>,
         mut rounds: Vec<RoundStats>,
-        finish: Finish,
+        Ending { rate, why, finish }: Ending,
     ) -> Result<Captured, CaptureError> {
         self.subject.machine.about_to_pause();
         let paused_at = Instant::now();
@@ -131,15 +190,15 @@ impl Run<'_, '_> {
         }
         let fits = count(&left) as usize * PAGE_SIZE <= STAGE_BYTES_MAX;
         if finish == Finish::StayPaused || !fits {
-            rounds.push(self.round(&left, Phase::Paused)?);
+            rounds.push(self.round(&left, Phase::Paused, rate)?);
             let device_state = self.subject.machine.device_state()?;
             let pause = self.finish(finish, paused_at)?;
-            return Ok(Captured { device_state, rounds, pause, paused_at });
+            return Ok(Captured { device_state, rounds, why, pause, paused_at });
         }
         let (staged, device_state) = self.stage(&left)?;
         let pause = self.finish(finish, paused_at)?;
-        rounds.push(self.deliver(&left, &staged)?);
-        Ok(Captured { device_state, rounds, pause, paused_at })
+        rounds.push(self.deliver(&left, &staged, rate)?);
+        Ok(Captured { device_state, rounds, why, pause, paused_at })
     }
 
     fn finish(&mut self, finish: Finish, paused_at: Instant) -> Result<Duration, CaptureError> {
@@ -163,19 +222,69 @@ impl Run<'_, '_> {
         Ok(sets)
     }
 
-    fn round(&mut self, sets: &[PageSet], phase: Phase) -> Result<RoundStats, CaptureError> {
-        let mut tally = Tally::begin(phase, count(sets), self.sink.bytes_out());
-        for (array, set) in sets.iter().enumerate() {
-            for run in set.runs().flat_map(|run| run.chunks(BATCH_PAGES)) {
-                if phase != Phase::Paused && tally.due_for_a_look() {
-                    self.subject.ledgers[array].refresh()?;
-                }
-                self.batch(array, run)?;
-                self.report(&mut tally, run.len)?;
+    fn round(
+        &mut self,
+        sets: &[PageSet],
+        phase: Phase,
+        rate: Option<u64>,
+    ) -> Result<RoundStats, CaptureError> {
+        let mut tally = Tally::begin(phase, count(sets), self.sink.bytes_out(), self.begun).held_to(rate);
+        let mut clusters = order::ascending(sets, BATCH_PAGES);
+        let hot_waits = match phase {
+            Phase::Round(round) if !self.delivered.is_empty() => {
+                order::shuffle(&mut clusters, round);
+                true
+            }
+            _ => false,
+        };
+        for cluster in clusters {
+            if phase != Phase::Paused {
+                self.look()?;
+            }
+            let (runs, skipped) = self.runs_of(cluster, &sets[cluster.array], hot_waits);
+            self.report(tally.add(0, skipped, self.sink.bytes_out()))?;
+            for run in runs {
+                self.batch(cluster.array, run)?;
+                self.report(tally.add(run.len, 0, self.sink.bytes_out()))?;
             }
         }
         self.sink.end_round()?;
         Ok(tally.end(self.sink.bytes_out()))
+    }
+
+    /// The runs of `set` in the cluster that are to be delivered now, and how many pages wait.
+    ///
+    /// A page that waits was written since the round began: it is unseen again, so a later round has it.
+    fn runs_of(&self, cluster: Cluster, set: &PageSet, hot_waits: bool) -> (Vec<PageRun>, u64) {
+        let unseen = self.subject.ledgers[cluster.array].unseen(self.subject.follower).filter(|_| hot_waits);
+        let delivered = self.delivered.get(cluster.array);
+        let wants_first = self.sink.wants_first_versions();
+        let waits = |page| {
+            unseen.is_some_and(|unseen| unseen.contains(page))
+                && (!wants_first || delivered.is_some_and(|delivered| delivered.contains(page)))
+        };
+        let (mut runs, mut skipped) = (Vec::<PageRun>::new(), 0);
+        for page in (cluster.start..cluster.end).filter(|page| set.contains(*page)) {
+            match runs.last_mut() {
+                _ if waits(page) => skipped += 1,
+                Some(last) if last.end() == page => last.len += 1,
+                _ => runs.push(PageRun::new(page, 1)),
+            }
+        }
+        (runs, skipped)
+    }
+
+    /// Enters what was dirtied lately, if the last look was long enough ago for what looks cost.
+    fn look(&mut self) -> Result<(), CaptureError> {
+        let every = self.looked.every;
+        let pause = every.max(self.looked.cost * LOOK_SHARE);
+        if !every.is_zero() && self.looked.at.elapsed() < pause {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        self.subject.ledgers.iter_mut().try_for_each(Ledger::refresh)?;
+        self.looked = Looked { every, at: Instant::now(), cost: begun.elapsed() };
+        Ok(())
     }
 
     fn batch(&mut self, array: usize, run: PageRun) -> Result<(), CaptureError> {
@@ -183,7 +292,11 @@ impl Run<'_, '_> {
         self.buffer.resize(run.bytes(), 0);
         ledger.read_for(self.subject.follower, run, &mut self.buffer)?;
         let hot = ledger.unseen(self.subject.follower);
-        Ok(self.sink.pages(Batch { array, run, data: &self.buffer, hot })?)
+        self.sink.pages(Batch { array, run, data: &self.buffer, hot })?;
+        if let Some(delivered) = self.delivered.get_mut(array) {
+            delivered.insert_run(run);
+        }
+        Ok(())
     }
 
     /// Copies the last pages aside while the device state is taken: both only read, and both are the pause.
@@ -199,23 +312,29 @@ impl Run<'_, '_> {
         })
     }
 
-    fn deliver(&mut self, sets: &[PageSet], staged: &[u8]) -> Result<RoundStats, CaptureError> {
-        let mut tally = Tally::begin(Phase::Delivering, count(sets), self.sink.bytes_out());
+    fn deliver(
+        &mut self,
+        sets: &[PageSet],
+        staged: &[u8],
+        rate: Option<u64>,
+    ) -> Result<RoundStats, CaptureError> {
+        let phase = Phase::Delivering;
+        let mut tally = Tally::begin(phase, count(sets), self.sink.bytes_out(), self.begun).held_to(rate);
         let mut rest = staged;
         for (array, set) in sets.iter().enumerate() {
             for run in set.runs().flat_map(|run| run.chunks(BATCH_PAGES)) {
                 let (data, after) = rest.split_at(run.bytes());
                 self.sink.pages(Batch { array, run, data, hot: None })?;
                 rest = after;
-                self.report(&mut tally, run.len)?;
+                self.report(tally.add(run.len, 0, self.sink.bytes_out()))?;
             }
         }
         self.sink.end_round()?;
         Ok(tally.end(self.sink.bytes_out()))
     }
 
-    fn report(&mut self, tally: &mut Tally, pages: u64) -> Result<(), CaptureError> {
-        match (self.observe)(tally.add(pages, self.sink.bytes_out())) {
+    fn report(&mut self, progress: Progress) -> Result<(), CaptureError> {
+        match (self.observe)(progress) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(CaptureError::Cancelled),
         }
@@ -234,37 +353,13 @@ impl Run<'_, '_> {
     }
 }
 
-/// Counts one round.
-struct Tally {
-    phase: Phase,
-    done: u64,
-    total: u64,
-    bytes_before: u64,
-    begun: Instant,
-    next_look: u64,
-}
-
-impl Tally {
-    fn begin(phase: Phase, total: u64, bytes_before: u64) -> Self {
-        Self { phase, done: 0, total, bytes_before, begun: Instant::now(), next_look: 0 }
-    }
-
-    fn due_for_a_look(&mut self) -> bool {
-        let due = self.done >= self.next_look;
-        if due {
-            self.next_look = self.done + LOOK_PAGES;
-        }
-        due
-    }
-
-    fn add(&mut self, pages: u64, bytes_out: u64) -> Progress {
-        self.done += pages;
-        Progress { phase: self.phase, done: self.done, total: self.total, bytes_out }
-    }
-
-    fn end(self, bytes_out: u64) -> RoundStats {
-        RoundStats { pages: self.done, bytes: bytes_out - self.bytes_before, took: self.begun.elapsed() }
-    }
+/// How the rounds end.
+#[derive(Clone, Copy)]
+struct Ending {
+    /// The limit of the last round.
+    rate: Option<u64>,
+    why: StopReason,
+    finish: Finish,
 }
 
 /// The pages of `sets`, as `who` sees them, one after the other.

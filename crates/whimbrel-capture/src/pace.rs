@@ -1,106 +1,141 @@
-//! When to stop copying and pause the machine: a pure decision over what the rounds so far have shown.
+//! When to stop copying and pause the machine, how fast to copy until then: a pure decision over what the rounds so far
+//! have shown.
 //!
-//! Pre-copy pays only while a round leaves fewer pages than it began with. The signals are those of Clark et
-//! al. (NSDI 2005, section 5.3): little is left, or rounds stop helping, or there were too many of them.
+//! What is here: the question ([`Policy`], [`Verdict`]) and the simple answer ([`Pace`], for checkpoints). The policy of
+//! live migration is in [`crate::precopy`].
 
+use crate::RoundStats;
 use std::time::Duration;
-
-/// What one round did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RoundStats {
-    /// Pages delivered.
-    pub pages: u64,
-    /// Encoded bytes they cost.
-    pub bytes: u64,
-    /// How long the round took.
-    pub took: Duration,
-}
-
-/// The limits a capture works under.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pace {
-    /// Pause as soon as at most this many pages are left.
-    pub pages_left_max: u64,
-    /// Pause when the pages left would travel in this time at the rate of the last round; zero asks never.
-    pub downtime_max: Duration,
-    /// Pause after this many rounds whatever is left.
-    pub rounds_max: u32,
-}
 
 /// What to do with the pages that are dirty now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Copy them while the machine runs.
-    Round,
+    /// Copy them while the machine runs, at most so many bytes a second.
+    Round {
+        /// The limit; none is as fast as it can.
+        rate: Option<u64>,
+    },
     /// Pause and copy them as the last ones.
-    Stop,
+    Stop {
+        /// The limit of the last round.
+        rate: Option<u64>,
+        /// What ended the rounds.
+        why: StopReason,
+    },
+}
+
+/// What ended the rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StopReason {
+    /// Next to nothing is left.
+    LittleLeft,
+    /// What is left travels within the downtime that is allowed.
+    WithinDowntime,
+    /// Keeping up with the machine would need a higher rate than is allowed.
+    RateAboveMax,
+    /// Rounds no longer help.
+    Plateau,
+    /// There were as many rounds as there may be.
+    RoundsOver,
+}
+
+/// Which pages of a round are copied, and in which order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scan {
+    /// All, one after the other.
+    Ascending,
+    /// In pseudo-random order of clusters; pages that are written again before their turn wait for a later round.
+    HotWait {
+        /// At most this long between two looks at what was written, as far as looks cost little; zero looks always.
+        look_every: Duration,
+    },
+}
+
+/// Decides about rounds. Pure: the same history gives the same answers.
+pub trait Policy {
+    /// Decides about `left` dirty pages after the rounds in `history`.
+    fn decide(&self, history: &[RoundStats], left: u64) -> Verdict;
+
+    /// How long the machine would stand still if it were paused now, if that can be said.
+    fn downtime(&self, history: &[RoundStats], left: u64) -> Option<Duration>;
+
+    /// Which pages of a round are copied, and in which order.
+    fn scan(&self) -> Scan;
+}
+
+/// Few rounds as fast as they go, for sinks that take pages faster than a machine writes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// Pause as soon as at most this many pages are left.
+    pub pages_left_max: u64,
+    /// Pause after this many rounds whatever is left.
+    pub rounds_max: u32,
 }
 
 impl Pace {
     /// Checkpoints into a local store: few rounds, since reading RAM is much faster than dirtying it.
-    pub const CHECKPOINT: Pace = Pace { pages_left_max: 1024, downtime_max: Duration::ZERO, rounds_max: 4 };
+    pub const CHECKPOINT: Pace = Pace { pages_left_max: 1024, rounds_max: 4 };
 
-    /// No rounds at all: the machine stands still meanwhile (suspend of a paused machine, `--mode stop`).
-    pub const STOPPED: Pace = Pace { pages_left_max: u64::MAX, downtime_max: Duration::ZERO, rounds_max: 0 };
+    /// No rounds at all: the machine stands still meanwhile (suspend of a paused machine).
+    pub const STOPPED: Pace = Pace { pages_left_max: u64::MAX, rounds_max: 0 };
+}
 
-    /// Live migration that aims at a pause of at most `downtime_max`.
-    pub const fn migration(downtime_max: Duration) -> Pace {
-        Pace { pages_left_max: 64, downtime_max, rounds_max: 30 }
+impl Policy for Pace {
+    fn decide(&self, history: &[RoundStats], left: u64) -> Verdict {
+        let stop = |why| Verdict::Stop { rate: None, why };
+        if left <= self.pages_left_max {
+            stop(StopReason::LittleLeft)
+        } else if history.len() >= self.rounds_max as usize {
+            stop(StopReason::RoundsOver)
+        } else if is_plateau(history) {
+            stop(StopReason::Plateau)
+        } else {
+            Verdict::Round { rate: None }
+        }
     }
 
-    /// Decides what to do about `left` dirty pages after the rounds in `history`.
-    pub fn decide(&self, history: &[RoundStats], left: u64) -> Verdict {
-        let few = left <= self.pages_left_max;
-        let enough_rounds = history.len() >= self.rounds_max as usize;
-        let soon = history.last().is_some_and(|last| self.is_short(last, left));
-        if few || enough_rounds || soon || stalled(history, left) { Verdict::Stop } else { Verdict::Round }
+    fn downtime(&self, _: &[RoundStats], _: u64) -> Option<Duration> {
+        None
     }
 
-    fn is_short(&self, last: &RoundStats, left: u64) -> bool {
-        let predicted = last.took.as_secs_f64() * left as f64 / last.pages.max(1) as f64;
-        !self.downtime_max.is_zero() && last.pages > 0 && predicted <= self.downtime_max.as_secs_f64()
+    fn scan(&self) -> Scan {
+        Scan::Ascending
     }
 }
 
-/// Two rounds in a row that each left at least nine tenths of what they had copied: a third changes nothing.
-fn stalled(history: &[RoundStats], left: u64) -> bool {
-    let [.., before, last] = history else { return false };
-    let helped_little = |copied: u64, left: u64| left * 10 >= copied * 9;
-    helped_little(before.pages, last.pages) && helped_little(last.pages, left)
+/// The last two rounds left at least nine tenths of the least that was left before them: a third changes nothing.
+pub(crate) fn is_plateau(history: &[RoundStats]) -> bool {
+    let [before @ .., last_but_one, last] = history else { return false };
+    let first = history[0].pages + history[0].skipped;
+    let least_before = before.iter().map(|round| round.left).fold(first, u64::min);
+    last.left.min(last_but_one.left) as f64 >= least_before as f64 * 0.9
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn round(pages: u64, ms: u64) -> RoundStats {
-        RoundStats { pages, bytes: pages * 1000, took: Duration::from_millis(ms) }
+    fn round(pages: u64, left: u64) -> RoundStats {
+        RoundStats { pages, left, ..RoundStats::default() }
     }
 
     #[test]
     fn stops_when_little_is_left() {
-        let pace = Pace { pages_left_max: 10, downtime_max: Duration::ZERO, rounds_max: 30 };
-        assert_eq!(pace.decide(&[], 11), Verdict::Round);
-        assert_eq!(pace.decide(&[], 10), Verdict::Stop);
+        let pace = Pace { pages_left_max: 10, rounds_max: 30 };
+        assert_eq!(pace.decide(&[], 11), Verdict::Round { rate: None });
+        assert_eq!(pace.decide(&[], 10), Verdict::Stop { rate: None, why: StopReason::LittleLeft });
     }
 
     #[test]
-    fn stops_when_the_rest_fits_the_downtime() {
-        let pace = Pace::migration(Duration::from_millis(20));
-        assert_eq!(pace.decide(&[round(100_000, 3000)], 1000), Verdict::Round, "30 ms at the last rate");
-        assert_eq!(pace.decide(&[round(100_000, 3000)], 600), Verdict::Stop, "18 ms at the last rate");
-    }
-
-    #[test]
-    fn stops_when_rounds_no_longer_help() {
-        let pace = Pace::migration(Duration::from_millis(1));
-        let flat = [round(20_000, 600), round(16_000, 500), round(15_900, 500)];
-        assert_eq!(pace.decide(&flat[..2], 16_000), Verdict::Round, "only one round was flat");
-        assert_eq!(pace.decide(&flat, 16_000), Verdict::Stop);
+    fn rounds_that_no_longer_help_are_a_plateau() {
+        let flat = [round(20_000, 16_000), round(16_000, 15_900), round(15_900, 16_000)];
+        assert!(!is_plateau(&flat[..1]) && !is_plateau(&flat[..2]), "the first one helped");
+        assert!(is_plateau(&flat));
+        assert!(!is_plateau(&[round(20_000, 10_000), round(10_000, 5_000), round(5_000, 2_500)]));
     }
 
     #[test]
     fn a_stopped_machine_needs_no_rounds() {
-        assert_eq!(Pace::STOPPED.decide(&[], 1 << 30), Verdict::Stop);
+        assert!(matches!(Pace::STOPPED.decide(&[], 1 << 30), Verdict::Stop { .. }));
     }
 }

@@ -22,6 +22,15 @@ pub trait Sink {
     /// Takes a batch; may block while the sink is full.
     fn pages(&mut self, batch: Batch<'_>) -> Result<(), SinkError>;
 
+    /// From now on at most so many bytes a second are to leave; none is as fast as they can.
+    fn limit_rate(&mut self, _rate: Option<u64>) {}
+
+    /// Whether a page that is written again already is worth taking all the same, because its next version is cheap to
+    /// deliver to whom has this one.
+    fn wants_first_versions(&self) -> bool {
+        false
+    }
+
     /// The round is over.
     fn end_round(&mut self) -> Result<(), SinkError> {
         Ok(())

@@ -11,12 +11,14 @@ use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{Machine, MachineError, PageArray, PageError, PageView};
 
 /// Memory whose first byte of each page is its version; every call of the engine lets it write some more.
-struct World {
-    versions: Vec<u8>,
+pub(crate) struct World {
+    pub(crate) versions: Vec<u8>,
     dirty: PageSet,
-    running: bool,
+    pub(crate) running: bool,
     rng: StdRng,
     writes_a_call: u64,
+    /// Pages that every call writes.
+    pub(crate) always: std::ops::Range<usize>,
 }
 
 impl World {
@@ -26,11 +28,15 @@ impl World {
             self.versions[page] = self.versions[page].wrapping_add(1);
             self.dirty.insert(page as u64);
         }
+        for page in self.always.clone().filter(|_| self.running) {
+            self.versions[page] = self.versions[page].wrapping_add(1);
+            self.dirty.insert(page as u64);
+        }
     }
 }
 
 #[derive(Clone)]
-struct Fake(Arc<Mutex<World>>);
+pub(crate) struct Fake(pub(crate) Arc<Mutex<World>>);
 
 impl PageArray for Fake {
     fn name(&self) -> &str {
@@ -105,10 +111,10 @@ impl PageView for Fake {
 }
 
 /// Keeps the copy; fails once it has been given `fail_after` batches.
-struct Copy {
-    versions: Vec<u8>,
-    batches: u64,
-    fail_after: u64,
+pub(crate) struct Copy {
+    pub(crate) versions: Vec<u8>,
+    pub(crate) batches: u64,
+    pub(crate) fail_after: u64,
 }
 
 impl Sink for Copy {
@@ -127,11 +133,11 @@ impl Sink for Copy {
     }
 }
 
-fn world(seed: u64, pages: usize, writes_a_call: u64) -> Fake {
+pub(crate) fn world(seed: u64, pages: usize, writes_a_call: u64) -> Fake {
     let mut rng = StdRng::seed_from_u64(seed);
     let versions = (0..pages).map(|_| rng.random()).collect();
     let dirty = PageSet::empty(pages as u64);
-    Fake(Arc::new(Mutex::new(World { versions, dirty, running: true, rng, writes_a_call })))
+    Fake(Arc::new(Mutex::new(World { versions, dirty, running: true, rng, writes_a_call, always: 0..0 })))
 }
 
 fn run(fake: &Fake, ledger: &mut Ledger, copy: &mut Copy, finish: Finish) -> Result<Captured, CaptureError> {

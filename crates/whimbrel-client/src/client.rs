@@ -137,6 +137,11 @@ impl Client {
         self.post(routes::machine(routes::MACHINE_MIGRATE, name), request).await
     }
 
+    /// How machines moved away from the host, newest first.
+    pub async fn migrations(&self) -> Result<Vec<MigrationRecord>, ClientError> {
+        self.get(routes::MIGRATIONS).await
+    }
+
     /// The last bytes, at most `bytes`, that a machine printed on its serial port.
     pub async fn console_log(&self, name: &MachineName, bytes: u64) -> Result<Bytes, ClientError> {
         let limit = usize::try_from(bytes).unwrap_or(usize::MAX);

@@ -293,7 +293,17 @@ fn pace(was_paused: bool) -> Pace {
 
 /// One round as the API tells it.
 pub(crate) fn round_info(round: &RoundStats) -> RoundInfo {
-    RoundInfo { pages: round.pages, bytes: round.bytes, ms: round.took.as_secs_f64() * 1e3 }
+    let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
+    RoundInfo {
+        pages: round.pages,
+        bytes: round.bytes,
+        ms: ms(round.took),
+        begun_ms: ms(round.begun),
+        limit: round.limit.map(whimbrel_core::ByteSize),
+        skipped: round.skipped,
+        left: round.left,
+        downtime_ms: round.downtime.map(ms),
+    }
 }
 
 /// Says how far a capture is.

@@ -43,6 +43,7 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
         .route(routes::MACHINE_CHECKPOINT, post(checkpoint))
         .route(routes::MACHINE_SUSPEND, post(suspend))
         .route(routes::MACHINE_MIGRATE, post(migrate))
+        .route(routes::MIGRATIONS, get(migrations))
         .route(routes::MACHINE_CONSOLE, get(console))
         .route(routes::MACHINE_CONSOLE_LOG, get(console_log))
         .route(routes::RESUME, post(resume))
@@ -223,6 +224,10 @@ async fn capsules(State(host): Shared) -> Answer<Vec<whimbrel_api::CapsuleInfo>>
 async fn capsule(State(host): Shared, Path(capsule): Path<String>) -> Answer<whimbrel_api::CapsuleInfo> {
     let capsule: CapsuleRef = named(&capsule)?;
     blocking(host, move |host| host.capsule(&capsule)).await
+}
+
+async fn migrations(State(host): Shared) -> Answer<Vec<whimbrel_api::MigrationRecord>> {
+    blocking(host, |host| host.past_migrations()).await
 }
 
 async fn derive(State(host): Shared, body: Bytes) -> Answer<whimbrel_api::MachineInfo> {

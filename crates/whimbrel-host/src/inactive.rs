@@ -68,7 +68,7 @@ impl Host {
         }
         let capsule = self.commit_disks(record, images, &writer, wanted)?;
         let ms = begun.elapsed().as_secs_f64() * 1e3;
-        let rounds = vec![RoundInfo { pages, bytes: pages * PAGE_SIZE as u64, ms }];
+        let rounds = vec![RoundInfo { pages, bytes: pages * PAGE_SIZE as u64, ms, ..RoundInfo::default() }];
         Ok(self.report_disks(capsule, before, rounds))
     }
 

@@ -6,6 +6,7 @@
 //! DATA/page-cache      where pages of files lie      DATA/working-sets/  what capsules touch first
 //! DATA/tunnels/        machines whose network is here while they run elsewhere
 //! DATA/machines/NAME/  machine.json, disk0/ …, console.log
+//! DATA/migrations/     how machines moved away from here
 //! DATA/handovers.json  machines that are on their way to other hosts
 //! RUN/slots/ID/        sockets, RAM file, live bitmaps of one QEMU; RUN is on a tmpfs
 //! ```
@@ -69,6 +70,11 @@ impl Layout {
     /// Notes about tunnels.
     pub(crate) fn tunnels(&self) -> PathBuf {
         self.data.join("tunnels")
+    }
+
+    /// Records of migrations that have ended.
+    pub(crate) fn migrations(&self) -> PathBuf {
+        self.data.join("migrations")
     }
 
     pub(crate) fn machines(&self) -> PathBuf {

@@ -3,6 +3,9 @@
 //! The commit point is the record: once it says `HandedOver` and is durable, this host never runs the machine
 //! again, and goes on telling the target so, also after a restart, until the target confirms.
 
+mod past;
+mod rates;
+
 use crate::{
     capture::{report, round_info},
     error::HostError,
@@ -13,25 +16,20 @@ use crate::{
     peers::PeerLink,
     record::{Phase, Record},
 };
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 use whimbrel_api::{
-    MigrateMode, MigrateRequest, MoveNetwork, NetworkHandover, Operation, OperationKind, OperationResult,
+    MigrateRequest, MigrationEnd, MigrationRecord, MoveNetwork, NetworkHandover, Operation, OperationKind,
+    OperationResult, RoundInfo, StoppedBy,
 };
-use whimbrel_capture::{Follower, Pace, Subject};
+use whimbrel_capture::{Follower, StopReason, Subject};
 use whimbrel_core::{Digest, HostName, MachineName};
 use whimbrel_migrate::{
-    Move, confirm,
+    HandedOver, Move, confirm,
     link::Link,
     migrate,
     protocol::{ArrayOffer, HandoverId, HomeNetwork, Offer, TunnelId},
     source::BoxError,
 };
-
-/// The pause that is aimed at unless the caller says otherwise.
-const DOWNTIME_MAX: Duration = Duration::from_millis(10);
 
 impl Host {
     /// Moves a machine to another host.
@@ -45,23 +43,54 @@ impl Host {
         }
         let (host, machine) = (self.clone(), self.machine(name)?);
         self.route(&request.host)?;
+        rates::policy(&request, false)?;
         Ok(self.operations().start(OperationKind::Migrate, name.to_string(), move |reporter| {
-            let begun = Instant::now();
-            let mut turn = machine.begin("migrate", Some(reporter.id))?;
-            let link = PeerLink::connect(&host, &request.host)?;
-            link.limit(request.rate_max);
-            host.tell_over(&request.host, &link);
-            let moved = host.move_out(&mut turn, &link, &request, reporter)?;
-            let runs_there = host.confirm_and_retire(&machine, turn, moved.handover, &request.host, &link)?;
-            Ok(OperationResult::Migrate {
-                host: request.host,
-                downtime_ms: (runs_there - moved.paused_at).as_secs_f64() * 1e3,
-                total_ms: begun.elapsed().as_secs_f64() * 1e3,
-                wire_bytes: link.bytes_both_ways(),
-                rounds: moved.rounds.iter().map(round_info).collect(),
-                network: moved.network,
-            })
+            let (begun, started_ms) = (Instant::now(), crate::now_ms());
+            let outcome = host.move_and_retire(&machine, &request, reporter);
+            let total_ms = begun.elapsed().as_secs_f64() * 1e3;
+            let (rounds, end) = match &outcome {
+                Ok(gone) => (gone.rounds.clone(), gone.end()),
+                Err(error) => (reporter.rounds(), MigrationEnd::Failed { reason: in_full(error) }),
+            };
+            let (machine, from) = (machine.name().clone(), host.name.clone());
+            let to = request.host.clone();
+            let record = MigrationRecord {
+                id: past::new_id(),
+                machine,
+                from,
+                started_ms,
+                request,
+                total_ms,
+                rounds,
+                end,
+            };
+            past::keep(&host.layout, record);
+            let Gone { downtime_ms, wire_bytes, rounds, network, .. } = outcome?;
+            Ok(OperationResult::Migrate { host: to, downtime_ms, total_ms, wire_bytes, rounds, network })
         }))
+    }
+
+    /// Moves the machine and forgets it here.
+    fn move_and_retire(
+        self: &Arc<Self>,
+        machine: &Arc<Machine>,
+        request: &MigrateRequest,
+        reporter: &Reporter,
+    ) -> Result<Gone, HostError> {
+        let mut turn = machine.begin("migrate", Some(reporter.id))?;
+        let link = PeerLink::connect(self, &request.host)?;
+        // Until the rounds begin and have their own limits.
+        link.limit(request.rate_min.or(request.rate_max));
+        self.tell_over(&request.host, &link);
+        let moved = self.move_out(&mut turn, &link, request, reporter)?;
+        let runs_there = self.confirm_and_retire(machine, turn, moved.handover, &request.host, &link)?;
+        Ok(Gone {
+            downtime_ms: (runs_there - moved.paused_at).as_secs_f64() * 1e3,
+            wire_bytes: link.bytes_both_ways(),
+            rounds: moved.rounds.iter().map(round_info).collect(),
+            stopped_by: stopped_by(moved.why),
+            network: moved.network,
+        })
     }
 
     fn move_out(
@@ -97,8 +126,7 @@ impl Host {
             away.iter().for_each(crate::tunnel::AwayEnd::close);
             Ok(())
         };
-        let downtime_max = request.downtime_max_ms.map_or(DOWNTIME_MAX, Duration::from_millis);
-        let stopped = was_paused || request.mode == MigrateMode::Stop;
+        let policy = rates::policy(request, was_paused)?;
         let outcome = migrate(Move {
             subject: &mut subject,
             link,
@@ -106,9 +134,12 @@ impl Host {
             blob: &|digest| std::fs::read(self.layout.boot_file(&digest)).map_err(BoxError::from),
             ports: &|| ports.iter().map(LivePort::addresses).collect(),
             record_handover: &mut record_handover,
-            pace: if stopped { Pace::STOPPED } else { Pace::migration(downtime_max) },
+            policy: &policy,
             observe: &mut |progress| {
-                report(reporter, progress);
+                match progress.ended {
+                    Some(round) => reporter.round(round_info(&round)),
+                    None => report(reporter, progress),
+                }
                 reporter.flow()
             },
         });
@@ -118,7 +149,8 @@ impl Host {
                 if offer.tunnel.is_none() {
                     self.leave_home(record);
                 }
-                Ok(Moved { handover: done.handover, rounds: done.rounds, paused_at: done.paused_at, network })
+                let HandedOver { handover, rounds, why, paused_at } = done;
+                Ok(Moved { handover, rounds, why, paused_at, network })
             }
             Err(source) => {
                 self.drop_network(record, &offer);
@@ -242,8 +274,46 @@ impl Host {
 struct Moved {
     handover: HandoverId,
     rounds: Vec<whimbrel_capture::RoundStats>,
+    why: StopReason,
     paused_at: Instant,
     network: NetworkHandover,
+}
+
+/// A machine that runs on its target and of which nothing is left here.
+struct Gone {
+    downtime_ms: f64,
+    wire_bytes: u64,
+    rounds: Vec<RoundInfo>,
+    stopped_by: StoppedBy,
+    network: NetworkHandover,
+}
+
+impl Gone {
+    fn end(&self) -> MigrationEnd {
+        let Self { downtime_ms, wire_bytes, stopped_by, .. } = *self;
+        MigrationEnd::Moved { downtime_ms, wire_bytes, stopped_by, network: self.network.clone() }
+    }
+}
+
+fn stopped_by(why: StopReason) -> StoppedBy {
+    match why {
+        StopReason::LittleLeft => StoppedBy::LittleLeft,
+        StopReason::WithinDowntime => StoppedBy::WithinDowntime,
+        StopReason::RateAboveMax => StoppedBy::RateAboveMax,
+        StopReason::Plateau => StoppedBy::Plateau,
+        StopReason::RoundsOver => StoppedBy::RoundsOver,
+    }
+}
+
+/// An error with its causes, in one line.
+fn in_full(error: &HostError) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
 }
 
 fn network_handover(record: &Record, tunnel: Option<&HomeNetwork>, to: &HostName) -> NetworkHandover {

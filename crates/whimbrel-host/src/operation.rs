@@ -15,7 +15,8 @@ use std::{
 };
 use tokio::sync::watch;
 use whimbrel_api::{
-    ErrorCode, Operation, OperationId, OperationKind, OperationResult, OperationState, Progress, Unit,
+    ErrorCode, Operation, OperationId, OperationKind, OperationResult, OperationState, Progress, RoundInfo,
+    Unit,
 };
 
 /// Ended operations that can still be asked about.
@@ -169,8 +170,21 @@ impl Reporter {
         published.done = done;
         let seconds = (now - published.stage_begun).as_secs_f64();
         let rate_per_s = (seconds > 0.05).then(|| done as f64 / seconds);
-        let progress = Progress { stage: stage.to_owned(), done, total, unit, rate_per_s, detail: None };
-        self.entry.snapshot.send_modify(|operation| operation.progress = progress);
+        self.entry.snapshot.send_modify(|operation| {
+            let rounds = std::mem::take(&mut operation.progress.rounds);
+            let stage = stage.to_owned();
+            operation.progress = Progress { stage, done, total, unit, rate_per_s, detail: None, rounds };
+        });
+    }
+
+    /// A round has ended. Told at once: each is worth a look, and there are few.
+    pub(crate) fn round(&self, round: RoundInfo) {
+        self.entry.snapshot.send_modify(|operation| operation.progress.rounds.push(round));
+    }
+
+    /// The rounds that have ended.
+    pub(crate) fn rounds(&self) -> Vec<RoundInfo> {
+        self.entry.snapshot.borrow().progress.rounds.clone()
     }
 }
 

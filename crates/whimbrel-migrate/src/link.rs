@@ -8,6 +8,9 @@ pub trait Link: Send + Sync {
     /// Sends a request after all earlier ones; blocks while too much is under way.
     fn send(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError>;
 
+    /// From now on at most so many bytes a second go out; none lifts the limit.
+    fn limit_rate(&self, _rate: Option<u64>) {}
+
     /// Bytes sent so far, framing included.
     fn bytes_sent(&self) -> u64;
 }

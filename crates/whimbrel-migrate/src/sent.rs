@@ -56,6 +56,11 @@ impl Sent {
         }
     }
 
+    /// Whether a hot page would be kept.
+    pub(crate) fn has_room(&self) -> bool {
+        self.pages.len() + PAGE_SIZE <= self.capacity || !self.cold.is_empty()
+    }
+
     /// A free place, for a hot page made free if need be.
     fn room(&mut self, hot: bool) -> Option<usize> {
         let end = self.pages.len();

@@ -20,8 +20,8 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_capture::{
-    Batch, CaptureError, Captured, Finish as CaptureFinish, Follower, Pace, Progress, RoundStats, Sink,
-    SinkError, Subject, capture,
+    Batch, CaptureError, Captured, Finish as CaptureFinish, Follower, Policy, Progress, RoundStats, Sink,
+    SinkError, StopReason, Subject, capture,
 };
 use whimbrel_core::{Digest, PAGE_SIZE};
 
@@ -46,8 +46,8 @@ pub struct Move<'a, 's> {
     pub ports: &'a dyn Fn() -> Vec<Vec<u8>>,
     /// Writes down, durably, that the machine was handed over: the commit point.
     pub record_handover: &'a mut dyn FnMut() -> Result<(), BoxError>,
-    /// When to stop.
-    pub pace: Pace,
+    /// How fast rounds go and when to stop.
+    pub policy: &'a dyn Policy,
     /// Told after every batch; `Break` cancels.
     pub observe: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
 }
@@ -62,6 +62,8 @@ pub struct HandedOver {
     pub handover: HandoverId,
     /// The rounds, the last one (paused) included.
     pub rounds: Vec<RoundStats>,
+    /// What ended the rounds before it.
+    pub why: StopReason,
     /// When the machine was paused.
     pub paused_at: Instant,
 }
@@ -106,7 +108,7 @@ pub fn migrate(mut job: Move<'_, '_>) -> Result<HandedOver, MigrateError> {
     let handover = job.offer.handover;
     let mut state = Source::Copying;
     match attempt(&mut job, &mut state) {
-        Ok(captured) => Ok(HandedOver { handover, rounds: captured.rounds, paused_at: captured.paused_at }),
+        Ok(Captured { rounds, why, paused_at, .. }) => Ok(HandedOver { handover, rounds, why, paused_at }),
         Err(error) => {
             let (_, actions) = state.step(SourceEvent::Failed);
             debug_assert_eq!(actions, [SourceAction::SendAbort, SourceAction::GoOn], "{state:?}");
@@ -146,7 +148,7 @@ fn attempt(job: &mut Move<'_, '_>, state: &mut Source) -> Result<Captured, Migra
     job.subject.follower = Follower::Migration;
     let mut sink =
         PageSender::new(job.link, handover).map_err(|error| MigrateError::Capture(error.into()))?;
-    let captured = capture(job.subject, &mut sink, &job.pace, CaptureFinish::StayPaused, job.observe)
+    let captured = capture(job.subject, &mut sink, job.policy, CaptureFinish::StayPaused, job.observe)
         .map_err(MigrateError::Capture)?;
     *state = state.step(SourceEvent::RoundsOver).0;
     let finish = Finish { handover, ports: (job.ports)() };
@@ -233,6 +235,16 @@ impl Sink for PageSender<'_> {
         let answer = self.link.send(protocol::PAGES, header, payload.into()).map_err(undelivered)?;
         self.unanswered.push_back(answer);
         self.wait_for_answers(UNANSWERED_MAX)
+    }
+
+    fn limit_rate(&mut self, rate: Option<u64>) {
+        self.link.limit_rate(rate);
+    }
+
+    /// The next version of a page travels as its difference to the last one: while there is room to remember that one,
+    /// even the hottest page is sent once ahead of the pause.
+    fn wants_first_versions(&self) -> bool {
+        self.sent.has_room()
     }
 
     fn end_round(&mut self) -> Result<(), SinkError> {

@@ -247,7 +247,7 @@ proptest! {
                 blob: &|_| Ok(KERNEL.to_vec()),
                 ports: &Vec::new,
                 record_handover: &mut || { recorded = true; Ok(()) },
-                pace: Pace { pages_left_max: 8, ..Pace::CHECKPOINT },
+                policy: &Pace { pages_left_max: 8, ..Pace::CHECKPOINT },
                 observe: &mut |_| ControlFlow::Continue(()),
             });
             let running_here = guest.0.lock().unwrap().running;

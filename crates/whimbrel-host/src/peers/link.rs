@@ -67,6 +67,10 @@ impl Link for PeerLink {
         Ok(Box::new(OnItsWay(pending)))
     }
 
+    fn limit_rate(&self, rate: Option<u64>) {
+        self.connection.limit_rate(rate);
+    }
+
     fn bytes_sent(&self) -> u64 {
         self.connection.traffic().sent
     }

@@ -36,6 +36,15 @@ pub(crate) struct Args {
     /// Use no more of the link than this
     #[arg(long, value_name = "RATE")]
     rate_max: Option<Rate>,
+    /// Begin at this rate, then go as fast as the machine writes and a step faster
+    #[arg(long, value_name = "RATE")]
+    rate_min: Option<Rate>,
+    /// How much faster; 50Mbit unless given
+    #[arg(long, value_name = "RATE")]
+    rate_step: Option<Rate>,
+    /// The same as a --rate-min of 100Mbit
+    #[arg(long)]
+    adaptive: bool,
     /// Where its network is from then on; local unless given or tunnelled already, and local when it moves home
     #[arg(long, value_enum)]
     network: Option<NetworkArg>,
@@ -60,6 +69,9 @@ impl Args {
             },
             downtime_max_ms: self.downtime_max.map(Span::as_ms),
             rate_max: self.rate_max.map(|rate| rate.0),
+            rate_min: self.rate_min.map(|rate| rate.0),
+            rate_step: self.rate_step.map(|rate| rate.0),
+            adaptive: self.adaptive,
             network: self.network.map(Into::into),
         };
         operation::perform(context, context.client.migrate(&self.name, &request)).await

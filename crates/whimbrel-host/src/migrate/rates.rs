@@ -1,0 +1,112 @@
+//! The limits of a migration, as they were asked for: checked, and completed by what is usual.
+
+use crate::error::HostError;
+use std::time::Duration;
+use whimbrel_api::{MigrateMode, MigrateRequest};
+use whimbrel_capture::{Precopy, Rates};
+use whimbrel_core::ByteSize;
+
+/// The pause that is aimed at unless the caller says otherwise.
+const DOWNTIME_MAX: Duration = Duration::from_millis(10);
+/// "We have empirically determined that 50 Mbit/s is a suitable value" (Clark et al., NSDI 2005, section 5.3).
+const STEP: u64 = 50 * MBIT;
+/// What the first round of the paper's experiments ran at (section 6).
+const MIN: u64 = 100 * MBIT;
+const MBIT: u64 = 1_000_000 / 8;
+/// Slower than any link that is meant: a GiB would take a day.
+const SLOWEST: u64 = 10_000;
+
+/// How fast and how long, for a machine that runs or stands still already.
+pub(super) fn policy(request: &MigrateRequest, was_paused: bool) -> Result<Precopy, HostError> {
+    let rates = rates(request)?;
+    let downtime_max = request.downtime_max_ms.map_or(DOWNTIME_MAX, Duration::from_millis);
+    if was_paused || request.mode == MigrateMode::Stop {
+        return Ok(Precopy::stopped(bytes(request.rate_max)));
+    }
+    Ok(Precopy::new(rates, downtime_max))
+}
+
+fn rates(request: &MigrateRequest) -> Result<Rates, HostError> {
+    let named = [
+        ("maximum rate", request.rate_max),
+        ("minimum rate", request.rate_min),
+        ("rate step", request.rate_step),
+    ];
+    for (what, rate) in named {
+        if let Some(rate) = bytes(rate).filter(|rate| *rate < SLOWEST) {
+            return Err(HostError::invalid(format!(
+                "a {what} of {rate} bytes a second is too slow to be meant: rates are bytes a second, like 100M, unless \
+                 they end in bit, like 800Mbit"
+            )));
+        }
+    }
+    let max = bytes(request.rate_max);
+    if request.rate_min.is_none() && !request.adaptive {
+        return match request.rate_step {
+            Some(_) => Err(HostError::invalid(
+                "a rate step needs rates that change: give a minimum rate too, or --adaptive",
+            )),
+            None => Ok(Rates::Full { max }),
+        };
+    }
+    let min = bytes(request.rate_min).unwrap_or_else(|| max.map_or(MIN, |max| max.min(MIN)));
+    if let Some(max) = max.filter(|max| min > *max) {
+        return Err(HostError::invalid(format!(
+            "the minimum rate ({}) is above the maximum ({}): a size like 100M is bytes a second, 100Mbit is an eighth \
+             of about that",
+            spoken(min),
+            spoken(max)
+        )));
+    }
+    Ok(Rates::Adaptive { min, max, step: bytes(request.rate_step).unwrap_or(STEP) })
+}
+
+fn bytes(rate: Option<ByteSize>) -> Option<u64> {
+    rate.map(|rate| rate.0)
+}
+
+/// `800 Mbit/s, 100.0 MB a second`.
+fn spoken(rate: u64) -> String {
+    format!("{} Mbit/s, {:.1} MB a second", rate / MBIT, rate as f64 / 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(more: &str) -> MigrateRequest {
+        serde_json::from_str(&format!(r#"{{"host": "beta"{more}}}"#)).unwrap()
+    }
+
+    #[test]
+    fn rates_follow_the_machine_only_if_that_was_asked() {
+        let rates = |more| policy(&request(more), false).unwrap().rates;
+        assert_eq!(rates(""), Rates::Full { max: None });
+        assert_eq!(rates(r#", "rate_max": 2000000"#), Rates::Full { max: Some(2_000_000) });
+        let usual = Rates::Adaptive { min: 12_500_000, max: None, step: 6_250_000 };
+        assert_eq!(rates(r#", "adaptive": true"#), usual);
+        assert_eq!(rates(r#", "rate_min": 12500000"#), usual);
+        let slow = Rates::Adaptive { min: 2_000_000, max: Some(2_000_000), step: 1_000_000 };
+        assert_eq!(rates(r#", "adaptive": true, "rate_max": 2000000, "rate_step": 1000000"#), slow);
+    }
+
+    #[test]
+    fn wrong_rates_are_refused_in_units_people_know() {
+        for (more, words) in [
+            (r#", "rate_max": 100"#, "bytes a second, like 100M, unless they end in bit"),
+            (r#", "rate_min": 100"#, "minimum rate of 100 bytes"),
+            (r#", "rate_min": 100000000, "rate_max": 50000000"#, "(800 Mbit/s, 100.0 MB a second) is above"),
+            (r#", "rate_step": 1000000"#, "--adaptive"),
+        ] {
+            let error = policy(&request(more), false).unwrap_err().to_string();
+            assert!(error.contains(words), "{more}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_machine_that_stands_still_has_no_rounds_before_the_last() {
+        let stopped = Precopy::stopped(Some(50_000));
+        assert_eq!(policy(&request(r#", "rate_max": 50000"#), true).unwrap(), stopped);
+        assert_eq!(policy(&request(r#", "mode": "stop", "rate_max": 50000"#), false).unwrap(), stopped);
+    }
+}
