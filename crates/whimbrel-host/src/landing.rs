@@ -1,20 +1,24 @@
 //! Machines that arrive from other hosts: what the target side of a migration does here.
 //!
-//! Before it is prepared an arriving machine is only a name in the table and a slot; a crash leaves nothing of
-//! it. Prepared, it has a durable record and waits, paused, for its old host's word, also across restarts.
+//! An arriving machine has a durable record as soon as it has a QEMU, so that nothing is left to sync when the guest is
+//! paused; only its disks are. Whether all of it is here is a mark in its slot, which ends with the QEMU. Until it is
+//! marked a later daemon drops it. Marked, or found without its slot after a loss of power, it waits, paused,
+//! for its old host's word, across restarts.
 
 use crate::{
     error::HostError,
     host::Host,
     live::Live,
     machine::{Machine, Turn},
-    record::{DiskBase, Phase, Record},
+    record::{DiskBase, Phase, ProcessRecord, Record},
+    slot::{self, Mark},
     supervise,
 };
 use std::sync::{Arc, Weak};
 use whimbrel_block::Device;
 use whimbrel_core::{Digest, PageRun};
 use whimbrel_migrate::{
+    handover::{Target, TargetRecord, Waiting},
     protocol::{Finish, HandoverId, Offer},
     target::{Arrival, HostError as Cause, Landing},
 };
@@ -48,7 +52,8 @@ impl Landing for HostLanding {
         check_fit(&host, offer)?;
         let bases = offer.config.disks.iter().map(|_| DiskBase::Blank).collect();
         let mut record = Record::new(offer.name.clone(), offer.config.clone(), bases);
-        record.phase = Phase::Prepared { handover: offer.handover };
+        record.phase = Phase::Prepared { handover: offer.handover, ahead: true };
+        record.arrived_by = Some(offer.handover);
         record.origin = offer.origin;
         record.vmgenid = Some(offer.vmgenid.clone());
         record.tunnel = offer.tunnel.clone();
@@ -94,7 +99,10 @@ impl Arriving {
     /// Starts its QEMU once everything that QEMU reads by name is here.
     fn make_ready(&mut self) -> Result<(), HostError> {
         if self.missing.is_empty() && self.live.is_none() {
-            self.live = Some(Live::receive(&self.host, &self.record, self.vmgenid)?);
+            let live = self.live.insert(Live::receive(&self.host, &self.record, self.vmgenid)?);
+            // Ahead of the pause, in which every sync is downtime.
+            self.record.process = Some(live.process_record());
+            self.record.save(&self.host.layout)?;
         }
         Ok(())
     }
@@ -102,13 +110,24 @@ impl Arriving {
     /// The old host's word came for a machine whose QEMU has ended while it waited. It is this host's from now on, as one
     /// that crashed: its disks are here, and nobody else may ever run it.
     fn end_of_the_owned(&self, turn: &mut Turn<'_>) -> Result<(), HostError> {
-        if turn.record.phase == (Phase::Prepared { handover: self.handover }) {
+        if matches!(turn.record.phase, Phase::Prepared { .. }) {
+            match turn.live.take() {
+                Some(live) => live.end(),
+                None => self.end_left_over(turn),
+            }
             let reason = "its QEMU ended before its old host had let it go".to_owned();
             turn.record.phase = Phase::Crashed { reason };
             turn.record.process = None;
             turn.record.since_ms = crate::now_ms();
         }
         turn.record.save(&self.host.layout)
+    }
+
+    /// A QEMU that could not be taken up may live all the same.
+    fn end_left_over(&self, turn: &Turn<'_>) {
+        if let (None, Some(process)) = (&turn.live, &turn.record.process) {
+            slot::clear(&self.host.layout.slot(&process.slot));
+        }
     }
 
     fn live(&mut self) -> Result<&mut Live, Cause> {
@@ -157,10 +176,9 @@ impl Arrival for Arriving {
         for (port, addresses) in live.ports.iter().zip(&finish.ports) {
             port.learn(addresses);
         }
-        // Disks first: once the record is durable, this host may be asked to run the machine.
+        // Disks first: once it is marked, this host may be asked to run the machine.
         live.disks.iter().try_for_each(|disk| disk.device().flush())?;
-        self.record.process = Some(live.process_record());
-        self.record.save(&self.host.layout)?;
+        live.mark_whole()?;
         let mut turn = self.machine.begin_when_free("arrival");
         turn.record = self.record.clone();
         turn.live = self.live.take();
@@ -171,7 +189,7 @@ impl Arrival for Arriving {
         let host = &self.host;
         let events = {
             let mut turn = self.machine.begin_when_free("arrival");
-            if turn.live.is_none() {
+            if turn.live.as_ref().is_none_or(|live| !live.qemu.process().is_alive()) {
                 return Ok(self.end_of_the_owned(&mut turn)?);
             }
             let (record, live) = turn.parts()?;
@@ -192,7 +210,10 @@ impl Arrival for Arriving {
 
     fn discard(&mut self) {
         let mut turn = self.machine.begin_when_free("removal");
-        self.live.take().or(turn.live.take()).into_iter().for_each(Live::end);
+        match self.live.take().or(turn.live.take()) {
+            Some(live) => live.end(),
+            None => self.end_left_over(&turn),
+        }
         if let Err(error) = Record::forget(&self.host.layout, self.machine.name()) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
@@ -202,6 +223,33 @@ impl Arrival for Arriving {
         turn.record.phase = Phase::Stopped;
         drop(turn);
         self.host.remove(self.machine.name());
+    }
+}
+
+/// Whether an arrival that an earlier daemon left is to be dropped: its source was never told that it is whole.
+pub(crate) fn is_unfinished(host: &Host, record: &Record) -> bool {
+    let Phase::Prepared { ahead, .. } = record.phase else { return false };
+    let waiting = waiting(host, record.process.as_ref(), ahead);
+    Target::recovered(TargetRecord::Arriving, waiting).0 == Target::Discarded
+}
+
+fn waiting(host: &Host, process: Option<&ProcessRecord>, ahead: bool) -> Waiting {
+    let slot = process.map(|process| host.layout.slot(&process.slot)).filter(|slot| slot.exists());
+    match slot {
+        None => Waiting::Gone,
+        Some(slot) if ahead && !Mark::Whole.is_on(&slot) => Waiting::Unfinished,
+        Some(_) => Waiting::Whole,
+    }
+}
+
+/// Nothing is left of an arrival that was cut off.
+pub(crate) fn drop_unfinished(host: &Host, record: &Record) {
+    tracing::info!(machine = %record.name, "an arrival that was cut off is dropped");
+    if let Some(process) = &record.process {
+        slot::clear(&host.layout.slot(&process.slot));
+    }
+    if let Err(error) = Record::forget(&host.layout, &record.name) {
+        tracing::warn!(error = &error as &dyn std::error::Error, "an arrival that was cut off is left over");
     }
 }
 

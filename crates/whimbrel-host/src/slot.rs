@@ -23,6 +23,30 @@ const PROCESS: &str = "process";
 /// The device state that a clone was loaded with: the first part of every state that is taken of it.
 const LOADED: &str = "loaded";
 
+/// What a later daemon must know of a QEMU. An empty file in its slot: it lasts as long as the QEMU does, and costs no
+/// durable write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// Everything of an arriving machine is here and loaded.
+    Whole,
+    /// Its user paused it. Any other pause is an operation's, and ends with it.
+    PausedByUser,
+}
+
+impl Mark {
+    fn path(self, slot: &Path) -> PathBuf {
+        slot.join(match self {
+            Mark::Whole => "whole",
+            Mark::PausedByUser => "paused-by-user",
+        })
+    }
+
+    /// Whether a slot has it.
+    pub(crate) fn is_on(self, slot: &Path) -> bool {
+        self.path(slot).exists()
+    }
+}
+
 /// How long a QEMU that was killed may take to end.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -104,6 +128,21 @@ impl Slot {
         fs::read(&path).map_err(|source| HostError::io("read", &path, source))
     }
 
+    /// Marks the slot, or takes the mark away.
+    pub(crate) fn mark(&self, mark: Mark, on: bool) -> Result<(), HostError> {
+        let path = mark.path(&self.dir);
+        let done = match on {
+            true => File::create(&path).map(drop),
+            false => fs::remove_file(&path),
+        };
+        match done {
+            Err(error) if on || error.kind() != std::io::ErrorKind::NotFound => {
+                Err(HostError::io("write", &path, error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn sockets(&self) -> Vec<PathBuf> {
         self.disks.iter().map(|disk| disk.socket.clone()).collect()
     }
@@ -161,6 +200,17 @@ pub(crate) fn end(slot: &Path) {
         if !process.wait(END_TIMEOUT) {
             tracing::error!(slot = %slot.display(), "a QEMU was killed and does not end");
         }
+    }
+}
+
+/// Ends the QEMU of a slot that nobody has, and removes the slot.
+pub(crate) fn clear(slot: &Path) {
+    end(slot);
+    match fs::remove_dir_all(slot) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(slot = %slot.display(), %error, "a slot is left over");
+        }
+        _ => {}
     }
 }
 

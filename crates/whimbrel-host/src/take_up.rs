@@ -35,6 +35,11 @@ impl Host {
             if let Phase::HandedOver { handover, .. } = record.phase {
                 self.handovers.is_committed(handover);
             }
+            if let (Some(handover), false) =
+                (record.arrived_by, matches!(record.phase, Phase::Prepared { .. }))
+            {
+                self.arrivals().adopt_arrived(handover);
+            }
         }
         self.tell_homes();
         for record in records {
@@ -48,7 +53,11 @@ impl Host {
 
     fn take_up(self: &Arc<Self>, mut record: Record) {
         let name = record.name.clone();
-        let live = match (&record.phase, &record.process) {
+        if crate::landing::is_unfinished(self, &record) {
+            crate::landing::drop_unfinished(self, &record);
+            return;
+        }
+        let mut live = match (&record.phase, &record.process) {
             (Phase::Here | Phase::HandedOver { .. } | Phase::Prepared { .. }, Some(process)) => {
                 match Live::adopt(self, &record, process) {
                     Ok(live) => Some(live),
@@ -62,13 +71,14 @@ impl Host {
             _ => None,
         };
         match record.phase.clone() {
-            Phase::Prepared { handover } => crate::landing::wait_on(self, record, live, handover),
+            Phase::Prepared { handover, .. } => crate::landing::wait_on(self, record, live, handover),
             Phase::HandedOver { handover, to } => {
                 let machine = self.enter(Machine::new(record, live));
                 self.finish_handover(&machine, handover, to);
             }
             _ => {
                 live.iter().for_each(Live::open_ports);
+                live.iter_mut().for_each(Live::go_on_after_crash);
                 live.iter().for_each(|live| self.give_back(&mut record, live));
                 let events = live.as_ref().map(Live::events);
                 let machine = self.enter(Machine::new(record, live));

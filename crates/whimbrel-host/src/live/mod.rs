@@ -25,7 +25,7 @@ use crate::{
     error::HostError,
     host::Host,
     record::{DiskBase, ProcessRecord, RamFile, Record},
-    slot::Slot,
+    slot::{Mark, Slot},
     tunnel::AwayEnd,
     warm::WarmSlot,
 };
@@ -130,6 +130,23 @@ impl Live {
 
     /// Loads the device state of a machine that was made to be loaded.
     pub(crate) fn load(&mut self, device_state: &[u8]) -> Result<(), HostError> {
+    /// The machine is this host's, and its daemon died: if an operation had paused it, that pause is over.
+    pub(crate) fn go_on_after_crash(&mut self) {
+        let paused = self.qemu.status().is_ok_and(|status| status.word == "paused");
+        if paused && !Mark::PausedByUser.is_on(self.slot.dir()) {
+            tracing::info!(
+                pid = self.pid(),
+                "a machine that was paused for a moment when the daemon died goes on"
+            );
+            self.go_on();
+        }
+    }
+
+    /// Everything of an arriving machine is here: a later daemon will know.
+    pub(crate) fn mark_whole(&self) -> Result<(), HostError> {
+        self.slot.mark(Mark::Whole, true)
+    }
+
         self.qemu
             .load(device_state)
             .map_err(|source| HostError::Qemu { action: "load the device state", source: source.into() })?;
@@ -262,6 +279,12 @@ impl Live {
 
     /// Lets a machine go on after something else failed; that failure is what the caller hears of.
     pub(crate) fn go_on(&mut self) {
+    /// The same on its user's word, which outlasts this daemon.
+    pub(crate) fn set_paused_by_user(&mut self, paused: bool) -> Result<(), HostError> {
+        self.slot.mark(Mark::PausedByUser, paused)?;
+        self.set_paused(paused)
+    }
+
         if let Err(error) = self.set_paused(false) {
             tracing::error!(error = &error as &dyn std::error::Error, "the machine stays paused");
         }
