@@ -17,6 +17,13 @@ fn result(host: &whimbrel_e2e::HostProcess, arguments: &[&str]) -> serde_json::V
     host.json(arguments)["result"].clone()
 }
 
+/// Why a machine waits for another host, as `ps` tells it.
+fn stalled(host: &whimbrel_e2e::HostProcess, machine: &str) -> Option<String> {
+    let machines = host.json(&["ps"]);
+    let found = machines.as_array()?.iter().find(|found| found["name"] == machine)?;
+    found["state"]["stalled"].as_str().map(str::to_owned)
+}
+
 fn state(host: &whimbrel_e2e::HostProcess, machine: &str) -> String {
     let machines = host.machines();
     machines.into_iter().find(|(name, _)| name == machine).map(|(_, state)| state).unwrap_or_default()
@@ -51,6 +58,11 @@ fn a_machine_that_is_pushed_goes_on_elsewhere_and_comes_home_for_the_price_of_th
     witness.reboot().expect("a request to reboot");
     drop(witness);
     wait_reborn(&mut console(alpha, "web"), &home);
+    // Its owner is lost for good: whoever knows that may have it run here from the last capsule.
+    alpha.run(&["stop", "web", "--kill"]);
+    assert!(beta.refuse(&["resume", "web"]).text.contains("--take-back"));
+    beta.run(&["resume", "web", "--take-back"]);
+    check(&cluster, &written);
     for host in [alpha, beta] {
         let verified = result(host, &["verify"]);
         assert_eq!(verified["damaged"].as_array().map(Vec::len), Some(0), "{verified}");
@@ -77,8 +89,17 @@ fn a_machine_is_resumed_from_another_host_before_it_has_come_and_waits_when_that
     cluster.host("beta").signal_daemon(Signal::SIGKILL);
     cluster.host_mut("beta").kill_daemon();
     cluster.host_mut("beta").start_daemon();
-    cluster.lab.replug("alpha").expect("a cable to put back");
-    let after = check(&cluster, &there);
+    let beta = cluster.host("beta");
+    let after = std::thread::scope(|scope| {
+        let answer = scope.spawn(|| check(&cluster, &there));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while stalled(beta, "web").is_none() && !answer.is_finished() {
+            assert!(Instant::now() < deadline, "`ps` does not say that it waits: {:?}", beta.machines());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        cluster.lab.replug("alpha").expect("a cable to put back");
+        answer.join().expect("a machine that goes on")
+    });
 
     // A capsule of a machine that is partly elsewhere is kept, and its machine goes on from it.
     let beta = cluster.host("beta");
