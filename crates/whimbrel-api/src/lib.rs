@@ -11,20 +11,23 @@
 
 mod capsule;
 mod error;
+mod evacuate;
 mod hierarchy;
 mod host;
 mod machine;
-mod openapi;
 mod migration;
+mod openapi;
 mod operation;
 pub mod routes;
 mod transfer;
+mod wws;
 
 pub use capsule::{
     CapsuleDiff, CapsuleInfo, CapsuleRef, ConfigChange, ExportFormat, ExportRequest, ImageDiff, ImageInfo,
     ImportRequest, TagRequest,
 };
 pub use error::{ApiError, ErrorCode};
+pub use evacuate::{EvacuateReport, EvacuateRequest, Evacuated, MoveOutcome};
 pub use hierarchy::{
     DeriveRequest, DiskRebase, GraphNode, LeftBehind, MachineOn, PromoteReport, PromoteRequest, RebaseReport,
     RefRights, RefVersion, Standing, Tagged,
@@ -44,3 +47,4 @@ pub use operation::{
 pub use transfer::{
     CacheAddRequest, CacheInfo, CacheSource, PullRequest, PushRequest, RemoteCapsule, TransferReport,
 };
+pub use wws::WwsRequest;

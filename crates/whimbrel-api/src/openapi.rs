@@ -28,6 +28,7 @@ use utoipa::{
     CheckpointRequest,
     CloneRequest,
     DeriveRequest,
+    EvacuateRequest,
     ExportRequest,
     GraphNode,
     HostInfo,
@@ -51,7 +52,8 @@ use utoipa::{
     SuspendRequest,
     TagRequest,
     Tagged,
-    TrustEntry
+    TrustEntry,
+    WwsRequest
 )))]
 struct Schemas;
 
@@ -70,6 +72,8 @@ enum Reply {
     Stream(&'static str),
     /// 200 and bytes of text.
     Text,
+    /// 200 and a trace of a working set.
+    Trace,
     /// 101 and a raw byte stream in both directions.
     Upgrade,
     /// 200 and this document.
@@ -98,6 +102,8 @@ const ENDPOINTS: &[Endpoint] = &[
     (Post, MACHINE_SUSPEND, "suspend", Some("SuspendRequest"), Reply::Begun, "Take a capsule and end the machine"),
     (Post, MACHINE_MIGRATE, "migrate", Some("MigrateRequest"), Reply::Begun, "Move it to another host"),
     (Get, MIGRATIONS, "migrations", None, Reply::Many("MigrationRecord"), "How machines moved away from here, newest first"),
+    (Post, MACHINE_WWS, "wws", Some("WwsRequest"), Reply::Trace, "Sample what it dirties; the trace is sent while it grows"),
+    (Post, EVACUATE, "evacuate", Some("EvacuateRequest"), Reply::Begun, "Move all machines of the host to others"),
     (Get, MACHINE_CONSOLE, "console", None, Reply::Upgrade, "Its serial port, with `Upgrade: whimbrel-console`"),
     (Get, MACHINE_CONSOLE_LOG, "console_log", None, Reply::Text, "The last bytes its serial port printed"),
     (Post, RESUME, "resume", Some("ResumeRequest"), Reply::Begun, "Make a machine from a capsule"),
@@ -203,6 +209,7 @@ fn success(reply: Reply) -> (&'static str, ResponseBuilder) {
         Reply::Begun => ("202", json("It has begun", Some(reference_to("Operation")))),
         Reply::Done => ("204", ResponseBuilder::new().description("Done")),
         Reply::Stream(name) => ("200", content("One object a line", NDJSON, Some(reference_to(name)))),
+        Reply::Trace => ("200", content("The trace, a record a sample", WWS_TRACE, None)),
         Reply::Text => ("200", content("Bytes as they were printed", "text/plain", None)),
         Reply::Upgrade => ("101", ResponseBuilder::new().description("From here on a raw byte stream")),
         Reply::Document => ("200", json("An OpenAPI document", None)),

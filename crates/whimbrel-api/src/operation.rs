@@ -3,7 +3,7 @@
 //! An operation runs until it is succeeded, failed or cancelled, and then never changes again. The daemon keeps
 //! ended ones for a while, so that a caller who lost its connection can still ask how it ended.
 
-use crate::{ApiError, TransferReport};
+use crate::{ApiError, EvacuateReport, TransferReport};
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::ParseIntError, path::PathBuf, str::FromStr};
 use utoipa::ToSchema;
@@ -60,6 +60,8 @@ pub enum OperationKind {
     Clone,
     /// Moves a machine to another host.
     Migrate,
+    /// Moves all machines to other hosts.
+    Evacuate,
     /// Frees what no ref reaches.
     Gc,
     /// Reads everything in the store and checks it.
@@ -84,6 +86,7 @@ impl fmt::Display for OperationKind {
             Self::Resume => "resume",
             Self::Clone => "clone",
             Self::Migrate => "migrate",
+            Self::Evacuate => "evacuate",
             Self::Gc => "gc",
             Self::Verify => "verify",
             Self::Export => "export",
@@ -140,12 +143,12 @@ pub struct Progress {
     pub rate_per_s: Option<f64>,
     /// Something worth knowing beside the numbers.
     pub detail: Option<String>,
-}
-
-impl Progress {
     /// Rounds that have ended, of a migration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rounds: Vec<RoundInfo>,
+}
+
+impl Progress {
     /// The beginning of a stage of unknown length.
     pub fn stage(stage: impl Into<String>, unit: Unit) -> Self {
         Self {
@@ -212,6 +215,8 @@ pub enum OperationResult {
         /// What became of its network ports.
         network: NetworkHandover,
     },
+    /// The machines that could be moved are on other hosts.
+    Evacuate(EvacuateReport),
     /// The store was cleaned.
     Gc {
         /// Bytes freed on disk.
@@ -310,11 +315,6 @@ pub struct RoundInfo {
     pub bytes: u64,
     /// How long it took.
     pub ms: f64,
-}
-
-/// What became of a machine's network ports on the other host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(tag = "kind", rename_all = "snake_case")]
     /// When it began, since the copying began.
     #[serde(default)]
     pub begun_ms: f64,
@@ -331,6 +331,11 @@ pub struct RoundInfo {
     /// How long what remained would have travelled with the machine stopped, once that could be said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub downtime_ms: Option<f64>,
+}
+
+/// What became of a machine's network ports on the other host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "kind", rename_all = "snake_case")]
 pub enum NetworkHandover {
     /// It has none, or none that was plugged in.
     NoPorts,

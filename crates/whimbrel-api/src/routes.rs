@@ -28,6 +28,10 @@ pub const MACHINE_CHECKPOINT: &str = "/v1/machines/{name}/checkpoint";
 pub const MACHINE_SUSPEND: &str = "/v1/machines/{name}/suspend";
 /// `POST`: move it to another host.
 pub const MACHINE_MIGRATE: &str = "/v1/machines/{name}/migrate";
+/// `POST`: sample what it dirties, as a trace that is sent while it grows.
+pub const MACHINE_WWS: &str = "/v1/machines/{name}/wws";
+/// `POST`: move all machines of the host to others.
+pub const EVACUATE: &str = "/v1/evacuate";
 /// `GET`: becomes a raw byte stream to and from its serial port.
 pub const MACHINE_CONSOLE: &str = "/v1/machines/{name}/console";
 /// `GET`: the last bytes its serial port printed.
@@ -97,6 +101,8 @@ pub const OPENAPI: &str = "/v1/openapi.json";
 pub const CONSOLE_PROTOCOL: &str = "whimbrel-console";
 /// Value of the `Upgrade` header that opens the protocol between hosts.
 pub const WIRE_PROTOCOL: &str = "whimbrel-wire";
+/// Content type of [`MACHINE_WWS`]: docs/formats/wws-trace.md.
+pub const WWS_TRACE: &str = "application/vnd.whimbrel.wws-trace";
 /// Content type of [`OPERATION_EVENTS`]: one JSON object a line.
 pub const NDJSON: &str = "application/x-ndjson";
 /// Query parameter of [`MACHINE_CONSOLE_LOG`]: how many bytes at most.

@@ -98,6 +98,11 @@ impl<'a> Simulation<'a> {
         self.ends.last().copied().unwrap_or_default()
     }
 
+    /// Pages of all samples, each counted once.
+    pub fn unique(&self) -> u64 {
+        self.all
+    }
+
     /// Pages dirtied in the `seconds` from `from` on.
     pub fn dirtied(&self, from: f64, seconds: f64) -> f64 {
         if seconds >= self.length() {

@@ -88,6 +88,13 @@ impl Tap {
         held.watches.insert(number, nothing);
         Ok(Watch { shared: self.0.clone(), number })
     }
+
+    /// Length of the array in pages, and how many of them hold something.
+    pub fn extent(&self) -> Result<(u64, u64), WatchError> {
+        let shared = self.0.upgrade().ok_or(Gone)?;
+        let mut held = lock(&shared);
+        Ok((held.array.page_count(), held.array.populated()?.count()))
+    }
 }
 
 impl Watch {
@@ -98,13 +105,6 @@ impl Watch {
         let dirty = held.scan()?;
         held.owed.union(&dirty);
         Ok(held.watches.get_mut(&self.number).map_or(dirty, PageSet::take))
-    }
-
-    /// Length of the array in pages, and how many of them hold something.
-    pub fn extent(&self) -> Result<(u64, u64), WatchError> {
-        let shared = self.shared.upgrade().ok_or(Gone)?;
-        let mut held = lock(&shared);
-        Ok((held.array.page_count(), held.array.populated()?.count()))
     }
 }
 

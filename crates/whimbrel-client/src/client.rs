@@ -142,6 +142,11 @@ impl Client {
         self.get(routes::MIGRATIONS).await
     }
 
+    /// Begins to move all machines of the host to others.
+    pub async fn evacuate(&self, request: &EvacuateRequest) -> Result<Operation, ClientError> {
+        self.post(routes::EVACUATE, request).await
+    }
+
     /// The last bytes, at most `bytes`, that a machine printed on its serial port.
     pub async fn console_log(&self, name: &MachineName, bytes: u64) -> Result<Bytes, ClientError> {
         let limit = usize::try_from(bytes).unwrap_or(usize::MAX);

@@ -9,7 +9,9 @@ mod connection;
 mod error;
 mod follow;
 mod stream;
+mod wws;
 
 pub use client::Client;
 pub use error::ClientError;
 pub use stream::RawStream;
+pub use wws::TraceStream;

@@ -69,6 +69,8 @@ pub enum HostError {
     StillRunning { seconds: u64 },
     #[error("the identity of this host failed")]
     Identity { source: Cause },
+    #[error("this host is being evacuated already")]
+    Evacuating,
     #[error("cancelled: {left}")]
     Cancelled { left: String },
     #[error("a fault in the daemon stopped the operation")]
@@ -112,7 +114,7 @@ impl HostError {
             Self::Migrate { source, .. } => migrate_code(source),
             Self::Sync { .. } => ErrorCode::Unreachable,
             Self::Cache { source } => chain_code(&**source),
-            Self::Given { .. } => ErrorCode::Busy,
+            Self::Given { .. } | Self::Evacuating => ErrorCode::Busy,
             Self::Unconfirmed { .. } | Self::Unreachable { .. } | Self::Ssh { .. } => ErrorCode::Unreachable,
             Self::Untrusted { .. } | Self::NotTrustedThere { .. } => ErrorCode::Untrusted,
             Self::Panicked => ErrorCode::Internal,

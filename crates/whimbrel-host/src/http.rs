@@ -44,6 +44,8 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
         .route(routes::MACHINE_SUSPEND, post(suspend))
         .route(routes::MACHINE_MIGRATE, post(migrate))
         .route(routes::MIGRATIONS, get(migrations))
+        .route(routes::MACHINE_WWS, post(wws))
+        .route(routes::EVACUATE, post(evacuate))
         .route(routes::MACHINE_CONSOLE, get(console))
         .route(routes::MACHINE_CONSOLE_LOG, get(console_log))
         .route(routes::RESUME, post(resume))
@@ -205,6 +207,23 @@ async fn suspend(State(host): Shared, Path(name): Path<String>, body: Bytes) -> 
 async fn migrate(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Answer<Operation> {
     let (name, request): (MachineName, _) = (named(&name)?, parse(&body)?);
     blocking(host, move |host| host.migrate(&name, request)).await
+}
+
+async fn evacuate(State(host): Shared, body: Bytes) -> Answer<Operation> {
+    let request = parse(&body)?;
+    blocking(host, move |host| host.evacuate(request)).await
+}
+
+/// What a machine dirties, a piece a sample.
+async fn wws(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Result<Response, Failure> {
+    let (name, request): (MachineName, _) = (named(&name)?, parse(&body)?);
+    let begin = move || host.wws(&name, &request);
+    let pieces = tokio::task::spawn_blocking(begin).await.map_err(|_| HostError::Panicked)??;
+    let pieces = futures_util::stream::unfold(pieces, |mut pieces| async move {
+        let piece = pieces.recv().await?;
+        Some((Ok::<_, std::convert::Infallible>(piece), pieces))
+    });
+    Ok(([(header::CONTENT_TYPE, routes::WWS_TRACE)], Body::from_stream(pieces)).into_response())
 }
 
 async fn resume(State(host): Shared, body: Bytes) -> Answer<Operation> {

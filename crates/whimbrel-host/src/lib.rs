@@ -13,6 +13,7 @@ mod derive;
 mod disk_cuts;
 mod durable;
 mod error;
+mod evacuate;
 mod file_cuts;
 mod files;
 mod follow;
@@ -45,6 +46,7 @@ mod take_up;
 mod transfer;
 mod tunnel;
 mod warm;
+mod wws;
 
 pub use error::HostError;
 pub use rights::{Access, may, peer_may};

@@ -14,6 +14,7 @@ use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
 };
 use whimbrel_api::{DiskInfo, MachineInfo, MachineState, NicInfo, OperationId};
+use whimbrel_capture::tap::Tap;
 use whimbrel_core::{ByteSize, MachineName};
 
 /// A machine in the registry.
@@ -23,6 +24,8 @@ pub(crate) struct Machine {
     turn_over: Condvar,
     body: Mutex<Body>,
     view: Mutex<View>,
+    /// The machine type of its QEMU, which never changes.
+    machine_type: String,
 }
 
 /// What the holder of the turn works with.
@@ -45,6 +48,7 @@ struct View {
     pager: Option<crate::live::PagerView>,
     console: Option<crate::live::ConsoleView>,
     tunnel: Option<crate::tunnel::TunnelView>,
+    tap: Option<Tap>,
 }
 
 /// The right to change a machine. Given back on drop, after the view was brought up to date.
@@ -57,18 +61,24 @@ impl Machine {
     /// A machine with this record and these live parts.
     pub(crate) fn new(record: Record, live: Option<Live>) -> Self {
         let info = describe(&record, live.as_ref(), None);
-        let (pager, console, tunnel) = views(live.as_ref());
+        let (pager, console, tunnel, tap) = views(live.as_ref());
         Self {
             name: record.name.clone(),
+            machine_type: record.config.machine.clone(),
             turn: Mutex::new(None),
             turn_over: Condvar::new(),
             body: Mutex::new(Body { record, live }),
-            view: Mutex::new(View { info, pager, console, tunnel }),
+            view: Mutex::new(View { info, pager, console, tunnel, tap }),
         }
     }
 
     pub(crate) fn name(&self) -> &MachineName {
         &self.name
+    }
+
+    /// The machine type of its QEMU.
+    pub(crate) fn machine_type(&self) -> String {
+        self.machine_type.clone()
     }
 
     /// Takes the turn, or says who has it. A machine that is on its way between hosts is nobody's to work on: letting
@@ -136,6 +146,11 @@ impl Machine {
         info
     }
 
+    /// Where to look on at what it writes to its memory; none while it has no process.
+    pub(crate) fn tap(&self) -> Option<Tap> {
+        lock(&self.view).tap.clone()
+    }
+
     /// The last `bytes` bytes that its serial port printed.
     pub(crate) fn console_log(&self, bytes: u64) -> Result<String, HostError> {
         let console = lock(&self.view).console.clone();
@@ -169,8 +184,8 @@ impl Turn<'_> {
     pub(crate) fn publish(&self) {
         let operation = lock(&self.machine.turn).as_ref().and_then(|working| working.operation);
         let info = describe(&self.body.record, self.body.live.as_ref(), operation);
-        let (pager, console, tunnel) = views(self.body.live.as_ref());
-        *lock(&self.machine.view) = View { info, pager, console, tunnel };
+        let (pager, console, tunnel, tap) = views(self.body.live.as_ref());
+        *lock(&self.machine.view) = View { info, pager, console, tunnel, tap };
     }
 }
 
@@ -212,12 +227,16 @@ impl Phase {
 }
 
 /// What of a machine is looked at while an operation works on it.
-type Views =
-    (Option<crate::live::PagerView>, Option<crate::live::ConsoleView>, Option<crate::tunnel::TunnelView>);
+type Views = (
+    Option<crate::live::PagerView>,
+    Option<crate::live::ConsoleView>,
+    Option<crate::tunnel::TunnelView>,
+    Option<Tap>,
+);
 
 fn views(live: Option<&Live>) -> Views {
     let tunnel = live.and_then(|live| live.away.as_ref()).map(crate::tunnel::AwayEnd::view);
-    (live.and_then(Live::pager_view), live.map(Live::console_view), tunnel)
+    (live.and_then(Live::pager_view), live.map(Live::console_view), tunnel, live.map(Live::tap))
 }
 
 fn describe(record: &Record, live: Option<&Live>, operation: Option<OperationId>) -> MachineInfo {

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 use whimbrel_api::MachineState;
+use whimbrel_capture::tap::{Tap, tapped};
 use whimbrel_core::{CapsuleId, Digest, PageRun, PageSet};
 use whimbrel_image::WorkingSet;
 use whimbrel_machine::{PageArray, PageError};
@@ -96,9 +97,11 @@ impl LiveMemory {
         (self.lazy.is_some(), self.lazy.as_ref().and_then(|lazy| lazy.root))
     }
 
-    /// The memory as a page array.
-    pub(crate) fn pages(&self) -> Result<Box<dyn PageArray>, HostError> {
-        Ok(Box::new(self.attachment.ram().map_err(memory_error)?))
+    /// The memory as a page array, and a way to look on at what is written to it.
+    pub(crate) fn pages(&self) -> Result<(Box<dyn PageArray>, Tap), HostError> {
+        let view =
+            || self.attachment.ram().map(|ram| Box::new(ram) as Box<dyn PageArray>).map_err(memory_error);
+        Ok(tapped(view()?, view()?))
     }
 
     /// Stores pages before the machine runs.

@@ -35,7 +35,7 @@ use std::{
     sync::{Arc, mpsc::Receiver},
     time::{Duration, Instant},
 };
-use whimbrel_capture::{Follower, Ledger};
+use whimbrel_capture::{Follower, Ledger, tap::Tap};
 use whimbrel_core::{Digest, MachineConfig, PageSet};
 use whimbrel_image::ImageRef;
 use whimbrel_machine::{Machine as _, MachineError};
@@ -52,6 +52,8 @@ pub(crate) struct Live {
     pub(crate) away: Option<AwayEnd>,
     /// Memory first, then the disks in order.
     pub(crate) ledgers: Vec<Ledger>,
+    /// For whoever looks on at what it writes to its memory.
+    tap: Tap,
     console: Arc<Console>,
     console_log: PathBuf,
     slot: Slot,
@@ -128,8 +130,6 @@ impl Live {
         Ok(live)
     }
 
-    /// Loads the device state of a machine that was made to be loaded.
-    pub(crate) fn load(&mut self, device_state: &[u8]) -> Result<(), HostError> {
     /// The machine is this host's, and its daemon died: if an operation had paused it, that pause is over.
     pub(crate) fn go_on_after_crash(&mut self) {
         let paused = self.qemu.status().is_ok_and(|status| status.word == "paused");
@@ -147,6 +147,8 @@ impl Live {
         self.slot.mark(Mark::Whole, true)
     }
 
+    /// Loads the device state of a machine that was made to be loaded.
+    pub(crate) fn load(&mut self, device_state: &[u8]) -> Result<(), HostError> {
         self.qemu
             .load(device_state)
             .map_err(|source| HostError::Qemu { action: "load the device state", source: source.into() })?;
@@ -277,14 +279,14 @@ impl Live {
         Ok(())
     }
 
-    /// Lets a machine go on after something else failed; that failure is what the caller hears of.
-    pub(crate) fn go_on(&mut self) {
     /// The same on its user's word, which outlasts this daemon.
     pub(crate) fn set_paused_by_user(&mut self, paused: bool) -> Result<(), HostError> {
         self.slot.mark(Mark::PausedByUser, paused)?;
         self.set_paused(paused)
     }
 
+    /// Lets a machine go on after something else failed; that failure is what the caller hears of.
+    pub(crate) fn go_on(&mut self) {
         if let Err(error) = self.set_paused(false) {
             tracing::error!(error = &error as &dyn std::error::Error, "the machine stays paused");
         }
@@ -331,6 +333,10 @@ impl Live {
     pub(crate) fn pager_view(&self) -> Option<PagerView> {
         let disks = self.disks.iter().filter_map(LiveDisk::patient).collect();
         self.memory.pager_view(&self.stall, disks)
+    }
+
+    pub(crate) fn tap(&self) -> Tap {
+        self.tap.clone()
     }
 
     pub(crate) fn console_view(&self) -> ConsoleView {
@@ -459,13 +465,14 @@ impl<'a> Assembly<'a> {
             Ok((origin, parts, away))
         });
         match parts {
-            Ok((_origin, (memory, disks, ports, ledgers, console), away)) => Ok(Live {
+            Ok((_origin, (memory, disks, ports, ledgers, console, tap), away)) => Ok(Live {
                 qemu,
                 memory,
                 disks,
                 ports,
                 away,
                 ledgers,
+                tap,
                 console,
                 console_log,
                 slot,
@@ -502,7 +509,7 @@ impl<'a> Assembly<'a> {
         slot: &Slot,
         qemu: &Qemu,
         memory: Option<LiveMemory>,
-    ) -> Result<(LiveMemory, Vec<LiveDisk>, Vec<LivePort>, Vec<Ledger>, Arc<Console>), HostError> {
+    ) -> Result<(LiveMemory, Vec<LiveDisk>, Vec<LivePort>, Vec<Ledger>, Arc<Console>, Tap), HostError> {
         let Self { host, record, overlay, image, stall, adopted: _ } = self;
         let mut memory = match memory {
             Some(memory) => memory,
@@ -519,11 +526,12 @@ impl<'a> Assembly<'a> {
         let plug = if host.is_away(record).is_some() { Plug::Line } else { Plug::Bridge };
         let ports =
             ports.map(|(index, nic)| LivePort::connect(slot, index, nic, plug)).collect::<Result<_, _>>()?;
-        let mut ledgers = vec![Ledger::new(memory.pages()?)];
+        let (pages, tap) = memory.pages()?;
+        let mut ledgers = vec![Ledger::new(pages)];
         ledgers.extend(disks.iter().map(|disk| Ledger::new(disk.pages())));
         let serial = slot.dir().join("serial");
         let console =
             Console::open(&serial).map_err(|source| HostError::io("open the console", &serial, source))?;
-        Ok((memory, disks, ports, ledgers, Arc::new(console)))
+        Ok((memory, disks, ports, ledgers, Arc::new(console), tap))
     }
 }

@@ -20,6 +20,7 @@ use whimbrel_core::HostName;
 
 use crate::{
     error::HostError,
+    evacuate::{AskRoom, HasRoom},
     host::Host,
     refs,
     rights::{self, Access as Way},
@@ -116,6 +117,9 @@ impl Service for Peers {
             Describe::KIND | Yours::KIND | Claim::KIND => {
                 return on_a_thread(Box::new(move || giving(&living(&host)?, &asker, &request)));
             }
+            AskRoom::KIND => {
+                return on_a_thread(Box::new(move || room(&living(&host)?, &request)));
+            }
             kind if kind & 0xff00 == tunnel::RANGE => {
                 return Box::pin(async move { tunnel::handle(living(&host)?, peer, request).await });
             }
@@ -157,6 +161,13 @@ impl Service for Peers {
 
 fn living(host: &Weak<Host>) -> Result<Arc<Host>, Refusal> {
     host.upgrade().ok_or_else(|| refused("the host is closing down"))
+}
+
+/// What room there is for machines of other hosts. Whoever may move machines here may ask.
+fn room(host: &Arc<Host>, request: &Request) -> Answer {
+    let asked = request.decode::<AskRoom>()?;
+    let room: HasRoom = host.room(&asked).map_err(|error| refused(&chain(&error)))?;
+    Reply::of::<AskRoom>(&room, Bytes::new())
 }
 
 /// Who may resume a suspended machine.

@@ -1,0 +1,317 @@
+//! Emptying a host: all machines that run here move to others, those that dirty least first.
+//!
+//! One operation that begins migrations, each an operation of its own, a few at a time. Nothing is written down: what is
+//! left to do is what still runs here, so a call after a failure, a Ctrl-C or a restart goes on. Cancelled, it cancels
+//! the migrations under way, waits until each has ended in one of its own two states, and begins no other.
+//!
+//! A machine that finds no room, or fails to move, runs on here and is named; the others are not held up by it.
+
+mod plan;
+mod room;
+
+pub(crate) use room::{AskRoom, HasRoom};
+
+use crate::{error::HostError, host::Host, machine::Machine, operation::Reporter};
+use plan::{Candidate, Placed, Target};
+use room::MayCome;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+use whimbrel_api::{
+    ApiError, ErrorCode, EvacuateReport, EvacuateRequest, Evacuated, MachineInfo, MachineState,
+    MigrateRequest, MoveOutcome, Operation, OperationId, OperationKind, OperationResult, OperationState,
+    Unit,
+};
+use whimbrel_core::{ByteSize, HostName, MachineName};
+
+/// Machines that move at the same time.
+const PARALLEL: u32 = 1;
+const PARALLEL_MAX: u32 = 16;
+/// How long the dirty sets are looked at: long enough to tell a busy machine from an idle one.
+const SAMPLE_MS: u64 = 1_000;
+const SAMPLE_MS_MIN: u64 = 10;
+const SAMPLE_MS_MAX: u64 = 60_000;
+/// How often a migration under way is asked whether it has ended, beside when it says so.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Whether an evacuation is under way; there is one at a time.
+#[derive(Default)]
+pub(crate) struct Evacuating(AtomicBool);
+
+/// The right to evacuate. Given back on drop.
+struct Alone(Arc<Host>);
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.0.evacuating.0.store(false, Ordering::Release);
+    }
+}
+
+impl Host {
+    /// Moves all machines that run here to other hosts.
+    pub(crate) fn evacuate(self: &Arc<Self>, request: EvacuateRequest) -> Result<Operation, HostError> {
+        let parallel = request.parallel.unwrap_or(PARALLEL);
+        if !(1..=PARALLEL_MAX).contains(&parallel) {
+            return Err(HostError::invalid(format!(
+                "1 to {PARALLEL_MAX} machines can move at the same time"
+            )));
+        }
+        if !(SAMPLE_MS_MIN..=SAMPLE_MS_MAX).contains(&request.sample_ms.unwrap_or(SAMPLE_MS)) {
+            return Err(HostError::invalid(format!("a look takes {SAMPLE_MS_MIN} ms to {SAMPLE_MS_MAX} ms")));
+        }
+        let targets = self.targets(&request)?;
+        if self.evacuating.0.swap(true, Ordering::AcqRel) {
+            return Err(HostError::Evacuating);
+        }
+        let alone = Alone(self.clone());
+        Ok(self.operations().start(OperationKind::Evacuate, self.name.to_string(), move |reporter| {
+            let host = &alone.0;
+            let (placed, left) = host.plan(&request, targets, reporter)?;
+            let evacuation = Evacuation::new(host, &request, placed, reporter);
+            if !request.dry_run {
+                evacuation.run(parallel);
+            }
+            evacuation.report(left)
+        }))
+    }
+
+    /// Hosts that machines may go to.
+    fn targets(&self, request: &EvacuateRequest) -> Result<Vec<HostName>, HostError> {
+        let named: BTreeSet<HostName> = request.to.iter().cloned().collect();
+        if named.contains(&self.name) {
+            return Err(HostError::invalid(format!("{} is the host that is to be emptied", self.name)));
+        }
+        named.iter().try_for_each(|host| self.route(host).map(drop))?;
+        if !named.is_empty() {
+            return Ok(named.into_iter().collect());
+        }
+        let trusted = self.trust.list().map_err(|source| HostError::Identity { source: source.into() })?;
+        let reachable: Vec<_> =
+            trusted.into_iter().map(|peer| peer.name).filter(|name| self.route(name).is_ok()).collect();
+        match reachable.is_empty() {
+            true => Err(HostError::invalid("no other host is trusted: add one with `whimbrel trust add`")),
+            false => Ok(reachable),
+        }
+    }
+
+    /// What goes where, and what is not to be moved.
+    fn plan(
+        self: &Arc<Self>,
+        request: &EvacuateRequest,
+        targets: Vec<HostName>,
+        reporter: &Reporter,
+    ) -> Result<(Vec<Placed>, Vec<MachineInfo>), HostError> {
+        let here = self.machines();
+        let (moving, left): (Vec<_>, Vec<_>) =
+            here.into_iter().partition(|machine| moves(&machine.info().state));
+        reporter.progress("looking at what the machines dirty", Unit::Items, 0, Some(moving.len() as u64));
+        let time = Duration::from_millis(request.sample_ms.unwrap_or(SAMPLE_MS));
+        let dirtied = self.dirtied_in(&moving, time, &|| !reporter.is_cancelled());
+        if reporter.is_cancelled() {
+            return Err(HostError::Cancelled { left: "nothing was moved".to_owned() });
+        }
+        reporter.progress("asking the other hosts for room", Unit::Items, 0, Some(targets.len() as u64));
+        let coming: Vec<MayCome> = moving.iter().map(may_come).collect();
+        let ask = |host: HostName| {
+            let room = self.ask_room(&host, &coming).map_err(|error| crate::peers::chain(&error));
+            Target { host, room }
+        };
+        let targets = std::thread::scope(|scope| {
+            let asked: Vec<_> = targets.into_iter().map(|host| scope.spawn(|| ask(host))).collect();
+            asked.into_iter().filter_map(|asked| asked.join().ok()).collect()
+        });
+        let candidates = moving.iter().map(|machine| candidate(&machine.info(), &dirtied)).collect();
+        Ok((plan::plan(candidates, targets), left.iter().map(|machine| machine.info()).collect()))
+    }
+
+    /// Whether no machine runs here, nor may have to go on here.
+    fn is_empty(&self) -> bool {
+        let runs = |state: &MachineState| {
+            moves(state) || matches!(state, MachineState::Starting | MachineState::Migrating)
+        };
+        !self.machines().iter().any(|machine| runs(&machine.info().state))
+    }
+}
+
+/// Whether a machine in this state can be migrated.
+fn moves(state: &MachineState) -> bool {
+    matches!(state, MachineState::Running | MachineState::Paused | MachineState::Lazy { .. })
+}
+
+fn may_come(machine: &Arc<Machine>) -> MayCome {
+    MayCome { name: machine.name().clone(), machine: machine.machine_type() }
+}
+
+fn candidate(info: &MachineInfo, dirtied: &BTreeMap<MachineName, u64>) -> Candidate {
+    let disks = info.disks.iter().fold(0, |sum: u64, disk| sum.saturating_add(disk.size.0));
+    let dirtied = dirtied.get(&info.name).copied().unwrap_or_default();
+    Candidate { name: info.name.clone(), memory: info.memory.0, disks, dirtied }
+}
+
+/// Machines on their way, one after the other or a few at a time.
+struct Evacuation<'a> {
+    host: &'a Arc<Host>,
+    request: &'a EvacuateRequest,
+    reporter: &'a Reporter,
+    placed: Vec<Placed>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The next of `placed` to look at.
+    next: usize,
+    /// What became of each of `placed` that was tried.
+    outcomes: BTreeMap<usize, MoveOutcome>,
+    under_way: BTreeSet<String>,
+    /// Whether one has failed and no other is to begin.
+    halted: bool,
+}
+
+impl<'a> Evacuation<'a> {
+    fn new(
+        host: &'a Arc<Host>,
+        request: &'a EvacuateRequest,
+        placed: Vec<Placed>,
+        reporter: &'a Reporter,
+    ) -> Self {
+        Self { host, request, reporter, placed, state: Mutex::default() }
+    }
+
+    fn run(&self, parallel: u32) {
+        std::thread::scope(|scope| {
+            for _ in 0..parallel {
+                scope.spawn(|| {
+                    while let Some((index, machine, to)) = self.next() {
+                        let outcome = self.move_one(machine, to);
+                        self.ended(index, machine, to, outcome);
+                    }
+                });
+            }
+        });
+    }
+
+    /// The next machine that has a place, unless no other is to begin.
+    fn next(&self) -> Option<(usize, &MachineName, &HostName)> {
+        let mut state = self.state();
+        loop {
+            if state.halted || self.reporter.is_cancelled() {
+                return None;
+            }
+            let index = state.next;
+            let (machine, place) = self.placed.get(index)?;
+            state.next += 1;
+            if let Ok(to) = place {
+                state.under_way.insert(format!("{} to {to}", machine.name));
+                self.tell(&state);
+                return Some((index, &machine.name, to));
+            }
+        }
+    }
+
+    fn ended(&self, index: usize, machine: &MachineName, to: &HostName, outcome: MoveOutcome) {
+        let mut state = self.state();
+        state.halted |= self.request.stop_on_failure && matches!(outcome, MoveOutcome::Failed { .. });
+        state.under_way.remove(&format!("{machine} to {to}"));
+        state.outcomes.insert(index, outcome);
+        self.tell(&state);
+    }
+
+    fn tell(&self, state: &State) {
+        let stage = match state.under_way.is_empty() {
+            true => "moving".to_owned(),
+            false => format!("moving {}", state.under_way.iter().cloned().collect::<Vec<_>>().join(", ")),
+        };
+        let (done, total) = (state.outcomes.len() as u64, self.placed.len() as u64);
+        self.reporter.progress(&stage, Unit::Items, done, Some(total));
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn move_one(&self, machine: &MachineName, to: &HostName) -> MoveOutcome {
+        let begun = match self.migration(to).and_then(|request| self.host.migrate(machine, request)) {
+            Ok(begun) => begun,
+            Err(error) => return MoveOutcome::Failed { error: error.to_api() },
+        };
+        match self.wait(begun.id) {
+            Some(OperationState::Succeeded {
+                result: OperationResult::Migrate { downtime_ms, total_ms, .. },
+            }) => MoveOutcome::Moved { downtime_ms, total_ms },
+            Some(OperationState::Failed { error }) => MoveOutcome::Failed { error },
+            Some(OperationState::Cancelled { left }) => MoveOutcome::Failed {
+                error: ApiError::new(ErrorCode::Cancelled, format!("cancelled: {left}")),
+            },
+            _ => MoveOutcome::Failed { error: HostError::Panicked.to_api() },
+        }
+    }
+
+    /// A migration as a caller of the API would ask for it who says no more than this.
+    fn migration(&self, to: &HostName) -> Result<MigrateRequest, HostError> {
+        let said = serde_json::json!({ "host": to, "rate_max": self.request.rate_max });
+        serde_json::from_value(said).map_err(|error| HostError::invalid(error.to_string()))
+    }
+
+    /// Waits for the end of a migration. Told to stop, it tells the migration, which still says how it ended.
+    fn wait(&self, id: OperationId) -> Option<OperationState> {
+        let mut watch = self.host.operations().watch(id).ok()?;
+        let mut told = false;
+        loop {
+            let state = watch.borrow_and_update().state.clone();
+            if state.is_ended() {
+                return Some(state);
+            }
+            if self.reporter.is_cancelled() && !told {
+                told = self.host.operations().cancel(id).is_ok();
+            }
+            let changed = async { tokio::time::timeout(LOOK, watch.changed()).await };
+            let _ = self.host.runtime.block_on(changed);
+        }
+    }
+
+    fn report(self, left: Vec<MachineInfo>) -> Result<OperationResult, HostError> {
+        let cancelled = self.reporter.is_cancelled();
+        let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut outcomes = state.outcomes;
+        let all_placed = self.placed.iter().all(|(_, place)| place.is_ok());
+        let dry_run = self.request.dry_run;
+        let mut machines: Vec<Evacuated> = Vec::new();
+        for (index, (machine, place)) in self.placed.into_iter().enumerate() {
+            let (host, outcome) = match place {
+                Err(reasons) => (None, MoveOutcome::NoRoom { reasons }),
+                Ok(host) if dry_run => (Some(host), MoveOutcome::Planned),
+                Ok(host) => (Some(host), outcomes.remove(&index).unwrap_or(MoveOutcome::NotBegun)),
+            };
+            let (name, memory) = (machine.name, ByteSize(machine.memory));
+            machines.push(Evacuated { name, memory, dirtied_pages: Some(machine.dirtied), host, outcome });
+        }
+        if cancelled {
+            return Err(HostError::Cancelled { left: what_is_left(&machines) });
+        }
+        machines.extend(left.into_iter().map(|info| Evacuated {
+            name: info.name,
+            memory: info.memory,
+            dirtied_pages: None,
+            host: None,
+            outcome: MoveOutcome::Left { state: info.state },
+        }));
+        let empty = if dry_run { all_placed } else { self.host.is_empty() };
+        Ok(OperationResult::Evacuate(EvacuateReport { empty, dry_run, machines }))
+    }
+}
+
+/// What a cancelled evacuation has left.
+fn what_is_left(machines: &[Evacuated]) -> String {
+    let names = |moved: bool| {
+        let of = machines.iter().filter(|m| matches!(m.outcome, MoveOutcome::Moved { .. }) == moved);
+        of.map(|machine| machine.name.as_str()).collect::<Vec<_>>().join(", ")
+    };
+    let or_none = |names: String| if names.is_empty() { "none".to_owned() } else { names };
+    format!("moved: {}; still here: {}; call it again to go on", or_none(names(true)), or_none(names(false)))
+}

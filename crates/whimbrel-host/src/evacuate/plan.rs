@@ -1,0 +1,168 @@
+//! Which machine goes where when a host is emptied. Pure.
+//!
+//! In increasing order of writable working set (section 7.1 of Clark et al., NSDI 2005): each machine that has left frees
+//! processor and network for those that need them most. Each goes to the host with the most memory left that has room
+//! for all of it: memory as large as its guest may make it, disks as large as they may become.
+
+use std::collections::BTreeMap;
+use whimbrel_core::{ByteSize, HostName, MachineName};
+
+/// A machine that is to move.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Candidate {
+    pub(crate) name: MachineName,
+    pub(crate) memory: u64,
+    pub(crate) disks: u64,
+    /// Pages it dirtied while it was looked at.
+    pub(crate) dirtied: u64,
+}
+
+/// A host that may take machines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) host: HostName,
+    /// What it has, or why it takes none.
+    pub(crate) room: Result<Room, String>,
+}
+
+/// What a host has for machines of others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Room {
+    pub(crate) memory: u64,
+    pub(crate) disk: u64,
+    /// Machines that it will not take whatever room there is, and why.
+    pub(crate) refused: BTreeMap<MachineName, String>,
+}
+
+/// A machine and its new host, or why each host does not take it.
+pub(crate) type Placed = (Candidate, Result<HostName, Vec<String>>);
+
+/// Puts the machines in order and finds a place for each.
+pub(crate) fn plan(mut machines: Vec<Candidate>, mut targets: Vec<Target>) -> Vec<Placed> {
+    machines.sort_by(|a, b| (a.dirtied, a.memory, &a.name).cmp(&(b.dirtied, b.memory, &b.name)));
+    machines
+        .into_iter()
+        .map(|machine| {
+            let place = place(&machine, &mut targets);
+            (machine, place)
+        })
+        .collect()
+}
+
+fn place(machine: &Candidate, targets: &mut [Target]) -> Result<HostName, Vec<String>> {
+    let mut reasons = Vec::new();
+    let mut best: Option<(&HostName, &mut Room)> = None;
+    for target in targets {
+        match target.room.as_mut().map_err(|reason| reason.clone()).and_then(|room| {
+            room.takes(machine)?;
+            Ok(room)
+        }) {
+            Ok(room) if best.as_ref().is_none_or(|(_, other)| room.memory > other.memory) => {
+                best = Some((&target.host, room));
+            }
+            Ok(_) => {}
+            Err(reason) => reasons.push(format!("{}: {reason}", target.host)),
+        }
+    }
+    let Some((host, room)) = best else { return Err(reasons) };
+    room.memory -= machine.memory;
+    room.disk -= machine.disks;
+    Ok(host.clone())
+}
+
+impl Room {
+    /// Whether there is room for it, or why not.
+    fn takes(&self, machine: &Candidate) -> Result<(), String> {
+        let short = |what: &str, needs: u64, has: u64| {
+            let (needs, has) = (ByteSize(needs), ByteSize(has));
+            Err(format!("it needs {needs} of {what}, {has} are free"))
+        };
+        match self.refused.get(&machine.name) {
+            Some(reason) => Err(reason.clone()),
+            None if machine.memory > self.memory => short("memory", machine.memory, self.memory),
+            None if machine.disks > self.disk => short("disk", machine.disks, self.disk),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn machine(name: &str, memory: u64, dirtied: u64) -> Candidate {
+        Candidate { name: name.parse().unwrap(), memory, disks: 10, dirtied }
+    }
+
+    fn target(host: &str, memory: u64) -> Target {
+        let room = Room { memory, disk: 1000, refused: BTreeMap::new() };
+        Target { host: host.parse().unwrap(), room: Ok(room) }
+    }
+
+    fn places(placed: &[Placed]) -> Vec<(&str, Option<&str>)> {
+        placed.iter().map(|(m, to)| (m.name.as_str(), to.as_ref().ok().map(HostName::as_str))).collect()
+    }
+
+    #[test]
+    fn those_that_dirty_least_go_first_and_to_where_most_is_free() {
+        let machines = vec![machine("busy", 40, 900), machine("idle", 40, 3), machine("calm", 40, 70)];
+        let placed = plan(machines, vec![target("beta", 100), target("gamma", 70)]);
+        assert_eq!(
+            places(&placed),
+            [("idle", Some("beta")), ("calm", Some("gamma")), ("busy", Some("beta"))]
+        );
+    }
+
+    #[test]
+    fn a_machine_that_fits_nowhere_is_told_why_by_each_host_and_those_after_it_still_go() {
+        let mut full = target("full", 1 << 30);
+        full.room.as_mut().unwrap().refused.insert("big".parse().unwrap(), "the name is taken".into());
+        let lost = Target { host: "lost".parse().unwrap(), room: Err("it cannot be reached".into()) };
+        let machines = vec![machine("big", 1 << 20, 1), machine("small", 1 << 10, 2)];
+        let placed = plan(machines, vec![target("beta", 1 << 12), full, lost]);
+        assert_eq!(places(&placed), [("big", None), ("small", Some("full"))]);
+        assert_eq!(
+            placed[0].1.as_ref().unwrap_err(),
+            &[
+                "beta: it needs 1 MiB of memory, 4 KiB are free",
+                "full: the name is taken",
+                "lost: it cannot be reached",
+            ]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_host_gets_more_than_it_has_and_none_is_left_that_would_have_fitted(
+            machines in proptest::collection::vec((1..60u64, 0..60u64, 0..9u64), 0..12),
+            rooms in proptest::collection::vec((0..120u64, 0..120u64), 0..4),
+        ) {
+            let candidate = |(number, (memory, disks, dirtied)): (usize, &(u64, u64, u64))| Candidate {
+                name: format!("m{number}").parse().unwrap(), memory: *memory, disks: *disks, dirtied: *dirtied,
+            };
+            let machines: Vec<_> = machines.iter().enumerate().map(candidate).collect();
+            let targets: Vec<_> = rooms.iter().enumerate().map(|(number, (memory, disk))| Target {
+                host: format!("h{number}").parse().unwrap(),
+                room: Ok(Room { memory: *memory, disk: *disk, refused: BTreeMap::new() }),
+            }).collect();
+            let placed = plan(machines.clone(), targets.clone());
+            prop_assert_eq!(placed.len(), machines.len());
+            prop_assert!(placed.windows(2).all(|pair| pair[0].0.dirtied <= pair[1].0.dirtied));
+            let mut left: BTreeMap<_, _> = targets.iter().map(|t| (t.host.clone(), t.room.clone().unwrap())).collect();
+            for (machine, place) in placed {
+                match place {
+                    Ok(host) => {
+                        let room = left.get_mut(&host).unwrap();
+                        prop_assert!(room.memory >= machine.memory && room.disk >= machine.disks);
+                        (room.memory, room.disk) = (room.memory - machine.memory, room.disk - machine.disks);
+                    }
+                    Err(reasons) => {
+                        prop_assert_eq!(reasons.len(), targets.len());
+                        prop_assert!(left.values().all(|room| room.takes(&machine).is_err()));
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Asking another host whether it has room, before anything is begun: one small call (docs/protocols/migrate.md).
+//!
+//! An answer is no promise. The reservation of each migration is; this only tells in time which machines will find no place.
+
+use super::plan::Room;
+use crate::{error::HostError, host::Host, machine::Machine};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use whimbrel_api::MachineState;
+use whimbrel_core::{HostName, MachineName, PAGE_SIZE};
+use whimbrel_sync::{WireLink, call};
+use whimbrel_wire::{Call, range};
+
+/// Most machines in one question.
+const MACHINES_MAX: usize = 4096;
+
+/// What room is there, and for which of these machines?
+pub(crate) struct AskRoom;
+
+/// A machine that may come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MayCome {
+    pub(crate) name: MachineName,
+    /// The machine type of its QEMU.
+    pub(crate) machine: String,
+}
+
+/// What room there is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct HasRoom {
+    /// Bytes of memory that no machine has and none was promised.
+    pub(crate) memory: u64,
+    /// Bytes free for disks.
+    pub(crate) disk: u64,
+    /// Machines that would not be taken, and why.
+    pub(crate) refused: Vec<(MachineName, String)>,
+}
+
+impl Call for AskRoom {
+    const KIND: u16 = range::MIGRATE + 0x60;
+    type Header = Vec<MayCome>;
+    type Reply = HasRoom;
+}
+
+impl Host {
+    /// Answers another host.
+    pub(crate) fn room(&self, machines: &[MayCome]) -> Result<HasRoom, HostError> {
+        if machines.len() > MACHINES_MAX {
+            return Err(HostError::invalid(format!(
+                "{MACHINES_MAX} machines are the most that can be asked for"
+            )));
+        }
+        let qemu = self.qemu()?;
+        let refusal = |machine: &MayCome| {
+            let known = qemu.machine_type(&machine.machine).is_some();
+            let unknown =
+                || HostError::invalid(format!("QEMU {} does not know {}", qemu.version, machine.machine));
+            let free = self.check_free(&machine.name, false);
+            free.and_then(|()| if known { Ok(()) } else { Err(unknown()) }).err()
+        };
+        let refused =
+            machines.iter().filter_map(|machine| Some((machine.name.clone(), refusal(machine)?.to_string())));
+        Ok(HasRoom {
+            memory: self.memory_to_give()?,
+            disk: free_bytes(self.layout.data())?,
+            refused: refused.collect(),
+        })
+    }
+
+    /// Memory that is free and that no guest of this host may still take.
+    fn memory_to_give(&self) -> Result<u64, HostError> {
+        let free = free_bytes(&self.layout.slots())?;
+        let promised: u64 = self.machines().iter().map(|machine| promised_bytes(machine)).sum();
+        Ok(free.saturating_sub(promised))
+    }
+
+    /// Asks another host.
+    pub(super) fn ask_room(
+        self: &Arc<Self>,
+        host: &HostName,
+        machines: &Vec<MayCome>,
+    ) -> Result<Room, HostError> {
+        let link = WireLink(self.neighbour(host)?);
+        let answer = call::<AskRoom>(&link, machines, Bytes::new());
+        let (said, _) = answer.map_err(|error| crate::transfer::sync_error(host, error))?;
+        Ok(Room { memory: said.memory, disk: said.disk, refused: said.refused.into_iter().collect() })
+    }
+}
+
+/// What a guest may still take of the memory it was given: all of it that is not populated. One that is arriving may take
+/// all.
+fn promised_bytes(machine: &Machine) -> u64 {
+    let info = machine.info();
+    match machine.tap().map(|tap| tap.extent()) {
+        Some(Ok((pages, present))) => pages.saturating_sub(present) * PAGE_SIZE as u64,
+        _ if matches!(info.state, MachineState::Starting | MachineState::Migrating) => info.memory.0,
+        // Nothing of it is here, or it ended just now.
+        _ => 0,
+    }
+}
+
+fn free_bytes(path: &std::path::Path) -> Result<u64, HostError> {
+    let stat = rustix::fs::statvfs(path).map_err(|source| HostError::io("look at", path, source.into()))?;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
