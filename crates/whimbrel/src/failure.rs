@@ -59,6 +59,21 @@ pub(crate) enum Failure {
         /// Where.
         damaged: Vec<Damage>,
     },
+    /// Machines still run on a host that was to be emptied. Which ones has been printed as the result.
+    #[error("this host is not empty{}", left(*machines))]
+    NotEmpty {
+        /// How many did not move.
+        machines: usize,
+    },
+    /// The file is no trace that can be used.
+    #[error("cannot use the trace in {}", path.display())]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// `doctor` found something that keeps Whimbrel from working.
     #[error("{failed} of {checks} checks failed")]
     Unhealthy {
@@ -81,6 +96,15 @@ pub(crate) mod exit {
     pub(crate) const UNREACHABLE: u8 = 5;
     pub(crate) const DAMAGED: u8 = 6;
     pub(crate) const INTERRUPTED: u8 = 130;
+}
+
+/// How many machines are left, if it was they who did not move.
+fn left(machines: usize) -> String {
+    if machines == 0 {
+        String::new()
+    } else {
+        format!(": {} did not move", count(machines as u64, "machine"))
+    }
 }
 
 fn exit_of(code: ErrorCode) -> u8 {
@@ -113,7 +137,8 @@ impl Failure {
             Self::Usage { .. } => exit::USAGE,
             Self::Settings { .. } => exit::USAGE,
             Self::Damaged { .. } => exit::DAMAGED,
-            Self::Io { .. } | Self::Unhealthy { .. } => exit::FAILED,
+            Self::Trace { .. } => exit::USAGE,
+            Self::Io { .. } | Self::Unhealthy { .. } | Self::NotEmpty { .. } => exit::FAILED,
             Self::Daemon(_) => exit::FAILED,
         }
     }
@@ -150,6 +175,9 @@ impl Failure {
             }
             Self::Damaged { .. } => {
                 Some("capsules that verify can still be exported: `whimbrel export CAPSULE FILE`".to_owned())
+            }
+            Self::NotEmpty { .. } => {
+                Some("what has moved stays moved: `whimbrel evacuate` again goes on".to_owned())
             }
             Self::Unhealthy { .. } => {
                 Some("do what stands under `fix`, then run `whimbrel doctor` again".to_owned())

@@ -10,6 +10,7 @@ mod commands;
 mod context;
 mod doctor;
 mod edge;
+mod evacuated;
 mod failure;
 mod machines;
 mod operation;
@@ -21,6 +22,7 @@ mod table;
 mod terminal;
 mod tree;
 mod values;
+mod wws;
 
 fn main() -> std::process::ExitCode {
     edge::run()

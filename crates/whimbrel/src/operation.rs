@@ -35,11 +35,14 @@ pub(crate) async fn perform(
     }
 }
 
-/// A verification that found damage has succeeded, and its answer is no.
+/// A verification that found damage has succeeded, and its answer is no; so has an evacuation that left a machine.
 fn verdict(result: &OperationResult) -> Result<(), Failure> {
     match result {
         OperationResult::Verify { damaged, .. } if !damaged.is_empty() => {
             Err(Failure::Damaged { damaged: damaged.clone() })
+        }
+        OperationResult::Evacuate(report) if !report.empty => {
+            Err(Failure::NotEmpty { machines: crate::evacuated::stay(report) })
         }
         _ => Ok(()),
     }

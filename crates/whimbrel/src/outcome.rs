@@ -27,6 +27,7 @@ pub(crate) fn describe(result: &OperationResult) -> String {
                 handover(network),
             )
         }
+        OperationResult::Evacuate(report) => crate::evacuated::describe(report),
         OperationResult::Gc { freed, stored, moved, packs_waiting } => {
             let waiting = match packs_waiting {
                 0 => String::new(),

@@ -1,0 +1,57 @@
+//! `whimbrel evacuate`.
+
+use crate::{
+    context::Context,
+    failure::Failure,
+    operation,
+    values::{Rate, Span},
+};
+use whimbrel_api::EvacuateRequest;
+use whimbrel_core::HostName;
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel evacuate --dry-run              what would go where?
+  whimbrel evacuate
+  whimbrel evacuate --to beta,gamma --parallel 2 --rate-max 400Mbit";
+
+/// Move every machine that runs on this host to others, those that write least memory first
+///
+/// Ctrl-C ends the migrations under way, each whole on one side, and begins no other; calling it again goes on. The exit
+/// code is 0 once no machine runs here, of a dry run if none would. Machines that lie stopped or suspended stay.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Where to; every trusted host unless given
+    #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
+    to: Vec<HostName>,
+    /// Machines that move at the same time
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    parallel: u32,
+    /// Move nothing, say what would go where
+    #[arg(long)]
+    dry_run: bool,
+    /// Begin no other migration once one has failed
+    #[arg(long)]
+    stop_on_failure: bool,
+    /// How long to look at what the machines write, to put them in order
+    #[arg(long, value_name = "DURATION", default_value = "1s")]
+    sample: Span,
+    /// Use no more of the link than this for each migration
+    #[arg(long, value_name = "RATE")]
+    rate_max: Option<Rate>,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let request = EvacuateRequest {
+            to: self.to,
+            parallel: Some(self.parallel),
+            dry_run: self.dry_run,
+            stop_on_failure: self.stop_on_failure,
+            sample_ms: Some(self.sample.as_ms()),
+            rate_max: self.rate_max.map(|rate| rate.0),
+        };
+        operation::perform(context, context.client.evacuate(&request)).await
+    }
+}

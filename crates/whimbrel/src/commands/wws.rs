@@ -1,0 +1,124 @@
+//! `whimbrel wws`.
+
+use crate::{
+    context::Context,
+    failure::Failure,
+    values::{Rate, Span},
+    wws::{Report, Sampling, plot},
+};
+use std::{fs, io::Read, path::PathBuf, time::Duration};
+use whimbrel_api::WwsRequest;
+use whimbrel_capture::{predict::Model, trace::Trace};
+use whimbrel_core::{MachineName, PAGE_SIZE};
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel wws web
+  whimbrel wws web --duration 2m --save web.wws --svg web.svg
+  whimbrel wws --trace web.wws --bandwidth 100Mbit,10Gbit --json";
+
+/// Longest trace that is read: more than a day of a busy machine.
+const TRACE_MAX: u64 = 4 << 30;
+
+/// Watch which memory a machine writes, and predict how long it would stand still in a migration
+///
+/// Looking on disturbs nothing: checkpoints and migrations may go on meanwhile. The prediction plays migrations with 1 to
+/// --rounds rounds over the trace, each round sending what was written during the one before it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The machine
+    #[arg(required_unless_present = "trace")]
+    name: Option<MachineName>,
+    /// Time between two looks at what was written
+    #[arg(long, value_name = "DURATION", default_value = "50ms")]
+    sample: Span,
+    /// Stretch over which pages are counted once
+    #[arg(long, value_name = "DURATION", default_value = "8s")]
+    window: Span,
+    /// How long to look on; one window unless given, and Ctrl-C ends it with what there is
+    #[arg(long, value_name = "DURATION")]
+    duration: Option<Span>,
+    /// Keep the trace in a file
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Predict from a trace that was kept, without a machine
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "sample", "duration", "save"])]
+    trace: Option<PathBuf>,
+    /// Links to predict for
+    #[arg(
+        long,
+        value_name = "RATES",
+        value_delimiter = ',',
+        default_value = "128Mbit,256Mbit,512Mbit,1Gbit"
+    )]
+    bandwidth: Vec<Rate>,
+    /// Rounds before the machine is stopped, at most
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=30))]
+    rounds: u32,
+    /// What a page comes to on the wire, of its 4096 bytes
+    #[arg(long, value_name = "BYTES", default_value_t = PAGE_SIZE as u32, value_parser = clap::value_parser!(u32).range(1..=8192))]
+    page_bytes: u32,
+    /// What a migration's stop takes beside sending pages
+    #[arg(long, value_name = "DURATION", default_value = "20ms")]
+    fixed: Span,
+    /// Draw it: what was written over time, and the predictions for migrations that begin then
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let trace = match (&self.trace, &self.name) {
+            (Some(path), _) => read(path)?,
+            (None, Some(name)) => self.sample(context, name).await?,
+            (None, None) => {
+                return Err(usage(
+                    "there is neither a machine nor a trace",
+                    "name a machine, or --trace FILE",
+                ));
+            }
+        };
+        let model = Model { page_bytes: self.page_bytes.into(), fixed: self.fixed.0 };
+        let bandwidths: Vec<u64> = self.bandwidth.iter().map(|rate| rate.0.0).collect();
+        let report = Report::of(&trace, self.window()?, &bandwidths, self.rounds, &model);
+        if let Some(path) = &self.svg {
+            let picture = plot::svg(&trace, self.window()?, &bandwidths, self.rounds, &model)?;
+            fs::write(path, picture).map_err(Failure::io("write the picture"))?;
+        }
+        context.output.result(&report, Report::describe)
+    }
+
+    fn window(&self) -> Result<Duration, Failure> {
+        match self.window.0 {
+            Duration::ZERO => Err(usage("a window of no time holds nothing", "--window 8s")),
+            window => Ok(window),
+        }
+    }
+
+    async fn sample(&self, context: &Context, name: &MachineName) -> Result<Trace, Failure> {
+        let duration = self.duration.unwrap_or(self.window);
+        let request =
+            WwsRequest { sample_ms: Some(self.sample.as_ms()), duration_ms: Some(duration.as_ms()) };
+        let save =
+            self.save.as_ref().map(fs::File::create).transpose().map_err(Failure::io("write the trace"))?;
+        Sampling::begin(context, name, self.window()?, save).run(&request).await
+    }
+}
+
+/// A trace that was kept.
+fn read(path: &PathBuf) -> Result<Trace, Failure> {
+    let wrong =
+        |source: Box<dyn std::error::Error + Send + Sync>| Failure::Trace { path: path.clone(), source };
+    let mut bytes = Vec::new();
+    let file = fs::File::open(path).map_err(|error| wrong(error.into()))?;
+    file.take(TRACE_MAX + 1).read_to_end(&mut bytes).map_err(|error| wrong(error.into()))?;
+    if bytes.len() as u64 > TRACE_MAX {
+        return Err(wrong("it is longer than 4 GiB".into()));
+    }
+    Trace::read(&bytes).map_err(|error| wrong(error.into()))
+}
+
+fn usage(problem: &str, hint: &str) -> Failure {
+    Failure::Usage { problem: problem.to_owned(), hint: format!("write {hint}") }
+}
