@@ -3,13 +3,14 @@
 //! From the beginning of `whimbrel resume alpha:NAME` at beta to the first answer that a client beside it gets. The peer does
 //! what people do without us: it fetches the images of memory and disk with rsync and resumes when they are there.
 
+use super::awaited::{Arrival, arrive};
 use super::delta::{export_to, located, tag};
 use super::sites::{DSL, NAME, Sites, lan};
 use super::tools::Rsync;
 use crate::harness::{Goal, Row, Samples};
 use crate::hosts::{GUEST, Machine};
 use crate::run::Context;
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -28,14 +29,6 @@ const MB: f64 = 1e6;
 /// rsync's block size: of those tried in `delta.rsync` the best for memory.
 const BLOCK: Option<u32> = Some(4096);
 
-/// What happened, seconds since the command began.
-pub(super) struct Arrival {
-    pub(super) answered: f64,
-    pub(super) returned: f64,
-    /// Bytes on the link until the guest answered.
-    pub(super) bytes: f64,
-}
-
 /// `dsl.primed`.
 pub(crate) fn primed(context: &Context) -> Result<Vec<Row>> {
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
@@ -49,7 +42,7 @@ pub(crate) fn primed(context: &Context) -> Result<Vec<Row>> {
         sites.beta().run(&["pull", &located(0)])?;
         sites.set_link(DSL);
         sites.restart_beta()?;
-        ours.push(arrive(&sites, &[])?);
+        ours.push(resume(&sites)?);
         sites.beta().discard(NAME)?;
         let (name, seconds) = copied(&sites, context)?;
         peer = name;
@@ -62,7 +55,7 @@ pub(crate) fn primed(context: &Context) -> Result<Vec<Row>> {
         Row::new("dsl.primed", "beside rsync, then resume", "s", &answered)
             .against(peer, &Samples::new(theirs))
             .goal(Goal::PeerAtMost(0.2)),
-        Row::new("dsl.primed", "sent until it answers", "MB", &Samples::of(&ours, |it| it.bytes / MB)),
+        Row::new("dsl.primed", "sent until it answers", "MB", &Samples::of(&ours, |it| it.bytes as f64 / MB)),
     ])
 }
 
@@ -80,7 +73,7 @@ pub(crate) fn over_lan(context: &Context) -> Result<Vec<Row>> {
 
 fn rows_of(row: &'static str, case: &str, ours: &[Arrival], goal: f64) -> [Row; 2] {
     let answered = Samples::of(ours, |it| it.answered);
-    let sent = Samples::of(ours, |it| it.bytes / MB);
+    let sent = Samples::of(ours, |it| it.bytes as f64 / MB);
     [
         Row::new(row, format!("{case}, until it answers"), "s", &answered).goal(Goal::AtMost(goal)),
         Row::new(row, format!("{case}, sent until it answers"), "MB", &sent),
@@ -96,7 +89,7 @@ fn fresh(times: usize, memory: ByteSize, link: LinkConfig, how: &[&str]) -> Resu
         let (suspended, ms) = sites.alpha().timed(&[&["suspend", NAME], how].concat())?;
         eprintln!("    suspended in {ms:.0} ms: {}", suspended["result"]);
         sites.set_link(link);
-        arrivals.push(arrive(&sites, &[])?);
+        arrivals.push(resume(&sites)?);
     }
     Ok(arrivals)
 }
@@ -111,29 +104,9 @@ pub(super) fn start(sites: &Sites, memory: ByteSize) -> Result<()> {
     Ok(())
 }
 
-/// Resumes the machine at beta, `more` being further words of the command, and waits until it answers.
-pub(super) fn arrive(sites: &Sites, more: &[&str]) -> Result<Arrival> {
-    let (begun, before) = (Instant::now(), sites.link_bytes());
-    let from = format!("alpha:{NAME}");
-    let words = [&["resume", from.as_str()], more].concat();
-    let (answered, returned) = std::thread::scope(|scope| {
-        let command = scope.spawn(|| sites.beta().json(&words).map(|_| begun.elapsed()));
-        let answered = sites.wait_answer("beta", PATIENCE);
-        let sent = sites.link_bytes() - before;
-        let returned = command.join().ok().context("the command panicked");
-        anyhow::Ok((answered.map(|at| (at, sent)), returned??))
-    })?;
-    let (at, sent) = answered?;
-    let arrival = Arrival {
-        answered: (at - begun).as_secs_f64(),
-        returned: returned.as_secs_f64(),
-        bytes: sent as f64,
-    };
-    eprintln!(
-        "    answered after {:.1} s, command returned after {:.1} s, {sent} bytes",
-        arrival.answered, arrival.returned
-    );
-    Ok(arrival)
+/// Resumes the machine at beta and waits until it answers.
+fn resume(sites: &Sites) -> Result<Arrival> {
+    arrive(sites, &[&["resume", &format!("alpha:{NAME}")]], PATIENCE)
 }
 
 /// Seconds in which rsync brings the images to a host that has the older ones. A quick run counts the bytes on a fast link.
@@ -165,9 +138,7 @@ pub(super) fn on_dsl(bytes: u64) -> f64 {
 
 /// Seconds until the guest answers whose images are all here.
 fn resumed_here(sites: &Sites) -> Result<f64> {
-    let begun = Instant::now();
-    sites.beta().run(&["resume", &tag(0), "--name", "here"])?;
-    let at = sites.wait_answer("beta", PATIENCE)?;
+    let arrival = arrive(sites, &[&["resume", &tag(0), "--name", "here"]], PATIENCE)?;
     sites.beta().discard("here")?;
-    Ok((at - begun).as_secs_f64())
+    Ok(arrival.answered)
 }

@@ -30,7 +30,7 @@ compile() {
     gcc -O1 -c part.c -o "part$(($1 % 4)).o"
 }
 work() {
-    mkdir -p /home/desk/cache && cd /home/desk || exit 1
+    mkdir -p /var/desk/cache && cd /var/desk || exit 1
     round=0
     while :; do
         round=$((round + 1))

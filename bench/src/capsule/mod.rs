@@ -5,6 +5,7 @@
 
 mod align;
 mod arrive;
+mod awaited;
 mod delta;
 mod desk;
 mod first;

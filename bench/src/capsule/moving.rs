@@ -5,6 +5,7 @@
 //! there while it works on. Without hashing and demand paging all of its memory would travel first: that is computed from its
 //! memory packed by `zstd -3`.
 
+use super::awaited::arrive;
 use super::desk;
 use super::sites::{DSL, NAME, Sites, gigabit, lan};
 use super::tools::{without_zeros, zstd_bytes};
@@ -13,7 +14,7 @@ use crate::hosts::{GUEST, Machine};
 use crate::run::Context;
 use anyhow::{Context as _, Result, ensure};
 use std::path::Path;
-use std::thread::{scope, sleep};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 use whimbrel_core::ByteSize;
 use whimbrel_testkit::guest::{DebianGuest, GuestOptions};
@@ -108,19 +109,16 @@ fn fresh(sites: &mut Sites, golden: &Path, primed: bool) -> Result<()> {
 fn bring(sites: &Sites, tag: &str, line: LinkConfig, to_the_end: bool) -> Result<Moved> {
     sites.set_link(line);
     let (begun, before) = (Instant::now(), sites.link_bytes());
-    let so_far = || (begun.elapsed().as_secs_f64(), sites.link_bytes() - before);
     let from = format!("alpha:{tag}");
     let mut words = vec!["resume", &from, "--name", "copy"];
-    words.extend(to_the_end.then_some("--then-full"));
-    let answered = scope(|scope| {
-        let command = scope.spawn(|| sites.beta().run(&words));
-        let answered = sites.wait_answer("beta", PATIENCE).map(|_| so_far());
-        command.join().ok().context("the command panicked")??;
-        answered
-    })?;
+    if to_the_end {
+        words.extend(["--then", "full"]);
+    }
+    let arrival = arrive(sites, &[&words], PATIENCE)?;
+    let so_far = || (begun.elapsed().as_secs_f64(), sites.link_bytes() - before);
     let whole = if to_the_end { Some(wait_whole(sites).map(|()| so_far())?) } else { None };
     sites.beta().discard("copy")?;
-    Ok(Moved { answered, whole })
+    Ok(Moved { answered: (arrival.answered, arrival.bytes), whole })
 }
 
 /// Waits until nothing of the machine is elsewhere.

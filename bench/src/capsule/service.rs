@@ -4,6 +4,7 @@
 //! Kernel and initial RAM disk are at the far host in every case, so what is compared is disk and memory. A quick run takes a
 //! line of 10 Mbit/s in place of DSL.
 
+use super::awaited::arrive;
 use super::sites::{ALPHA, DSL, NAME, Sites, gigabit};
 use crate::guest::{Guest, GuestPlan};
 use crate::harness::{Row, Samples};
@@ -13,7 +14,7 @@ use anyhow::{Context as _, Result};
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -111,14 +112,8 @@ fn fresh(sites: &mut Sites, guest: &DebianGuest, line: LinkConfig, known: Known)
 
 /// Runs commands at beta and waits until the service answers there.
 fn timed(sites: &Sites, commands: &[&[&str]]) -> Result<Start> {
-    let (begun, before) = (Instant::now(), sites.link_bytes());
-    thread::scope(|scope| {
-        let run = scope.spawn(|| commands.iter().try_for_each(|words| sites.beta().run(words).map(drop)));
-        let answered = sites.wait_answer("beta", PATIENCE);
-        let bytes = sites.link_bytes() - before;
-        run.join().ok().context("a command panicked")??;
-        Ok(Start { seconds: (answered? - begun).as_secs_f64(), bytes })
-    })
+    let arrival = arrive(sites, commands, PATIENCE)?;
+    Ok(Start { seconds: arrival.answered, bytes: arrival.bytes })
 }
 
 fn booted(sites: &Sites, name: &str) -> Result<Start> {
@@ -182,6 +177,6 @@ fn join(network: &Namespace, near: UnixStream) -> io::Result<()> {
     near_out.shutdown(Shutdown::Both)
 }
 
-fn text(path: &PathBuf) -> Result<&str> {
+fn text(path: &Path) -> Result<&str> {
     path.to_str().context("a path that is not UTF-8")
 }

@@ -3,13 +3,13 @@
 //! The link is the test kit's emulator on the IP layer. The switch that the lab would join them with is unplugged, so
 //! there is no other way. Guests stand on a bridge of their host's with the same addresses at both places.
 
-use crate::harness::scratch;
-use crate::hosts::{Daemon, GUEST, introduce};
-use anyhow::{Context as _, Result, ensure};
-use std::net::{Ipv4Addr, UdpSocket};
+use crate::harness::{Sweeper, scratch};
+use crate::hosts::{Daemon, introduce};
+use anyhow::{Result, ensure};
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 use whimbrel_testkit::lab::{Lab, LinkConfig, LinkEmulator, Namespace, Process};
 
@@ -21,8 +21,6 @@ pub(super) const DSL: LinkConfig =
     LinkConfig { delay: Duration::from_millis(10), bits_per_second: 384_000, loss: 0.0, queue: 50 * 1500 };
 /// Name of the machine that the experiments move.
 pub(super) const NAME: &str = "builder";
-/// How often a client asks whether a guest is there.
-const ASK: Duration = Duration::from_millis(20);
 
 /// 100 Mbit/s, 1 ms there and back.
 pub(super) fn lan() -> LinkConfig {
@@ -41,6 +39,7 @@ pub(super) struct Sites {
     lab: Lab,
     disk: TempDir,
     _memory: TempDir,
+    _sweeper: Sweeper,
 }
 
 impl Sites {
@@ -54,6 +53,7 @@ impl Sites {
         let link = LinkEmulator::between((alpha, ALPHA), (beta, BETA), gigabit(), 1)?;
         let disk = scratch("sites")?;
         let memory = tempfile::Builder::new().prefix("wb").tempdir_in("/dev/shm")?;
+        let sweeper = Sweeper::over(&[disk.path(), memory.path()])?;
         let start = |host, address| Daemon::start(host, address, disk.path(), memory.path());
         let daemons = vec![start(alpha, ALPHA)?, start(beta, BETA)?];
         introduce(&daemons)?;
@@ -61,7 +61,7 @@ impl Sites {
         for host in [alpha, beta] {
             host.run(|| std::fs::write("/proc/sys/net/ipv4/neigh/br0/retrans_time_ms", "20"))?;
         }
-        Ok(Self { daemons, link, lab, disk, _memory: memory })
+        Ok(Self { daemons, link, lab, disk, _memory: memory, _sweeper: sweeper })
     }
 
     pub(super) fn alpha(&self) -> &Daemon {
@@ -117,37 +117,6 @@ impl Sites {
     pub(super) fn program(&self, host: &str, command: std::process::Command) -> Result<Process> {
         Ok(self.lab.host(host).command(command)?)
     }
-
-    /// Waits until the guest answers a client beside it at `host`.
-    pub(super) fn wait_answer(&self, host: &str, patience: Duration) -> Result<Instant> {
-        let until = Instant::now() + patience;
-        let asked = self.network(host).spawn(move || ask(until));
-        let answered = asked.join().ok().context("the client panicked")??;
-        answered.with_context(|| format!("the guest does not answer within {patience:?}"))
-    }
-}
-
-/// Asks the guest's echo of datagrams until it answers; nothing if it does not in time.
-fn ask(until: Instant) -> Result<Option<Instant>> {
-    let socket = UdpSocket::bind("0.0.0.0:0")?;
-    socket.set_read_timeout(Some(ASK))?;
-    let mut answer = [0; 64];
-    while Instant::now() < until {
-        let sent = socket.send_to(b"are you there", format!("{GUEST}:7003"));
-        // Nobody there yet: the kernel says so at once, and asking again at once would keep a processor busy.
-        if sent.is_err() || socket.recv_from(&mut answer).is_err_and(|error| !is_timeout(&error)) {
-            sleep(ASK);
-            continue;
-        }
-        if answer.starts_with(b"are you there") {
-            return Ok(Some(Instant::now()));
-        }
-    }
-    Ok(None)
-}
-
-fn is_timeout(error: &std::io::Error) -> bool {
-    matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)
 }
 
 /// Fails unless `what` is there.

@@ -5,8 +5,10 @@ mod report;
 mod row;
 mod samples;
 mod scratch;
+mod sweeper;
 
 pub(crate) use report::Report;
 pub(crate) use row::{Goal, Row};
 pub(crate) use samples::{Samples, alternate, in_turn};
 pub(crate) use scratch::scratch;
+pub(crate) use sweeper::Sweeper;

@@ -13,7 +13,7 @@ pub(crate) use daemon::{Daemon, number};
 pub(crate) use machine::Machine;
 pub(crate) use memory::{Resident, allocated};
 
-use crate::harness::scratch;
+use crate::harness::{Sweeper, scratch};
 use anyhow::{Context as _, Result};
 use std::path::Path;
 use tempfile::TempDir;
@@ -28,6 +28,7 @@ pub(crate) struct Hosts {
     pub(crate) lab: Lab,
     disk: TempDir,
     _memory: TempDir,
+    _sweeper: Sweeper,
 }
 
 impl Hosts {
@@ -37,13 +38,14 @@ impl Hosts {
         let lab = Lab::with_hosts(&all)?;
         let disk = scratch("hosts")?;
         let memory = tempfile::Builder::new().prefix("wb").tempdir_in("/dev/shm")?;
+        let sweeper = Sweeper::over(&[disk.path(), memory.path()])?;
         let start = |name: &&str| {
             let place = lab.host(name);
             Daemon::start(place, place.address(), disk.path(), memory.path())
         };
         let daemons = names.iter().map(start).collect::<Result<Vec<_>>>()?;
         introduce(&daemons)?;
-        Ok(Self { daemons, lab, disk, _memory: memory })
+        Ok(Self { daemons, lab, disk, _memory: memory, _sweeper: sweeper })
     }
 
     /// The daemon of this host.
