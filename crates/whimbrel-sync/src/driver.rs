@@ -4,7 +4,7 @@
 //! anything else is blamed and what it was asked is asked of another.
 
 use crate::{
-    Holder, Link, LinkError, Shelf, Sources, SyncError,
+    BASES_MAX, BaseImage, Holder, Link, LinkError, Shelf, Sources, SyncError,
     link::Answer,
     plan::{Action, Ask, Item, Limits, Plan},
     protocol::*,
@@ -22,11 +22,16 @@ use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{Manifest, frame::Kind};
 use whimbrel_wire::{Call, HEAD_SIZE, Reply};
 
+/// Bytes a second of a link above which similar pages are not looked for: 200 Mbit/s.
+const BASES_RATE: u64 = 25_000_000;
+
 struct Flight {
     ask: Ask,
     link: Arc<dyn Link>,
     answer: Box<dyn Answer>,
     begun: Instant,
+    /// What it said of images that are here.
+    bases: Vec<BaseImage>,
 }
 
 /// A pull under way.
@@ -39,6 +44,8 @@ pub(crate) struct Driver<'a> {
     capsule: Option<(CapsuleId, Vec<(Manifest, bool)>)>,
     flights: BTreeMap<u64, Flight>,
     blobs: HashMap<Digest, Vec<u8>>,
+    /// Images that are whole here and probably resemble what is wanted.
+    base_images: Vec<BaseImage>,
     pub(crate) report: Report,
     heard: Instant,
 }
@@ -60,6 +67,7 @@ impl<'a> Driver<'a> {
             capsule: None,
             flights: BTreeMap::new(),
             blobs: HashMap::new(),
+            base_images: Vec::new(),
             report: Report::default(),
             heard: Instant::now(),
         }
@@ -120,6 +128,9 @@ impl<'a> Driver<'a> {
         let Some((capsule, bases)) = &self.capsule else { return Ok(()) };
         let bad = |source| SyncError::Manifest { capsule: *capsule, source };
         let manifest = Manifest::decode(bytes).map_err(bad)?;
+        let whole = bases.iter().filter(|(_, whole)| *whole).flat_map(|(base, _)| &base.images);
+        let images = whole.filter_map(|image| Some(BaseImage { root: image.root?, pages: image.pages }));
+        self.base_images = images.take(BASES_MAX).collect();
         self.walk.capsule(&manifest, bases)
     }
 
@@ -154,7 +165,8 @@ impl<'a> Driver<'a> {
     fn send(&mut self, ask: Ask) -> Result<(), SyncError> {
         let (ticket, peer) = (ask.ticket, ask.peer);
         let rate = self.sources.meter(peer).rate();
-        let request = request(&ask, rate).map_err(|source| SyncError::Request { source })?;
+        let bases = if self.looks_into_bases(&ask, rate) { self.base_images.clone() } else { Vec::new() };
+        let request = request(&ask, rate, &bases).map_err(|source| SyncError::Request { source })?;
         let bytes = (HEAD_SIZE + request.header.len() + request.payload.len()) as u64;
         if !self.flights.values().any(|flight| flight.ask.peer == peer) {
             self.sources.meter(peer).begin(self.sources.now());
@@ -171,11 +183,22 @@ impl<'a> Driver<'a> {
             Ok(answer) => {
                 self.report.requests += 1;
                 self.report.sent += bytes;
-                self.flights.insert(ticket, Flight { ask, link, answer, begun });
+                self.flights.insert(ticket, Flight { ask, link, answer, begun, bases });
             }
             Err(error) => self.failed(ticket, peer, Some(&link), &error),
         }
         Ok(())
+    }
+
+    /// Whether the holder should look for similar pages anywhere in the images that are here: where the line takes longer for
+    /// what is left than reading those images takes the holder.
+    fn looks_into_bases(&self, ask: &Ask, rate: Option<u64>) -> bool {
+        let pages = !matches!(
+            ask.items.first().map(|queued| &queued.item),
+            Some(Item::Object(..) | Item::Piece { .. }) | None
+        );
+        let slow = rate.is_some_and(|rate| rate < BASES_RATE && self.walk.plan.bytes_left() > rate);
+        pages && slow && !self.urgent
     }
 
     fn failed(&mut self, ticket: u64, peer: usize, link: Option<&Arc<dyn Link>>, error: &LinkError) {
@@ -190,7 +213,7 @@ impl<'a> Driver<'a> {
     }
 
     fn wait(&mut self, ticket: u64) -> Result<(), SyncError> {
-        let Some(Flight { ask, link, answer, begun }) = self.flights.remove(&ticket) else {
+        let Some(Flight { ask, link, answer, begun, bases }) = self.flights.remove(&ticket) else {
             self.walk.plan.unanswered(ticket);
             return Ok(());
         };
@@ -203,7 +226,7 @@ impl<'a> Driver<'a> {
                 let more = self.flights.values().any(|flight| flight.ask.peer == peer);
                 self.sources.meter(peer).answered(bytes, begun.elapsed(), self.sources.now(), more);
                 self.walk.plan.measured(peer, limits(self.sources, peer));
-                self.take(&ask, &reply)
+                self.take(&ask, &bases, &reply)
             }
             Err(LinkError::Refused { source }) if source.retryable => {
                 self.walk.plan.unanswered(ticket);
@@ -222,13 +245,13 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn take(&mut self, ask: &Ask, reply: &Reply) -> Result<(), SyncError> {
+    fn take(&mut self, ask: &Ask, bases: &[BaseImage], reply: &Reply) -> Result<(), SyncError> {
         let taken = match ask.items.first().map(|queued| &queued.item) {
             Some(Item::Object(kind, _)) => self.take_objects(*kind, ask, reply),
             Some(Item::Piece { digest, offset, total }) => {
                 self.take_piece(ask, (*digest, *offset, *total), reply)
             }
-            _ => self.take_pages(ask, reply),
+            _ => self.take_pages(ask, bases, reply),
         };
         match taken {
             Ok(()) => Ok(()),
@@ -306,7 +329,7 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    fn take_pages(&mut self, ask: &Ask, reply: &Reply) -> Result<(), Taken> {
+    fn take_pages(&mut self, ask: &Ask, bases: &[BaseImage], reply: &Reply) -> Result<(), Taken> {
         let mut asked: Vec<(Asked, Item)> = Vec::new();
         for queued in &ask.items {
             asked.extend(self.walk.asked(&queued.item).unwrap_or_default());
@@ -314,7 +337,7 @@ impl<'a> Driver<'a> {
         let leaves: Vec<Asked> = asked.iter().map(|(asked, _)| asked.clone()).collect();
         let first = leaves.first().map_or(Digest([0; 32]), |asked| asked.leaf);
         let answer = decode::<Pages>(reply, &first)?;
-        let came = open_pages(self.walk.shelf, &leaves, &answer, &reply.payload)?;
+        let came = open_pages(self.walk.shelf, &leaves, bases, &answer, &reply.payload)?;
         self.learn(&came, reply.payload.len());
         let (mut left, mut lacking) = (Vec::new(), Vec::new());
         left.extend(asked[came.leaves.len()..].iter().map(|(_, item)| item.clone()));
@@ -329,6 +352,10 @@ impl<'a> Driver<'a> {
                     self.keep(Kind::Pages, &contents)?;
                     node.iter().try_for_each(|node| self.keep(Kind::Nodes, &[node]))?;
                     self.walk.pages_came(&asked.leaf, pages.iter().map(|(slot, _)| *slot));
+                }
+                CameLeaf::NoBases => {
+                    self.base_images.clear();
+                    left.push(item.clone());
                 }
                 CameLeaf::Absent => lacking.push(item.clone()),
                 CameLeaf::NoSimilar | CameLeaf::Large => match item {

@@ -7,6 +7,7 @@
 //! Invariants: nothing that a peer sent is kept or handed on before its digest was compared; every length is bounded before
 //! it is allocated, decompression included; the server keeps nothing between two calls. Calls block; threads are plain.
 
+mod base_images;
 mod driver;
 mod error;
 mod glob;
@@ -25,11 +26,14 @@ mod request;
 mod serve_pages;
 mod server;
 mod shelf;
+mod similar_pages;
+mod sketch;
 mod slots;
 mod sources;
 mod untrusted;
 mod walk;
 
+pub use base_images::{BASES_MAX, BaseImage};
 pub use error::SyncError;
 pub use holdings::{Holdings, announcements};
 pub use link::{Answer, Link, LinkError, WireLink, call};

@@ -3,7 +3,7 @@
 //! Every message is a call of the wire in the range of the store; headers are these types in postcard form. The server
 //! keeps nothing between two calls, and every answer is bounded by the numbers here and by `max_bytes` of its request.
 
-use crate::Slots;
+use crate::{BaseImage, Slots};
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{CapsuleId, Digest, RefName};
 use whimbrel_image::frame::Kind;
@@ -26,7 +26,7 @@ pub const FRAME_PAGES: usize = 4096;
 /// Pages in one answer: a window of the wire, raw.
 pub const ANSWER_PAGES: usize = 4096;
 /// Most leaves in one answer: their entries must fit a header.
-pub const LEAVES_MAX: usize = 900;
+pub const LEAVES_MAX: usize = 880;
 /// Bytes of an answer that a server aims at, whatever a request says.
 pub const ANSWER_BYTES: u32 = 4 << 20;
 /// Longest blob that serves as the older version of another.
@@ -210,6 +210,9 @@ pub enum WantPages {
 pub struct PagesAsk {
     /// What is wanted.
     pub wants: Vec<WantPages>,
+    /// Images that the asker holds whole, where it pays to look for similar pages in them; at most
+    /// [`BASES_MAX`](crate::BASES_MAX).
+    pub bases: Vec<BaseImage>,
     /// zstd level of the answer.
     pub level: i8,
     /// Bytes that the answer should not exceed by much.
@@ -242,8 +245,19 @@ pub enum LeafAnswer {
 pub struct PagesAnswer {
     /// In the order of wants.
     pub leaves: Vec<LeafAnswer>,
-    /// Leaves and bytes of each frame.
-    pub frames: Vec<(u16, u32)>,
+    /// In the order of leaves.
+    pub frames: Vec<PagesFrame>,
+}
+
+/// A frame of pages: its part of the payload is a list of pages of base images, then what is coded against them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PagesFrame {
+    /// Leaves of which it has the pages.
+    pub leaves: u16,
+    /// Bytes of the list.
+    pub bases: u32,
+    /// Bytes of the rest.
+    pub bytes: u32,
 }
 
 /// Asks the peer to pull a capsule over this connection; answered when it is whole there and the refs are set.
@@ -348,14 +362,16 @@ mod tests {
         let digest = Digest([255; 32]);
         let slots: Slots = (0..256).collect();
         let leaf = WantPages::Leaf { leaf: digest, similar: Some(digest), slots: WantSlots::These(slots) };
-        let ask = PagesAsk { wants: vec![leaf; WANTS_MAX], level: -1, max_bytes: u32::MAX };
+        let bases = vec![BaseImage { root: digest, pages: u64::MAX }; crate::BASES_MAX];
+        let ask = PagesAsk { wants: vec![leaf; WANTS_MAX], bases, level: -1, max_bytes: u32::MAX };
         fits(postcard::to_stdvec(&ask).unwrap());
         let want = WantObject { digest, similar: Some(digest) };
         let ask =
             ObjectsAsk { kind: ObjectKind::Blob, wants: vec![want; WANTS_MAX], level: -1, max_bytes: 1 };
         fits(postcard::to_stdvec(&ask).unwrap());
         let sent = LeafAnswer::Sent { changed: slots, zero: slots, delta: true };
-        let answer = PagesAnswer { leaves: vec![sent; LEAVES_MAX], frames: vec![(1, 4096); LEAVES_MAX] };
+        let frame = PagesFrame { leaves: 1, bases: 4096, bytes: 4096 };
+        let answer = PagesAnswer { leaves: vec![sent; LEAVES_MAX], frames: vec![frame; LEAVES_MAX] };
         fits(postcard::to_stdvec(&answer).unwrap());
         let holdings = vec![Holding { digest, whole: true }; HOLDINGS_MAX];
         fits(postcard::to_stdvec(&AnnounceAsk { replace: true, holdings }).unwrap());

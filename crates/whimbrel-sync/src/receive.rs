@@ -5,8 +5,14 @@
 //! answer is used then.
 
 use crate::{
-    PackError, Slots, node_delta, pack::unpack, page_frame::decode_pages, protocol::*,
-    serve_pages::older_pages, shelf::Shelf,
+    BaseImage, PackError, Slots,
+    base_images::{self, Found},
+    node_delta,
+    pack::unpack,
+    page_frame::decode_pages,
+    protocol::*,
+    serve_pages::older_pages,
+    shelf::Shelf,
 };
 use std::ops::Range;
 use whimbrel_core::{Digest, PAGE_SIZE};
@@ -154,6 +160,8 @@ pub(crate) enum CameLeaf {
     NoSimilar,
     Large,
     Absent,
+    /// A page of a base image cannot be read here: ask without base images.
+    NoBases,
 }
 
 /// The leaves that an answer has, and the buffer of their pages.
@@ -163,10 +171,11 @@ pub(crate) struct CamePages {
     pub(crate) buffer: Vec<u8>,
 }
 
-/// Opens the answer to a request for the pages of `asked`.
+/// Opens the answer to a request for the pages of `asked`, which named `bases`.
 pub(crate) fn open_pages(
     shelf: &dyn Shelf,
     asked: &[Asked],
+    bases: &[BaseImage],
     answer: &PagesAnswer,
     payload: &[u8],
 ) -> Result<CamePages, Wrong> {
@@ -174,33 +183,63 @@ pub(crate) fn open_pages(
     answer.check(asked.len(), payload.len()).map_err(|_| Wrong { digest: first })?;
     let mut came = CamePages::default();
     let (mut rest, mut leaves, mut asked) = (payload, &answer.leaves[..], asked);
-    for (count, bytes) in &answer.frames {
-        let (frame, frames) = rest.split_at(*bytes as usize);
-        let (these, others) = leaves.split_at(usize::from(*count));
-        let (mine, later) = asked.split_at(usize::from(*count));
+    let mut bases = base_images::Pages::new(shelf, bases);
+    for frame in &answer.frames {
+        let (numbers, behind) = rest.split_at(frame.bases as usize);
+        let (bytes, frames) = behind.split_at(frame.bytes as usize);
+        let (these, others) = leaves.split_at(usize::from(frame.leaves));
+        let (mine, later) = asked.split_at(usize::from(frame.leaves));
         (rest, leaves, asked) = (frames, others, later);
-        open_frame(shelf, mine, these, frame, &mut came)?;
+        let similar = similar_of(&mut bases, numbers).ok_or(Wrong { digest: first })?;
+        open_frame(shelf, mine, these, (similar, bytes), &mut came)?;
     }
     Ok(came)
+}
+
+/// Pages of base images that a frame is coded against.
+enum Similar {
+    Pages(Vec<u8>),
+    Unreadable,
+}
+
+/// The pages that `numbers` name; none if they name what is not there.
+fn similar_of(bases: &mut base_images::Pages<'_>, numbers: &[u8]) -> Option<Similar> {
+    let mut pages = Vec::new();
+    for number in base_images::decode(numbers)? {
+        match bases.digest(number) {
+            Found::Nothing => return None,
+            Found::Unknown => return Some(Similar::Unreadable),
+            Found::Page(digest) => match bases.read(&digest) {
+                Some(page) => pages.extend(page),
+                None => return Some(Similar::Unreadable),
+            },
+        }
+    }
+    Some(Similar::Pages(pages))
 }
 
 fn open_frame(
     shelf: &dyn Shelf,
     asked: &[Asked],
     answers: &[LeafAnswer],
-    frame: &[u8],
+    (similar, frame): (Similar, &[u8]),
     came: &mut CamePages,
 ) -> Result<(), Wrong> {
+    let Similar::Pages(mut prefix) = similar else {
+        came.leaves.extend(answers.iter().map(|_| CameLeaf::NoBases));
+        return Ok(());
+    };
     let Some(older) = older_of(shelf, asked, answers)? else {
         // What the frame was coded against cannot be read here any more.
         came.leaves.extend(answers.iter().map(|_| CameLeaf::NoSimilar));
         return Ok(());
     };
+    prefix.extend(older);
     let count = answers.iter().map(LeafAnswer::pages).sum();
     let mut at = came.buffer.len();
     if count > 0 {
         let wrong = |_| Wrong { digest: asked[0].leaf };
-        came.buffer.extend(decode_pages(frame, &older, count).map_err(wrong)?);
+        came.buffer.extend(decode_pages(frame, &prefix, count).map_err(wrong)?);
     } else if !frame.is_empty() {
         return Err(Wrong { digest: asked[0].leaf });
     }

@@ -1,7 +1,7 @@
 //! From items of a plan to a request of the wire, and back from its answer to what came and what is left.
 
 use crate::{
-    Content, LinkError,
+    BaseImage, Content, LinkError,
     meter::level,
     plan::{Ask, Item},
     protocol::*,
@@ -9,8 +9,8 @@ use crate::{
 use bytes::Bytes;
 use whimbrel_wire::Request;
 
-/// The request for what a plan asks.
-pub(crate) fn request(ask: &Ask, rate: Option<u64>) -> Result<Request, LinkError> {
+/// The request for what a plan asks; pages may be coded against those of `bases`.
+pub(crate) fn request(ask: &Ask, rate: Option<u64>, bases: &[BaseImage]) -> Result<Request, LinkError> {
     let max_bytes = ask.max_bytes.min(u64::from(ANSWER_BYTES)) as u32;
     let items = ask.items.iter().map(|queued| &queued.item);
     let plain = level(rate, 1, Content::Plain);
@@ -32,7 +32,8 @@ pub(crate) fn request(ask: &Ask, rate: Option<u64>) -> Result<Request, LinkError
         _ => {
             let delta = items.clone().any(|item| !matches!(item, Item::Pages { similar: None, .. }));
             let level = if delta { level(rate, 1, Content::Delta) } else { plain };
-            let ask = PagesAsk { wants: items.filter_map(want).collect(), level, max_bytes };
+            let wants = items.filter_map(want).collect();
+            let ask = PagesAsk { wants, bases: bases.to_vec(), level, max_bytes };
             Request::of::<Pages>(&ask, Bytes::new())
         }
     };

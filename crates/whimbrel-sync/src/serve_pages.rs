@@ -3,12 +3,14 @@
 //! Leaves are answered in the order wanted until the answer is full; what does not fit is left out and asked again.
 
 use crate::{
-    Slots, node_delta,
+    BASES_MAX, Slots, base_images, node_delta,
     page_frame::encode_pages,
     protocol::*,
     server::{Server, bad, codec, level},
     shelf::{self, Shelf},
+    similar_pages::SimilarPages,
 };
+use std::collections::HashSet;
 use whimbrel_core::{Digest, PAGE_SIZE};
 use whimbrel_image::Node;
 use whimbrel_wire::{Answer, Code, Refusal, Reply};
@@ -31,18 +33,21 @@ struct Part {
     answer: LeafAnswer,
     pages: Vec<u8>,
     older: Vec<u8>,
+    /// Digests of the older pages.
+    places: Vec<Digest>,
     differing: bool,
 }
 
 impl Part {
     fn without_pages(answer: LeafAnswer) -> Self {
-        Self { answer, pages: Vec::new(), older: Vec::new(), differing: false }
+        Self { answer, pages: Vec::new(), older: Vec::new(), places: Vec::new(), differing: false }
     }
 }
 
 /// An answer that grows.
-struct Builder {
+struct Builder<'a> {
     answer: PagesAnswer,
+    similar: SimilarPages<'a>,
     payload: Vec<u8>,
     pages: usize,
     level: i32,
@@ -51,13 +56,15 @@ struct Builder {
 
 impl Server {
     pub(crate) fn pages(&self, ask: &PagesAsk) -> Answer {
-        if ask.wants.len() > WANTS_MAX {
-            return Err(bad("too many leaves wanted"));
+        if ask.wants.len() > WANTS_MAX || ask.bases.len() > BASES_MAX {
+            return Err(bad("too many leaves wanted, or too many images to look into"));
         }
         let wants = self.expand(&ask.wants)?;
         let room = ask.max_bytes.clamp(1, ANSWER_BYTES) as usize;
         let answer = PagesAnswer { leaves: Vec::new(), frames: Vec::new() };
-        let mut builder = Builder { answer, payload: Vec::new(), pages: 0, level: level(ask.level), room };
+        let similar = SimilarPages::new(&self.store, &ask.bases);
+        let level = level(ask.level);
+        let mut builder = Builder { answer, similar, payload: Vec::new(), pages: 0, level, room };
         let mut wants = wants.iter();
         while builder.has_room() && !wants.as_slice().is_empty() {
             let parts = self.parts(&mut wants, room);
@@ -137,10 +144,11 @@ impl Server {
         let zero: Slots = changed.iter().filter(|slot| new.child(*slot).is_none()).collect();
         let digests = changed.without(&zero).iter().filter_map(|slot| new.child(slot));
         let Some(pages) = self.read(digests) else { return Part::without_pages(LeafAnswer::Absent) };
-        let older = old.and_then(|old| self.read(older_pages(&old, changed, zero)));
+        let places: Vec<Digest> = old.iter().flat_map(|old| older_pages(old, changed, zero)).collect();
+        let older = old.and_then(|_| self.read(places.iter().copied()));
         let answer = LeafAnswer::Sent { changed, zero, delta: older.is_some() };
         let differing = want.slots == WantSlots::Differing;
-        Part { answer, pages, older: older.unwrap_or_default(), differing }
+        Part { answer, pages, older: older.unwrap_or_default(), places, differing }
     }
 
     fn read(&self, digests: impl Iterator<Item = Digest>) -> Option<Vec<u8>> {
@@ -158,7 +166,7 @@ pub(crate) fn older_pages(old: &Node, changed: Slots, zero: Slots) -> impl Itera
     changed.without(&zero).iter().filter_map(|slot| old.child(slot))
 }
 
-impl Builder {
+impl Builder<'_> {
     fn has_room(&self) -> bool {
         self.payload.len() < self.room && self.pages < ANSWER_PAGES && self.answer.frames.len() < LEAVES_MAX
     }
@@ -167,17 +175,14 @@ impl Builder {
     fn add(&mut self, mut parts: Vec<Part>) -> Result<bool, crate::PackError> {
         let all = parts.len();
         loop {
-            let (mut pages, mut older) = (Vec::new(), Vec::new());
-            parts.iter().for_each(|part| {
-                pages.extend_from_slice(&part.pages);
-                older.extend_from_slice(&part.older);
-            });
+            let pages = parts.iter().flat_map(|part| &part.pages).copied().collect::<Vec<u8>>();
+            let (numbers, older) = self.older(&parts, &pages);
             let frame = match pages.is_empty() {
                 true => Vec::new(),
                 false => encode_pages(&pages, &older, self.level)?,
             };
             let limit = whimbrel_wire::MAX_PAYLOAD as usize;
-            let over = self.payload.len() + frame.len() > (self.room * 2).min(limit);
+            let over = self.payload.len() + numbers.len() + frame.len() > (self.room * 2).min(limit);
             if over && parts.len() > 1 {
                 parts.truncate(parts.len() / 2);
                 continue;
@@ -190,25 +195,41 @@ impl Builder {
                 continue;
             }
             self.pages += pages.len() / PAGE_SIZE;
-            self.answer.frames.push((parts.len() as u16, frame.len() as u32));
+            self.answer.frames.push(PagesFrame {
+                leaves: parts.len() as u16,
+                bases: numbers.len() as u32,
+                bytes: frame.len() as u32,
+            });
             self.answer.leaves.extend(parts.iter().map(|part| part.answer));
+            self.payload.extend(numbers);
             self.payload.extend(frame);
             return Ok(parts.len() == all);
         }
     }
 }
 
+impl Builder<'_> {
+    /// What the pages of a frame are coded against: similar pages of base images and their names, then the older versions.
+    fn older(&mut self, parts: &[Part], pages: &[u8]) -> (Vec<u8>, Vec<u8>) {
+        let places: HashSet<Digest> = parts.iter().flat_map(|part| &part.places).copied().collect();
+        let (numbers, mut older) = self.similar.choose(pages.as_chunks().0, places);
+        parts.iter().for_each(|part| older.extend_from_slice(&part.older));
+        (base_images::encode(&numbers), older)
+    }
+}
+
 impl PagesAnswer {
     /// Refuses an answer that a sound peer would not give to a request for `asked` leaves.
     pub fn check(&self, asked: usize, payload: usize) -> Result<(), Refusal> {
-        let leaves: usize = self.frames.iter().map(|(leaves, _)| usize::from(*leaves)).sum();
-        let bytes: u64 = self.frames.iter().map(|(_, bytes)| u64::from(*bytes)).sum();
+        let leaves: usize = self.frames.iter().map(|frame| usize::from(frame.leaves)).sum();
+        let bytes: u64 =
+            self.frames.iter().map(|frame| u64::from(frame.bases) + u64::from(frame.bytes)).sum();
         let zeros = |leaf: &LeafAnswer| match leaf {
             LeafAnswer::Sent { changed, zero, .. } => zero.is_within(changed),
             _ => true,
         };
         let fits = leaves == self.leaves.len() && bytes == payload as u64 && self.leaves.iter().all(zeros);
-        let full = self.frames.iter().all(|(leaves, _)| *leaves > 0)
+        let full = self.frames.iter().all(|frame| frame.leaves > 0)
             && self.pages_by_frame().all(|p| p <= FRAME_PAGES);
         let some = asked == 0 || (!self.leaves.is_empty() && self.leaves.len() <= asked);
         match fits && full && some {
@@ -222,7 +243,7 @@ impl PagesAnswer {
         let mut leaves = self.leaves.iter();
         self.frames
             .iter()
-            .map(move |(count, _)| leaves.by_ref().take(usize::from(*count)).map(LeafAnswer::pages).sum())
+            .map(move |frame| leaves.by_ref().take(usize::from(frame.leaves)).map(LeafAnswer::pages).sum())
     }
 }
 

@@ -3,7 +3,7 @@
 //! The asker holds one older leaf and one older blob, and asked for a few things of each sort.
 
 use crate::{
-    BoxError, Shelf, Slots, node_delta,
+    BaseImage, BoxError, Shelf, Slots, node_delta,
     protocol::*,
     receive::{Asked, AskedSlots, open_objects, open_pages, open_piece},
 };
@@ -76,7 +76,8 @@ fn pages(header: &[u8], payload: &[u8]) -> bool {
         slots: AskedSlots::These((0..2).collect::<Slots>(), leaf()),
     };
     let orders = [[differing.clone(), known.clone()], [known, differing]];
-    orders.iter().any(|asked| open_pages(&Little, asked, &answer, payload).is_ok())
+    let bases = [BaseImage { root: LEAF, pages: 200 }];
+    orders.iter().any(|asked| open_pages(&Little, asked, &bases, &answer, payload).is_ok())
 }
 
 fn objects(header: &[u8], payload: &[u8]) -> bool {

@@ -1,0 +1,146 @@
+//! Images that the asker holds whole, and how an answer names pages of them: what a frame is coded against besides older pages in
+//! place.
+//!
+//! The images are counted as one long image, in the order of the request. Pages of it are named by ascending numbers, each as
+//! its distance to the one before in a LEB128 number. A list from a peer is bounded before it is used, and a page it names must be
+//! there; nothing else rests on it.
+
+use crate::shelf::{self, Shelf};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use whimbrel_core::{Digest, PAGE_SIZE};
+use whimbrel_image::{Node, tree};
+
+/// Most images in one request.
+pub const BASES_MAX: usize = 4;
+/// Most pages that one frame is coded against besides those in place.
+pub(crate) const FRAME_BASES: usize = 4096;
+
+/// An image that the asker holds whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct BaseImage {
+    /// Root of its tree.
+    pub root: Digest,
+    /// Its length.
+    pub pages: u64,
+}
+
+/// `numbers`, ascending, as sent.
+pub(crate) fn encode(numbers: &[u64]) -> Vec<u8> {
+    let (mut bytes, mut next) = (Vec::new(), 0);
+    for number in numbers {
+        let mut gap = number - next;
+        next = number + 1;
+        while gap >= 0x80 {
+            bytes.push(gap as u8 | 0x80);
+            gap >>= 7;
+        }
+        bytes.push(gap as u8);
+    }
+    bytes
+}
+
+/// The numbers that `bytes` stand for, none if they are not well formed or too many.
+pub(crate) fn decode(bytes: &[u8]) -> Option<Vec<u64>> {
+    let (mut numbers, mut next) = (Vec::new(), 0u64);
+    let (mut gap, mut shift) = (0u64, 0);
+    for byte in bytes {
+        if shift > 42 || numbers.len() >= FRAME_BASES {
+            return None;
+        }
+        gap |= u64::from(byte & 0x7f) << shift;
+        shift += 7;
+        if byte & 0x80 == 0 {
+            let number = next.checked_add(gap)?;
+            numbers.push(number);
+            (next, gap, shift) = (number.checked_add(1)?, 0, 0);
+        }
+    }
+    (shift == 0).then_some(numbers)
+}
+
+/// Digests of pages of base images; nodes are read once.
+pub(crate) struct Pages<'a> {
+    shelf: &'a dyn Shelf,
+    images: &'a [BaseImage],
+    leaves: HashMap<(usize, u64), Option<Node>>,
+}
+
+/// What came of looking for a page of a base image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    Page(Digest),
+    /// No image has such a page, or it is zero.
+    Nothing,
+    /// It cannot be told here.
+    Unknown,
+}
+
+impl<'a> Pages<'a> {
+    pub(crate) fn new(shelf: &'a dyn Shelf, images: &'a [BaseImage]) -> Self {
+        Self { shelf, images, leaves: HashMap::new() }
+    }
+
+    /// The digest of page `number` of all images.
+    pub(crate) fn digest(&mut self, number: u64) -> Found {
+        let mut page = number;
+        for (image, base) in self.images.iter().enumerate() {
+            if page < base.pages {
+                return self.digest_in(image, page);
+            }
+            page -= base.pages;
+        }
+        Found::Nothing
+    }
+
+    fn digest_in(&mut self, image: usize, page: u64) -> Found {
+        let (shelf, base) = (self.shelf, self.images[image]);
+        let leaf = self.leaves.entry((image, page >> 8)).or_insert_with(|| leaf(shelf, &base, page));
+        match leaf {
+            None => Found::Unknown,
+            Some(leaf) => leaf.child(page as usize % 256).map_or(Found::Nothing, Found::Page),
+        }
+    }
+
+    /// The page of this digest.
+    pub(crate) fn read(&self, digest: &Digest) -> Option<Vec<u8>> {
+        self.shelf.object(digest).filter(|page| page.len() == PAGE_SIZE)
+    }
+}
+
+fn leaf(shelf: &dyn Shelf, base: &BaseImage, page: u64) -> Option<Node> {
+    let mut level = tree::height(base.pages) - 1;
+    let mut node = shelf::node(shelf, &base.root).filter(|node| node.level() == level)?;
+    while level > 0 {
+        let child = (page / tree::span(level)) as usize % 256;
+        let Some(below) = node.child(child) else { return Some(Node::empty(0)) };
+        level -= 1;
+        node = shelf::node(shelf, &below).filter(|node| node.level() == level)?;
+    }
+    Some(node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn numbers_come_back(numbers in prop::collection::btree_set(0..1u64 << 34, 0..200)) {
+            let numbers: Vec<u64> = numbers.into_iter().collect();
+            prop_assert_eq!(decode(&encode(&numbers)), Some(numbers));
+        }
+
+        #[test]
+        fn garbage_gives_ascending_numbers_or_none(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            if let Some(numbers) = decode(&bytes) { prop_assert!(numbers.is_sorted_by(|a, b| a < b)); }
+        }
+    }
+
+    #[test]
+    fn more_pages_than_a_frame_may_rest_on_are_refused() {
+        assert!(decode(&[0; FRAME_BASES]).is_some());
+        assert!(decode(&[0; FRAME_BASES + 1]).is_none());
+    }
+}
