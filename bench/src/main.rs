@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
-    /// A row (store.ingest), a family (store), a set (`run`, `capsule`), or `list`.
+    /// A row (store.ingest), a family (store), a set (`run`, `capsule`, `paper`), or `list`.
     name: String,
     /// Fewer repetitions and smaller inputs, under five minutes.
     #[arg(long)]
@@ -35,7 +35,7 @@ struct Arguments {
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     if arguments.name == "list" {
-        let all = EXPERIMENTS.iter().chain(capsule::EXPERIMENTS);
+        let all = EXPERIMENTS.iter().chain(capsule::EXPERIMENTS).chain(capsule::PAPER);
         all.for_each(|experiment| println!("{:<18} {}", experiment.rows.join(" "), experiment.about));
         return Ok(());
     }

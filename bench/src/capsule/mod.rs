@@ -54,6 +54,10 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         about: "hand an upgrade of Debian packages to a host that has the parent",
         run: update::run,
     },
+];
+
+/// The set `paper`: what of the paper's experiments (sections 5.2 to 5.4) no row of the set `capsule` is about.
+pub(crate) const PAPER: &[Experiment] = &[
     Experiment {
         rows: &["service.start"],
         about: "start a service elsewhere: booted or resumed, primed or not (the paper's 5.3)",
