@@ -3,7 +3,7 @@
 //! The daemon owns the operation; losing this process changes nothing for it. The first Ctrl-C asks the daemon to
 //! cancel and goes on watching, because only the daemon knows what state is left. The second one just leaves.
 
-use crate::{context::Context, failure::Failure, outcome, progress::Display};
+use crate::{context::Context, failure::Failure, outcome, progress::Display, rounds};
 use std::future::Future;
 use tokio::{
     pin, select,
@@ -50,7 +50,11 @@ fn verdict(result: &OperationResult) -> Result<(), Failure> {
 
 async fn watch(context: &Context, begun: &Operation, interrupts: &mut Signal) -> Result<Operation, Failure> {
     let display = Display::new(&context.output, begun);
-    let follow = context.client.follow(begun.id, |operation| display.show(&operation.progress));
+    let mut told = 0;
+    let follow = context.client.follow(begun.id, |operation| {
+        display.show(&operation.progress);
+        tell_rounds(context, operation, &mut told, &display);
+    });
     pin!(follow);
     let mut cancelled = false;
     let ended = loop {
@@ -68,6 +72,21 @@ async fn watch(context: &Context, begun: &Operation, interrupts: &mut Signal) ->
     };
     display.finish();
     Ok(ended?)
+}
+
+/// Tells of the rounds of a migration that have ended since `told` of them had.
+fn tell_rounds(context: &Context, operation: &Operation, told: &mut usize, display: &Display) {
+    let known = rounds::known(operation);
+    for (at, round) in known.iter().enumerate().skip(*told) {
+        let last = rounds::is_over(operation) && at + 1 == known.len();
+        if !context.output.json {
+            display.note(&rounds::sentence(at + 1, round, last));
+        } else if let Err(error) = context.output.event(&rounds::Line::new(at + 1, round, last)) {
+            // Whoever read along is gone. The result, if it can be written, says all of it again.
+            tracing::debug!(%error, "a round was not told");
+        }
+    }
+    *told = known.len().max(*told);
 }
 
 /// Asks the daemon to cancel. A refusal (it has just ended, or is past its last way back) is told, not fatal:

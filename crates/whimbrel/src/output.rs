@@ -31,6 +31,17 @@ impl Output {
         write(text.as_bytes())
     }
 
+    /// A part of the result before its end, one line, for programs that read along. Nothing if quiet: then the result is
+    /// the one value.
+    pub(crate) fn event<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
+        if !self.json || self.quiet {
+            return Ok(());
+        }
+        let text =
+            serde_json::to_string(value).map_err(|error| Failure::io("write the result")(error.into()))?;
+        write(format!("{text}\n").as_bytes())
+    }
+
     /// Something worth saying that is no result.
     pub(crate) fn remark(&self, text: &str) {
         if !self.quiet {

@@ -25,6 +25,7 @@ pub(crate) mod ps;
 pub(crate) mod pull;
 pub(crate) mod push;
 pub(crate) mod rebase;
+pub(crate) mod report;
 pub(crate) mod resume;
 pub(crate) mod rm;
 pub(crate) mod run;

@@ -119,6 +119,7 @@ fn router(script: Arc<Script>) -> Router {
         .route(routes::MACHINE_CHECKPOINT, post(checkpoint))
         .route(routes::MACHINE_SUSPEND, post(|| begin("suspend")))
         .route(routes::MACHINE_MIGRATE, post(|| begin("migrate")))
+        .route(routes::MIGRATIONS, get(migrations))
         .route(routes::MACHINE_CONSOLE, get(console))
         .route(routes::MACHINE_CONSOLE_LOG, get(|| async { "boot\n" }))
         .route(routes::RESUME, post(|| begin("resume")))
@@ -323,6 +324,23 @@ async fn events(State(script): State<Arc<Script>>, Path(number): Path<u64>) -> R
             lines(&[running, operation(number, kind, ended)])
         }
     }
+}
+
+async fn migrations(State(script): State<Arc<Script>>) -> Json<Value> {
+    let round = |pages: u64, bytes: u64, begun: f64, ms: f64, left: u64| {
+        json!({"pages": pages, "bytes": bytes, "begun_ms": begun, "ms": ms, "left": left, "skipped": left / 8,
+            "limit": 12_500_000, "downtime_ms": left as f64 / 30.0})
+    };
+    Json(json!([
+        {"id": "0badcafe", "machine": "web", "from": "alpha", "started_ms": script.time_ms, "total_ms": 9_000.0,
+            "request": {"host": "beta", "rate_min": 12_500_000, "rate_max": 62_500_000},
+            "rounds": [round(25_600, 60_000_000, 0.0, 5_000.0, 4_000), round(3_500, 12_000_000, 5_000.0, 900.0, 1_500),
+                round(1_500, 6_000_000, 5_900.0, 96.0, 0)],
+            "end": "moved", "downtime_ms": 110.0, "wire_bytes": 80_000_000, "stopped_by": "rate_above_max",
+            "network": {"kind": "announced", "ports": 1}},
+        {"id": "00c0ffee", "machine": "db", "from": "alpha", "started_ms": script.time_ms, "total_ms": 70.0,
+            "request": {"host": "gamma"}, "rounds": [], "end": "failed", "reason": "cannot reach host gamma"},
+    ]))
 }
 
 fn lines(values: &[Value]) -> Response<Body> {

@@ -18,6 +18,8 @@ const VERBS: &[&str] = &[
     "clone before --count 2",
     "derive golden kid --memory 2M --net none",
     "migrate web beta --downtime-max 30ms --rate-max 100Mbit",
+    "report web",
+    "report db",
     "ls",
     "log web",
     "show before",
@@ -62,7 +64,7 @@ fn every_verb_says_to_people_what_was_reviewed() {
     let hours_ago = now - Duration::from_secs(3 * 3600 + 1800);
     let daemon = Daemon::start(hours_ago.as_millis() as u64);
     let mut verbs = VERBS.to_vec();
-    verbs.extend(["log --graph", "top --count 1", "console web --log"]);
+    verbs.extend(["report", "report nobody", "log --graph", "top --count 1", "console web --log"]);
     crate::kept::compare("people.txt", &transcript(&daemon, "", &verbs));
 }
 

@@ -1,0 +1,150 @@
+//! The picture of a migration, as in figure 9 of Clark et al. (NSDI 2005): over time, the rate of each round, and the rate
+//! at which the machine dirtied memory meanwhile.
+//!
+//! The first round may be a hundred times as long as the last, so time is stretched: each round is at least as wide as can
+//! be seen, none is wider than it need be, and the edges are labelled with their times. What is here is where things are;
+//! [`text`] and [`svg`] draw them.
+
+pub(crate) mod svg;
+pub(crate) mod text;
+
+use crate::rounds;
+use whimbrel_api::{MigrationEnd, MigrationRecord, RoundInfo};
+use whimbrel_core::ByteSize;
+
+/// No round is narrower than this part of the picture, as far as they all fit.
+const NARROWEST: f64 = 0.02;
+/// No round is wider than this part, if there are others.
+const WIDEST: f64 = 0.4;
+
+/// A round, or what of the downtime came after the last one.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Bar {
+    /// From where to where, of the width of the picture.
+    pub(crate) across: (f64, f64),
+    /// From when to when, in seconds.
+    pub(crate) time: (f64, f64),
+    /// Bits a second on the wire.
+    pub(crate) rate: f64,
+    /// Bits of pages a second that were dirtied meanwhile.
+    pub(crate) dirty_rate: f64,
+    /// What is written on it.
+    pub(crate) label: String,
+    /// Whether the machine stood still.
+    pub(crate) stopped: bool,
+}
+
+/// The bars of a migration, in order.
+pub(crate) fn bars(record: &MigrationRecord) -> Vec<Bar> {
+    let stopped_for = match record.end {
+        MigrationEnd::Moved { downtime_ms, .. } => Some(downtime_ms),
+        MigrationEnd::Failed { .. } => None,
+    };
+    let mut bars: Vec<Bar> = record.rounds.iter().map(bar).collect();
+    if let (Some(downtime), Some(last)) = (stopped_for, bars.last_mut()) {
+        last.stopped = true;
+        last.dirty_rate = 0.0;
+        let (from, to) = (last.time.1, last.time.0 + downtime / 1e3);
+        if to > from {
+            let label = "starts".to_owned();
+            let (rate, dirty_rate, stopped) = (0.0, 0.0, true);
+            bars.push(Bar { across: (0.0, 0.0), time: (from, to), rate, dirty_rate, label, stopped });
+        }
+    }
+    place(&mut bars);
+    bars
+}
+
+fn bar(round: &RoundInfo) -> Bar {
+    let begun = round.begun_ms / 1e3;
+    Bar {
+        across: (0.0, 0.0),
+        time: (begun, begun + round.ms / 1e3),
+        rate: rounds::rate(round),
+        dirty_rate: rounds::dirty_rate(round),
+        label: ByteSize(round.bytes).to_string(),
+        stopped: false,
+    }
+}
+
+/// Shares the width out: by time, within limits.
+fn place(bars: &mut [Bar]) {
+    let total: f64 = bars.iter().map(|bar| bar.time.1 - bar.time.0).sum();
+    let share = |bar: &Bar| ((bar.time.1 - bar.time.0) / total.max(1e-9)).clamp(NARROWEST, WIDEST);
+    let all: f64 = bars.iter().map(share).sum();
+    let mut at = 0.0;
+    for bar in bars {
+        let from = at;
+        at += share(bar) / all;
+        bar.across = (from, at);
+    }
+}
+
+/// The highest rate of all, or one if there is none.
+fn highest(bars: &[Bar]) -> f64 {
+    bars.iter().flat_map(|bar| [bar.rate, bar.dirty_rate]).fold(1.0, f64::max)
+}
+
+/// `web from alpha to beta, 71 s, 960 MiB on the wire, stood still for 210 ms`.
+pub(crate) fn headline(record: &MigrationRecord) -> String {
+    let way = format!("{} from {} to {}", record.machine, record.from, record.request.host);
+    let total = crate::table::milliseconds(record.total_ms);
+    match &record.end {
+        MigrationEnd::Moved { downtime_ms, wire_bytes, .. } => format!(
+            "{way}: {total}, {} on the wire, stood still for {}",
+            ByteSize(*wire_bytes),
+            crate::table::milliseconds(*downtime_ms)
+        ),
+        MigrationEnd::Failed { .. } => format!("{way}: failed after {total}"),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// The migration of figure 9, as far as the paper says.
+    pub(crate) fn figure_9() -> MigrationRecord {
+        let megabytes = [676.8, 126.7, 39.0, 28.4, 24.2, 16.7, 14.2, 15.3, 18.2];
+        let seconds = [54.1, 10.1, 3.1, 1.3, 0.9, 0.5, 0.35, 0.3, 0.201];
+        let mut begun = 0.0;
+        let rounds = megabytes.iter().enumerate().map(|(at, mb)| {
+            let left = megabytes.get(at + 1).map_or(0.0, |mb| mb * 1e6 / 4096.0) as u64;
+            let (bytes, ms) = ((mb * 1e6) as u64, seconds[at] * 1e3);
+            let round =
+                RoundInfo { pages: bytes / 4096, bytes, ms, begun_ms: begun, left, ..RoundInfo::default() };
+            begun += ms;
+            round
+        });
+        let rounds = rounds.collect::<Vec<_>>();
+        let json = serde_json::json!({
+            "id": "00000009", "machine": "specweb", "from": "alpha", "started_ms": 1, "request": {"host": "beta"},
+            "total_ms": 71_000.0, "rounds": rounds, "end": "moved", "downtime_ms": 210.0, "wire_bytes": 960_000_000u64,
+            "stopped_by": "rate_above_max", "network": {"kind": "no_ports"},
+        });
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn every_round_can_be_seen_and_none_hides_the_others() {
+        let bars = bars(&figure_9());
+        assert_eq!(bars.len(), 10, "nine rounds, and the start on the other side");
+        assert!(bars[8].stopped && bars[9].stopped && !bars[7].stopped);
+        assert!((bars[9].time.1 - bars[8].time.0 - 0.210).abs() < 1e-9, "the downtime is what was measured");
+        for pair in bars.windows(2) {
+            assert!((pair[0].across.1 - pair[1].across.0).abs() < 1e-9, "no gap");
+        }
+        assert!(bars.iter().all(|bar| bar.across.1 - bar.across.0 > 0.02));
+        assert!(bars[0].across.1 < 0.6, "54 of 71 seconds");
+        assert!((bars[9].across.1 - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_migration_that_failed_at_once_has_no_bars() {
+        let mut record = figure_9();
+        record.rounds.clear();
+        record.end = MigrationEnd::Failed { reason: "cancelled".into() };
+        assert!(bars(&record).is_empty());
+        assert_eq!(headline(&record), "specweb from alpha to beta: failed after 71.0 s");
+    }
+}
