@@ -12,7 +12,7 @@ use std::{
     ffi::OsStr,
     fs,
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
 use whimbrel_testkit::lab::{Lab, Process};
@@ -42,6 +42,8 @@ pub struct Refusal {
     pub code: i32,
     /// Standard error.
     pub text: String,
+    /// Standard output: some commands have a result and an answer that is no.
+    pub result: String,
 }
 
 impl HostProcess {
@@ -73,6 +75,8 @@ impl HostProcess {
         command.args(["host", "--name", &self.name, "--listen", &self.address]);
         command.arg("--data").arg(&self.data).arg("--run-dir").arg(&self.run_dir);
         command.arg("--socket").arg(&self.socket).env("RUST_LOG", "info");
+        fs::create_dir_all(self.stages()).expect("a directory of stages");
+        command.env("WHIMBREL_STAGES", self.stages());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.daemon = Some(self.network.start(command).expect("a daemon"));
         let deadline = Instant::now() + PATIENCE;
@@ -175,6 +179,32 @@ impl HostProcess {
         self.run_dir.join("slots").join(id)
     }
 
+    /// Where it is said at which stages of a migration the daemon is held (CONTRIBUTING.md).
+    fn stages(&self) -> PathBuf {
+        self.socket.with_extension("stages")
+    }
+
+    /// From now on the daemon stops at this stage of a machine's arrival.
+    pub fn hold_at(&self, stage: &str) {
+        fs::write(self.stages().join(format!("{stage}.hold")), "").expect("a stage to hold at");
+    }
+
+    /// Waits until the daemon is held at the stage.
+    pub fn wait_held(&self, stage: &str) {
+        let reached = self.stages().join(format!("{stage}.reached"));
+        let deadline = Instant::now() + PATIENCE;
+        while !reached.exists() {
+            assert!(Instant::now() < deadline, "{stage} is not reached:\n{}", self.log_text());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        fs::remove_file(reached).expect("a stage that was reached");
+    }
+
+    /// Lets the daemon go on.
+    pub fn release(&self, stage: &str) {
+        fs::remove_file(self.stages().join(format!("{stage}.hold"))).expect("a stage that was held at");
+    }
+
     /// Its public key, as `whimbrel key` prints it.
     pub fn key(&self) -> String {
         let key = self.json(&["key"]);
@@ -195,6 +225,14 @@ impl HostProcess {
         let mut command = Command::new(binary());
         command.arg("--socket").arg(&self.socket).args(arguments).stdin(Stdio::null());
         command.output().expect("the whimbrel binary")
+    }
+
+    /// Starts a command and does not wait for its end.
+    pub fn start_command(&self, arguments: &[&str]) -> Child {
+        let mut command = Command::new(binary());
+        command.arg("--socket").arg(&self.socket).args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().expect("the whimbrel binary")
     }
 
     /// Runs a command that is to succeed; what it printed.
@@ -218,7 +256,21 @@ impl HostProcess {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        Err(Refusal { code: output.status.code().unwrap_or(-1), text })
+        let result = String::from_utf8_lossy(&output.stdout).into_owned();
+        Err(Refusal { code: output.status.code().unwrap_or(-1), text, result })
+    }
+
+    /// Starts a command and does not wait for it; what it prints can be read when it has ended.
+    pub fn begin(&self, arguments: &[&str]) -> Child {
+        let mut command = Command::new(binary());
+        command.arg("--socket").arg(&self.socket).args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("the whimbrel binary")
+    }
+
+    /// Its directory of memory and sockets.
+    pub fn run_dir(&self) -> &Path {
+        &self.run_dir
     }
 
     /// Runs a command that is to fail.
@@ -235,6 +287,15 @@ impl HostProcess {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let machines = machines.as_array().expect("a list of machines");
         machines.iter().map(|m| (text(&m["name"]), text(&m["state"]["kind"]))).collect()
+    }
+
+    /// Waits until the daemon has logged this, after as many bytes of its log.
+    pub fn wait_log(&self, after: usize, text: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.log_text().get(after..).unwrap_or_default().contains(text) {
+            assert!(Instant::now() < deadline, "nothing logged {text:?}:\n{}", self.log_text());
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Waits until `ps` shows no machine at all.

@@ -12,6 +12,7 @@ use crate::{
     machine::{Machine, Turn},
     record::{DiskBase, Phase, ProcessRecord, Record},
     slot::{self, Mark},
+    stage::Stage,
     supervise,
 };
 use std::sync::{Arc, Weak};
@@ -47,6 +48,7 @@ impl HostLanding {
 
 impl Landing for HostLanding {
     fn reserve(&self, offer: &Offer) -> Result<Box<dyn Arrival>, Cause> {
+        Stage::Offer.reached();
         let host = self.0.upgrade().ok_or("the host is closing down")?;
         let claim = host.claim_name(&offer.name, false)?;
         check_fit(&host, offer)?;
@@ -147,6 +149,7 @@ impl Arrival for Arriving {
     }
 
     fn write(&mut self, array: usize, run: PageRun, data: &[u8]) -> Result<(), Cause> {
+        Stage::Pages.reached();
         let live = self.live()?;
         match array.checked_sub(1) {
             None => Ok(live.memory.write(run, data)?),
@@ -171,6 +174,7 @@ impl Arrival for Arriving {
     }
 
     fn prepare(&mut self, finish: &Finish, device_state: &[u8]) -> Result<(), Cause> {
+        Stage::Last.reached();
         let live = self.live()?;
         live.load(device_state)?;
         for (port, addresses) in live.ports.iter().zip(&finish.ports) {
@@ -182,10 +186,13 @@ impl Arrival for Arriving {
         let mut turn = self.machine.begin_when_free("arrival");
         turn.record = self.record.clone();
         turn.live = self.live.take();
+        drop(turn);
+        Stage::Ready.reached();
         Ok(())
     }
 
     fn run(&mut self) -> Result<(), Cause> {
+        Stage::Commit.reached();
         let host = &self.host;
         let events = {
             let mut turn = self.machine.begin_when_free("arrival");
@@ -205,6 +212,7 @@ impl Arrival for Arriving {
         };
         supervise::watch(&self.host, &self.machine, events);
         tracing::info!(machine = %self.machine.name(), handover = %self.handover, "a machine has arrived");
+        Stage::Running.reached();
         Ok(())
     }
 

@@ -39,6 +39,7 @@ mod resume;
 mod rights;
 mod serve;
 mod slot;
+mod stage;
 mod start;
 mod stock;
 mod supervise;

@@ -1,0 +1,185 @@
+//! Either daemon, either QEMU and the link break at each stage of a migration. Before the commit point the source goes on
+//! and the next migration loses no page; after it the target runs; at the end there is one copy.
+//!
+//! The target is held at the stage while the thing is broken, so nothing here depends on how quick anything is.
+
+use nix::sys::signal::Signal;
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console};
+use whimbrel_testkit::guest::{Identity, Verdict, assert_same_life};
+
+/// What breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Victim {
+    SourceDaemon,
+    TargetDaemon,
+    TargetQemu,
+    Link,
+}
+
+/// A guest, the host it is on, and the other one.
+struct Scene {
+    cluster: Cluster,
+    home: &'static str,
+    away: &'static str,
+    life: Identity,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let cluster = Cluster::start(&["alpha", "beta"]);
+        let guest = Guest { memory_mib: 128, buffer_mib: 8, ..Guest::small("web") };
+        guest.run(&cluster, cluster.host("alpha"));
+        let life = cluster.witness(GUEST_ADDRESS).write(50).expect("a first life");
+        Self { cluster, home: "alpha", away: "beta", life }
+    }
+
+    fn source(&self) -> &HostProcess {
+        self.cluster.host(self.home)
+    }
+
+    fn target(&self) -> &HostProcess {
+        self.cluster.host(self.away)
+    }
+
+    /// Migrates, breaks something at a stage, mends it and waits for the end of the command. Whether it succeeded.
+    fn break_at(&mut self, stage: &str, victim: Victim) -> bool {
+        self.target().hold_at(stage);
+        let logged = self.source().log_text().len();
+        let mut command = self.source().start_command(&["migrate", "web", self.away]);
+        self.target().wait_held(stage);
+        match victim {
+            Victim::SourceDaemon => self.source().signal_daemon(Signal::SIGKILL),
+            Victim::TargetDaemon => self.target().signal_daemon(Signal::SIGKILL),
+            Victim::TargetQemu => end_qemu(self.target()),
+            Victim::Link => {
+                self.cluster.lab.unplug("beta").expect("a cable to pull");
+                // Until the source has given up: it is not told whether the target was still asked.
+                let source = self.source();
+                match stage {
+                    "commit" | "running" => source.wait_log(logged, "has not confirmed the handover yet"),
+                    _ => source.wait_state("web", &["running"]),
+                }
+                self.cluster.lab.replug("beta").expect("a cable to put back");
+            }
+        }
+        self.target().release(stage);
+        match victim {
+            Victim::SourceDaemon => self.start_again(self.home),
+            Victim::TargetDaemon => self.start_again(self.away),
+            Victim::TargetQemu | Victim::Link => {}
+        }
+        command.wait().expect("the command ends").success()
+    }
+
+    fn start_again(&mut self, fallen: &str) {
+        self.cluster.host_mut(fallen).kill_daemon();
+        self.cluster.host_mut(fallen).start_daemon();
+    }
+
+    /// The machine runs on `host` and nowhere else, with the life it had and all of its memory.
+    fn check(&mut self, host: &'static str) {
+        let other = if host == "alpha" { "beta" } else { "alpha" };
+        self.cluster.host(host).wait_state("web", &["running"]);
+        self.cluster.host(other).wait_empty();
+        let mut witness = self.cluster.witness(GUEST_ADDRESS);
+        let now = witness.check().expect("an answer");
+        assert_same_life(&self.life, &now);
+        assert!(matches!(now.ram, Verdict::Good(_)) && matches!(now.disk, Verdict::Good(_)), "{now:?}");
+        self.life = witness.write(10).expect("a machine that writes");
+        (self.home, self.away) = (host, other);
+    }
+}
+
+/// Ends the QEMU that a host has for the machine, whether the machine runs there or is on its way.
+fn end_qemu(host: &HostProcess) {
+    let (_, record) = host.record("web");
+    let pid = record["process"]["pid"].as_u64().expect("a machine with a process").to_string();
+    host.exec("kill", &["-9", &pid]);
+}
+
+#[test]
+fn before_the_commit_point_the_source_goes_on_and_the_next_migration_loses_no_page() {
+    use Victim::{Link, SourceDaemon, TargetDaemon, TargetQemu};
+    let mut scene = Scene::new();
+    let cases: [(&str, &[Victim]); 4] = [
+        ("offer", &[SourceDaemon, TargetDaemon]),
+        ("pages", &[SourceDaemon, TargetDaemon, TargetQemu]),
+        ("last", &[SourceDaemon, TargetDaemon, TargetQemu, Link]),
+        ("ready", &[SourceDaemon, TargetDaemon]),
+    ];
+    for (stage, victims) in cases {
+        for victim in victims {
+            let (home, away) = (scene.home, scene.away);
+            let begun = std::time::Instant::now();
+            assert!(!scene.break_at(stage, *victim), "it moved although {victim:?} broke at {stage}");
+            scene.check(home);
+            scene.source().run(&["migrate", "web", away]);
+            scene.check(away);
+            println!("{stage}, {victim:?}: {:.1} s", begun.elapsed().as_secs_f64());
+        }
+    }
+}
+
+#[test]
+fn after_the_commit_point_the_target_runs_and_the_source_is_told() {
+    use Victim::{Link, SourceDaemon, TargetDaemon};
+    let mut scene = Scene::new();
+    for stage in ["commit", "running"] {
+        for victim in [SourceDaemon, TargetDaemon, Link] {
+            let away = scene.away;
+            let begun = std::time::Instant::now();
+            let moved = scene.break_at(stage, victim);
+            assert!(
+                moved || victim == SourceDaemon,
+                "{victim:?} broke at {stage}, and the user was not told"
+            );
+            scene.check(away);
+            println!("{stage}, {victim:?}: {:.1} s", begun.elapsed().as_secs_f64());
+        }
+    }
+
+    // A QEMU that dies takes the memory of its machine with it. Whose the rest is, is clear all the same.
+    let (home, away) = (scene.home, scene.away);
+    assert!(scene.break_at("commit", Victim::TargetQemu));
+    scene.cluster.host(home).wait_empty();
+    let target = scene.cluster.host(away);
+    target.wait_state("web", &["crashed"]);
+    target.run(&["start", "web"]);
+    console(target, "web").wait_ready(std::time::Duration::from_secs(60)).expect("a machine that boots");
+}
+
+#[test]
+fn a_source_whose_qemu_dies_keeps_its_machine_until_the_commit_and_not_after_it() {
+    for (stage, survives) in [("pages", false), ("commit", true)] {
+        let scene = Scene::new();
+        scene.target().hold_at(stage);
+        let mut command = scene.source().start_command(&["migrate", "web", "beta"]);
+        scene.target().wait_held(stage);
+        end_qemu(scene.source());
+        scene.target().release(stage);
+        assert_eq!(command.wait().expect("the command ends").success(), survives, "{stage}");
+        match survives {
+            false => {
+                scene.source().wait_state("web", &["crashed"]);
+                scene.target().wait_empty();
+                scene.source().run(&["start", "web"]);
+            }
+            true => {
+                let mut scene = scene;
+                scene.check("beta");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pause_of_the_user_outlasts_the_daemon_and_one_of_an_operation_does_not() {
+    let mut cluster = Cluster::start(&["alpha"]);
+    Guest { address: None, ..Guest::small("still") }.run(&cluster, cluster.host("alpha"));
+    for (pause, state) in [(true, "paused"), (false, "running")] {
+        cluster.host("alpha").run(&[if pause { "pause" } else { "unpause" }, "still"]);
+        cluster.host_mut("alpha").kill_daemon();
+        cluster.host_mut("alpha").start_daemon();
+        assert_eq!(cluster.host("alpha").machines(), [("still".to_owned(), state.to_owned())]);
+    }
+}
