@@ -16,6 +16,8 @@ pub use nbd::nbd_session;
 
 use bytes::BufMut as _;
 use whimbrel_align::Cuts;
+use whimbrel_capture::predict::{Model, Simulation};
+use whimbrel_capture::trace::{Reader as TraceReader, Trace};
 use whimbrel_core::{PAGE_SIZE, PageRun};
 use whimbrel_image::frame::{Frame, MAX_BLOB};
 use whimbrel_image::{Manifest, Node};
@@ -50,6 +52,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "qemu_state", run: qemu_state, seeds: seeds::qemu_states },
     Target { name: "sync_answer", run: sync_answer, seeds: seeds::sync_answers },
     Target { name: "tunnel_batch", run: tunnel_batch, seeds: seeds::tunnel_batches },
+    Target { name: "wws_trace", run: wws_trace, seeds: seeds::wws_traces },
     Target { name: "wire_frame", run: wire_frame, seeds: seeds::wire_frames },
     Target { name: "wire_hello", run: wire_hello, seeds: seeds::wire_hellos },
 ];
@@ -133,6 +136,30 @@ pub fn qemu_state(data: &[u8]) {
 /// Answers of a sync, of every sort: two bytes of header length, the header, the payload.
 pub fn sync_answer(data: &[u8]) {
     whimbrel_sync::open_anything(data);
+}
+
+/// The trace of a working set, whole and in pieces: canonical up to its last whole record, and fit to be played.
+pub fn wws_trace(data: &[u8]) {
+    let whole = Trace::read(data);
+    let mut reader = TraceReader::default();
+    let mut samples = Vec::new();
+    for piece in data.chunks(7) {
+        reader.feed(piece);
+        loop {
+            match reader.sample() {
+                Ok(Some(sample)) => samples.push(sample),
+                Ok(None) => break,
+                Err(error) => return assert_eq!(whole, Err(error), "pieces are read as the whole is"),
+            }
+        }
+    }
+    let Ok(trace) = whole else { return };
+    assert_eq!(trace.samples, samples);
+    assert!(data.starts_with(&trace.write()), "a trace has one encoding");
+    if let Some(simulation) = Simulation::new(&trace).filter(|_| trace.head.pages < 1 << 16) {
+        let played = simulation.play(0.1, 1 << 20, 2, &Model::default());
+        assert!(played.iter().all(|prediction| prediction.left <= simulation.unique() as f64 + 1e-3));
+    }
 }
 
 /// A stream of wire frames, in pieces whose sizes are the first byte's.

@@ -2,13 +2,17 @@
 
 use bytes::BytesMut;
 use std::collections::BTreeMap;
+use std::time::Duration;
 use whimbrel_align::{Border, Cuts};
+use whimbrel_capture::trace::{Head, Sample, Trace};
 use whimbrel_core::{Accel, ByteSize, CapsuleId, Digest, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_image::frame::{Encoder, Kind};
 use whimbrel_image::{FORMAT, ImageRef, Manifest, Node};
 use whimbrel_migrate::codec::BatchHeader;
 use whimbrel_sync::Slots;
-use whimbrel_sync::protocol::{LeafAnswer, ObjectAnswer, ObjectsAnswer, PagesAnswer, PieceAnswer};
+use whimbrel_sync::protocol::{
+    LeafAnswer, ObjectAnswer, ObjectsAnswer, PagesAnswer, PagesFrame, PieceAnswer,
+};
 use whimbrel_wire::{Flags, FrameHead, Hello, Role, VersionRange, encode_head};
 
 pub(crate) fn image_nodes() -> Vec<Vec<u8>> {
@@ -19,6 +23,17 @@ pub(crate) fn image_nodes() -> Vec<Vec<u8>> {
     };
     let all: Vec<usize> = (0..256).collect();
     [node(0, &[0]), node(1, &[3, 64, 255]), node(0, &all)].into_iter().flatten().collect()
+}
+
+pub(crate) fn wws_traces() -> Vec<Vec<u8>> {
+    let every = Duration::from_millis(50);
+    let sample = |runs: &[(u64, u64)]| Sample {
+        took: every,
+        dirty: runs.iter().map(|(start, len)| PageRun::new(*start, *len)).collect(),
+    };
+    let head = Head { pages: 40_000, present: 30_000, every, began_ms: 1 };
+    let samples = vec![sample(&[(0, 1), (300, 200), (39_999, 1)]), sample(&[]), sample(&[(5, 20_000)])];
+    [vec![], samples].into_iter().map(|samples| Trace { head, samples }.write()).collect()
 }
 
 pub(crate) fn image_frames() -> Vec<Vec<u8>> {
@@ -201,7 +216,8 @@ pub(crate) fn sync_answers() -> Vec<Vec<u8>> {
     };
     let slots: Slots = (0..3).collect();
     let sent = LeafAnswer::Sent { changed: slots, zero: slots, delta: false };
-    let pages = PagesAnswer { leaves: vec![LeafAnswer::Large, sent], frames: vec![(1, 0), (1, 0)] };
+    let frame = PagesFrame { leaves: 1, bases: 0, bytes: 0 };
+    let pages = PagesAnswer { leaves: vec![LeafAnswer::Large, sent], frames: vec![frame; 2] };
     let objects =
         ObjectsAnswer { objects: vec![ObjectAnswer::Absent, ObjectAnswer::Long(9), ObjectAnswer::Absent] };
     let piece = PieceAnswer { total: 50, len: 0 };
