@@ -24,6 +24,10 @@ use whimbrel_wire::{Call, HEAD_SIZE, Reply};
 
 /// Bytes a second of a link above which similar pages are not looked for: 200 Mbit/s.
 const BASES_RATE: u64 = 25_000_000;
+/// Seconds that the rest must take at least for it to pay: a sketch of a disk takes about one.
+const BASES_SECONDS: u64 = 2;
+/// Time after which a link is known.
+const BASES_AFTER: Duration = Duration::from_millis(500);
 
 struct Flight {
     ask: Ask,
@@ -47,6 +51,7 @@ pub(crate) struct Driver<'a> {
     /// Images that are whole here and probably resemble what is wanted.
     base_images: Vec<BaseImage>,
     pub(crate) report: Report,
+    begun: Instant,
     heard: Instant,
 }
 
@@ -69,6 +74,7 @@ impl<'a> Driver<'a> {
             blobs: HashMap::new(),
             base_images: Vec::new(),
             report: Report::default(),
+            begun: Instant::now(),
             heard: Instant::now(),
         }
     }
@@ -197,8 +203,10 @@ impl<'a> Driver<'a> {
             ask.items.first().map(|queued| &queued.item),
             Some(Item::Object(..) | Item::Piece { .. }) | None
         );
-        let slow = rate.is_some_and(|rate| rate < BASES_RATE && self.walk.plan.bytes_left() > rate);
-        pages && slow && !self.urgent
+        let long = |rate: u64| rate < BASES_RATE && self.walk.plan.bytes_left() > rate * BASES_SECONDS;
+        // The first answers say little of a link.
+        let known = self.begun.elapsed() > BASES_AFTER;
+        pages && known && !self.urgent && rate.is_some_and(long)
     }
 
     fn failed(&mut self, ticket: u64, peer: usize, link: Option<&Arc<dyn Link>>, error: &LinkError) {

@@ -1,3 +1,5 @@
+//! Similar pages through a server and back: contents that moved, answers that lie, images that are gone.
+
 use crate::{
     BaseImage, Server, Shelf, Slots,
     protocol::*,
