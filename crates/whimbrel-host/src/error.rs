@@ -10,7 +10,7 @@ use std::{
 use whimbrel_api::{ApiError, ErrorCode};
 use whimbrel_capture::CaptureError;
 use whimbrel_core::{HostName, MachineName};
-use whimbrel_migrate::{MigrateError, link::LinkError};
+use whimbrel_migrate::{MigrateError, fit::Misfit, link::LinkError};
 use whimbrel_store::StoreError;
 
 type Cause = Box<dyn Error + Send + Sync>;
@@ -158,6 +158,7 @@ impl HostError {
             Self::Given { name, to } => format!(
                 "resume it there, or bring it back with `whimbrel resume {to}:{name}`; if {to} is lost for good, `--take-back`"
             ),
+            Self::Migrate { source, .. } if let MigrateError::Misfit(misfit) = &**source => misfit.hint(),
             Self::StillRunning { .. } => "`whimbrel stop --kill` pulls the plug".into(),
             Self::Unconfirmed { host, .. } => {
                 format!("the daemon goes on asking; look at `whimbrel ps` on {host}")
@@ -221,6 +222,9 @@ fn migrate_code(error: &MigrateError) -> ErrorCode {
     match error {
         MigrateError::Capture(CaptureError::Cancelled) => ErrorCode::Cancelled,
         MigrateError::Offer(LinkError::Refused { .. }) => ErrorCode::Busy,
+        MigrateError::Misfit(Misfit::Name { .. }) => ErrorCode::NameTaken,
+        MigrateError::Misfit(Misfit::Memory { .. } | Misfit::Disk { .. }) => ErrorCode::NoSpace,
+        MigrateError::Misfit(_) => ErrorCode::Unsupported,
         MigrateError::Load(LinkError::Refused { .. }) => ErrorCode::QemuFailed,
         MigrateError::Record(source) => chain_code(&**source),
         MigrateError::Blob { .. } | MigrateError::Answer(_) => ErrorCode::Internal,

@@ -15,10 +15,15 @@ use crate::{
     stage::Stage,
     supervise,
 };
-use std::sync::{Arc, Weak};
+use std::{
+    os::unix::fs::MetadataExt,
+    path::Path,
+    sync::{Arc, Weak},
+};
 use whimbrel_block::Device;
 use whimbrel_core::{Digest, PageRun};
 use whimbrel_migrate::{
+    fit::{self, Here},
     handover::{Target, TargetRecord, Waiting},
     protocol::{Finish, HandoverId, Offer},
     target::{Arrival, HostError as Cause, Landing},
@@ -50,8 +55,8 @@ impl Landing for HostLanding {
     fn reserve(&self, offer: &Offer) -> Result<Box<dyn Arrival>, Cause> {
         Stage::Offer.reached();
         let host = self.0.upgrade().ok_or("the host is closing down")?;
-        let claim = host.claim_name(&offer.name, false)?;
         check_fit(&host, offer)?;
+        let claim = host.claim_name(&offer.name, false)?;
         let bases = offer.config.disks.iter().map(|_| DiskBase::Blank).collect();
         let mut record = Record::new(offer.name.clone(), offer.config.clone(), bases);
         record.phase = Phase::Prepared { handover: offer.handover, ahead: true };
@@ -78,23 +83,57 @@ impl Landing for HostLanding {
     }
 }
 
-/// What can be checked before anything is made: QEMU knows the machine, memory and disks have room.
+/// What can be checked before anything is made.
 fn check_fit(host: &Host, offer: &Offer) -> Result<(), Cause> {
     let qemu = host.qemu()?;
-    if qemu.machine_type(&offer.config.machine).is_none() {
-        let reason = format!(
-            "QEMU {} here does not know the machine type {} of QEMU {} there",
-            qemu.version, offer.config.machine, offer.qemu_version
-        );
-        return Err(reason.into());
-    }
-    let room = |path: &std::path::Path| rustix::fs::statvfs(path).map(|stat| stat.f_bavail * stat.f_frsize);
-    let memory = room(&host.layout.slots())?;
-    if memory < offer.config.memory.0 {
-        let have = whimbrel_core::ByteSize(memory);
-        return Err(format!("the machine needs {} of memory, {have} are free", offer.config.memory).into());
-    }
-    Ok(())
+    let room =
+        |path: &Path| rustix::fs::statvfs(path).map(|stat| stat.f_bavail.saturating_mul(stat.f_frsize));
+    // One that stays on its home network needs no bridge here.
+    let bridges = offer.config.nics.iter().filter_map(|nic| nic.bridge.clone());
+    let missing = |bridge: &String| !Path::new("/sys/class/net").join(bridge).exists();
+    let away = offer.tunnel.as_ref().is_some_and(|tunnel| tunnel.home != host.name);
+    let here = Here {
+        name_taken: host.check_free(&offer.name, false).is_err(),
+        qemu_version: qemu.version.to_string(),
+        knows_machine_type: qemu.machine_type(&offer.config.machine).is_some(),
+        accel: whimbrel_qemu::best_accel(qemu),
+        processor: processor(),
+        memory: room(&host.layout.slots())?.min(memory_available().unwrap_or(u64::MAX)),
+        disk: room(host.layout.data())?,
+        bridge_missing: bridges.into_iter().find(missing).filter(|_| !away),
+    };
+    Ok(fit::check(offer, &here)?)
+}
+
+/// Room that the disks of a machine take: what it has written, and what lies under that.
+pub(crate) fn disk_bytes(record: &Record, live: &Live) -> u64 {
+    let disks = record.bases.iter().zip(&record.config.disks).zip(&live.disks);
+    let bytes = disks.map(|((base, config), disk)| {
+        let under = match base {
+            DiskBase::Blank => 0,
+            DiskBase::File { path } => {
+                std::fs::metadata(path).map_or(config.size.0, |meta| meta.blocks() * 512)
+            }
+            // How much of an image is there, the store would have to count.
+            DiskBase::Image { .. } => config.size.0,
+        };
+        disk.owned_bytes().saturating_add(under).min(config.size.0)
+    });
+    bytes.sum()
+}
+
+/// What this host calls its processor; a host that does not say is like any other that does not.
+pub(crate) fn processor() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name"));
+    name.map(|name| name.trim_start_matches([' ', '\t', ':']).to_owned()).unwrap_or_default()
+}
+
+/// What the kernel says may still be had without swapping.
+fn memory_available() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    kib.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 impl Arriving {

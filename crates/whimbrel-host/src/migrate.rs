@@ -215,6 +215,8 @@ impl Host {
             origin: record.last.or(record.origin),
             blobs: boot.map(file_len).collect::<Result<_, HostError>>()?,
             qemu_version: self.qemu()?.version.to_string(),
+            disk_bytes: crate::landing::disk_bytes(record, live),
+            processor: crate::landing::processor(),
             tunnel,
         })
     }

@@ -3,11 +3,12 @@
 //! Every message is a request of the wire protocol; its header is one of these types in postcard form, its
 //! payload what the doc of the kind says. The requests of one handover are handled in the order they came.
 
+use crate::fit::Misfit;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 use whimbrel_core::{CapsuleId, Digest, HostName, MachineConfig, MachineName};
 
-/// Offer a machine; header [`Offer`], reply [`Accepted`].
+/// Offer a machine; header [`Offer`], reply [`Offered`].
 pub const OFFER: u16 = 0x0100;
 /// A piece of a file that the machine boots from; header [`BlobPiece`], payload the piece.
 pub const BLOB: u16 = 0x0101;
@@ -69,6 +70,10 @@ pub struct Offer {
     pub blobs: Vec<(Digest, u64)>,
     /// Version of the QEMU that runs it.
     pub qemu_version: String,
+    /// Room that its disks take.
+    pub disk_bytes: u64,
+    /// The processor that it runs on.
+    pub processor: String,
     /// Where its network stays, if that is not to be the target's.
     pub tunnel: Option<HomeNetwork>,
 }
@@ -123,6 +128,15 @@ pub struct ArrayOffer {
     pub name: String,
     /// Its length.
     pub pages: u64,
+}
+
+/// What the target says to an offer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Offered {
+    /// Room is reserved.
+    Accepted(Accepted),
+    /// The machine does not fit; nothing was reserved.
+    Misfit(Misfit),
 }
 
 /// The target has reserved room.

@@ -7,9 +7,10 @@
 
 use crate::{
     codec::Encoder,
+    fit::Misfit,
     handover::{Source, SourceAction, SourceEvent},
     link::{self, Answer, Link, LinkError},
-    protocol::{self, Accepted, BlobPiece, Finish, HandoverId, Offer, Pages},
+    protocol::{self, BlobPiece, Finish, HandoverId, Offer, Offered, Pages},
     sent::Sent,
 };
 use bytes::Bytes;
@@ -74,6 +75,9 @@ pub enum MigrateError {
     /// The target did not take the offer.
     #[error("the target does not take the machine")]
     Offer(#[source] LinkError),
+    /// The machine does not fit the target.
+    #[error("the machine does not fit the target")]
+    Misfit(#[source] Misfit),
     /// A boot file could not be read.
     #[error("cannot read the machine's boot file {digest}")]
     Blob {
@@ -137,7 +141,10 @@ fn attempt(job: &mut Move<'_, '_>, state: &mut Source) -> Result<Captured, Migra
     let handover = job.offer.handover;
     let accepted =
         link::call(job.link, protocol::OFFER, job.offer, Bytes::new()).map_err(MigrateError::Offer)?;
-    let accepted: Accepted = postcard::from_bytes(&accepted).map_err(MigrateError::Answer)?;
+    let accepted = match postcard::from_bytes(&accepted).map_err(MigrateError::Answer)? {
+        Offered::Accepted(accepted) => accepted,
+        Offered::Misfit(misfit) => return Err(MigrateError::Misfit(misfit)),
+    };
     for digest in accepted.blobs_missing {
         send_blob(job, digest)?;
     }

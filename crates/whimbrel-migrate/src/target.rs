@@ -7,8 +7,9 @@
 use crate::{
     codec::{self, Decoder},
     error::TargetError,
+    fit::Misfit,
     handover::{Target, TargetAction, TargetEvent},
-    protocol::{self, Accepted, BlobPiece, Finish, HandoverId, Offer, Pages},
+    protocol::{self, Accepted, BlobPiece, Finish, HandoverId, Offer, Offered, Pages},
 };
 use bytes::Bytes;
 use std::{
@@ -23,7 +24,7 @@ pub type HostError = Box<dyn Error + Send + Sync>;
 
 /// Where machines land: reserves room for them.
 pub trait Landing: Send + Sync {
-    /// Reserves name, memory, disks and devices for `offer`, or says why not.
+    /// Reserves name, memory, disks and devices for `offer`, or says why not; a [`Misfit`] is told to the source as one.
     fn reserve(&self, offer: &Offer) -> Result<Box<dyn Arrival>, HostError>;
 }
 
@@ -195,8 +196,12 @@ impl Arrivals {
             return Err(TargetError::State { state });
         }
         let decoder = Decoder::new().map_err(TargetError::codec)?;
-        let arrival = self.landing.reserve(&offer).map_err(|source| TargetError::Refused { source })?;
-        let accepted = Accepted { blobs_missing: arrival.blobs_missing() };
+        let arrival = match self.landing.reserve(&offer).map_err(|error| error.downcast::<Misfit>()) {
+            Ok(arrival) => arrival,
+            Err(Ok(misfit)) => return Ok(reply(&Offered::Misfit(*misfit))),
+            Err(Err(source)) => return Err(TargetError::Refused { source }),
+        };
+        let accepted = Offered::Accepted(Accepted { blobs_missing: arrival.blobs_missing() });
         let arrays = offer.arrays.iter().map(|array| array.pages).collect();
         // `reserve` has done what the actions say, the reply is the rest.
         let ((state, _), blobs) = (Target::begin(), offer.blobs);
@@ -211,7 +216,7 @@ impl Arrivals {
             return Err(TargetError::State { state });
         }
         table.insert(offer.handover, Arc::new(Mutex::new(arriving)));
-        Ok(postcard::to_stdvec(&accepted).expect("a reply is always encodable"))
+        Ok(reply(&accepted))
     }
 
     fn with(
@@ -334,6 +339,10 @@ impl Arriving {
 
 fn parse<'a, T: serde::Deserialize<'a>>(header: &'a [u8]) -> Result<T, TargetError> {
     postcard::from_bytes(header).map_err(|source| TargetError::Header { source })
+}
+
+fn reply(offered: &Offered) -> Vec<u8> {
+    postcard::to_stdvec(offered).expect("a reply is always encodable")
 }
 
 /// What can be said about an offer without knowing the host.

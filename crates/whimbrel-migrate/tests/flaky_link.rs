@@ -213,6 +213,8 @@ fn offer(handover: u64) -> Offer {
         origin: None,
         blobs: vec![(kernel, KERNEL.len() as u64)],
         qemu_version: "7.2".into(),
+        disk_bytes: 0,
+        processor: String::new(),
         tunnel: None,
     }
 }

@@ -94,6 +94,8 @@ fn offer(arrivals: &Arrivals) -> bool {
         origin: None,
         blobs: vec![],
         qemu_version: "7.2.22".into(),
+        disk_bytes: 0,
+        processor: String::new(),
         tunnel: None,
     };
     let header = postcard::to_stdvec(&offer).expect("an offer");
