@@ -12,6 +12,8 @@ use whimbrel_capture::{
 
 const WIDTH: u32 = 900;
 const HEIGHT: u32 = 300;
+/// At least so many bars are drawn, if there are as many samples.
+const BARS: u32 = 50;
 const GREY: RGBColor = RGBColor(0xd8, 0xd8, 0xd8);
 /// One a number of rounds; further ones begin again.
 const COLOURS: [RGBColor; 4] = [
@@ -69,7 +71,9 @@ fn chart(
         at += took.as_secs_f64();
         (from, at, pages as f64 / took.as_secs_f64())
     };
-    let writes = trace.working_sets(window).into_iter().map(stretch).collect();
+    // Short traces are shown in finer stretches: one bar would say nothing.
+    let bar = window.min(trace.duration() / BARS).max(trace.head.every);
+    let writes = trace.working_sets(bar).into_iter().map(stretch).collect();
     let mut lines = vec![Vec::new(); rounds as usize];
     for start in simulation.starts() {
         let played = simulation.play(start, bandwidth, rounds, model);

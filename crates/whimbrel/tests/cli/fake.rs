@@ -27,6 +27,8 @@ use tokio::{
     sync::watch,
 };
 use whimbrel_api::{ApiError, ErrorCode, routes};
+use whimbrel_capture::trace::{Head, Sample, Trace};
+use whimbrel_core::PageRun;
 
 pub(crate) struct Daemon {
     _runtime: Runtime,
@@ -120,6 +122,8 @@ fn router(script: Arc<Script>) -> Router {
         .route(routes::MACHINE_SUSPEND, post(|| begin("suspend")))
         .route(routes::MACHINE_MIGRATE, post(|| begin("migrate")))
         .route(routes::MIGRATIONS, get(migrations))
+        .route(routes::MACHINE_WWS, post(|| async { Bytes::from(trace()) }))
+        .route(routes::EVACUATE, post(|| begin("evacuate")))
         .route(routes::MACHINE_CONSOLE, get(console))
         .route(routes::MACHINE_CONSOLE_LOG, get(|| async { "boot\n" }))
         .route(routes::RESUME, post(|| begin("resume")))
@@ -271,14 +275,25 @@ fn operation(number: u64, kind: &str, state: Value) -> Value {
     operation
 }
 
+/// Two seconds of a machine that writes ten pages again and again and ten others each time.
+fn trace() -> Vec<u8> {
+    let every = Duration::from_millis(50);
+    let head = Head { pages: 1024, present: 512, every, began_ms: 1 };
+    let sample = |k: u64| {
+        let dirty = vec![PageRun::new(0, 10), PageRun::new(20 + 10 * k, 10)];
+        Sample { took: every, dirty }
+    };
+    Trace { head, samples: (0..40u64).map(sample).collect() }.write()
+}
+
 /// Begins an operation whose kind its number tells.
 async fn begin(kind: &'static str) -> (StatusCode, Json<Value>) {
     let number = 10 + KINDS.iter().position(|known| *known == kind).unwrap() as u64;
     (StatusCode::ACCEPTED, Json(operation(number, kind, json!({"state": "running"}))))
 }
 
-const KINDS: [&str; 9] =
-    ["checkpoint", "suspend", "resume", "clone", "migrate", "gc", "verify", "export", "import"];
+const KINDS: [&str; 10] =
+    ["checkpoint", "suspend", "resume", "clone", "migrate", "gc", "verify", "export", "import", "evacuate"];
 
 async fn checkpoint(Path(name): Path<String>) -> (StatusCode, Json<Value>) {
     let number = match name.as_str() {
@@ -305,6 +320,16 @@ fn result(kind: &str) -> Value {
         }
         "verify" => json!({"kind": kind, "capsules": 2, "objects": 300, "bytes": 8192,
             "damaged": [{"place": "pack 3", "problem": "digest differs at 4096"}]}),
+        "evacuate" => {
+            let one = |name: &str, pages: u64, host: Value, outcome: Value| json!({"name": name, "memory": 1048576, "dirtied_pages": pages, "host": host, "outcome": outcome});
+            let error = ApiError::new(ErrorCode::Busy, "db is busy with a checkpoint");
+            let stopped = json!({"name": "old", "memory": 1048576, "outcome": {"kind": "left", "state": {"kind": "stopped"}}});
+            json!({"kind": kind, "empty": false, "dry_run": false, "machines": [
+                one("web", 12, "beta".into(), json!({"kind": "moved", "downtime_ms": 4.5, "total_ms": 2400.0})),
+                one("db", 34, "beta".into(), json!({"kind": "failed", "error": error})),
+                one("big", 5678, Value::Null, json!({"kind": "no_room", "reasons": ["beta: it needs 1 MiB of memory, 4 KiB are free"]})),
+                stopped]})
+        }
         "export" => json!({"kind": kind, "path": "/backup/web.capsule", "bytes": 8192}),
         _ => json!({"kind": kind, "capsule": id('b'), "added": 8192}),
     }

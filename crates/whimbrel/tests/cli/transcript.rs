@@ -20,6 +20,8 @@ const VERBS: &[&str] = &[
     "migrate web beta --downtime-max 30ms --rate-max 100Mbit",
     "report web",
     "report db",
+    "evacuate --to beta --parallel 2",
+    "wws web --window 1s --bandwidth 8Mbit,1Gbit --rounds 2",
     "ls",
     "log web",
     "show before",
