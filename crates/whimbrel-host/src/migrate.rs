@@ -80,7 +80,7 @@ impl Host {
         let mut turn = machine.begin("migrate", Some(reporter.id))?;
         let link = PeerLink::connect(self, &request.host)?;
         // Until the rounds begin and have their own limits.
-        link.limit(request.rate_min.or(request.rate_max));
+        link.limit(rates::first(request)?);
         self.tell_over(&request.host, &link);
         let moved = self.move_out(&mut turn, &link, request, reporter)?;
         let runs_there = self.confirm_and_retire(machine, turn, moved.handover, &request.host, &link)?;

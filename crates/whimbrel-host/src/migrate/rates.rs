@@ -3,7 +3,7 @@
 use crate::error::HostError;
 use std::time::Duration;
 use whimbrel_api::{MigrateMode, MigrateRequest};
-use whimbrel_capture::{Precopy, Rates};
+use whimbrel_capture::{Policy, Precopy, Rates, Verdict};
 use whimbrel_core::ByteSize;
 
 /// The pause that is aimed at unless the caller says otherwise.
@@ -24,6 +24,13 @@ pub(super) fn policy(request: &MigrateRequest, was_paused: bool) -> Result<Preco
         return Ok(Precopy::stopped(bytes(request.rate_max)));
     }
     Ok(Precopy::new(rates, downtime_max))
+}
+
+/// The limit of what goes before the first round.
+pub(super) fn first(request: &MigrateRequest) -> Result<Option<ByteSize>, HostError> {
+    match policy(request, false)?.decide(&[], u64::MAX) {
+        Verdict::Round { rate } | Verdict::Stop { rate, .. } => Ok(rate.map(ByteSize)),
+    }
 }
 
 fn rates(request: &MigrateRequest) -> Result<Rates, HostError> {
@@ -86,6 +93,8 @@ mod tests {
         let usual = Rates::Adaptive { min: 12_500_000, max: None, step: 6_250_000 };
         assert_eq!(rates(r#", "adaptive": true"#), usual);
         assert_eq!(rates(r#", "rate_min": 12500000"#), usual);
+        assert_eq!(first(&request(r#", "adaptive": true"#)).unwrap(), Some(ByteSize(12_500_000)));
+        assert_eq!(first(&request(r#", "rate_max": 2000000"#)).unwrap(), Some(ByteSize(2_000_000)));
         let slow = Rates::Adaptive { min: 2_000_000, max: Some(2_000_000), step: 1_000_000 };
         assert_eq!(rates(r#", "adaptive": true, "rate_max": 2000000, "rate_step": 1000000"#), slow);
     }

@@ -1,0 +1,179 @@
+//! Pages that are written all the time: sent once ahead, so that in the pause they are differences.
+
+use bytes::Bytes;
+use std::{
+    ops::ControlFlow,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use whimbrel_capture::{Follower, Ledger, Policy, RoundStats, Scan, StopReason, Subject, Verdict};
+use whimbrel_core::{Accel, ByteSize, MachineConfig, PAGE_SIZE, PageRun, PageSet};
+use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
+use whimbrel_migrate::{
+    Move,
+    link::{Answer, Link, LinkError},
+    migrate,
+    protocol::{self, Accepted, ArrayOffer, HandoverId, Offer, Offered},
+};
+
+const PAGES: u64 = 2048;
+const HOT: std::ops::Range<u64> = 700..900;
+
+/// Memory of random bytes; whoever looks finds eight bytes of every hot page changed.
+#[derive(Clone)]
+struct Guest(Arc<Mutex<(Vec<u8>, bool)>>);
+
+impl Guest {
+    fn new() -> Self {
+        let mut state = 1u64;
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 40) as u8
+        };
+        Self(Arc::new(Mutex::new(((0..PAGES as usize * PAGE_SIZE).map(|_| next()).collect(), true))))
+    }
+}
+
+impl PageArray for Guest {
+    fn name(&self) -> &str {
+        "memory"
+    }
+    fn page_count(&self) -> u64 {
+        PAGES
+    }
+    fn populated(&mut self) -> Result<PageSet, PageError> {
+        Ok(PageSet::full(PAGES))
+    }
+    fn take_dirty(&mut self) -> Result<PageSet, PageError> {
+        let (memory, running) = &mut *self.0.lock().unwrap();
+        let mut dirty = PageSet::empty(PAGES);
+        for page in HOT.filter(|_| *running) {
+            let at = page as usize * PAGE_SIZE + 64;
+            memory[at..at + 8].iter_mut().for_each(|byte| *byte = byte.wrapping_add(1));
+            dirty.insert(page);
+        }
+        Ok(dirty)
+    }
+    fn put_back(&mut self, _: &PageSet) {}
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+        out.copy_from_slice(&self.0.lock().unwrap().0[run.offset() as usize..][..run.bytes()]);
+        Ok(())
+    }
+}
+
+impl Machine for Guest {
+    fn pause(&mut self) -> Result<(), MachineError> {
+        self.0.lock().unwrap().1 = false;
+        Ok(())
+    }
+    fn unpause(&mut self) -> Result<(), MachineError> {
+        self.0.lock().unwrap().1 = true;
+        Ok(())
+    }
+    fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
+        Ok(vec![1])
+    }
+}
+
+/// Agrees to everything and counts.
+#[derive(Default)]
+struct Agreeable {
+    bytes: AtomicU64,
+    rates: Mutex<Vec<Option<u64>>>,
+}
+
+struct Now(Bytes);
+
+impl Answer for Now {
+    fn wait(self: Box<Self>) -> Result<Bytes, LinkError> {
+        Ok(self.0)
+    }
+}
+
+impl Link for Agreeable {
+    fn send(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError> {
+        self.bytes.fetch_add((header.len() + payload.len()) as u64, Ordering::Relaxed);
+        let accepted = postcard::to_stdvec(&Offered::Accepted(Accepted { blobs_missing: vec![] })).unwrap();
+        Ok(Box::new(Now(if kind == protocol::OFFER { accepted.into() } else { Bytes::new() })))
+    }
+    fn limit_rate(&self, rate: Option<u64>) {
+        self.rates.lock().unwrap().push(rate);
+    }
+    fn bytes_sent(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// Three rounds, with a look before every cluster.
+struct Three;
+
+impl Policy for Three {
+    fn decide(&self, history: &[RoundStats], _: u64) -> Verdict {
+        match history.len() {
+            0..3 => Verdict::Round { rate: Some(10_000_000) },
+            _ => Verdict::Stop { rate: Some(50_000_000), why: StopReason::RoundsOver },
+        }
+    }
+    fn downtime(&self, _: &[RoundStats], _: u64) -> Option<Duration> {
+        None
+    }
+    fn scan(&self) -> Scan {
+        Scan::HotWait { look_every: Duration::ZERO }
+    }
+}
+
+fn offer() -> Offer {
+    let config = MachineConfig {
+        memory: ByteSize(PAGES * PAGE_SIZE as u64),
+        cpus: 1,
+        machine: "q35".into(),
+        cpu: "max".into(),
+        accel: Accel::Tcg,
+        disks: vec![],
+        nics: vec![],
+        boot: None,
+    };
+    Offer {
+        handover: HandoverId([7; 16]),
+        name: "guest".parse().unwrap(),
+        config,
+        arrays: vec![ArrayOffer { name: "memory".into(), pages: PAGES }],
+        vmgenid: "none".into(),
+        origin: None,
+        blobs: vec![],
+        qemu_version: "7.2".into(),
+        disk_bytes: 0,
+        processor: String::new(),
+        tunnel: None,
+    }
+}
+
+#[test]
+fn a_page_that_is_always_hot_travels_once_whole_and_in_the_pause_as_a_difference() {
+    let (guest, link) = (Guest::new(), Agreeable::default());
+    let mut ledger = Ledger::new(Box::new(guest.clone()));
+    let mut machine = guest.clone();
+    let ledgers = std::slice::from_mut(&mut ledger);
+    let done = migrate(Move {
+        subject: &mut Subject { machine: &mut machine, ledgers, follower: Follower::Migration },
+        link: &link,
+        offer: &offer(),
+        blob: &|_| Ok(vec![]),
+        ports: &Vec::new,
+        record_handover: &mut || Ok(()),
+        policy: &Three,
+        observe: &mut |_| ControlFlow::Continue(()),
+    })
+    .unwrap();
+    let hot = HOT.end - HOT.start;
+    let pages: Vec<(u64, u64)> = done.rounds.iter().map(|round| (round.pages, round.skipped)).collect();
+    assert_eq!(pages, [(PAGES, 0), (0, hot), (0, hot), (hot, 0)], "hot pages wait once they were sent");
+    let in_the_pause = done.rounds[3].bytes;
+    println!("{in_the_pause} bytes in the pause");
+    assert!(in_the_pause < 20_000, "{in_the_pause} bytes for {hot} pages of which eight bytes changed");
+    let (round, last) = (Some(10_000_000), Some(50_000_000));
+    assert_eq!(*link.rates.lock().unwrap(), [round, round, round, last]);
+}
