@@ -90,7 +90,7 @@ fn check_fit(host: &Host, offer: &Offer) -> Result<(), Cause> {
         |path: &Path| rustix::fs::statvfs(path).map(|stat| stat.f_bavail.saturating_mul(stat.f_frsize));
     // One that stays on its home network needs no bridge here.
     let bridges = offer.config.nics.iter().filter_map(|nic| nic.bridge.clone());
-    let missing = |bridge: &String| !Path::new("/sys/class/net").join(bridge).exists();
+    let missing = |bridge: &String| !has_interface(bridge);
     let away = offer.tunnel.as_ref().is_some_and(|tunnel| tunnel.home != host.name);
     let here = Here {
         name_taken: host.check_free(&offer.name, false).is_err(),
@@ -103,6 +103,15 @@ fn check_fit(host: &Host, offer: &Offer) -> Result<(), Cause> {
         bridge_missing: bridges.into_iter().find(missing).filter(|_| !away),
     };
     Ok(fit::check(offer, &here)?)
+}
+
+/// Whether this host has a network interface of this name. A socket is asked and not `/sys`, which may show the interfaces
+/// of another network namespace than this process is in.
+fn has_interface(name: &str) -> bool {
+    use rustix::net::{AddressFamily, SocketType, netdevice, socket};
+    let asked = socket(AddressFamily::INET, SocketType::DGRAM, None);
+    // Where nobody can be asked, plugging the port in will tell.
+    asked.map_or(true, |socket| netdevice::name_to_index(&socket, name).is_ok())
 }
 
 /// Room that the disks of a machine take: what it has written, and what lies under that.
