@@ -27,7 +27,7 @@ const BASES_RATE: u64 = 25_000_000;
 /// Seconds that the rest must take at least for it to pay: a sketch of a disk takes about one.
 const BASES_SECONDS: u64 = 2;
 /// Time after which a link is known.
-const BASES_AFTER: Duration = Duration::from_millis(500);
+const KNOWN_AFTER: Duration = Duration::from_millis(500);
 
 struct Flight {
     ask: Ask,
@@ -170,7 +170,9 @@ impl<'a> Driver<'a> {
 
     fn send(&mut self, ask: Ask) -> Result<(), SyncError> {
         let (ticket, peer) = (ask.ticket, ask.peer);
-        let rate = self.sources.meter(peer).rate();
+        // The first answers say little of a link: a busy holder looks like a slow line.
+        let known = self.urgent || self.begun.elapsed() > KNOWN_AFTER;
+        let rate = self.sources.meter(peer).rate().filter(|_| known);
         let bases = if self.looks_into_bases(&ask, rate) { self.base_images.clone() } else { Vec::new() };
         let request = request(&ask, rate, &bases).map_err(|source| SyncError::Request { source })?;
         let bytes = (HEAD_SIZE + request.header.len() + request.payload.len()) as u64;
@@ -204,9 +206,7 @@ impl<'a> Driver<'a> {
             Some(Item::Object(..) | Item::Piece { .. }) | None
         );
         let long = |rate: u64| rate < BASES_RATE && self.walk.plan.bytes_left() > rate * BASES_SECONDS;
-        // The first answers say little of a link.
-        let known = self.begun.elapsed() > BASES_AFTER;
-        pages && known && !self.urgent && rate.is_some_and(long)
+        pages && !self.urgent && rate.is_some_and(long)
     }
 
     fn failed(&mut self, ticket: u64, peer: usize, link: Option<&Arc<dyn Link>>, error: &LinkError) {

@@ -109,7 +109,7 @@ pub fn level(rate: Option<u64>, cores: usize, content: Content) -> i8 {
         Content::Plain => plain,
         Content::Delta => delta,
     };
-    // Before the link is known: what a DSL line needs costs a fast one a few milliseconds.
+    // Before the link is known: on a slow one that is an answer or two, on a fast one perhaps all there is.
     let Some(rate) = rate else { return table[4].1 };
     let shared = rate / cores.max(1) as u64;
     // Against older pages a level below 1 misses most of what did not change.
