@@ -22,7 +22,7 @@ const SENT: RGBColor = RGBColor(52, 89, 149);
 const DIRTIED: RGBColor = RGBColor(168, 200, 236);
 const STOPPED: RGBColor = RGBColor(196, 69, 54);
 /// Labels closer than this would lie over each other.
-const LABEL_WIDTH: i32 = 40;
+const LABEL_WIDTH: i32 = 48;
 
 type Failed<B> = DrawingAreaErrorKind<<B as DrawingBackend>::ErrorType>;
 
@@ -37,7 +37,7 @@ pub(crate) fn draw(record: &MigrationRecord) -> Result<String, String> {
 
 fn paint<B: DrawingBackend>(area: &DrawingArea<B, Shift>, record: &MigrationRecord) -> Result<(), Failed<B>> {
     area.fill(&WHITE)?;
-    area.draw(&Text::new(headline(record), (FRAME.0, 14), style(17, HPos::Left)))?;
+    area.draw(&Text::new(headline(record), (FRAME.0, 14), style(21, HPos::Left)))?;
     let bars = bars(record);
     let top = highest(&bars);
     bars.iter().try_for_each(|bar| paint_bar(area, bar, top))?;
@@ -55,7 +55,7 @@ fn paint_bar<B: DrawingBackend>(area: &DrawingArea<B, Shift>, bar: &Bar, top: f6
     area.draw(&Rectangle::new(column(bar.rate, left + inset, right - inset), sent.filled()))?;
     if right - left >= LABEL_WIDTH || (bar.stopped && bar.rate > 0.0) {
         let at = ((left + right) / 2, height(bar.rate.max(bar.dirty_rate), top) - 14);
-        area.draw(&Text::new(bar.label.clone(), at, style(12, HPos::Center)))?;
+        area.draw(&Text::new(bar.label.clone(), at, style(15, HPos::Center)))?;
     }
     Ok(())
 }
@@ -70,7 +70,7 @@ fn paint_axes<B: DrawingBackend>(
         let rate = top * f64::from(part) / 4.0;
         let y = height(rate, top);
         area.draw(&PathElement::new(vec![(FRAME.0 - 5, y), (FRAME.0, y)], BLACK))?;
-        area.draw(&Text::new(spoken(rate), (FRAME.0 - 8, y - 6), style(12, HPos::Right)))?;
+        area.draw(&Text::new(spoken(rate), (FRAME.0 - 8, y - 6), style(15, HPos::Right)))?;
     }
     let mut free_from = 0;
     let edges = bars.iter().map(|bar| (bar.across.0, bar.time.0));
@@ -78,12 +78,12 @@ fn paint_axes<B: DrawingBackend>(
         let x = across(part);
         area.draw(&PathElement::new(vec![(x, FRAME.3), (x, FRAME.3 + 5)], BLACK))?;
         if x >= free_from {
-            area.draw(&Text::new(format!("{time:.2}"), (x, FRAME.3 + 9), style(12, HPos::Center)))?;
+            area.draw(&Text::new(format!("{time:.2}"), (x, FRAME.3 + 9), style(15, HPos::Center)))?;
             free_from = x + LABEL_WIDTH;
         }
     }
     let title = "seconds since the copying began (long rounds are narrowed)";
-    area.draw(&Text::new(title, ((FRAME.0 + FRAME.2) / 2, FRAME.3 + 34), style(13, HPos::Center)))
+    area.draw(&Text::new(title, ((FRAME.0 + FRAME.2) / 2, FRAME.3 + 34), style(16, HPos::Center)))
 }
 
 fn paint_legend<B: DrawingBackend>(area: &DrawingArea<B, Shift>) -> Result<(), Failed<B>> {
@@ -95,7 +95,7 @@ fn paint_legend<B: DrawingBackend>(area: &DrawingArea<B, Shift>) -> Result<(), F
     for (at, (color, text)) in (0..).zip(entries) {
         let x = FRAME.0 + at * 220;
         area.draw(&Rectangle::new([(x, 38), (x + 12, 50)], color.filled()))?;
-        area.draw(&Text::new(text, (x + 18, 38), style(12, HPos::Left)))?;
+        area.draw(&Text::new(text, (x + 18, 38), style(15, HPos::Left)))?;
     }
     Ok(())
 }
