@@ -227,11 +227,11 @@ impl HostProcess {
         command.output().expect("the whimbrel binary")
     }
 
-    /// Starts a command and does not wait for its end.
+    /// Starts a command and does not wait for its end. What it says on standard error is seen with the test's.
     pub fn start_command(&self, arguments: &[&str]) -> Child {
         let mut command = Command::new(binary());
         command.arg("--socket").arg(&self.socket).args(arguments);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::null());
         command.spawn().expect("the whimbrel binary")
     }
 

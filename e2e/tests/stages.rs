@@ -3,7 +3,10 @@
 //!
 //! The target is held at the stage while the thing is broken, so nothing here depends on how quick anything is.
 
-use nix::sys::signal::Signal;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console};
 use whimbrel_testkit::guest::{Identity, Verdict, assert_same_life};
 
@@ -182,4 +185,71 @@ fn a_pause_of_the_user_outlasts_the_daemon_and_one_of_an_operation_does_not() {
         cluster.host_mut("alpha").start_daemon();
         assert_eq!(cluster.host("alpha").machines(), [("still".to_owned(), state.to_owned())]);
     }
+}
+
+#[test]
+fn a_migration_can_be_cancelled_at_any_moment_and_leaves_one_copy() {
+    let mut scene = Scene::new();
+    for stage in ["offer", "pages", "last", "ready", "commit"] {
+        let (home, away) = (scene.home, scene.away);
+        scene.target().hold_at(stage);
+        // Slow enough that it is still copying when the cancel comes, if it was copying.
+        let rate = if ["offer", "pages"].contains(&stage) { "2M" } else { "1G" };
+        let mut command = scene.source().start_command(&["migrate", "web", away, "--rate-max", rate]);
+        scene.target().wait_held(stage);
+        kill(Pid::from_raw(command.id().cast_signed()), Signal::SIGINT).expect("a command to cancel");
+        scene.target().release(stage);
+        let code = command.wait().expect("the command ends").code();
+        match stage {
+            "offer" | "pages" => {
+                assert_eq!(code, Some(130), "at {stage}");
+                scene.check(home);
+            }
+            // The last pages are on their way: it is cancelled, or over.
+            "last" | "ready" => scene.check(if code == Some(0) { away } else { home }),
+            _ => scene.check(away),
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_moved_is_refused_with_a_reason_and_stays() {
+    let mut scene = Scene::new();
+    let (alpha, beta) = (scene.source(), scene.target());
+    let refused = |machine: &str, to: &str, code: i32, words: &[&str]| {
+        let refusal = alpha.refuse(&["migrate", machine, to]);
+        assert_eq!(refusal.code, code, "{refusal:?}");
+        for word in words {
+            assert!(refusal.text.contains(word), "no {word:?} in {refusal:?}");
+        }
+    };
+    refused("web", "alpha", 2, &["web is on alpha already"]);
+    refused("web", "nowhere", 5, &["hint:"]);
+
+    beta.hold_at("pages");
+    let mut first = alpha.start_command(&["migrate", "web", "beta"]);
+    beta.wait_held("pages");
+    refused("web", "beta", 4, &["busy with a migrate", "hint:"]);
+    beta.release("pages");
+    assert!(first.wait().expect("the command ends").success());
+    scene.check("beta");
+
+    let (alpha, beta) = (scene.cluster.host("alpha"), scene.cluster.host("beta"));
+    Guest { address: None, memory_mib: 64, buffer_mib: 1, ..Guest::small("twin") }.run(&scene.cluster, alpha);
+    Guest { address: None, memory_mib: 64, buffer_mib: 1, ..Guest::small("twin") }.run(&scene.cluster, beta);
+    let refusal = alpha.refuse(&["migrate", "twin", "beta"]);
+    assert!(refusal.text.contains("the target has a machine twin already"), "{refusal:?}");
+    assert!(refusal.text.contains("hint:"), "{refusal:?}");
+
+    // No room for guest memory: something else fills the tmpfs of the slots.
+    beta.run(&["stop", "twin", "--kill"]);
+    beta.run(&["forget", "twin"]);
+    let slots = beta.slot("web");
+    let slots = slots.parent().and_then(std::path::Path::to_str).expect("a directory of slots");
+    beta.exec("mount", &["-t", "tmpfs", "-o", "size=32m", "tmpfs", slots]);
+    let refusal = alpha.refuse(&["migrate", "twin", "beta"]);
+    assert!(refusal.text.contains("the machine needs 64 MiB of memory"), "{refusal:?}");
+    assert!(refusal.text.contains("hint:"), "{refusal:?}");
+    beta.exec("umount", &[slots]);
+    alpha.run(&["migrate", "twin", "beta"]);
 }
