@@ -6,14 +6,14 @@ use super::plan::Room;
 use crate::{error::HostError, host::Host, machine::Machine};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 use whimbrel_api::MachineState;
 use whimbrel_core::{HostName, MachineName, PAGE_SIZE};
 use whimbrel_sync::{WireLink, call};
 use whimbrel_wire::{Call, range};
 
-/// Most machines in one question.
-const MACHINES_MAX: usize = 4096;
+/// Most machines in one question: all of them refused, each with a reason, still fit into the header of the answer.
+const MACHINES_MAX: usize = 256;
 
 /// What room is there, and for which of these machines?
 pub(crate) struct AskRoom;
@@ -79,12 +79,19 @@ impl Host {
     pub(super) fn ask_room(
         self: &Arc<Self>,
         host: &HostName,
-        machines: &Vec<MayCome>,
+        machines: &[MayCome],
     ) -> Result<Room, HostError> {
         let link = WireLink(self.neighbour(host)?);
-        let answer = call::<AskRoom>(&link, machines, Bytes::new());
-        let (said, _) = answer.map_err(|error| crate::transfer::sync_error(host, error))?;
-        Ok(Room { memory: said.memory, disk: said.disk, refused: said.refused.into_iter().collect() })
+        let mut room = Room { memory: 0, disk: 0, refused: BTreeMap::new() };
+        // Asked for nobody, it still tells what is free.
+        let questions = machines.chunks(MACHINES_MAX).map(<[MayCome]>::to_vec);
+        for question in questions.chain(machines.is_empty().then(Vec::new)) {
+            let answer = call::<AskRoom>(&link, &question, Bytes::new());
+            let (said, _) = answer.map_err(|error| crate::transfer::sync_error(host, error))?;
+            (room.memory, room.disk) = (said.memory, said.disk);
+            room.refused.extend(said.refused);
+        }
+        Ok(room)
     }
 }
 
@@ -103,4 +110,22 @@ fn promised_bytes(machine: &Machine) -> u64 {
 fn free_bytes(path: &std::path::Path) -> Result<u64, HostError> {
     let stat = rustix::fs::statvfs(path).map_err(|source| HostError::io("look at", path, source.into()))?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_question_and_its_longest_answer_fit_into_headers() {
+        let name: MachineName = "m".repeat(63).parse().unwrap();
+        let machine = "pc-q35-".repeat(6);
+        let ask = vec![MayCome { name: name.clone(), machine }; MACHINES_MAX];
+        let refused =
+            vec![(name, "the name is taken, or QEMU does not know its machine type".repeat(2)); MACHINES_MAX];
+        let answer = HasRoom { memory: u64::MAX, disk: u64::MAX, refused };
+        let header_max = 64 << 10;
+        assert!(postcard::to_stdvec(&ask).unwrap().len() < header_max);
+        assert!(postcard::to_stdvec(&answer).unwrap().len() < header_max);
+    }
 }
