@@ -18,7 +18,12 @@ use std::{
     time::Duration,
 };
 use whimbrel_core::HostName;
-use whimbrel_migrate::{abort, link::Link, protocol::HandoverId};
+use whimbrel_migrate::{
+    abort,
+    handover::{Source, SourceRecord},
+    link::Link,
+    protocol::HandoverId,
+};
 
 const FORMAT: u32 = 1;
 /// Pauses between attempts to reach targets that have not heard: the first and the longest.
@@ -47,6 +52,15 @@ enum Stand {
     GivenUp,
 }
 
+impl Stand {
+    fn of(state: Source) -> Self {
+        match state {
+            Source::Copying | Source::Stopped | Source::Committed => Self::UnderWay,
+            Source::Aborted | Source::Done => Self::GivenUp,
+        }
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct Kept {
     format: u32,
@@ -68,8 +82,10 @@ impl Handovers {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(HostError::io("read", &path, error)),
         };
-        let given_up = |one: KeptOne| Begun { handover: one.handover, to: one.to, stand: Stand::GivenUp };
-        let begun = Mutex::new(kept.into_iter().map(given_up).collect());
+        // Whether the machine is still here or has left with a later one makes no difference to these.
+        let stand = Stand::of(Source::recovered(SourceRecord::Ours).0);
+        let found = |one: KeptOne| Begun { handover: one.handover, to: one.to, stand };
+        let begun = Mutex::new(kept.into_iter().map(found).collect());
         Ok(Self { path, begun, telling: AtomicBool::new(false) })
     }
 
@@ -82,7 +98,7 @@ impl Handovers {
 
     /// The machine's record says that this one was committed: it is not to be given up.
     pub(crate) fn is_committed(&self, handover: HandoverId) {
-        self.set(handover, Stand::UnderWay);
+        self.set(handover, Stand::of(Source::recovered(SourceRecord::HandedOver).0));
     }
 
     /// The machine stays here.
