@@ -5,7 +5,8 @@
 //! connections (a [`Link`] is brought), where objects are kept (a [`Shelf`]), whom to trust ([`Access`]).
 //!
 //! Invariants: nothing that a peer sent is kept or handed on before its digest was compared; every length is bounded before
-//! it is allocated, decompression included; the server keeps nothing between two calls. Calls block; threads are plain.
+//! it is allocated, decompression included; the server keeps nothing between two calls
+//! that an answer depends on. Calls block; threads are plain.
 
 mod base_images;
 mod driver;
