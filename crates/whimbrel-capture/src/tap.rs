@@ -199,7 +199,9 @@ mod tests {
                 return Err(PageError::new("memory", "scan", "on purpose"));
             }
             let mut set = PageSet::empty(PAGES);
-            state.0.drain(..).for_each(|page| drop(set.insert(page)));
+            state.0.drain(..).for_each(|page| {
+                set.insert(page);
+            });
             Ok(set)
         }
 
@@ -243,7 +245,9 @@ mod tests {
                 match step {
                     Step::Write(page) => {
                         array.write(page);
-                        expected.iter_mut().for_each(|set| drop(set.insert(page)));
+                        expected.iter_mut().for_each(|set| {
+                set.insert(page);
+            });
                     }
                     Step::Fail(fails) => {
                         failing = fails;

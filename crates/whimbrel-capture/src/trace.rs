@@ -278,7 +278,9 @@ mod tests {
         let every = Duration::from_millis(50);
         let samples = sets.iter().map(|(micros, dirty)| {
             let mut set = PageSet::empty(pages);
-            dirty.iter().for_each(|page| drop(set.insert(page % pages)));
+            dirty.iter().for_each(|page| {
+                set.insert(page % pages);
+            });
             Sample { took: Duration::from_micros((*micros).max(1).into()), dirty: set.runs().collect() }
         });
         Trace { head: Head { pages, present: pages / 2, every, began_ms: 7 }, samples: samples.collect() }
