@@ -1,7 +1,7 @@
 //! Copies capsules between stores by tree: what both sides have never travels.
 //!
 //! [`protocol`] has the messages, [`Server`] answers them out of a store, [`Sources`] is the list of holders that are asked,
-//! nearest first, [`Remote`] fetches what a running machine needs at once, [`pull`] copies a whole capsule. What is not here:
+//! nearest first, [`Remote`] fetches what a running machine needs at once, [`pull()`] copies a whole capsule. What is not here:
 //! connections (a [`Link`] is brought), where objects are kept (a [`Shelf`]), whom to trust ([`Access`]).
 //!
 //! Invariants: nothing that a peer sent is kept or handed on before its digest was compared; every length is bounded before

@@ -9,7 +9,7 @@ use std::{collections::VecDeque, time::Duration};
 
 /// Bytes after which a batch takes no further frame.
 const BATCH: usize = 64 << 10;
-/// Bytes of the longest batch: one frame more than [`BATCH`].
+/// Bytes of the longest batch: one frame more than the usual batch.
 pub const BATCH_MAX: usize = BATCH + HEAD + FRAME_MAX;
 /// Bytes in front of a frame.
 const HEAD: usize = 5;
