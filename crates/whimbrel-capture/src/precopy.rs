@@ -131,8 +131,13 @@ impl Policy for Precopy {
         Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
     }
 
+    /// Without a limit pages go in their order: a scan that skips about cost a quarter more bytes on a fast link, and a hot
+    /// page that travels once too often is soon gone there. With one, hot pages wait.
     fn scan(&self) -> Scan {
-        Scan::HotWait { look_every: LOOK_EVERY }
+        match self.rates {
+            Rates::Full { .. } => Scan::Ascending,
+            Rates::Adaptive { .. } => Scan::HotWait { look_every: LOOK_EVERY },
+        }
     }
 }
 
