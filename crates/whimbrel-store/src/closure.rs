@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{
     Manifest, Node, NodeError,
-    tree::{Nodes, Visit, height, walk},
+    tree::{Nodes, Visit, height, span, walk},
 };
 
 /// Most capsules beside which a later one is looked at.
@@ -38,7 +38,8 @@ pub(crate) fn check_later(store: &Store, id: &CapsuleId) -> Result<()> {
         let same = wholes.iter().filter_map(|whole| whole.image(&image.name));
         let roots = same.filter(|old| old.pages == image.pages).filter_map(|old| old.root);
         let beside: Vec<Digest> = roots.collect();
-        check_beside(store, &root, height(image.pages) - 1, &beside).map_err(not_whole)?;
+        let place = Place { level: height(image.pages) - 1, start: 0, pages: image.pages };
+        check_beside(store, &root, place, &beside).map_err(not_whole)?;
     }
     Ok(())
 }
@@ -57,7 +58,17 @@ fn whole_relatives(store: &Store, id: &CapsuleId, manifest: &Manifest) -> Result
     Ok(wholes)
 }
 
-fn check_beside(store: &Store, digest: &Digest, level: u8, beside: &[Digest]) -> Result<()> {
+/// Where a node stands in an image of so many pages.
+#[derive(Clone, Copy)]
+struct Place {
+    level: u8,
+    /// The first page under it.
+    start: u64,
+    pages: u64,
+}
+
+fn check_beside(store: &Store, digest: &Digest, place: Place, beside: &[Digest]) -> Result<()> {
+    let Place { level, start, pages } = place;
     if beside.contains(digest) {
         return Ok(());
     }
@@ -71,10 +82,14 @@ fn check_beside(store: &Store, digest: &Digest, level: u8, beside: &[Digest]) ->
     let old: Vec<std::sync::Arc<Node>> = old.collect();
     for (slot, child) in new.children() {
         let below: Vec<Digest> = old.iter().filter_map(|old| old.child(slot)).collect();
+        let page = start.saturating_add((slot as u64).saturating_mul(span(level)));
+        if page >= pages {
+            return Err(NodeError::PastEnd { page, pages }.into());
+        }
         match level {
             _ if below.contains(&child) => {}
             0 => check_object(store, &child)?,
-            _ => check_beside(store, &child, level - 1, &below)?,
+            _ => check_beside(store, &child, Place { level: level - 1, start: page, pages }, &below)?,
         }
     }
     Ok(())

@@ -25,7 +25,7 @@ use crate::{
     files::{LockMode, Patience},
     index::Place,
     layout::{PACKS, PackId, TEMP},
-    lease::{Condemned, Lease, Living, Purpose, gate, living},
+    lease::{Condemned, Lease, Living, Pinned, Purpose, gate, living},
     mark::Mark,
     store::Store,
 };
@@ -33,7 +33,7 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::mpsc::sync_channel,
 };
-use whimbrel_core::ByteSize;
+use whimbrel_core::{ByteSize, CapsuleId};
 use whimbrel_image::frame::{Frame, Kind};
 
 const GC_LOCK: &str = "gc.lock";
@@ -194,7 +194,10 @@ impl Store {
         if sessions.ids.len() == 1 {
             remove_leftovers(self)?;
         }
-        for id in self.partials()?.iter().filter(|id| !mark.capsules.contains(id)) {
+        // A machine may live from a capsule that no ref names any more: what it lacks is still elsewhere.
+        let held =
+            |id: &CapsuleId| mark.capsules.contains(id) || sessions.pins.contains(&Pinned::Object(id.0));
+        for id in self.partials()?.iter().filter(|id| !held(id)) {
             inner.latching(self.unmark_partial(id))?;
         }
         let removed =

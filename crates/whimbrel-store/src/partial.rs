@@ -46,6 +46,12 @@ impl Store {
         }
     }
 
+    /// Whether a ref names a capsule that is whole: known without looking at it, for a ref names only whole capsules and
+    /// partial ones. Of one without a ref, parts may be collected already.
+    pub fn is_named_whole(&self, id: &CapsuleId) -> Result<bool> {
+        Ok(!self.is_partial(id)? && self.list_refs()?.values().any(|named| named == id))
+    }
+
     /// Whether objects of the capsule may be missing here.
     pub fn is_partial(&self, id: &CapsuleId) -> Result<bool> {
         match self.inner.files.open(&path(id)) {

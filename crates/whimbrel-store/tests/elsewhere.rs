@@ -227,3 +227,36 @@ fn what_no_ref_of_a_partial_capsule_keeps_is_collected() {
         .sum();
     assert_eq!(left, 0);
 }
+
+#[test]
+fn a_machine_that_lives_from_a_partial_capsule_keeps_it_partial_when_its_ref_moves_on() {
+    let pair = pair();
+    let (id, image, model) = capsule(&pair, &some_writes());
+    read(&image, PageRun::new(0, 10)).unwrap();
+    let pin = pair.here.pin(&id).unwrap();
+    pair.here.delete_ref(&name("m"), whimbrel_store::Expected::Anything).unwrap();
+    pair.here.gc(Keep::Referenced).unwrap();
+    pair.here.gc(Keep::Referenced).unwrap();
+    assert!(pair.here.is_partial(&id).unwrap(), "who reads it next must know where the rest lies");
+    assert_eq!(read(&image, PageRun::new(0, 60)).unwrap(), wanted(&model, PageRun::new(0, 60)));
+    drop(pin);
+    pair.here.gc(Keep::Referenced).unwrap();
+    assert!(pair.here.partials().unwrap().is_empty());
+}
+
+#[test]
+fn a_tree_that_reaches_past_its_image_never_becomes_a_whole_capsule() {
+    let pair = pair();
+    let writes = some_writes();
+    let id = commit(&pair.there.writer().unwrap(), &pair.there, None, PAGES, &writes, &[name("m")], 1);
+    let mut manifest = pair.there.manifest(&id.unwrap()).unwrap();
+    manifest.images[0].pages = 2000;
+    let bytes = manifest.encode().unwrap();
+    let liar = CapsuleId(whimbrel_core::Digest::of(&bytes));
+    pair.here.shadow_writer().keep(Kind::Manifest, &[&bytes]).unwrap();
+    pair.here.adopt_partial(&liar, &[name("liar")]).unwrap();
+    // All of it is here: as an image of the right length.
+    let root = manifest.images[0].root;
+    pair.here.image(root, PAGES).or_elsewhere(None).fetch(&PageSet::full(PAGES)).unwrap();
+    assert!(pair.here.complete(&liar).is_err());
+}

@@ -52,7 +52,7 @@ impl Shelf for Store {
     }
 
     fn is_whole(&self, capsule: &CapsuleId) -> bool {
-        self.manifest(capsule).is_ok() && self.is_partial(capsule).is_ok_and(|partial| !partial)
+        self.is_named_whole(capsule).unwrap_or(false)
     }
 }
 
