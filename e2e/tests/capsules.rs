@@ -214,3 +214,26 @@ fn a_receiver_that_runs_out_of_disk_says_so_and_goes_on_when_there_is_room() {
     check(&cluster, &born);
     assert_eq!(state(cluster.host("alpha"), "web"), "given");
 }
+
+#[test]
+fn a_namesake_elsewhere_never_takes_the_name_of_a_machine_that_lives_here() {
+    let cluster = Cluster::start(&["alpha", "beta"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    for (host, address) in [(alpha, "10.77.0.20"), (beta, "10.77.0.21")] {
+        Guest { address: Some(address.into()), ..Guest::small("web") }.run(&cluster, host);
+        host.run(&["suspend", "web"]);
+    }
+    let newest = |host: &whimbrel_e2e::HostProcess| host.json(&["show", "web"])["id"].clone();
+    let (at_alpha, at_beta) = (newest(alpha), newest(beta));
+    assert_ne!(at_alpha, at_beta);
+
+    beta.refuse(&["pull", "alpha:web"]);
+    beta.refuse(&["resume", "alpha:web"]);
+    alpha.refuse(&["push", "web", "beta"]);
+    assert_eq!((newest(alpha), newest(beta)), (at_alpha.clone(), at_beta), "nothing was renamed");
+    assert_eq!((state(alpha, "web"), state(beta, "web")), ("suspended".to_owned(), "suspended".to_owned()));
+    let pulled = result(beta, &["pull", "alpha:web", "--tag", "theirs"]);
+    assert_eq!((&pulled["capsule"], &pulled["whole"]), (&at_alpha, &true.into()), "{pulled}");
+    beta.run(&["gc"]);
+    beta.run(&["resume", "web", "--full"]);
+}

@@ -160,6 +160,10 @@ impl Host {
 
     /// Tells the hosts that are connected what this one holds.
     fn announce(&self) {
+        let connections = self.neighbours.all();
+        if connections.is_empty() {
+            return;
+        }
         let Ok(capsules) = self.store.capsules() else { return };
         let partial = self.store.partials().unwrap_or_default();
         let mut held = Vec::new();
@@ -170,8 +174,9 @@ impl Host {
             held.extend(roots.map(|digest| Holding { digest, whole }));
         }
         for message in announcements(&held) {
-            for connection in self.neighbours.all() {
-                let _ = call::<Announce>(&WireLink(connection), &message, Bytes::new());
+            for connection in &connections {
+                // Who does not hear it now hears the next one.
+                let _ = call::<Announce>(&WireLink(connection.clone()), &message, Bytes::new());
             }
         }
     }

@@ -31,8 +31,12 @@ impl Host {
         }
     }
 
+    /// If that cannot be told it is taken for partial: asking elsewhere costs little, a page that is missed a machine.
     pub(crate) fn is_partial(&self, capsule: &CapsuleId) -> bool {
-        self.store.is_partial(capsule).unwrap_or(false)
+        self.store.is_partial(capsule).unwrap_or_else(|error| {
+            tracing::warn!(%capsule, error = &error as &dyn std::error::Error, "not known to be whole");
+            true
+        })
     }
 
     /// The root of the same image in the nearest ancestor that has it here.

@@ -127,7 +127,14 @@ impl Host {
             let begun = Instant::now();
             reporter.progress("looking for it", Unit::Items, 0, None);
             let found = host.locate(request.host.as_ref(), &request.capsule)?;
-            let names: Vec<RefName> = request.tag.into_iter().chain(found.name.clone()).take(1).collect();
+            let name = request.tag.or(found.name.clone()).or_else(|| nameless("pulled", &found.capsule));
+            let names: Vec<RefName> = name.into_iter().collect();
+            if let Some(taken) = names.iter().find(|name| !host.may_point(name, &found.capsule)) {
+                return Err(HostError::invalid(format!(
+                    "{} is a machine of this host: say with --tag what the capsule is to be called here",
+                    refs::known_as(taken)
+                )));
+            }
             let sources = host.source(&found.host);
             let before = sources.bytes();
             host.describe(&sources, &found.host, &found.capsule, &names)?;
@@ -199,12 +206,25 @@ impl Host {
         let rest = manifest.blobs().filter(|blob| !manifest.device.contains(blob));
         blobs.extend(rest.map(|digest| ObjectWant { digest, similar: None }));
         fetch(Kind::Blob, blobs)?;
+        let names: Vec<RefName> =
+            names.iter().filter(|name| self.may_point(name, capsule)).cloned().collect();
         let named = match was_whole {
             true => names.iter().try_for_each(|name| self.store.set_ref(name, capsule, Expected::Anything)),
-            false => self.store.adopt_partial(capsule, names),
+            false => self.store.adopt_partial(capsule, &names),
         };
         named.map_err(refs::store_error("name the capsule"))?;
         Ok(manifest)
+    }
+
+    /// Whether a capsule from elsewhere may have this name here. The name of a machine's newest capsule is that machine's
+    /// while it lives here: moved to an older version, or to that of a namesake, what it named could be collected.
+    fn may_point(&self, name: &RefName, capsule: &CapsuleId) -> bool {
+        let machine = refs::machine_named(name).and_then(|name| self.machine(&name).ok());
+        let lives_here = |machine: Arc<crate::machine::Machine>| {
+            !matches!(machine.info().state, whimbrel_api::MachineState::Given { .. })
+        };
+        let same = || self.store.get_ref(name).is_ok_and(|now| now == Some(*capsule));
+        !machine.is_some_and(lives_here) || same()
     }
 
     /// Fetches all of a capsule that was described before. Returns bytes on the wire and pages that came over it.
@@ -279,14 +299,10 @@ impl Host {
     fn bases_of(&self, capsule: &CapsuleId) -> Vec<CapsuleId> {
         let ancestors = self.store.log(capsule).unwrap_or_default();
         let mut bases: Vec<CapsuleId> = ancestors.into_iter().map(|(id, _)| id).skip(1).take(BASES).collect();
-        if let Ok(manifest) = self.store.manifest(capsule) {
-            bases.extend(manifest.parents.iter().filter(|id| self.store.has(&[id.0]) == [true]));
-        }
         // The newest one of the same machine, if it is not among them.
         let machine = self.store.manifest(capsule).ok().and_then(|manifest| refs::machine_of(&manifest).ok());
         let newest = machine.and_then(|name| self.store.get_ref(&refs::of_machine(&name)).ok().flatten());
-        bases.extend(newest.filter(|id| id != capsule));
-        bases.dedup();
+        bases.extend(newest.filter(|id| id != capsule && !bases.contains(id)));
         bases
     }
 
@@ -352,7 +368,7 @@ impl Host {
                 (None, Some(capsule)) => capsule,
                 (None, None) => return Err(not_found(&request.subject)),
             };
-            let names = host.names_to_send(&request.subject, given.as_ref());
+            let names = host.names_to_send(&request.subject, given.as_ref(), &capsule);
             let (wire_bytes, pages) = host.send(&to, capsule, names, reporter)?;
             let total_ms = begun.elapsed().as_secs_f64() * 1e3;
             let report = TransferReport { capsule, host: to, wire_bytes, pages, whole: true, total_ms };
@@ -360,14 +376,18 @@ impl Host {
         }))
     }
 
-    fn names_to_send(&self, subject: &CapsuleRef, machine: Option<&MachineName>) -> Vec<RefName> {
+    fn names_to_send(
+        &self,
+        subject: &CapsuleRef,
+        machine: Option<&MachineName>,
+        capsule: &CapsuleId,
+    ) -> Vec<RefName> {
         match (machine, subject) {
             (Some(machine), _) => vec![refs::of_machine(machine)],
             (None, CapsuleRef::Name(name)) if self.store.get_ref(name).is_ok_and(|id| id.is_some()) => {
                 vec![name.clone()]
             }
-            // An id, or the beginning of one: it needs some name there.
-            (None, subject) => format!("pushed.{subject}").parse().into_iter().collect(),
+            (None, _) => nameless("pushed", capsule).into_iter().collect(),
         }
     }
 
@@ -428,7 +448,10 @@ impl Host {
         let mut lost_since = None;
         loop {
             let sent = match self.neighbour(to) {
-                Ok(connection) => send_over(&Arc::new(WireLink(connection)), &ask, reporter)?,
+                Ok(connection) => {
+                    lost_since = None;
+                    send_over(&Arc::new(WireLink(connection)), &ask, reporter)?
+                }
                 Err(error) => Err(LinkError::lost(crate::peers::chain(&error))),
             };
             let error = match sent {
@@ -455,9 +478,11 @@ impl Host {
     ) -> Result<(CapsuleId, Manifest), HostError> {
         let found = self.locate(host, capsule)?;
         let names: Vec<RefName> = found.name.clone().into_iter().collect();
+        let machine = found.name.as_ref().and_then(refs::machine_named).filter(as_itself);
+        // Before anything is asked: a machine that was given to a host which has no place for it would be nobody's.
+        machine.iter().try_for_each(|machine| self.check_free_for(machine, &found.capsule).map(drop))?;
         let manifest = self.describe_from(&found.host, &found.capsule, &names)?;
-        let machine = found.name.as_ref().and_then(refs::machine_named);
-        if let Some(machine) = machine.filter(as_itself) {
+        if let Some(machine) = machine {
             let what = Suspended { machine, capsule: found.capsule };
             let link = WireLink(self.neighbour(&found.host)?);
             let (given, _) =
@@ -502,6 +527,11 @@ fn stop_if_cancelled(reporter: &Reporter) -> Result<(), HostError> {
         }),
         false => Ok(()),
     }
+}
+
+/// A name for a capsule that was asked for by its id: without one it would not be listed, and soon be collected.
+fn nameless(how: &str, capsule: &CapsuleId) -> Option<RefName> {
+    format!("{how}.{}", capsule.short()).parse().ok()
 }
 
 fn moved(before: (u64, u64), after: (u64, u64)) -> u64 {

@@ -59,7 +59,9 @@ impl Call for Claim {
 impl Host {
     /// DESCRIBE: another host wants to give a machine to this one.
     pub(super) fn hear_of(self: &Arc<Self>, from: &HostName, what: &Suspended) -> Result<(), HostError> {
-        self.check_free_for(&what.machine, &what.capsule)?;
+        if !self.check_free_for(&what.machine, &what.capsule)? {
+            return Ok(());
+        }
         self.describe_from(from, &what.capsule, &[refs::of_machine(&what.machine)]).map(drop)
     }
 
@@ -117,13 +119,15 @@ impl Host {
         turn.record.save(&self.layout).inspect_err(|_| turn.record = before)
     }
 
-    /// Whether a machine of this name could come here; false if it came already.
-    fn check_free_for(&self, name: &MachineName, capsule: &CapsuleId) -> Result<bool, HostError> {
+    /// Whether a machine of this name could come here; false if it came already, and perhaps went on. A machine that is this
+    /// host's own is in the way, also when it only lies suspended: its capsule would lose its name.
+    pub(crate) fn check_free_for(&self, name: &MachineName, capsule: &CapsuleId) -> Result<bool, HostError> {
         let Ok(machine) = self.machine(name) else { return Ok(true) };
         let turn = machine.begin("arrival", None)?;
         match &turn.record.phase {
-            Phase::Suspended { capsule: here } => Ok(here != capsule),
             Phase::Given { .. } => Ok(true),
+            Phase::Suspended { capsule: here } if here == capsule => Ok(false),
+            Phase::Here if turn.record.origin == Some(*capsule) => Ok(false),
             _ => Err(HostError::NameTaken { name: name.clone() }),
         }
     }

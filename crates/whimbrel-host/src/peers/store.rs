@@ -10,7 +10,7 @@ use bytes::Bytes;
 use std::{
     collections::{BTreeMap, HashSet},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use whimbrel_core::{CapsuleId, HostName, RefName};
 use whimbrel_sync::{
@@ -19,18 +19,28 @@ use whimbrel_sync::{
 };
 use whimbrel_wire::{Answer, Call, Peer, PeerIdentity, Refusal, Reply, Request};
 
+/// How long at least nobody asks a host that sent wrong data.
+const BLAMED: Duration = Duration::from_secs(600);
+
 /// What the sync needs to remember.
 #[derive(Default)]
 pub(crate) struct Syncing {
     /// Who announced what.
     pub(crate) holdings: Holdings,
-    /// Whom to ask, and the trusted names that it was made of.
-    sources: Mutex<Option<(Vec<HostName>, Arc<Sources>)>>,
+    sources: Mutex<Option<Asked>>,
     /// The fetcher over them.
     pub(super) remote: Mutex<Option<Arc<Remote>>>,
     /// Capsules that are being taken from others.
     taking: Mutex<BTreeMap<CapsuleId, TakeProgress>>,
     taken: Condvar,
+}
+
+/// Whom to ask.
+struct Asked {
+    /// The trusted names that the list was made of.
+    trusted: Vec<HostName>,
+    sources: Arc<Sources>,
+    since: Instant,
 }
 
 /// A capsule that is being taken; ends when dropped.
@@ -99,11 +109,16 @@ impl Host {
             self.trust.list().unwrap_or_default().into_iter().map(|peer| peer.name).collect();
         let mut kept = self.syncing.sources.lock().unwrap_or_else(PoisonError::into_inner);
         match &*kept {
-            Some((names, sources)) if *names == trusted && sources.blamed().is_empty() => sources.clone(),
+            Some(asked)
+                if asked.trusted == trusted
+                    && (asked.sources.blamed().is_empty() || asked.since.elapsed() < BLAMED) =>
+            {
+                asked.sources.clone()
+            }
             _ => {
                 let peers = trusted.iter().map(|name| self.neighbour_of(name)).collect();
                 let sources = Arc::new(Sources::new(peers));
-                *kept = Some((trusted, sources.clone()));
+                *kept = Some(Asked { trusted, sources: sources.clone(), since: Instant::now() });
                 sources
             }
         }
