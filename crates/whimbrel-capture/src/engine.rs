@@ -141,24 +141,38 @@ impl Run<'_, '_> {
     fn all(&mut self, policy: &dyn Policy, finish: Finish) -> Result<Captured, CaptureError> {
         let mut rounds: Vec<RoundStats> = Vec::new();
         let mut left = self.collect()?;
+        // Rounds from before the machine was slowed down say nothing about those after it.
+        let mut since = 0;
         loop {
-            match policy.decide(&rounds, count(&left)) {
+            let history = &rounds[since..];
+            let rate = match policy.decide(history, count(&left)) {
+                Verdict::Round { rate } => rate,
+                Verdict::Stop { rate, why }
+                    if why.is_hopeless() && self.slows_down(policy, history, &left) =>
+                {
+                    since = rounds.len();
+                    rate
+                }
                 Verdict::Stop { rate, why } => {
                     self.sink.limit_rate(rate);
                     return self.last_round(left, rounds, Ending { rate, why, finish });
                 }
-                Verdict::Round { rate } => {
-                    self.sink.limit_rate(rate);
-                    let phase = Phase::Round(rounds.len() as u32 + 1);
-                    let mut stats = self.round(&left, phase, rate)?;
-                    left = self.collect()?;
-                    stats.left = count(&left);
-                    rounds.push(stats);
-                    let downtime = policy.downtime(&rounds, stats.left);
-                    self.ended(&mut rounds, phase, downtime)?;
-                }
-            }
+            };
+            self.sink.limit_rate(rate);
+            let phase = Phase::Round(rounds.len() as u32 + 1);
+            let mut stats = self.round(&left, phase, rate)?;
+            left = self.collect()?;
+            stats.left = count(&left);
+            rounds.push(stats);
+            let downtime = policy.downtime(&rounds[since..], stats.left);
+            self.ended(&mut rounds, phase, downtime)?;
         }
+    }
+
+    /// Asks the machine to write less; whether another round may help.
+    fn slows_down(&mut self, policy: &dyn Policy, history: &[RoundStats], left: &[PageSet]) -> bool {
+        let predicted = policy.downtime(history, count(left));
+        predicted.is_some_and(|predicted| self.subject.machine.slow_down(predicted))
     }
 
     /// Tells of the last of `rounds`.

@@ -79,6 +79,13 @@ impl Ledger {
         Ok(())
     }
 
+    /// Begins to follow an array that was made as `who` has it, and that nobody has followed yet: what was written since then
+    /// is what `who` has not seen. The first scan finds it, so this looks at nothing, however large the array.
+    pub fn follow_from_new(&mut self, who: Follower) {
+        let nothing = PageSet::empty(self.page_count_for(who));
+        self.unseen.insert(who, nothing);
+    }
+
     /// Whether `who` follows.
     pub fn is_followed_by(&self, who: Follower) -> bool {
         self.unseen.contains_key(&who)

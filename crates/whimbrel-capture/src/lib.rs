@@ -31,6 +31,8 @@ pub use round::RoundStats;
 pub use sink::{Batch, CaptureError, Sink, SinkError};
 
 #[cfg(test)]
+mod brake_tests;
+#[cfg(test)]
 mod hot_tests;
 #[cfg(test)]
 mod tests;

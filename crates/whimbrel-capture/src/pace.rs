@@ -39,6 +39,13 @@ pub enum StopReason {
     RoundsOver,
 }
 
+impl StopReason {
+    /// Whether a machine that wrote less would have been worth another round.
+    pub fn is_hopeless(self) -> bool {
+        matches!(self, Self::RateAboveMax | Self::Plateau)
+    }
+}
+
 /// Which pages of a round are copied, and in which order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scan {

@@ -255,6 +255,15 @@ fn whoever_sees_other_pages_than_before_follows_anew() {
 }
 
 #[test]
+fn whoever_follows_a_new_array_sees_what_was_written_before_the_first_scan() {
+    let fake = world(5, 20, 0);
+    let mut ledger = Ledger::new(Box::new(fake.clone()));
+    fake.0.lock().unwrap().dirty.insert(7);
+    ledger.follow_from_new(Follower::Store);
+    assert_eq!(ledger.collect(Follower::Store).unwrap().iter().collect::<Vec<_>>(), [7]);
+}
+
+#[test]
 fn cancelling_puts_every_page_back() {
     let fake = world(1, 500, 0);
     let mut ledger = Ledger::new(Box::new(fake.clone()));

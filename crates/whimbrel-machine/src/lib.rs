@@ -3,7 +3,7 @@
 //! The engines (capture, migrate, protect) know only these traits; `whimbrel-memory` and `whimbrel-block`
 //! implement the arrays, `whimbrel-qemu` the machine, and the tests' fakes all of it.
 
-use std::error::Error;
+use std::{error::Error, time::Duration};
 use whimbrel_core::{PageRun, PageSet};
 
 /// A flat array of pages that changes in place: guest memory or a disk.
@@ -48,6 +48,12 @@ pub trait Machine: Send {
     /// Called while the machine still runs, right before it is paused: a chance to do ahead what would otherwise
     /// prolong the pause.
     fn about_to_pause(&mut self) {}
+
+    /// Rounds of copying no longer help, and paused now it would stand still for `predicted`: a chance to have it write
+    /// less. Whether rounds may help again; asked each time they do not, and says yes only so many times.
+    fn slow_down(&mut self, _predicted: Duration) -> bool {
+        false
+    }
 
     /// Stops the virtual CPUs and drains its disks. Afterwards no page changes. Idempotent.
     fn pause(&mut self) -> Result<(), MachineError>;
