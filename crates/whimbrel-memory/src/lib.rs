@@ -2,7 +2,7 @@
 //!
 //! Knows nothing of QEMU: any process and range will do. An [`Attachment`] puts a userfaultfd into the target, its
 //! [`GuestRam`] tells what was written and copies pages out, and a [`Pager`] brings pages when the target
-//! touches them. [`probe()`] says whether a machine can do all that.
+//! touches them. A [`Throttle`] has threads of a process run for a part of the time. [`probe()`] says whether a machine can do all that.
 //!
 //! Invariants: whatever happens to us, the target runs on correctly, except that its threads wait while a page they
 //! touched is not here and nobody serves it; a write is in exactly one dirty set after it, given back ones aside;
@@ -23,6 +23,7 @@ mod ram;
 mod residency;
 mod source;
 mod template;
+mod throttle;
 mod uffd;
 
 pub use attach::{Attachment, Mode, RamTarget};
@@ -31,3 +32,4 @@ pub use pager::{Pager, PagerEnd, PagerState, Prefetch, StartError};
 pub use probe::{Finding, Need, probe};
 pub use ram::GuestRam;
 pub use source::PageSource;
+pub use throttle::{Share, Throttle};
