@@ -69,9 +69,8 @@ const SIDEWAYS: &[(&str, &str, &str)] = &[
     ("whimbrel-sync", "whimbrel-store", "a sync is between two stores"),
     ("whimbrel-protect", "whimbrel-capture", "an epoch is a round of the capture loop"),
     ("whimbrel-pool", "whimbrel-store", "a benefactor keeps its chunks in a store"),
-    ("whimbrel-fuse", "whimbrel-pool", "the file system face of a pool"),
-    ("whimbrel-fuse", "whimbrel-session", "the file system face of a session"),
-    ("whimbrel-fuse", "whimbrel-store", "the file system face of capsules"),
+    ("whimbrel-pool", "whimbrel-fuse", "the file system face of a pool"),
+    ("whimbrel-session", "whimbrel-fuse", "the file system face of a session"),
 ];
 
 /// Every edge that should not be, and every crate without a layer.

@@ -1,0 +1,423 @@
+//! Between the trait of ours and the package that speaks the kernel's protocol: one short function a request.
+
+use crate::{Access, Caller, Entry, Errno, FileSystem, MountOptions, Result, SetAttributes, SetTime};
+use fuser::{
+    BsdFileFlags, FileHandle, Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags,
+    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek,
+    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use std::{
+    ffi::OsStr,
+    io,
+    os::unix::ffi::OsStrExt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+    time::SystemTime,
+};
+
+/// The longest value the kernel takes for an extended attribute (`XATTR_SIZE_MAX`).
+const XATTR_MAX: usize = 64 << 10;
+
+pub(crate) struct Adapter<F> {
+    files: F,
+    max_write: u32,
+    read_ahead: u32,
+    writeback: bool,
+}
+
+impl<F: FileSystem> Adapter<F> {
+    pub(crate) fn new(files: F, options: &MountOptions) -> Self {
+        let MountOptions { max_write, read_ahead, writeback, .. } = *options;
+        Self { files, max_write, read_ahead, writeback }
+    }
+
+    /// Runs a method; its panic is an I/O error of one request.
+    fn ask<T>(&self, method: impl FnOnce(&F) -> Result<T>) -> std::result::Result<T, fuser::Errno> {
+        let answer = catch_unwind(AssertUnwindSafe(|| method(&self.files)));
+        answer
+            .unwrap_or_else(|_| {
+                tracing::error!("a file system method panicked");
+                Err(Errno::EIO)
+            })
+            .map_err(|error| fuser::Errno::from_i32(error.number()))
+    }
+}
+
+fn caller(request: &Request) -> Caller {
+    Caller { uid: request.uid(), gid: request.gid(), pid: request.pid() }
+}
+
+fn give_entry(reply: ReplyEntry, found: std::result::Result<Entry, fuser::Errno>) {
+    match found {
+        Ok(entry) => {
+            let (attributes, generation) = (entry.attributes.to_fuser(), Generation(entry.generation));
+            reply.entry_with_ttls(&entry.entry_ttl, &entry.attributes_ttl, &attributes, generation);
+        }
+        Err(error) => reply.error(error),
+    }
+}
+
+fn give_done(reply: ReplyEmpty, done: std::result::Result<(), fuser::Errno>) {
+    match done {
+        Ok(()) => reply.ok(),
+        Err(error) => reply.error(error),
+    }
+}
+
+/// A question of size 0 asks how long the value is.
+fn give_xattr(reply: ReplyXattr, size: u32, value: std::result::Result<Vec<u8>, fuser::Errno>) {
+    match value {
+        Err(error) => reply.error(error),
+        Ok(value) if value.len() > XATTR_MAX => reply.error(fuser::Errno::E2BIG),
+        Ok(value) if size == 0 => reply.size(value.len() as u32),
+        Ok(value) if value.len() > size as usize => reply.error(fuser::Errno::ERANGE),
+        Ok(value) => reply.data(&value),
+    }
+}
+
+fn handle_of(handle: Option<FileHandle>) -> Option<u64> {
+    handle.map(|handle| handle.0)
+}
+
+impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // What a kernel does not have it does without.
+        let _ = config.set_max_write(self.max_write.max(4096));
+        let _ = config.set_max_readahead(self.read_ahead.max(4096));
+        let _ = config.set_max_background(64);
+        for wanted in [
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+            InitFlags::FUSE_ATOMIC_O_TRUNC,
+        ] {
+            let _ = config.add_capabilities(wanted);
+        }
+        if self.writeback {
+            let _ = config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE);
+        }
+        Ok(())
+    }
+
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        give_entry(reply, self.ask(|files| files.lookup(caller(request), parent.0, name)));
+    }
+
+    fn forget(&self, _request: &Request, inode: INodeNo, count: u64) {
+        let _ = self.ask(|files| {
+            files.forget(inode.0, count);
+            Ok(())
+        });
+    }
+
+    fn getattr(&self, request: &Request, inode: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
+        match self.ask(|files| files.getattr(caller(request), inode.0, handle_of(handle))) {
+            Ok((attributes, ttl)) => reply.attr(&ttl, &attributes.to_fuser()),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        inode: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        accessed: Option<TimeOrNow>,
+        modified: Option<TimeOrNow>,
+        _changed: Option<SystemTime>,
+        handle: Option<FileHandle>,
+        _created: Option<SystemTime>,
+        _flagged: Option<SystemTime>,
+        _backed_up: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let (accessed, modified) = (accessed.map(SetTime::from_fuser), modified.map(SetTime::from_fuser));
+        let change = SetAttributes { mode, uid, gid, size, accessed, modified };
+        match self.ask(|files| files.setattr(caller(request), inode.0, handle_of(handle), change)) {
+            Ok((attributes, ttl)) => reply.attr(&ttl, &attributes.to_fuser()),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn access(&self, request: &Request, inode: INodeNo, mask: fuser::AccessFlags, reply: ReplyEmpty) {
+        give_done(reply, self.ask(|files| files.access(caller(request), inode.0, mask.bits())));
+    }
+
+    fn readlink(&self, _request: &Request, inode: INodeNo, reply: ReplyData) {
+        match self.ask(|files| files.readlink(inode.0)) {
+            Ok(target) => reply.data(&target),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        device: u32,
+        reply: ReplyEntry,
+    ) {
+        give_entry(reply, self.ask(|files| files.mknod(caller(request), parent.0, name, mode, device)));
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        give_entry(reply, self.ask(|files| files.mkdir(caller(request), parent.0, name, mode)));
+    }
+
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        give_done(reply, self.ask(|files| files.unlink(caller(request), parent.0, name)));
+    }
+
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        give_done(reply, self.ask(|files| files.rmdir(caller(request), parent.0, name)));
+    }
+
+    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        give_entry(reply, self.ask(|files| files.symlink(caller(request), parent.0, name, target)));
+    }
+
+    fn rename(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let (from, to) = ((parent.0, name), (new_parent.0, new_name));
+        give_done(reply, self.ask(|files| files.rename(caller(request), from, to, flags.bits())));
+    }
+
+    fn link(&self, request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        give_entry(reply, self.ask(|files| files.link(caller(request), inode.0, parent.0, name)));
+    }
+
+    fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        match self.ask(|files| files.open(caller(request), inode.0, Access { flags: flags.0 })) {
+            Ok(opened) => reply.opened(FileHandle(opened.handle), opened.flags()),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        match self.ask(|files| files.create(caller(request), parent.0, name, mode, Access { flags })) {
+            Ok((entry, opened)) => {
+                let (attributes, generation) = (entry.attributes.to_fuser(), Generation(entry.generation));
+                let ttl = entry.entry_ttl.min(entry.attributes_ttl);
+                reply.created(&ttl, &attributes, generation, FileHandle(opened.handle), opened.flags());
+            }
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match self.ask(|files| files.read(inode.0, handle.0, offset, size)) {
+            Ok(data) => reply.data(&data[..data.len().min(size as usize)]),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn write(
+        &self,
+        request: &Request,
+        inode: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        match self.ask(|files| files.write(caller(request), inode.0, handle.0, offset, data)) {
+            Ok(written) => reply.written(written),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn flush(
+        &self,
+        request: &Request,
+        inode: INodeNo,
+        handle: FileHandle,
+        _owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        give_done(reply, self.ask(|files| files.flush(caller(request), inode.0, handle.0)));
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        give_done(reply, self.ask(|files| files.release(inode.0, handle.0)));
+    }
+
+    fn fsync(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        handle: FileHandle,
+        data_only: bool,
+        reply: ReplyEmpty,
+    ) {
+        give_done(reply, self.ask(|files| files.fsync(inode.0, handle.0, data_only)));
+    }
+
+    fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        match self.ask(|files| files.opendir(caller(request), inode.0)) {
+            Ok(handle) => reply.opened(FileHandle(handle), fuser::FopenFlags::empty()),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let done = self.ask(|files| {
+            files.readdir(inode.0, handle.0, offset, &mut |entry| {
+                !reply.add(INodeNo(entry.inode), entry.next, entry.kind.to_fuser(), &entry.name)
+            })
+        });
+        match done {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn releasedir(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        give_done(reply, self.ask(|files| files.releasedir(inode.0, handle.0)));
+    }
+
+    fn fsyncdir(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        handle: FileHandle,
+        _data_only: bool,
+        reply: ReplyEmpty,
+    ) {
+        give_done(reply, self.ask(|files| files.fsyncdir(inode.0, handle.0)));
+    }
+
+    fn statfs(&self, _request: &Request, inode: INodeNo, reply: ReplyStatfs) {
+        match self.ask(|files| files.statfs(inode.0)) {
+            Ok(said) => {
+                let block = said.block.max(512);
+                let (total, free) = (said.total / u64::from(block), said.free / u64::from(block));
+                reply.statfs(total, free, free, said.files, said.files_free, block, said.name_max, block);
+            }
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn setxattr(
+        &self,
+        request: &Request,
+        inode: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        give_done(reply, self.ask(|files| files.setxattr(caller(request), inode.0, name, value, flags)));
+    }
+
+    fn getxattr(&self, request: &Request, inode: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        give_xattr(reply, size, self.ask(|files| files.getxattr(caller(request), inode.0, name)));
+    }
+
+    fn listxattr(&self, request: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
+        let names = self.ask(|files| files.listxattr(caller(request), inode.0)).map(|names| {
+            names.iter().flat_map(|name| name.as_bytes().iter().copied().chain([0])).collect::<Vec<u8>>()
+        });
+        give_xattr(reply, size, names);
+    }
+
+    fn removexattr(&self, request: &Request, inode: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        give_done(reply, self.ask(|files| files.removexattr(caller(request), inode.0, name)));
+    }
+
+    fn fallocate(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        give_done(reply, self.ask(|files| files.fallocate(inode.0, handle.0, offset, length, mode)));
+    }
+
+    fn lseek(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        handle: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        match self.ask(|files| files.lseek(inode.0, handle.0, offset, whence)) {
+            Ok(offset) => reply.offset(offset),
+            Err(error) => reply.error(error),
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Mounting, threads, and the way back.
+//!
+//! A process that dies leaves a mount that answers `ENOTCONN`; the next mount on the same directory clears it away first.
+
+use crate::{FileSystem, adapter::Adapter};
+use rustix::{
+    io::Errno as Os,
+    mount::{UnmountFlags, unmount},
+};
+use std::{
+    ffi::OsStr,
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+/// How a file system is mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountOptions {
+    /// What `mount` shows as source.
+    pub source: String,
+    /// What stands after `fuse.` as type.
+    pub kind: String,
+    /// Nothing can be changed.
+    pub read_only: bool,
+    /// Users other than the one who mounts may use it; the kernel then checks modes and owners.
+    pub others: bool,
+    /// Threads that answer: as many methods may block at once. Each takes as much memory as one write.
+    pub threads: usize,
+    /// Most bytes of one write, at most 1 MiB unless `fs.fuse.max_pages_limit` is raised.
+    pub max_write: u32,
+    /// Bytes the kernel reads ahead in cached files.
+    pub read_ahead: u32,
+    /// Whether the kernel gathers small writes to cached files.
+    pub writeback: bool,
+}
+
+impl MountOptions {
+    /// The usual ones, under these names.
+    pub fn new(source: impl Into<String>, kind: impl Into<String>) -> Self {
+        Self {
+            source: source.into(),
+            kind: kind.into(),
+            read_only: false,
+            others: false,
+            threads: 16,
+            max_write: 1 << 20,
+            read_ahead: 1 << 20,
+            writeback: false,
+        }
+    }
+
+    fn config(&self) -> fuser::Config {
+        use fuser::MountOption as M;
+        let mut config = fuser::Config::default();
+        // A comma would begin another option.
+        let plain = |text: &str| text.replace(',', "_");
+        config.mount_options =
+            vec![M::FSName(plain(&self.source)), M::Subtype(plain(&self.kind)), M::NoDev, M::NoSuid];
+        if self.read_only {
+            config.mount_options.push(M::RO);
+        }
+        if self.others {
+            config.mount_options.push(M::DefaultPermissions);
+            config.acl = fuser::SessionACL::All;
+        }
+        config.n_threads = Some(self.threads.max(1));
+        config.clone_fd = true;
+        config
+    }
+}
+
+/// Why a file system could not be mounted.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// The directory cannot be mounted on.
+    #[error("cannot mount on {}", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel, or `fusermount3` for who is not root, refused.
+    #[error("cannot mount a FUSE file system on {}", path.display())]
+    Mount {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The mount could not be undone.
+    #[error("cannot unmount {}", path.display())]
+    Unmount {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A mounted file system. Dropping it unmounts it, also while files are open: their next call fails.
+#[derive(Debug)]
+pub struct Mounted {
+    path: PathBuf,
+    session: Option<fuser::BackgroundSession>,
+}
+
+impl Mounted {
+    /// Mounts `files` on the directory `path`, which exists. When it returns, the mount answers.
+    pub fn new(files: impl FileSystem, path: &Path, options: &MountOptions) -> Result<Self, MountError> {
+        let unusable = |source| MountError::Directory { path: path.to_owned(), source };
+        clear_stale(path).map_err(unusable)?;
+        let path = path.canonicalize().map_err(unusable)?;
+        let adapter = Adapter::new(files, options);
+        let session = fuser::spawn_mount(adapter, &path, &options.config())
+            .map_err(|source| MountError::Mount { path: path.clone(), source })?;
+        let mounted = Self { path, session: Some(session) };
+        if options.read_ahead > 0 {
+            mounted.read_ahead(options.read_ahead);
+        }
+        Ok(mounted)
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Tells the kernel what it must not believe any more.
+    pub fn notifier(&self) -> Option<Notifier> {
+        self.session.as_ref().map(|session| Notifier { inner: session.notifier() })
+    }
+
+    /// Whether somebody else has unmounted it.
+    pub fn is_gone(&self) -> bool {
+        self.session.as_ref().is_none_or(|session| session.guard.is_finished())
+    }
+
+    /// Unmounts, and waits until the last request is answered. A mount with open files is refused as busy, and stays.
+    pub fn unmount(&mut self) -> Result<(), MountError> {
+        match unmount(&self.path, UnmountFlags::empty()) {
+            Ok(()) | Err(Os::INVAL) => {
+                self.end();
+                Ok(())
+            }
+            Err(error) => Err(MountError::Unmount { path: self.path.clone(), source: error.into() }),
+        }
+    }
+
+    /// The kernel never offers more than 128 KiB of read-ahead to a server; the device of the mount takes more.
+    fn read_ahead(&self, bytes: u32) {
+        let Ok(meta) = fs::metadata(&self.path) else { return };
+        let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+        let setting = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+        if let Err(error) = fs::write(&setting, (bytes / 1024).to_string()) {
+            tracing::debug!(%error, setting, "the kernel reads ahead as far as it likes");
+        }
+    }
+
+    fn end(&mut self) {
+        let Some(session) = self.session.take() else { return };
+        // Its own unmount sees that there is nothing left, or detaches what is busy.
+        if let Err(error) = session.umount_and_join() {
+            tracing::debug!(%error, path = %self.path.display(), "the mount ended with an error");
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if self.session.is_none() {
+            return;
+        }
+        if !self.is_gone() {
+            // Open files keep a detached mount alive until they are closed; then the threads end by themselves.
+            let busy = unmount(&self.path, UnmountFlags::empty()).is_err();
+            if busy {
+                let _ = unmount(&self.path, UnmountFlags::DETACH);
+                self.session.take();
+                return;
+            }
+        }
+        self.end();
+    }
+}
+
+/// Tells the kernel what changed behind its back.
+#[derive(Debug, Clone)]
+pub struct Notifier {
+    inner: fuser::Notifier,
+}
+
+impl Notifier {
+    /// Cached bytes (`length` 0: to the end) and attributes of `inode` are no longer true.
+    pub fn changed(&self, inode: u64, offset: u64, length: u64) -> io::Result<()> {
+        let (offset, length) =
+            (i64::try_from(offset).unwrap_or(i64::MAX), i64::try_from(length).unwrap_or(0));
+        forgiving(self.inner.inval_inode(fuser::INodeNo(inode), offset, length))
+    }
+
+    /// `name` in `parent` may lead elsewhere, or nowhere. Must not be called from a method of the file system that has
+    /// to do with `parent`: the kernel would wait for itself.
+    pub fn renamed(&self, parent: u64, name: &OsStr) -> io::Result<()> {
+        forgiving(self.inner.inval_entry(fuser::INodeNo(parent), name))
+    }
+}
+
+/// The kernel does not know what was never asked for.
+fn forgiving(told: io::Result<()>) -> io::Result<()> {
+    match told {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// Removes the dead mount that a killed process left on `path`, if there is one.
+pub fn clear_stale(path: &Path) -> io::Result<()> {
+    match fs::metadata(path) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
+            unmount(path, UnmountFlags::DETACH)?;
+            Ok(())
+        }
+        Err(error) => Err(error),
+        Ok(meta) if !meta.is_dir() => Err(io::ErrorKind::NotADirectory.into()),
+        Ok(_) => Ok(()),
+    }
+}
