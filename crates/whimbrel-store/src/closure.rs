@@ -17,6 +17,7 @@ const BESIDE: usize = 4;
 /// Whether everything that capsule `id` names is in the store.
 pub(crate) fn check_capsule(store: &Store, id: &CapsuleId) -> Result<()> {
     let not_whole = |source| StoreError::NotWhole { source: Box::new(source) };
+    check_object(store, &id.0)?;
     let manifest = store.manifest(id)?;
     manifest.blobs().try_for_each(|blob| check_object(store, &blob)).map_err(not_whole)?;
     let mut seen = HashSet::new();

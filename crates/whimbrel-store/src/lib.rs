@@ -34,6 +34,7 @@ mod store;
 mod stored;
 mod transfer;
 mod verify;
+mod whole;
 mod worker;
 mod writer;
 

@@ -75,7 +75,8 @@ impl Store {
         self.shadow_writer().flush()?;
         let _gate = gate(&*self.inner.files, LockMode::Shared)?;
         closure::check_later(self, id)?;
-        self.unmark_partial(id)
+        self.unmark_partial(id)?;
+        self.found_whole(id)
     }
 
     /// The caller holds the gate.

@@ -5,7 +5,6 @@
 //! names capsules and keeps none of them.
 
 use crate::{
-    closure,
     error::{Result, StoreError},
     files::{Lock, LockMode, Patience},
     layout::{REFS, publish, read_sealed, seal},
@@ -84,7 +83,7 @@ impl Store {
     pub fn set_ref(&self, name: &RefName, id: &CapsuleId, expected: Expected) -> Result<()> {
         let _gate = gate(&*self.inner.files, LockMode::Shared)?;
         if !self.is_partial(id)? {
-            closure::check_capsule(self, id)?;
+            self.require_whole(id)?;
         }
         self.write_ref(name, id, expected)
     }

@@ -1,7 +1,6 @@
 //! Opening a store; what its handles share.
 
 use crate::{
-    closure,
     elsewhere::{Here, Source},
     error::{Result, StoreError},
     files::{Files, LockMode},
@@ -10,6 +9,7 @@ use crate::{
     object::Objects,
     os::OsFiles,
     shadow::Shadow,
+    whole::Wholes,
 };
 use std::{
     path::Path,
@@ -63,6 +63,7 @@ pub(crate) struct Inner {
     pub(crate) options: Options,
     pub(crate) elsewhere: Source,
     pub(crate) shadow: Shadow,
+    pub(crate) wholes: Wholes,
     /// For the thread that keeps what was fetched.
     pub(crate) me: Weak<Inner>,
     latch: OnceLock<&'static str>,
@@ -117,6 +118,7 @@ impl Store {
             options,
             elsewhere: Source::default(),
             shadow: Shadow::default(),
+            wholes: Wholes::default(),
             me: me.clone(),
             latch: OnceLock::new(),
         });
@@ -149,7 +151,7 @@ impl Store {
         let _gate = gate(&*inner.files, LockMode::Shared)?;
         let manifest = self.manifest(id)?;
         if !self.is_partial(id)? {
-            closure::check_capsule(self, id)?;
+            self.require_whole(id)?;
         }
         let lease =
             Lease::new(inner.files.clone(), Purpose::Pin, Condemned::read(&*inner.files)?.generation)?;

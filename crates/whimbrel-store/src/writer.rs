@@ -197,6 +197,8 @@ impl Writer {
         let _gate = self.gate()?;
         if self.check_whole(manifest)? || self.pool.partial.load(Ordering::Relaxed) {
             self.store.mark_partial(&id)?;
+        } else {
+            self.store.found_whole(&id)?;
         }
         for name in refs {
             self.store.write_ref(name, &id, Expected::Anything)?;

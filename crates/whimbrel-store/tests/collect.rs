@@ -171,6 +171,18 @@ fn a_pinned_capsule_outlives_its_ref() {
 }
 
 #[test]
+fn a_capsule_that_was_whole_once_is_refused_when_it_was_collected_since() {
+    let (dir, store) = store();
+    let id = commit(&store.writer().unwrap(), &store, None, 300, &[(1, 1)], &[name("a")], 1).unwrap();
+    drop(store.pin(&id).unwrap());
+    store.delete_ref(&name("a"), Expected::Anything).unwrap();
+    let other = Store::open(dir.path(), Options::default()).unwrap();
+    other.gc(Keep::Referenced).unwrap();
+    assert!(store.pin(&id).is_err());
+    assert!(store.set_ref(&name("b"), &id, Expected::Absent).is_err());
+}
+
+#[test]
 fn a_base_whose_capsule_was_collected_in_part_is_refused() {
     let (_dir, store) = store();
     let pages: Vec<(u64, u64)> = (0..300).map(|n| (n, n + 1)).collect();

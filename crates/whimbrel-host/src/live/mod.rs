@@ -189,12 +189,8 @@ impl Live {
                 None if image.cuts.is_some() => continue,
                 None => {}
             }
-            let pages = ledger.page_count_for(Follower::Store);
-            if image.pages == pages {
-                let nothing = PageSet::empty(pages);
-                ledger
-                    .follow_from(Follower::Store, nothing)
-                    .map_err(|source| HostError::Memory { source: source.into() })?;
+            if image.pages == ledger.page_count_for(Follower::Store) {
+                ledger.follow_from_new(Follower::Store);
                 self.bases.insert(image.name.clone(), image.root);
             }
         }
