@@ -8,7 +8,7 @@ use whimbrel_capture::trace::{Head, Sample, Trace};
 use whimbrel_core::{Accel, ByteSize, CapsuleId, Digest, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_image::frame::{Encoder, Kind};
 use whimbrel_image::{FORMAT, ImageRef, Manifest, Node};
-use whimbrel_migrate::codec::BatchHeader;
+use whimbrel_migrate::codec::{Effort, Encoder as BatchEncoder};
 use whimbrel_sync::Slots;
 use whimbrel_sync::protocol::{
     LeafAnswer, ObjectAnswer, ObjectsAnswer, PagesAnswer, PagesFrame, PieceAnswer,
@@ -136,14 +136,18 @@ fn crc32(bytes: &[u8]) -> u32 {
 }
 
 pub(crate) fn migrate_batches() -> Vec<Vec<u8>> {
-    let header = BatchHeader {
-        array: 0,
-        zero: vec![PageRun::new(0, 4), PageRun::new(900, 2)],
-        whole: Vec::new(),
-        delta: Vec::new(),
+    let seed = |effort: Effort, pages: &[u64]| {
+        let mut encoder = BatchEncoder::new().expect("zstd has memory for an encoder");
+        encoder.zero(&[PageRun::new(0, 4), PageRun::new(900, 2)]);
+        for page in pages {
+            encoder.whole(*page, &[*page as u8; 4096]);
+            encoder.delta(page + 10, &[7; 4096], 1 << 63 | 5);
+        }
+        let (header, payload) = encoder.finish(0, effort).expect("pages can be packed");
+        let header = postcard::to_stdvec(&header).expect("a header can be written");
+        [&(header.len() as u16).to_le_bytes()[..], &header, &payload].concat()
     };
-    let header = postcard::to_stdvec(&header).expect("a header can be written");
-    vec![[&(header.len() as u16).to_le_bytes()[..], &header].concat()]
+    vec![seed(Effort::None, &[]), seed(Effort::Zstd(1), &[20, 21, 30]), seed(Effort::None, &[5])]
 }
 
 /// A handshake that asks for everything, then one request of each kind.

@@ -132,6 +132,8 @@ impl Host {
             link,
             offer: &offer,
             blob: &|digest| std::fs::read(self.layout.boot_file(&digest)).map_err(BoxError::from),
+            base: &|_, _| Err("nothing was offered to begin as".into()),
+            seed: rand::random(),
             ports: &|| ports.iter().map(LivePort::addresses).collect(),
             record_handover: &mut record_handover,
             policy: &policy,
@@ -218,6 +220,8 @@ impl Host {
             disk_bytes: crate::landing::disk_bytes(record, live),
             processor: crate::landing::processor(),
             tunnel,
+            bases: Vec::new(),
+            files: Vec::new(),
         })
     }
 

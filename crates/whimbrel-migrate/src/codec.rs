@@ -1,29 +1,61 @@
-//! How pages of a migration are encoded: zero pages as ranges, the others as one zstd frame, where a page that
-//! the target holds an older version of travels as its difference to that version.
+//! How pages of a migration are written down: zero pages as ranges, pages of which the target has a version as the blocks
+//! that changed in them, the others whole; all of that packed at once, or not at all.
 //!
-//! A batch is pages of one array; the header lists which pages are what, the payload is the frame. The
-//! difference is a plain XOR: a page of which a few words changed becomes almost all zeros, which zstd reduces
-//! to tens of bytes at several GB/s. Pure functions over bytes; everything is bounded before it is decoded.
+//! A batch is pages of one array; the header lists which pages are what, the payload is the rest. A page has 64 blocks of
+//! 64 bytes, the unit in which processors write memory. Pure functions over bytes; everything is bounded before it is
+//! decoded.
 
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{PAGE_SIZE, PageRun};
 
-/// Most pages in a batch.
+/// Most pages in a batch that are not zero.
 pub const BATCH_PAGES_MAX: u64 = 256;
-/// Most runs in a batch: each page a run of its own.
-const RUNS_MAX: usize = BATCH_PAGES_MAX as usize;
+/// Most runs in a batch.
+pub const RUNS_MAX: usize = 512;
+/// Bytes of a block.
+pub const BLOCK: usize = 64;
+/// Blocks of a page, as many as a word has bits.
+pub const BLOCKS: usize = PAGE_SIZE / BLOCK;
+/// A page of which more blocks changed travels whole.
+pub const BLOCKS_CHANGED_MAX: u32 = 40;
+/// Packed data above this part of what it was is sent as it was: the other side need not unpack it then.
+const WORTH_PACKING: f64 = 0.97;
+const WORD: usize = size_of::<u64>();
+
+/// How a payload is packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Packing {
+    /// Not at all.
+    #[default]
+    None,
+    /// As one zstd frame.
+    Zstd,
+}
+
+/// How much is done to make a payload small.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effort {
+    /// Nothing.
+    None,
+    /// zstd at this level.
+    Zstd(i32),
+}
 
 /// Pages of one array.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct BatchHeader {
     /// Which array, as an index into the offer's arrays.
     pub array: u32,
+    /// How the payload is packed.
+    pub packing: Packing,
     /// Pages that are zero now.
     pub zero: Vec<PageRun>,
     /// Pages whose content is in the payload, in this order.
     pub whole: Vec<PageRun>,
-    /// Pages whose difference to the version sent last follows in the payload, in this order.
+    /// Pages whose changed blocks follow in the payload, in this order.
     pub delta: Vec<PageRun>,
+    /// How many blocks that are.
+    pub blocks: u32,
 }
 
 /// What is wrong with a batch that came in.
@@ -32,7 +64,7 @@ pub enum BatchError {
     /// More pages or runs than a batch may have.
     #[error("the batch lists {pages} pages in {runs} runs")]
     TooLarge {
-        /// Pages listed.
+        /// Pages listed that have content.
         pages: u64,
         /// Runs listed.
         runs: usize,
@@ -45,7 +77,7 @@ pub enum BatchError {
         /// The array's length.
         len: u64,
     },
-    /// The payload does not decode to the pages that the header lists.
+    /// The payload does not hold what the header lists.
     #[error("the payload does not hold the {expected} bytes that the header lists")]
     Payload {
         /// Bytes the header lists.
@@ -54,28 +86,40 @@ pub enum BatchError {
 }
 
 impl BatchHeader {
-    /// Refuses a header that a sound peer would not send for an array of `len` pages.
-    pub fn check(&self, len: u64) -> Result<(), BatchError> {
-        let lists = [&self.zero, &self.whole, &self.delta];
-        let runs = lists.iter().map(|list| list.len()).sum();
-        let all = || lists.iter().flat_map(|list| list.iter());
-        let pages = all().fold(0u64, |sum, run| sum.saturating_add(run.len));
-        if pages > BATCH_PAGES_MAX || runs > RUNS_MAX {
+    /// Refuses a header that a sound peer would not send, whatever the array.
+    pub fn check_size(&self) -> Result<(), BatchError> {
+        let runs = self.zero.len() + self.whole.len() + self.delta.len();
+        let count = |list: &[PageRun]| list.iter().fold(0u64, |sum, run| sum.saturating_add(run.len));
+        let (whole, delta) = (count(&self.whole), count(&self.delta));
+        let pages = whole.saturating_add(delta);
+        let blocks_max = delta.saturating_mul(BLOCKS as u64);
+        if pages > BATCH_PAGES_MAX || runs > RUNS_MAX || u64::from(self.blocks) > blocks_max {
             return Err(BatchError::TooLarge { pages, runs });
         }
-        match all().find(|run| run.start.checked_add(run.len).is_none_or(|end| end > len)) {
+        Ok(())
+    }
+
+    /// Refuses a header that a sound peer would not send for an array of `len` pages.
+    pub fn check(&self, len: u64) -> Result<(), BatchError> {
+        self.check_size()?;
+        let mut all = self.zero.iter().chain(&self.whole).chain(&self.delta);
+        match all.find(|run| run.start.checked_add(run.len).is_none_or(|end| end > len)) {
             Some(run) => Err(BatchError::OutOfRange { page: run.start, len }),
             None => Ok(()),
         }
     }
 
-    fn payload_bytes(&self) -> usize {
-        self.whole.iter().chain(&self.delta).map(PageRun::bytes).sum()
+    fn whole_bytes(&self) -> usize {
+        self.whole.iter().map(PageRun::bytes).sum()
+    }
+
+    fn delta_pages(&self) -> usize {
+        self.delta.iter().map(|run| run.len as usize).sum()
     }
 }
 
 /// Adds `page` to the end of `runs`, joining it to the last run where it follows.
-fn push(runs: &mut Vec<PageRun>, page: u64) {
+pub(crate) fn push(runs: &mut Vec<PageRun>, page: u64) {
     match runs.last_mut() {
         Some(last) if last.end() == page => last.len += 1,
         _ => runs.push(PageRun::new(page, 1)),
@@ -85,117 +129,145 @@ fn push(runs: &mut Vec<PageRun>, page: u64) {
 /// Makes batches. Keeps the compressor's context, which costs more to make than a batch costs to compress.
 pub struct Encoder {
     zstd: zstd::bulk::Compressor<'static>,
+    level: i32,
+    header: BatchHeader,
     whole: Vec<u8>,
-    delta: Vec<u8>,
+    changed: Vec<u8>,
+    blocks: Vec<u8>,
 }
 
 impl Encoder {
-    /// An encoder at zstd `level`.
-    pub fn new(level: i32) -> std::io::Result<Self> {
-        Ok(Self { zstd: zstd::bulk::Compressor::new(level)?, whole: Vec::new(), delta: Vec::new() })
+    /// An encoder with nothing in it.
+    pub fn new() -> std::io::Result<Self> {
+        let (zstd, level) = (zstd::bulk::Compressor::new(1)?, 1);
+        let header = BatchHeader::default();
+        Ok(Self { zstd, level, header, whole: Vec::new(), changed: Vec::new(), blocks: Vec::new() })
     }
 
-    /// Encodes the pages of `run`; `older(page)` is the version that the target holds, where known.
-    pub fn encode<'a>(
-        &mut self,
-        array: u32,
-        run: PageRun,
-        data: &[u8],
-        older: impl Fn(u64) -> Option<&'a [u8]>,
-    ) -> std::io::Result<(BatchHeader, Vec<u8>)> {
-        let mut header = BatchHeader { array, ..BatchHeader::default() };
-        self.whole.clear();
-        self.delta.clear();
-        for (page, content) in run.pages().zip(data.chunks_exact(PAGE_SIZE)) {
-            if whimbrel_core::is_zero(content) {
-                push(&mut header.zero, page);
-            } else if let Some(older) = older(page) {
-                push(&mut header.delta, page);
-                self.delta.extend(content.iter().zip(older).map(|(now, then)| now ^ then));
-            } else {
-                push(&mut header.whole, page);
-                self.whole.extend_from_slice(content);
+    /// Adds pages that are zero.
+    pub fn zero(&mut self, runs: &[PageRun]) {
+        self.header.zero.extend_from_slice(runs);
+    }
+
+    /// Adds a page by its content.
+    pub fn whole(&mut self, page: u64, content: &[u8]) {
+        push(&mut self.header.whole, page);
+        self.whole.extend_from_slice(content);
+    }
+
+    /// Adds a page by those blocks of its content that differ from the version which the target has.
+    pub fn delta(&mut self, page: u64, content: &[u8], changed: u64) {
+        push(&mut self.header.delta, page);
+        self.changed.extend_from_slice(&changed.to_le_bytes());
+        for (_, block) in content.chunks_exact(BLOCK).enumerate().filter(|(at, _)| changed >> at & 1 == 1) {
+            self.blocks.extend_from_slice(block);
+        }
+    }
+
+    /// Pages added so far, those that are zero aside.
+    pub fn is_empty(&self) -> bool {
+        self.header.whole.is_empty() && self.header.delta.is_empty() && self.header.zero.is_empty()
+    }
+
+    /// The batch of what was added, as one of `array`. The encoder is empty again.
+    pub fn finish(&mut self, array: u32, effort: Effort) -> std::io::Result<(BatchHeader, Vec<u8>)> {
+        let blocks = (self.blocks.len() / BLOCK) as u32;
+        let mut header = BatchHeader { array, blocks, ..std::mem::take(&mut self.header) };
+        let mut raw = std::mem::take(&mut self.whole);
+        raw.append(&mut self.changed);
+        raw.append(&mut self.blocks);
+        if raw.is_empty() {
+            return Ok((header, raw));
+        }
+        if let Effort::Zstd(level) = effort {
+            if level != self.level {
+                self.zstd.set_compression_level(level)?;
+                self.level = level;
+            }
+            let packed = self.zstd.compress(&raw)?;
+            if (packed.len() as f64) < raw.len() as f64 * WORTH_PACKING {
+                header.packing = Packing::Zstd;
+                raw.clear();
+                self.whole = raw;
+                return Ok((header, packed));
             }
         }
-        self.whole.extend_from_slice(&self.delta);
-        let payload = if self.whole.is_empty() { Vec::new() } else { self.zstd.compress(&self.whole)? };
-        Ok((header, payload))
+        Ok((header, raw))
     }
 }
 
-/// Opens batches.
-pub struct Decoder {
-    zstd: zstd::bulk::Decompressor<'static>,
+/// The content of a batch.
+pub struct Batch {
+    raw: Vec<u8>,
+    whole: usize,
+    delta: usize,
 }
 
-impl Decoder {
-    /// A decoder.
-    pub fn new() -> std::io::Result<Self> {
-        Ok(Self { zstd: zstd::bulk::Decompressor::new()? })
-    }
+/// What changed in a page.
+#[derive(Debug, Clone, Copy)]
+pub struct Patch<'a> {
+    changed: u64,
+    blocks: &'a [u8],
+}
 
-    /// The raw bytes of a payload: the whole pages, then the differences. Check the header first.
-    pub fn decode(&mut self, header: &BatchHeader, payload: &[u8]) -> Result<Vec<u8>, BatchError> {
-        let expected = header.payload_bytes();
-        if expected == 0 && payload.is_empty() {
-            return Ok(Vec::new());
+impl Batch {
+    /// Unpacks `payload`, which came with `header`.
+    pub fn decode(header: &BatchHeader, payload: &[u8]) -> Result<Self, BatchError> {
+        header.check_size()?;
+        let (whole, delta) = (header.whole_bytes(), header.delta_pages());
+        let expected = whole + delta * WORD + header.blocks as usize * BLOCK;
+        let bad = BatchError::Payload { expected };
+        let raw = match header.packing {
+            Packing::None => payload.to_vec(),
+            Packing::Zstd => zstd::bulk::decompress(payload, expected).map_err(|_| bad)?,
+        };
+        let batch = Self { raw, whole, delta };
+        let bad = BatchError::Payload { expected };
+        if batch.raw.len() != expected {
+            return Err(bad);
         }
-        let raw = self.zstd.decompress(payload, expected).map_err(|_| BatchError::Payload { expected })?;
-        if raw.len() == expected { Ok(raw) } else { Err(BatchError::Payload { expected }) }
+        let listed: u64 = batch.changed().map(|changed| u64::from(changed.count_ones())).sum();
+        if listed == u64::from(header.blocks) { Ok(batch) } else { Err(bad) }
+    }
+
+    /// The whole pages, one after the other.
+    pub fn whole(&self) -> &[u8] {
+        &self.raw[..self.whole]
+    }
+
+    fn changed(&self) -> impl Iterator<Item = u64> {
+        let words = &self.raw[self.whole..self.whole + self.delta * WORD];
+        words.as_chunks::<WORD>().0.iter().map(|word| u64::from_le_bytes(*word))
+    }
+
+    /// What changed in each of the pages that the target has a version of.
+    pub fn patches(&self) -> impl Iterator<Item = Patch<'_>> {
+        let mut rest = &self.raw[self.whole + self.delta * WORD..];
+        self.changed().map(move |changed| {
+            let (blocks, after) = rest.split_at(changed.count_ones() as usize * BLOCK);
+            rest = after;
+            Patch { changed, blocks }
+        })
     }
 }
 
-/// Turns a difference into the page it stands for, given the older version in `page`.
-pub fn apply_delta(page: &mut [u8], delta: &[u8]) {
-    page.iter_mut().zip(delta).for_each(|(byte, delta)| *byte ^= delta);
+impl Patch<'_> {
+    /// Turns the version that the target has into the one that was sent.
+    pub fn apply(&self, page: &mut [u8]) {
+        let mut blocks = self.blocks.chunks_exact(BLOCK);
+        let places = page.chunks_exact_mut(BLOCK).enumerate().filter(|(at, _)| self.changed >> at & 1 == 1);
+        for ((_, place), block) in places.zip(&mut blocks) {
+            place.copy_from_slice(block);
+        }
+    }
+}
+
+/// The blocks in which two pages differ.
+pub fn blocks_changed(old: &[u8], new: &[u8]) -> u64 {
+    let blocks = old.chunks_exact(BLOCK).zip(new.chunks_exact(BLOCK)).enumerate();
+    blocks.filter(|(_, (old, new))| old != new).fold(0, |changed, (at, _)| changed | 1 << at)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::collections::BTreeMap;
-
-    fn page(kind: u8, seed: u64) -> Vec<u8> {
-        match kind % 3 {
-            0 => vec![0; PAGE_SIZE],
-            1 => seed.to_le_bytes().repeat(PAGE_SIZE / 8),
-            _ => (0..PAGE_SIZE as u64).map(|i| (i.wrapping_mul(seed | 1) >> 11) as u8).collect(),
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn what_arrives_is_what_was_sent(
-            start in 0..50u64, kinds in prop::collection::vec((0..3u8, any::<u64>(), any::<bool>()), 1..40),
-        ) {
-            let run = PageRun::new(start, kinds.len() as u64);
-            let data: Vec<u8> = kinds.iter().flat_map(|(kind, seed, _)| page(*kind, *seed)).collect();
-            let old: BTreeMap<u64, Vec<u8>> = run.pages().zip(&kinds)
-                .filter(|(_, k)| k.2).map(|(p, k)| (p, page(k.0.wrapping_add(1), k.1))).collect();
-            let mut encoder = Encoder::new(1).unwrap();
-            let (header, payload) = encoder.encode(3, run, &data, |p| old.get(&p).map(|v| &v[..])).unwrap();
-            header.check(run.end()).unwrap();
-            let raw = Decoder::new().unwrap().decode(&header, &payload).unwrap();
-            let mut got: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
-            let mut pieces = raw.chunks_exact(PAGE_SIZE);
-            for p in header.whole.iter().flat_map(|r| r.pages()) { got.insert(p, pieces.next().unwrap().to_vec()); }
-            for p in header.delta.iter().flat_map(|r| r.pages()) {
-                let mut page = old[&p].clone();
-                apply_delta(&mut page, pieces.next().unwrap());
-                got.insert(p, page);
-            }
-            for p in header.zero.iter().flat_map(|r| r.pages()) { got.insert(p, vec![0; PAGE_SIZE]); }
-            prop_assert_eq!(got.into_values().flatten().collect::<Vec<_>>(), data);
-        }
-
-        #[test]
-        fn garbage_is_refused_without_allocating_for_it(starts in prop::collection::vec((any::<u64>(), any::<u64>()), 0..5), payload: Vec<u8>) {
-            let runs: Vec<_> = starts.iter().map(|(s, l)| PageRun::new(*s, *l)).collect();
-            let header = BatchHeader { array: 0, zero: vec![], whole: runs, delta: vec![] };
-            if header.check(1000).is_ok() {
-                let _ = Decoder::new().unwrap().decode(&header, &payload);
-            }
-        }
-    }
-}
+#[path = "codec_tests.rs"]
+mod tests;

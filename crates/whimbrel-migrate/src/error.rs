@@ -1,7 +1,6 @@
 //! How a migration fails, on either side.
 
 use crate::{codec::BatchError, handover::Target, protocol::HandoverId, target::HostError};
-use std::io;
 
 /// Why the target could not do what a message asked.
 #[derive(Debug, thiserror::Error)]
@@ -47,13 +46,6 @@ pub enum TargetError {
         /// The kind.
         kind: u16,
     },
-    /// The codec could not be set up.
-    #[error("cannot set up the page codec")]
-    Codec {
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
     /// Pages or blobs could not be stored.
     #[error("cannot store what arrived")]
     Write {
@@ -78,10 +70,6 @@ pub enum TargetError {
 }
 
 impl TargetError {
-    pub(crate) fn codec(source: io::Error) -> Self {
-        Self::Codec { source }
-    }
-
     pub(crate) fn write(source: HostError) -> Self {
         Self::Write { source }
     }

@@ -166,6 +166,8 @@ mod tests {
             disk_bytes: 1 << 30,
             processor: "Fast CPU".into(),
             tunnel: None,
+            bases: vec![],
+            files: vec![],
         }
     }
 

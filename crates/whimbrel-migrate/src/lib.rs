@@ -1,18 +1,23 @@
 //! Source and target of a live migration: pre-copy of memory and disks, then a handover with one commit point.
 //!
-//! What is here: the messages ([`protocol`]), how pages are encoded ([`codec`]), whether a machine fits a host ([`fit`]), who may run ([`handover`],
+//! What is here: the messages ([`protocol`]), how pages are encoded ([`codec`]), what of them the
+//! target has already ([`base`]), whether a machine fits a host ([`fit`]), who may run ([`handover`],
 //! pure and explored by a test), the sending side ([`source`]) and the receiving side ([`target`]). What is
 //! not: QEMU, disks, the network port: the host brings them through [`target::Landing`] and the traits of
 //! `whimbrel-machine`. Blocking calls on plain threads.
 //!
 //! Invariant: at every instant at most one side may run the machine, and after any failure exactly one can.
 
+pub mod base;
+mod choice;
 pub mod codec;
 mod error;
 pub mod fit;
 pub mod handover;
+mod known;
 pub mod link;
 pub mod protocol;
+mod sender;
 mod sent;
 pub mod source;
 pub mod target;

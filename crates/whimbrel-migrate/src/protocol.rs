@@ -3,7 +3,7 @@
 //! Every message is a request of the wire protocol; its header is one of these types in postcard form, its
 //! payload what the doc of the kind says. The requests of one handover are handled in the order they came.
 
-use crate::fit::Misfit;
+use crate::{base::BegunAs, fit::Misfit};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 use whimbrel_core::{CapsuleId, Digest, HostName, MachineConfig, MachineName};
@@ -27,6 +27,10 @@ pub const BLOB_PIECE_MAX: usize = 4 << 20;
 pub const BLOB_MAX: u64 = 1 << 30;
 /// Most bytes of device state.
 pub const DEVICE_STATE_MAX: usize = 8 << 20;
+/// Most capsules that a source names as ones it has.
+pub const BASES_MAX: usize = 64;
+/// Most bytes of a path of a file that a source names.
+pub const PATH_MAX: usize = 4096;
 /// Most arrays a machine may have (memory and disks).
 pub const ARRAYS_MAX: usize = 64;
 
@@ -76,6 +80,39 @@ pub struct Offer {
     pub processor: String,
     /// Where its network stays, if that is not to be the target's.
     pub tunnel: Option<HomeNetwork>,
+    /// Capsules that the source has whole and that resemble it, the best first: an array may begin as an image of one.
+    pub bases: Vec<CapsuleId>,
+    /// Files under its disks that the target may reach as well.
+    pub files: Vec<SharedFile>,
+}
+
+/// A file that lies under a disk and is never written. Both hosts reach the same one if a mark that the source has just
+/// laid beside it is there on the target.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedFile {
+    /// Which disk, from 0.
+    pub disk: u32,
+    /// Where it is.
+    pub path: String,
+    /// Its length in bytes.
+    pub len: u64,
+    /// When it was changed last, in nanoseconds since 1970.
+    pub changed: i64,
+    /// Name of the file that is the mark, in the same directory.
+    pub mark: String,
+    /// What is in that.
+    pub secret: [u8; 32],
+}
+
+impl Offer {
+    /// Whether the target may begin an array as this.
+    pub fn names(&self, begun: &BegunAs) -> bool {
+        match begun {
+            BegunAs::Zeros => true,
+            BegunAs::Capsule(capsule) => self.bases.contains(capsule),
+            BegunAs::File => !self.files.is_empty(),
+        }
+    }
 }
 
 /// The host that has a machine's network while it runs on another one, and the tunnel between the two.
@@ -144,6 +181,8 @@ pub enum Offered {
 pub struct Accepted {
     /// Blobs of the offer that the target lacks.
     pub blobs_missing: Vec<Digest>,
+    /// What each array begins as; zeros where nothing is said.
+    pub begun_as: Vec<BegunAs>,
 }
 
 /// A piece of a blob; pieces come in order of their offsets.

@@ -1,54 +1,73 @@
-//! The versions of pages that the target holds, for those that may be sent again.
+//! What the target has of pages that may be sent again: not the pages, but marks of their blocks.
+//!
+//! Eight bytes for 64: an eighth of the memory that the pages would take, and enough to tell which blocks changed, which is all
+//! that has to travel. A changed block with an unchanged mark would be lost; marks are 64 bits of xxh3 under a seed that nobody
+//! outside knows, so that takes 2^64 changed blocks, and whose guest finds one has only damaged itself.
 //!
 //! Bounded. While there is room every page enters, since nobody knows yet which will be written; once full, a page
 //! that is known to be hot takes the place of one that was sent once and never again.
 
+use crate::codec::{BLOCK, BLOCKS};
 use std::collections::HashMap;
-use whimbrel_core::PAGE_SIZE;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 type Key = (u32, u64);
+/// One mark a block.
+pub(crate) type Marks = [u64; BLOCKS];
+/// Bytes of what is kept of a page.
+const KEPT: usize = size_of::<Marks>();
 
-/// A kept version: where it lies, and whether the page has shown that it is written again and again.
+/// What is kept of a page: where its marks lie, and whether it has shown that it is written again and again.
 struct Kept {
     at: usize,
     hot: bool,
 }
 
-/// Last versions sent.
+/// Marks of the last versions sent.
 pub(crate) struct Sent {
     kept: HashMap<Key, Kept>,
-    pages: Vec<u8>,
+    marks: Vec<Marks>,
     /// Pages that entered cold, the latest last. Some may have become hot meanwhile.
     cold: Vec<Key>,
+    /// Most pages.
     capacity: usize,
+    seed: u64,
 }
 
 impl Sent {
-    /// Room for `capacity` bytes of pages.
-    pub(crate) fn new(capacity: usize) -> Self {
-        Self { kept: HashMap::new(), pages: Vec::new(), cold: Vec::new(), capacity }
+    /// Room for `capacity` bytes of marks.
+    pub(crate) fn new(capacity: usize, seed: u64) -> Self {
+        let capacity = capacity / KEPT;
+        Self { kept: HashMap::new(), marks: Vec::new(), cold: Vec::new(), capacity, seed }
     }
 
-    /// The version of the page that the target holds, if it is kept.
-    pub(crate) fn get(&self, array: u32, page: u64) -> Option<&[u8]> {
-        self.kept.get(&(array, page)).map(|kept| &self.pages[kept.at..kept.at + PAGE_SIZE])
-    }
-
-    /// The page was sent as `content`.
-    pub(crate) fn record(&mut self, array: u32, page: u64, content: &[u8], hot: bool) {
-        let key = (array, page);
-        if let Some(kept) = self.kept.get_mut(&key) {
-            // Sent a second time: that is what hot means.
-            kept.hot = true;
-            self.pages[kept.at..kept.at + PAGE_SIZE].copy_from_slice(content);
-            return;
+    /// How blocks are marked, for threads that do not hold this.
+    pub(crate) fn marker(&self) -> impl Fn(&[u8]) -> Marks + use<> {
+        let seed = self.seed;
+        move |content| {
+            let mut marks = [0; BLOCKS];
+            for (mark, block) in marks.iter_mut().zip(content.chunks_exact(BLOCK)) {
+                *mark = xxh3_64_with_seed(block, seed);
+            }
+            marks
         }
-        // Pages of zeros travel as a range: there is nothing to save by keeping them.
-        if whimbrel_core::is_zero(content) {
+    }
+
+    /// The blocks of the page that changed since it was sent, if its marks are kept.
+    pub(crate) fn changed(&self, array: u32, page: u64, now: &Marks) -> Option<u64> {
+        let then = &self.marks[self.kept.get(&(array, page))?.at];
+        let blocks = then.iter().zip(now).enumerate().filter(|(_, (then, now))| then != now);
+        Some(blocks.fold(0, |changed, (at, _)| changed | 1 << at))
+    }
+
+    /// The page was sent with these marks.
+    pub(crate) fn record(&mut self, array: u32, page: u64, marks: &Marks, hot: bool) {
+        let key = (array, page);
+        if self.renew(array, page, marks) {
             return;
         }
         if let Some(at) = self.room(hot) {
-            self.pages[at..at + PAGE_SIZE].copy_from_slice(content);
+            self.marks[at] = *marks;
             self.kept.insert(key, Kept { at, hot });
             if !hot {
                 self.cold.push(key);
@@ -56,16 +75,25 @@ impl Sent {
         }
     }
 
-    /// Whether a hot page would be kept.
+    /// The same if something is kept of the page, and otherwise nothing: for a page that is cheap to send again.
+    pub(crate) fn renew(&mut self, array: u32, page: u64, marks: &Marks) -> bool {
+        let Some(kept) = self.kept.get_mut(&(array, page)) else { return false };
+        // Sent a second time: that is what hot means.
+        kept.hot = true;
+        self.marks[kept.at] = *marks;
+        true
+    }
+
+    /// Whether marks of a hot page would be kept.
     pub(crate) fn has_room(&self) -> bool {
-        self.pages.len() + PAGE_SIZE <= self.capacity || !self.cold.is_empty()
+        self.marks.len() < self.capacity || !self.cold.is_empty()
     }
 
     /// A free place, for a hot page made free if need be.
     fn room(&mut self, hot: bool) -> Option<usize> {
-        let end = self.pages.len();
-        if end + PAGE_SIZE <= self.capacity {
-            self.pages.resize(end + PAGE_SIZE, 0);
+        let end = self.marks.len();
+        if end < self.capacity {
+            self.marks.push([0; BLOCKS]);
             return Some(end);
         }
         while let Some(key) = self.cold.pop_if(|_| hot) {
@@ -80,38 +108,43 @@ impl Sent {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use whimbrel_core::PAGE_SIZE;
 
     fn page(byte: u8) -> Vec<u8> {
         vec![byte; PAGE_SIZE]
     }
 
     #[test]
-    fn keeps_the_newest_version_and_nothing_beyond_its_capacity() {
-        let mut sent = Sent::new(2 * PAGE_SIZE);
-        sent.record(0, 7, &page(0), true);
-        assert!(sent.get(0, 7).is_none(), "zeros need no keeping");
-        sent.record(0, 1, &page(2), true);
-        sent.record(1, 1, &page(3), true);
-        sent.record(0, 9, &page(4), true);
-        assert!(sent.get(0, 9).is_none(), "full of hot pages");
-        sent.record(0, 1, &page(5), false);
-        assert_eq!(sent.get(0, 1), Some(&page(5)[..]));
-        assert_eq!(sent.get(1, 1), Some(&page(3)[..]));
+    fn tells_the_blocks_that_changed_since_the_newest_version() {
+        let mut sent = Sent::new(2 * KEPT, 7);
+        let marks = sent.marker();
+        sent.record(0, 1, &marks(&page(2)), true);
+        sent.record(1, 1, &marks(&page(3)), true);
+        sent.record(0, 9, &marks(&page(4)), true);
+        assert_eq!(sent.changed(0, 9, &marks(&page(4))), None, "full of hot pages");
+        let mut now = page(2);
+        (now[0], now[4095]) = (9, 9);
+        assert_eq!(sent.changed(0, 1, &marks(&now)), Some(1 << 63 | 1));
+        sent.record(0, 1, &marks(&now), false);
+        assert_eq!(sent.changed(0, 1, &marks(&now)), Some(0));
+        assert_eq!(sent.changed(1, 1, &marks(&page(3))), Some(0));
     }
 
     #[test]
     fn a_hot_page_takes_the_place_of_one_that_never_came_again() {
-        let mut sent = Sent::new(2 * PAGE_SIZE);
-        sent.record(0, 1, &page(1), false);
-        sent.record(0, 2, &page(2), false);
-        sent.record(0, 2, &page(3), false);
-        sent.record(0, 3, &page(4), false);
-        assert!(sent.get(0, 3).is_none(), "a cold page drives nobody out");
-        sent.record(0, 4, &page(5), true);
-        assert_eq!(sent.get(0, 4), Some(&page(5)[..]));
-        assert!(sent.get(0, 1).is_none(), "the page that was sent once");
-        assert_eq!(sent.get(0, 2), Some(&page(3)[..]), "the page that was sent twice");
-        sent.record(0, 5, &page(6), true);
-        assert!(sent.get(0, 5).is_none(), "only hot pages are left");
+        let mut sent = Sent::new(2 * KEPT, 7);
+        let marks = sent.marker();
+        let knows = |sent: &Sent, page| sent.changed(0, page, &[0; BLOCKS]).is_some();
+        sent.record(0, 1, &marks(&page(1)), false);
+        sent.record(0, 2, &marks(&page(2)), false);
+        sent.record(0, 2, &marks(&page(3)), false);
+        sent.record(0, 3, &marks(&page(4)), false);
+        assert!(!knows(&sent, 3), "a cold page drives nobody out");
+        sent.record(0, 4, &marks(&page(5)), true);
+        assert!(knows(&sent, 4) && !knows(&sent, 1), "it has the place of the page that was sent once");
+        assert!(knows(&sent, 2), "the page that was sent twice stays");
+        sent.record(0, 5, &marks(&page(6)), true);
+        assert!(!knows(&sent, 5), "only hot pages are left");
+        assert!(!sent.has_room());
     }
 }

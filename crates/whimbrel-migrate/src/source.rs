@@ -6,32 +6,25 @@
 //! answers, over new connections where needed, or until it is told to stop and leave that to a later call.
 
 use crate::{
-    codec::Encoder,
+    base::{ArrayBase, BegunAs},
     fit::Misfit,
     handover::{Source, SourceAction, SourceEvent},
-    link::{self, Answer, Link, LinkError},
-    protocol::{self, BlobPiece, Finish, HandoverId, Offer, Offered, Pages},
-    sent::Sent,
+    link::{self, Link, LinkError},
+    protocol::{self, Accepted, BlobPiece, Finish, HandoverId, Offer, Offered},
+    sender::Pipeline,
 };
 use bytes::Bytes;
 use std::{
-    collections::VecDeque,
     error::Error,
     ops::ControlFlow,
+    thread,
     time::{Duration, Instant},
 };
 use whimbrel_capture::{
-    Batch, CaptureError, Captured, Finish as CaptureFinish, Follower, Policy, Progress, RoundStats, Sink,
-    SinkError, StopReason, Subject, capture,
+    CaptureError, Captured, Finish as CaptureFinish, Follower, Ledger, Phase, Policy, Progress, RoundStats,
+    StopReason, Subject, capture,
 };
-use whimbrel_core::{Digest, PAGE_SIZE};
-
-/// Most page messages that wait for an answer: with 256 pages each, 64 MiB of RAM at most.
-const UNANSWERED_MAX: usize = 64;
-/// Room for the versions that the target holds of hot pages.
-const SENT_BYTES_MAX: usize = 96 << 20;
-/// zstd's fast levels keep up with several Gbit/s on one core; see docs/benchmarks.md.
-const ZSTD_LEVEL: i32 = 1;
+use whimbrel_core::Digest;
 
 /// A machine to be moved and where to.
 pub struct Move<'a, 's> {
@@ -43,6 +36,10 @@ pub struct Move<'a, 's> {
     pub offer: &'a Offer,
     /// Reads a boot file of the offer.
     pub blob: &'a dyn Fn(Digest) -> Result<Vec<u8>, BoxError>,
+    /// Opens what an array begins as on the target, which is more than zeros.
+    pub base: &'a dyn Fn(&mut Ledger, &BegunAs) -> Result<ArrayBase, BoxError>,
+    /// Drawn anew for each migration and told to nobody: see `sent.rs`.
+    pub seed: u64,
     /// Addresses seen on each port, asked for at the pause.
     pub ports: &'a dyn Fn() -> Vec<Vec<u8>>,
     /// Writes down, durably, that the machine was handed over: the commit point.
@@ -96,6 +93,9 @@ pub enum MigrateError {
     /// The target did not load the machine.
     #[error("the target cannot load the machine")]
     Load(#[source] LinkError),
+    /// What the target has already could not be compared with.
+    #[error("cannot compare the machine with what the target has of it")]
+    Base(#[source] BoxError),
     /// The handover could not be written down.
     #[error("cannot write the handover down")]
     Record(#[source] BoxError),
@@ -145,18 +145,11 @@ fn attempt(job: &mut Move<'_, '_>, state: &mut Source) -> Result<Captured, Migra
         Offered::Accepted(accepted) => accepted,
         Offered::Misfit(misfit) => return Err(MigrateError::Misfit(misfit)),
     };
-    for digest in accepted.blobs_missing {
-        send_blob(job, digest)?;
+    for digest in &accepted.blobs_missing {
+        send_blob(job, *digest)?;
     }
-    let pages = |error| MigrateError::Capture(CaptureError::Pages(error));
-    for ledger in job.subject.ledgers.iter_mut() {
-        ledger.follow_all(Follower::Migration).map_err(pages)?;
-    }
-    job.subject.follower = Follower::Migration;
-    let mut sink =
-        PageSender::new(job.link, handover).map_err(|error| MigrateError::Capture(error.into()))?;
-    let captured = capture(job.subject, &mut sink, job.policy, CaptureFinish::StayPaused, job.observe)
-        .map_err(MigrateError::Capture)?;
+    let bases = follow(job, &accepted)?;
+    let captured = copy(job, &bases)?;
     *state = state.step(SourceEvent::RoundsOver).0;
     let finish = Finish { handover, ports: (job.ports)() };
     link::call(job.link, protocol::FINISH, &finish, captured.device_state.clone().into())
@@ -164,6 +157,48 @@ fn attempt(job: &mut Move<'_, '_>, state: &mut Source) -> Result<Captured, Migra
     (job.record_handover)().map_err(MigrateError::Record)?;
     *state = state.step(SourceEvent::TargetReady).0;
     Ok(captured)
+}
+
+/// Begins to follow every array from what the target has of it on.
+fn follow(job: &mut Move<'_, '_>, accepted: &Accepted) -> Result<Vec<Option<ArrayBase>>, MigrateError> {
+    let pages = |error| MigrateError::Capture(CaptureError::Pages(error));
+    let mut bases = Vec::new();
+    for (index, ledger) in job.subject.ledgers.iter_mut().enumerate() {
+        let base = match accepted.begun_as.get(index) {
+            None | Some(BegunAs::Zeros) => None,
+            Some(begun) if !job.offer.names(begun) => {
+                return Err(MigrateError::Base("it began as something that was not offered".into()));
+            }
+            Some(begun) => Some((job.base)(ledger, begun).map_err(MigrateError::Base)?),
+        };
+        match &base {
+            None => ledger.follow_all(Follower::Migration).map_err(pages)?,
+            Some(base) => {
+                ledger.follow_from(Follower::Migration, base.unseen.clone()).map_err(pages)?;
+            }
+        }
+        bases.push(base);
+    }
+    job.subject.follower = Follower::Migration;
+    Ok(bases)
+}
+
+/// The rounds.
+fn copy(job: &mut Move<'_, '_>, bases: &[Option<ArrayBase>]) -> Result<Captured, MigrateError> {
+    let arrays = job.subject.ledgers.iter().zip(bases);
+    let arrays = arrays.map(|(ledger, base)| (ledger.page_count(), base.as_ref())).collect();
+    let line = Pipeline::new(job.link, job.offer.handover, arrays, job.seed);
+    let (subject, policy, observe) = (&mut *job.subject, job.policy, &mut *job.observe);
+    let captured = thread::scope(|scope| {
+        let mut sink = line.start(scope);
+        capture(subject, &mut sink, policy, CaptureFinish::StayPaused, &mut |progress| {
+            if progress.phase == Phase::Paused {
+                line.hurry();
+            }
+            observe(progress)
+        })
+    });
+    captured.map_err(MigrateError::Capture)
 }
 
 fn send_blob(job: &Move<'_, '_>, digest: Digest) -> Result<(), MigrateError> {
@@ -200,69 +235,4 @@ pub fn confirm(
         outcome = connect().and_then(|link| commit(&*link).map_err(BoxError::from));
     }
     true
-}
-
-/// The sink of a migration: encodes batches and keeps a bounded number of them under way.
-struct PageSender<'a> {
-    link: &'a dyn Link,
-    handover: HandoverId,
-    encoder: Encoder,
-    sent: Sent,
-    unanswered: VecDeque<Box<dyn Answer>>,
-    bytes_before: u64,
-}
-
-impl<'a> PageSender<'a> {
-    fn new(link: &'a dyn Link, handover: HandoverId) -> Result<Self, SinkError> {
-        let encoder = Encoder::new(ZSTD_LEVEL).map_err(undelivered)?;
-        let (sent, unanswered) = (Sent::new(SENT_BYTES_MAX), VecDeque::new());
-        Ok(Self { link, handover, encoder, sent, unanswered, bytes_before: link.bytes_sent() })
-    }
-
-    fn wait_for_answers(&mut self, unanswered_max: usize) -> Result<(), SinkError> {
-        while self.unanswered.len() > unanswered_max {
-            let oldest = self.unanswered.pop_front().expect("longer than a number");
-            oldest.wait().map_err(undelivered)?;
-        }
-        Ok(())
-    }
-}
-
-impl Sink for PageSender<'_> {
-    fn pages(&mut self, batch: Batch<'_>) -> Result<(), SinkError> {
-        let array = batch.array as u32;
-        let older = |page| self.sent.get(array, page);
-        let (header, payload) =
-            self.encoder.encode(array, batch.run, batch.data, older).map_err(undelivered)?;
-        for (page, content) in batch.run.pages().zip(batch.data.chunks_exact(PAGE_SIZE)) {
-            self.sent.record(array, page, content, batch.hot.is_some_and(|hot| hot.contains(page)));
-        }
-        let message = Pages { handover: self.handover, batch: header };
-        let header = postcard::to_stdvec(&message).expect("a header is always encodable");
-        let answer = self.link.send(protocol::PAGES, header, payload.into()).map_err(undelivered)?;
-        self.unanswered.push_back(answer);
-        self.wait_for_answers(UNANSWERED_MAX)
-    }
-
-    fn limit_rate(&mut self, rate: Option<u64>) {
-        self.link.limit_rate(rate);
-    }
-
-    /// The next version of a page travels as its difference to the last one: while there is room to remember that one,
-    /// even the hottest page is sent once ahead of the pause.
-    fn wants_first_versions(&self) -> bool {
-        self.sent.has_room()
-    }
-
-    fn end_round(&mut self) -> Result<(), SinkError> {
-        self.wait_for_answers(0)
-    }
-
-    fn bytes_out(&self) -> u64 {
-        self.link.bytes_sent() - self.bytes_before
-    }
-}
-
-fn undelivered(source: impl Into<BoxError>) -> SinkError {
-    SinkError { destination: "the target".to_owned(), source: source.into() }
 }

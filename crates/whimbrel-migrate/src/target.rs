@@ -5,7 +5,8 @@
 //! into calls of [`Arrival`], which the host implements.
 
 use crate::{
-    codec::{self, Decoder},
+    base::BegunAs,
+    codec::Batch,
     error::TargetError,
     fit::Misfit,
     handover::{Target, TargetAction, TargetEvent},
@@ -32,6 +33,11 @@ pub trait Landing: Send + Sync {
 pub trait Arrival: Send {
     /// Blobs of the offer that are not here yet.
     fn blobs_missing(&self) -> Vec<Digest>;
+
+    /// What each array begins as; zeros where nothing is said. Nothing that the offer does not name.
+    fn begins_as(&self) -> Vec<BegunAs> {
+        Vec::new()
+    }
 
     /// Stores a whole blob whose digest was checked.
     fn put_blob(&mut self, digest: Digest, content: Vec<u8>) -> Result<(), HostError>;
@@ -62,7 +68,6 @@ struct Arriving {
     arrays: Vec<u64>,
     blobs: Vec<(Digest, u64)>,
     blob: Vec<u8>,
-    decoder: Decoder,
 }
 
 /// Most handovers that were given up and whose late offers are still refused. One is of use for as long as the connection
@@ -113,9 +118,8 @@ impl Arrivals {
 
     /// Takes up an arrival that an earlier daemon had prepared: it waits for the source's word.
     pub fn adopt_prepared(&self, handover: HandoverId, arrival: Box<dyn Arrival>) -> Result<(), TargetError> {
-        let decoder = Decoder::new().map_err(TargetError::codec)?;
         let state = Target::Prepared;
-        let arriving = Arriving { state, arrival, arrays: vec![], blobs: vec![], blob: vec![], decoder };
+        let arriving = Arriving { state, arrival, arrays: vec![], blobs: vec![], blob: vec![] };
         self.table().insert(handover, Arc::new(Mutex::new(arriving)));
         Ok(())
     }
@@ -135,7 +139,9 @@ impl Arrivals {
             }
             protocol::PAGES => {
                 let pages: Pages = parse(header)?;
-                self.with(pages.handover, |arriving| arriving.pages(&pages, &payload))
+                // Unpacked before it is anybody's turn.
+                let batch = Batch::decode(&pages.batch, &payload)?;
+                self.with(pages.handover, |arriving| arriving.pages(&pages, &batch))
             }
             protocol::FINISH => {
                 let finish: Finish = parse(header)?;
@@ -195,17 +201,17 @@ impl Arrivals {
         if let Some(state) = self.ended().of(offer.handover) {
             return Err(TargetError::State { state });
         }
-        let decoder = Decoder::new().map_err(TargetError::codec)?;
         let arrival = match self.landing.reserve(&offer).map_err(|error| error.downcast::<Misfit>()) {
             Ok(arrival) => arrival,
             Err(Ok(misfit)) => return Ok(reply(&Offered::Misfit(*misfit))),
             Err(Err(source)) => return Err(TargetError::Refused { source }),
         };
-        let accepted = Offered::Accepted(Accepted { blobs_missing: arrival.blobs_missing() });
+        let (blobs_missing, begun_as) = (arrival.blobs_missing(), arrival.begins_as());
+        let accepted = Offered::Accepted(Accepted { blobs_missing, begun_as });
         let arrays = offer.arrays.iter().map(|array| array.pages).collect();
         // `reserve` has done what the actions say, the reply is the rest.
         let ((state, _), blobs) = (Target::begin(), offer.blobs);
-        let mut arriving = Arriving { state, arrival, arrays, blobs, blob: vec![], decoder };
+        let mut arriving = Arriving { state, arrival, arrays, blobs, blob: vec![] };
         let mut table = self.table();
         // Bound first: the lock on what has ended is not held while the arrival is discarded.
         let ended = self.ended().of(offer.handover);
@@ -300,27 +306,26 @@ impl Arriving {
         self.arrival.put_blob(digest, content).map_err(TargetError::write)
     }
 
-    fn pages(&mut self, pages: &Pages, payload: &[u8]) -> Result<(), TargetError> {
+    fn pages(&mut self, pages: &Pages, batch: &Batch) -> Result<(), TargetError> {
         self.receiving()?;
         let array = pages.batch.array as usize;
         let len =
             *self.arrays.get(array).ok_or(TargetError::Invalid { what: "an array that was not offered" })?;
         pages.batch.check(len)?;
-        let raw = self.decoder.decode(&pages.batch, payload)?;
-        let mut rest = &raw[..];
+        let mut rest = batch.whole();
         for run in &pages.batch.whole {
             let (data, after) = rest.split_at(run.bytes());
             self.arrival.write(array, *run, data).map_err(TargetError::write)?;
             rest = after;
         }
-        let mut buffer = Vec::new();
+        let (mut buffer, mut patches) = (Vec::new(), batch.patches());
         for run in &pages.batch.delta {
-            let (delta, after) = rest.split_at(run.bytes());
             buffer.resize(run.bytes(), 0);
             self.arrival.read(array, *run, &mut buffer).map_err(TargetError::write)?;
-            codec::apply_delta(&mut buffer, delta);
+            for (page, patch) in buffer.chunks_exact_mut(PAGE_SIZE).zip(&mut patches) {
+                patch.apply(page);
+            }
             self.arrival.write(array, *run, &buffer).map_err(TargetError::write)?;
-            rest = after;
         }
         pages.batch.zero.iter().try_for_each(|run| self.arrival.zero(array, *run)).map_err(TargetError::write)
     }
@@ -355,6 +360,13 @@ fn check_offer(offer: &Offer) -> Result<(), TargetError> {
     }
     if offer.blobs.len() > 2 || offer.blobs.iter().any(|(_, size)| *size > protocol::BLOB_MAX) {
         return Err(TargetError::Invalid { what: "too many or too large boot files" });
+    }
+    let long = |file: &protocol::SharedFile| file.path.len().max(file.mark.len()) > protocol::PATH_MAX;
+    if offer.bases.len() > protocol::BASES_MAX
+        || offer.files.len() > offer.config.disks.len()
+        || offer.files.iter().any(long)
+    {
+        return Err(TargetError::Invalid { what: "too much that could be begun from" });
     }
     Ok(())
 }

@@ -216,6 +216,8 @@ fn offer(handover: u64) -> Offer {
         disk_bytes: 0,
         processor: String::new(),
         tunnel: None,
+        bases: vec![],
+        files: vec![],
     }
 }
 
@@ -247,6 +249,8 @@ proptest! {
                 link: &link,
                 offer: &offer,
                 blob: &|_| Ok(KERNEL.to_vec()),
+                base: &|_, _| Err("nothing is said to be there".into()),
+                seed: 7,
                 ports: &Vec::new,
                 record_handover: &mut || { recorded = true; Ok(()) },
                 policy: &Pace { pages_left_max: 8, ..Pace::CHECKPOINT },

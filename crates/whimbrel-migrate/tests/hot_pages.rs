@@ -96,7 +96,9 @@ impl Answer for Now {
 impl Link for Agreeable {
     fn send(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError> {
         self.bytes.fetch_add((header.len() + payload.len()) as u64, Ordering::Relaxed);
-        let accepted = postcard::to_stdvec(&Offered::Accepted(Accepted { blobs_missing: vec![] })).unwrap();
+        let accepted =
+            postcard::to_stdvec(&Offered::Accepted(Accepted { blobs_missing: vec![], begun_as: vec![] }))
+                .unwrap();
         Ok(Box::new(Now(if kind == protocol::OFFER { accepted.into() } else { Bytes::new() })))
     }
     fn limit_rate(&self, rate: Option<u64>) {
@@ -148,6 +150,8 @@ fn offer() -> Offer {
         disk_bytes: 0,
         processor: String::new(),
         tunnel: None,
+        bases: vec![],
+        files: vec![],
     }
 }
 
@@ -162,6 +166,8 @@ fn a_page_that_is_always_hot_travels_once_whole_and_in_the_pause_as_a_difference
         link: &link,
         offer: &offer(),
         blob: &|_| Ok(vec![]),
+        base: &|_, _| Err("nothing is said to be there".into()),
+        seed: 7,
         ports: &Vec::new,
         record_handover: &mut || Ok(()),
         policy: &Three,

@@ -97,6 +97,8 @@ fn offer(arrivals: &Arrivals) -> bool {
         disk_bytes: 0,
         processor: String::new(),
         tunnel: None,
+        bases: vec![],
+        files: vec![],
     };
     let header = postcard::to_stdvec(&offer).expect("an offer");
     arrivals.handle(protocol::OFFER, &header, Bytes::new()).is_ok()

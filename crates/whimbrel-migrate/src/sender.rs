@@ -1,0 +1,341 @@
+//! The sink of a migration: batches are gathered, encoded by several threads and kept under way in a bounded number.
+//!
+//! Within a round every page comes once, so batches may overtake each other; at its end all of them are answered. A failure
+//! anywhere is what the next call returns.
+//!
+//! Memory: a MiB for each batch that waits or is worked on, and marks of what was sent ([`crate::sent`]).
+
+use crate::{
+    base::ArrayBase,
+    choice::{Choice, Spent},
+    codec::{BATCH_PAGES_MAX, Effort, Encoder, RUNS_MAX, push},
+    known::{Known, Verdict},
+    link::{Answer, Link},
+    protocol::{self, HandoverId, Pages},
+    source::BoxError,
+};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, Scope},
+    time::{Duration, Instant},
+};
+use whimbrel_capture::{Batch, Sink, SinkError};
+use whimbrel_core::{PAGE_SIZE, PageRun};
+
+/// Most page messages that wait for an answer. The link bounds their bytes.
+const UNANSWERED_MAX: usize = 64;
+/// Room for what is known of pages that were sent: an eighth of the pages it is about.
+const KNOWN_BYTES_MAX: usize = 32 << 20;
+/// More threads than this fill 10 Gbit/s.
+const ENCODERS_MAX: usize = 8;
+/// Pages of a batch while the machine stands still: small enough that all encoders have some.
+const URGENT_PAGES: usize = 64;
+/// Niceness of encoders while the machine runs: it comes first.
+const NICE: i32 = 5;
+
+/// A batch that is being gathered, or that waits for an encoder.
+#[derive(Default)]
+struct Job {
+    array: usize,
+    zero: Vec<PageRun>,
+    runs: Vec<PageRun>,
+    data: Vec<u8>,
+    hot: Vec<bool>,
+}
+
+impl Job {
+    fn is_empty(&self) -> bool {
+        self.zero.is_empty() && self.runs.is_empty()
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    /// Jobs that encoders have taken and not finished.
+    busy: usize,
+    unanswered: VecDeque<Box<dyn Answer>>,
+    failed: Option<BoxError>,
+    closed: bool,
+}
+
+/// What the encoders and the sink share.
+pub(crate) struct Pipeline<'a> {
+    link: &'a dyn Link,
+    handover: HandoverId,
+    known: Known,
+    choice: Mutex<Choice>,
+    urgent: AtomicBool,
+    encoders: usize,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+impl<'a> Pipeline<'a> {
+    pub(crate) fn new(
+        link: &'a dyn Link,
+        handover: HandoverId,
+        arrays: Vec<(u64, Option<&ArrayBase>)>,
+        seed: u64,
+    ) -> Self {
+        let encoders = thread::available_parallelism().map_or(1, usize::from).min(ENCODERS_MAX);
+        Self {
+            link,
+            handover,
+            known: Known::new(arrays, KNOWN_BYTES_MAX, seed),
+            choice: Mutex::new(Choice::new()),
+            urgent: AtomicBool::new(false),
+            encoders,
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Starts the encoders; they end when the sink that is returned is dropped.
+    pub(crate) fn start<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> PageSender<'scope> {
+        for _ in 0..self.encoders {
+            scope.spawn(|| self.encode_all());
+        }
+        PageSender { line: self, bytes_before: self.link.bytes_sent(), job: Job::default() }
+    }
+
+    /// The machine stands still from now on.
+    pub(crate) fn hurry(&self) {
+        self.urgent.store(true, Ordering::Relaxed);
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'q>(&self, queue: MutexGuard<'q, Queue>) -> MutexGuard<'q, Queue> {
+        self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn encode_all(&self) {
+        // Of this thread alone; refused or not, pages go out.
+        let _ = rustix::process::setpriority_process(None, NICE);
+        let mut encoder = match Encoder::new() {
+            Ok(encoder) => encoder,
+            Err(error) => return self.fail(error.into()),
+        };
+        loop {
+            let waiting = Instant::now();
+            let Some(job) = self.next() else { return };
+            let waited = waiting.elapsed();
+            let _busy = Busy(self);
+            if let Err(error) = self.encode_and_send(&mut encoder, job, waited) {
+                self.fail(error);
+            }
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut queue = self.queue();
+        loop {
+            if let Some(job) = queue.jobs.pop_front() {
+                queue.busy += 1;
+                self.changed.notify_all();
+                return Some(job);
+            }
+            if queue.closed {
+                return None;
+            }
+            queue = self.wait(queue);
+        }
+    }
+
+    fn encode_and_send(&self, encoder: &mut Encoder, job: Job, waited: Duration) -> Result<(), BoxError> {
+        let begun = Instant::now();
+        let effort = self.effort();
+        encoder.zero(&self.known.zero(job.array, &job.zero)?);
+        let verdicts = self.known.pages(job.array, &job.runs, &job.data, &job.hot)?;
+        let pages = job.runs.iter().flat_map(|run| run.pages()).zip(job.data.chunks_exact(PAGE_SIZE));
+        for ((page, content), verdict) in pages.zip(verdicts) {
+            match verdict {
+                Verdict::There => {}
+                Verdict::Changed(blocks) => encoder.delta(page, content, blocks),
+                Verdict::Whole => encoder.whole(page, content),
+            }
+        }
+        if encoder.is_empty() {
+            return Ok(());
+        }
+        let (batch, payload) = encoder.finish(job.array as u32, effort)?;
+        drop(job);
+        let header = postcard::to_stdvec(&Pages { handover: self.handover, batch })?;
+        let encoding = begun.elapsed();
+        let answer = self.link.send(protocol::PAGES, header, payload.into())?;
+        self.answered_but(UNANSWERED_MAX, Some(answer))?;
+        let waiting = waited + begun.elapsed() - encoding;
+        self.choice().spent(Spent { encoding, waiting });
+        Ok(())
+    }
+
+    fn effort(&self) -> Effort {
+        let choice = self.choice();
+        if self.urgent.load(Ordering::Relaxed) { choice.urgent_effort() } else { choice.effort() }
+    }
+
+    fn choice(&self) -> MutexGuard<'_, Choice> {
+        self.choice.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters an answer to wait for, and waits until at most `max` are outstanding.
+    fn answered_but(&self, max: usize, more: Option<Box<dyn Answer>>) -> Result<(), BoxError> {
+        self.queue().unanswered.extend(more);
+        loop {
+            let oldest = {
+                let mut queue = self.queue();
+                if queue.unanswered.len() <= max {
+                    return Ok(());
+                }
+                queue.unanswered.pop_front()
+            };
+            oldest.map_or(Ok(()), |answer| answer.wait().map(drop))?;
+        }
+    }
+
+    fn fail(&self, error: BoxError) {
+        self.queue().fail(error);
+        self.changed.notify_all();
+    }
+
+    /// Hands a batch to the encoders; waits while enough of them are waiting there.
+    fn push(&self, job: Job) -> Result<(), BoxError> {
+        let mut queue = self.queue();
+        while queue.failed.is_none() && queue.jobs.len() >= self.encoders {
+            queue = self.wait(queue);
+        }
+        queue.check()?;
+        queue.jobs.push_back(job);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Waits until everything has arrived.
+    fn finish(&self) -> Result<(), BoxError> {
+        let mut queue = self.queue();
+        while queue.failed.is_none() && (queue.busy > 0 || !queue.jobs.is_empty()) {
+            queue = self.wait(queue);
+        }
+        queue.check()?;
+        drop(queue);
+        self.answered_but(0, None)
+    }
+}
+
+/// An encoder at work, however that ends.
+struct Busy<'a>(&'a Pipeline<'a>);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.0.queue();
+        queue.busy -= 1;
+        if thread::panicking() {
+            queue.fail("an encoder failed".into());
+        }
+        self.0.changed.notify_all();
+    }
+}
+
+impl Queue {
+    fn fail(&mut self, error: BoxError) {
+        self.jobs.clear();
+        self.failed.get_or_insert(error);
+    }
+
+    fn check(&mut self) -> Result<(), BoxError> {
+        match self.failed.take() {
+            None => Ok(()),
+            Some(error) => {
+                self.failed = Some("an earlier batch did not arrive".into());
+                Err(error)
+            }
+        }
+    }
+}
+
+/// The sink itself.
+pub(crate) struct PageSender<'a> {
+    line: &'a Pipeline<'a>,
+    bytes_before: u64,
+    job: Job,
+}
+
+impl PageSender<'_> {
+    fn room(&self) -> usize {
+        match self.line.urgent.load(Ordering::Relaxed) {
+            true => URGENT_PAGES,
+            false => BATCH_PAGES_MAX as usize,
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        let Job { zero, runs, hot, .. } = &self.job;
+        hot.len() >= self.room() || zero.len() + runs.len() >= RUNS_MAX - 1
+    }
+
+    fn flush(&mut self) -> Result<(), SinkError> {
+        let job = std::mem::take(&mut self.job);
+        if job.is_empty() { Ok(()) } else { self.line.push(job).map_err(undelivered) }
+    }
+}
+
+impl Sink for PageSender<'_> {
+    fn pages(&mut self, batch: Batch<'_>) -> Result<(), SinkError> {
+        if self.job.array != batch.array {
+            self.flush()?;
+        }
+        for (page, content) in batch.run.pages().zip(batch.data.chunks_exact(PAGE_SIZE)) {
+            if self.is_full() {
+                self.flush()?;
+            }
+            self.job.array = batch.array;
+            if whimbrel_core::is_zero(content) {
+                push(&mut self.job.zero, page);
+                continue;
+            }
+            push(&mut self.job.runs, page);
+            self.job.data.extend_from_slice(content);
+            self.job.hot.push(batch.hot.is_some_and(|hot| hot.contains(page)));
+        }
+        Ok(())
+    }
+
+    fn limit_rate(&mut self, rate: Option<u64>) {
+        self.line.link.limit_rate(rate);
+    }
+
+    /// The next version of a page travels as its difference to the last one: while there is room to remember that one,
+    /// even the hottest page is sent once ahead of the pause.
+    fn wants_first_versions(&self) -> bool {
+        self.line.known.has_room()
+    }
+
+    fn end_round(&mut self) -> Result<(), SinkError> {
+        self.flush()?;
+        self.line.finish().map_err(undelivered)
+    }
+
+    fn bytes_out(&self) -> u64 {
+        self.line.link.bytes_sent() - self.bytes_before
+    }
+}
+
+impl Drop for PageSender<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.line.queue();
+        queue.closed = true;
+        queue.jobs.clear();
+        self.line.changed.notify_all();
+    }
+}
+
+fn undelivered(source: BoxError) -> SinkError {
+    SinkError { destination: "the target".to_owned(), source }
+}
