@@ -36,7 +36,7 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_capture::{Follower, Ledger, tap::Tap};
-use whimbrel_core::{Digest, MachineConfig, PageSet};
+use whimbrel_core::{Digest, MachineConfig};
 use whimbrel_image::ImageRef;
 use whimbrel_machine::{Machine as _, MachineError};
 use whimbrel_qemu::{Console, LaunchSpec, MachineEvent, ProcessIdentity, Qemu, RamBacking, Vmgenid};
