@@ -35,6 +35,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("whimbrel-machine", Layer::Contracts),
     ("whimbrel-block", Layer::Contracts),
     ("whimbrel-api", Layer::Contracts),
+    ("whimbrel-guest", Layer::Contracts),
     ("whimbrel-memory", Layer::Engines),
     ("whimbrel-qemu", Layer::Engines),
     ("whimbrel-net", Layer::Engines),
@@ -55,6 +56,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("whimbrel-bench", Layer::Outside),
     ("whimbrel-fuzz", Layer::Outside),
     ("whimbrel-witness", Layer::Outside),
+    ("whimbrel-guest-helper", Layer::Outside),
     ("xtask", Layer::Outside),
 ];
 
@@ -68,6 +70,7 @@ const SIDEWAYS: &[(&str, &str, &str)] = &[
     ("whimbrel-migrate", "whimbrel-capture", "a migration is the capture loop with another host as its sink"),
     ("whimbrel-sync", "whimbrel-store", "a sync is between two stores"),
     ("whimbrel-protect", "whimbrel-capture", "an epoch is a round of the capture loop"),
+    ("whimbrel-protect", "whimbrel-migrate", "a standby is a target whose handover is yet to come"),
     ("whimbrel-pool", "whimbrel-store", "a benefactor keeps its chunks in a store"),
     ("whimbrel-pool", "whimbrel-fuse", "the file system face of a pool"),
     ("whimbrel-session", "whimbrel-fuse", "the file system face of a session"),
