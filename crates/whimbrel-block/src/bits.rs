@@ -22,6 +22,20 @@ pub(crate) fn set(words: &[AtomicU64], run: PageRun, mut new: impl FnMut(usize))
     }
 }
 
+/// Clears the bits of `run`; calls `gone` with the index of each word that lost one.
+pub(crate) fn clear(words: &[AtomicU64], run: PageRun, mut gone: impl FnMut(usize)) {
+    let mut page = run.start;
+    while page < run.end() {
+        let (index, bit) = ((page / 64) as usize, page % 64);
+        let take = (64 - bit).min(run.end() - page);
+        let mask = (u64::MAX >> (64 - take)) << bit;
+        if words[index].fetch_and(!mask, SeqCst) & mask != 0 {
+            gone(index);
+        }
+        page += take;
+    }
+}
+
 /// Whether `page` is set, and how many pages from it on (at most up to `end`) are the same.
 pub(crate) fn stretch(words: &[AtomicU64], page: u64, end: u64) -> (bool, u64) {
     let mut at = page;

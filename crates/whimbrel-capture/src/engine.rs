@@ -199,9 +199,9 @@ impl Run<'_, '_> {
         let paused_at = Instant::now();
         self.subject.machine.pause()?;
         self.paused = true;
-        for (left, more) in left.iter_mut().zip(self.collect()?) {
-            left.union(&more);
-        }
+        let fresh = self.collect()?;
+        left.iter_mut().zip(&fresh).for_each(|(left, fresh)| left.union(fresh));
+        self.sink.divide(&mut left, &fresh, why);
         let fits = count(&left) as usize * PAGE_SIZE <= STAGE_BYTES_MAX;
         if finish == Finish::StayPaused || !fits {
             rounds.push(self.round(&left, Phase::Paused, rate)?);

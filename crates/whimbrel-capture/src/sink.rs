@@ -1,5 +1,6 @@
 //! Where captured pages go, and how a capture fails.
 
+use crate::StopReason;
 use std::error::Error;
 use whimbrel_core::{PageRun, PageSet};
 use whimbrel_machine::{MachineError, PageError};
@@ -29,6 +30,12 @@ pub trait Sink {
     /// deliver to whom has this one.
     fn wants_first_versions(&self) -> bool {
         false
+    }
+
+    /// The machine is paused, and `left` is what was not delivered, of it `fresh` written last: what the sink takes out of
+    /// `left` is not delivered, and is its business from now on.
+    fn divide(&mut self, left: &mut [PageSet], fresh: &[PageSet], why: StopReason) {
+        let _ = (left, fresh, why);
     }
 
     /// The round is over.

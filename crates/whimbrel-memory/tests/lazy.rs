@@ -271,3 +271,27 @@ fn a_pager_refuses_what_it_cannot_serve() {
     let track = Attachment::attach(target.pid(), by_path(&file), Mode::Track).unwrap();
     assert!(matches!(Pager::start(&track, scene.image.clone()), Err(StartError::NotLazy)));
 }
+
+#[test]
+fn pages_that_come_unasked_fill_what_is_missing_and_never_what_was_written() {
+    let mut scene = scene("shared", 1);
+    let pager = scene.pager();
+    let mut ram = scene.attachment.ram().unwrap();
+    // Page 5 is zero in the source, page 6 is not.
+    scene.target.write(6, 0x77);
+    let mut written = scene.image.page(6);
+    written[17] = 0x77;
+    let run = PageRun::new(0, 64);
+    let content: Vec<u8> = run.pages().flat_map(|page| scene.image.page(page)).collect();
+    *scene.image.failing.lock().unwrap() = true;
+    pager.fill(run, &content).unwrap();
+    for page in run.pages() {
+        let expected = if page == 6 { written.clone() } else { scene.image.page(page) };
+        assert!(scene.target.sum(page) == sum_of(&expected) && read(&ram, page) == expected, "page {page}");
+    }
+    assert_eq!(ram.take_dirty().unwrap().iter().collect::<Vec<_>>(), [6], "what came is no write");
+    assert!(pager.missing().iter().all(|page| page >= 64) && pager.missing().contains(64));
+    assert_eq!(pager.missing().count(), pager.state().total - pager.state().resident);
+    assert!(pager.fill(PageRun::new(PAGES - 1, 2), &content[..2 * PAGE]).is_err(), "past the end");
+    assert!(pager.fill(PageRun::new(70, 2), &content[..PAGE]).is_err(), "too little content");
+}

@@ -168,6 +168,7 @@ mod tests {
             tunnel: None,
             bases: vec![],
             files: vec![],
+            leaves: None,
         }
     }
 

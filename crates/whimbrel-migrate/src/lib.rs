@@ -16,6 +16,7 @@ pub mod fit;
 pub mod handover;
 mod known;
 pub mod link;
+pub mod postcopy;
 pub mod protocol;
 mod sender;
 mod sent;

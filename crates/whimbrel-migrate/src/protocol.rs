@@ -84,6 +84,8 @@ pub struct Offer {
     pub bases: Vec<CapsuleId>,
     /// Files under its disks that the target may reach as well.
     pub files: Vec<SharedFile>,
+    /// The source's name, if pages of the machine may stay there at the pause.
+    pub leaves: Option<HostName>,
 }
 
 /// A file that lies under a disk and is never written. Both hosts reach the same one if a mark that the source has just

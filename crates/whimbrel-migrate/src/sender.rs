@@ -23,8 +23,8 @@ use std::{
     thread::{self, Scope},
     time::{Duration, Instant},
 };
-use whimbrel_capture::{Batch, Sink, SinkError};
-use whimbrel_core::{PAGE_SIZE, PageRun};
+use whimbrel_capture::{Batch, Sink, SinkError, StopReason};
+use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 
 /// Most page messages that wait for an answer. The link bounds their bytes.
 const UNANSWERED_MAX: usize = 64;
@@ -100,7 +100,7 @@ impl<'a> Pipeline<'a> {
         for _ in 0..self.encoders {
             scope.spawn(|| self.encode_all());
         }
-        PageSender { line: self, bytes_before: self.link.bytes_sent(), job: Job::default() }
+        PageSender { line: self, bytes_before: self.link.bytes_sent(), job: Job::default(), divide: None }
     }
 
     /// The machine stands still from now on.
@@ -118,7 +118,9 @@ impl<'a> Pipeline<'a> {
 
     fn encode_all(&self) {
         // Of this thread alone; refused or not, pages go out.
-        let _ = rustix::process::setpriority_process(None, NICE);
+        let usual = rustix::process::getpriority_process(None).unwrap_or(0);
+        let _ = rustix::process::setpriority_process(None, usual + NICE);
+        let mut is_nice = true;
         let mut encoder = match Encoder::new() {
             Ok(encoder) => encoder,
             Err(error) => return self.fail(error.into()),
@@ -128,6 +130,10 @@ impl<'a> Pipeline<'a> {
             let Some(job) = self.next() else { return };
             let waited = waiting.elapsed();
             let _busy = Busy(self);
+            if is_nice && self.urgent.load(Ordering::Relaxed) {
+                let _ = rustix::process::setpriority_process(None, usual);
+                is_nice = false;
+            }
             if let Err(error) = self.encode_and_send(&mut encoder, job, waited) {
                 self.fail(error);
             }
@@ -151,7 +157,7 @@ impl<'a> Pipeline<'a> {
 
     fn encode_and_send(&self, encoder: &mut Encoder, job: Job, waited: Duration) -> Result<(), BoxError> {
         let begun = Instant::now();
-        let effort = self.effort();
+        let (effort, raw) = (self.effort(), job.data.len() as u64);
         encoder.zero(&self.known.zero(job.array, &job.zero)?);
         let verdicts = self.known.pages(job.array, &job.runs, &job.data, &job.hot)?;
         let pages = job.runs.iter().flat_map(|run| run.pages()).zip(job.data.chunks_exact(PAGE_SIZE));
@@ -168,11 +174,11 @@ impl<'a> Pipeline<'a> {
         let (batch, payload) = encoder.finish(job.array as u32, effort)?;
         drop(job);
         let header = postcard::to_stdvec(&Pages { handover: self.handover, batch })?;
-        let encoding = begun.elapsed();
+        let (encoding, wire) = (begun.elapsed(), (header.len() + payload.len()) as u64);
         let answer = self.link.send(protocol::PAGES, header, payload.into())?;
         self.answered_but(UNANSWERED_MAX, Some(answer))?;
-        let waiting = waited + begun.elapsed() - encoding;
-        self.choice().spent(Spent { encoding, waiting });
+        let link = begun.elapsed() - encoding;
+        self.choice().spent(Spent { encoding, link, idle: waited, raw, wire });
         Ok(())
     }
 
@@ -265,7 +271,12 @@ pub(crate) struct PageSender<'a> {
     line: &'a Pipeline<'a>,
     bytes_before: u64,
     job: Job,
+    /// Decides what is not sent in the pause.
+    pub(crate) divide: Option<&'a mut Divide<'a>>,
 }
+
+/// See [`Sink::divide`].
+pub(crate) type Divide<'a> = dyn FnMut(&mut [PageSet], &[PageSet], StopReason) + 'a;
 
 impl PageSender<'_> {
     fn room(&self) -> usize {
@@ -315,6 +326,10 @@ impl Sink for PageSender<'_> {
     /// even the hottest page is sent once ahead of the pause.
     fn wants_first_versions(&self) -> bool {
         self.line.known.has_room()
+    }
+
+    fn divide(&mut self, left: &mut [PageSet], fresh: &[PageSet], why: StopReason) {
+        self.divide.iter_mut().for_each(|divide| divide(left, fresh, why));
     }
 
     fn end_round(&mut self) -> Result<(), SinkError> {

@@ -6,10 +6,11 @@
 //! answers, over new connections where needed, or until it is told to stop and leave that to a later call.
 
 use crate::{
-    base::{ArrayBase, BegunAs},
+    base::{ArrayBase, BegunAs, MayDiffer},
     fit::Misfit,
     handover::{Source, SourceAction, SourceEvent},
     link::{self, Link, LinkError},
+    postcopy::leave::Leaving,
     protocol::{self, Accepted, BlobPiece, Finish, HandoverId, Offer, Offered},
     sender::Pipeline,
 };
@@ -24,7 +25,7 @@ use whimbrel_capture::{
     CaptureError, Captured, Finish as CaptureFinish, Follower, Ledger, Phase, Policy, Progress, RoundStats,
     StopReason, Subject, capture,
 };
-use whimbrel_core::Digest;
+use whimbrel_core::{Digest, PageSet};
 
 /// A machine to be moved and where to.
 pub struct Move<'a, 's> {
@@ -46,6 +47,8 @@ pub struct Move<'a, 's> {
     pub record_handover: &'a mut dyn FnMut() -> Result<(), BoxError>,
     /// How fast rounds go and when to stop.
     pub policy: &'a dyn Policy,
+    /// Whether pages may stay here at the pause, for the target to fetch.
+    pub leaving: Option<&'a mut Leaving>,
     /// Told after every batch; `Break` cancels.
     pub observe: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
 }
@@ -96,6 +99,9 @@ pub enum MigrateError {
     /// What the target has already could not be compared with.
     #[error("cannot compare the machine with what the target has of it")]
     Base(#[source] BoxError),
+    /// The target did not hear which pages stay here.
+    #[error("the target did not take note of the pages that stay here")]
+    Owe(#[source] BoxError),
     /// The handover could not be written down.
     #[error("cannot write the handover down")]
     Record(#[source] BoxError),
@@ -151,6 +157,9 @@ fn attempt(job: &mut Move<'_, '_>, state: &mut Source) -> Result<Captured, Migra
     let bases = follow(job, &accepted)?;
     let captured = copy(job, &bases)?;
     *state = state.step(SourceEvent::RoundsOver).0;
+    if let Some(leaving) = &job.leaving {
+        leaving.tell(job.link, handover).map_err(MigrateError::Owe)?;
+    }
     let finish = Finish { handover, ports: (job.ports)() };
     link::call(job.link, protocol::FINISH, &finish, captured.device_state.clone().into())
         .map_err(MigrateError::Load)?;
@@ -161,26 +170,40 @@ fn attempt(job: &mut Move<'_, '_>, state: &mut Source) -> Result<Captured, Migra
 
 /// Begins to follow every array from what the target has of it on.
 fn follow(job: &mut Move<'_, '_>, accepted: &Accepted) -> Result<Vec<Option<ArrayBase>>, MigrateError> {
-    let pages = |error| MigrateError::Capture(CaptureError::Pages(error));
     let mut bases = Vec::new();
     for (index, ledger) in job.subject.ledgers.iter_mut().enumerate() {
-        let base = match accepted.begun_as.get(index) {
-            None | Some(BegunAs::Zeros) => None,
-            Some(begun) if !job.offer.names(begun) => {
-                return Err(MigrateError::Base("it began as something that was not offered".into()));
-            }
-            Some(begun) => Some((job.base)(ledger, begun).map_err(MigrateError::Base)?),
-        };
-        match &base {
-            None => ledger.follow_all(Follower::Migration).map_err(pages)?,
-            Some(base) => {
-                ledger.follow_from(Follower::Migration, base.unseen.clone()).map_err(pages)?;
-            }
+        let begun = accepted.begun_as.get(index).unwrap_or(&BegunAs::Zeros);
+        if !job.offer.names(begun) {
+            return Err(MigrateError::Base("it began as something that was not offered".into()));
         }
-        bases.push(base);
+        let base = follow_array(ledger, begun, job.base);
+        bases.push(base.map_err(MigrateError::Base)?);
     }
     job.subject.follower = Follower::Migration;
     Ok(bases)
+}
+
+/// Followed first, listed second: a page that is written in between is in one of the two.
+fn follow_array(
+    ledger: &mut Ledger,
+    begun: &BegunAs,
+    open: &dyn Fn(&mut Ledger, &BegunAs) -> Result<ArrayBase, BoxError>,
+) -> Result<Option<ArrayBase>, BoxError> {
+    let who = Follower::Migration;
+    if *begun == BegunAs::Zeros {
+        ledger.follow_all(who)?;
+        return Ok(None);
+    }
+    ledger.follow_from(who, PageSet::empty(ledger.page_count()))?;
+    let base = open(ledger, begun)?;
+    match &base.may_differ {
+        MayDiffer::These(pages) => ledger.put_back(who, pages),
+        MayDiffer::TheseOrPopulated(pages) => {
+            ledger.follow_all(who)?;
+            ledger.put_back(who, pages);
+        }
+    }
+    Ok(Some(base))
 }
 
 /// The rounds.
@@ -189,8 +212,13 @@ fn copy(job: &mut Move<'_, '_>, bases: &[Option<ArrayBase>]) -> Result<Captured,
     let arrays = arrays.map(|(ledger, base)| (ledger.page_count(), base.as_ref())).collect();
     let line = Pipeline::new(job.link, job.offer.handover, arrays, job.seed);
     let (subject, policy, observe) = (&mut *job.subject, job.policy, &mut *job.observe);
+    let leaving = &mut job.leaving;
+    let mut divide = |left: &mut [PageSet], fresh: &[PageSet], why| {
+        leaving.iter_mut().for_each(|leaving| leaving.divide(left, fresh, why));
+    };
     let captured = thread::scope(|scope| {
         let mut sink = line.start(scope);
+        sink.divide = Some(&mut divide);
         capture(subject, &mut sink, policy, CaptureFinish::StayPaused, &mut |progress| {
             if progress.phase == Phase::Paused {
                 line.hurry();

@@ -10,6 +10,7 @@ use crate::{
     error::TargetError,
     fit::Misfit,
     handover::{Target, TargetAction, TargetEvent},
+    postcopy::{self, messages::Owed},
     protocol::{self, Accepted, BlobPiece, Finish, HandoverId, Offer, Offered, Pages},
 };
 use bytes::Bytes;
@@ -50,6 +51,12 @@ pub trait Arrival: Send {
 
     /// Reads pages of an array back.
     fn read(&self, array: usize, run: PageRun, out: &mut [u8]) -> Result<(), HostError>;
+
+    /// Pages that stay with the source, for this side to fetch once the machine runs; `piece` as in `postcopy::sets`.
+    fn owe(&mut self, owed: &Owed, piece: &[u8]) -> Result<(), HostError> {
+        let _ = (owed, piece);
+        Err("this host takes no machine of which pages stay elsewhere".into())
+    }
 
     /// Loads the device state into a paused machine and writes down, durably, that it waits here.
     fn prepare(&mut self, finish: &Finish, device_state: &[u8]) -> Result<(), HostError>;
@@ -142,6 +149,10 @@ impl Arrivals {
                 // Unpacked before it is anybody's turn.
                 let batch = Batch::decode(&pages.batch, &payload)?;
                 self.with(pages.handover, |arriving| arriving.pages(&pages, &batch))
+            }
+            postcopy::messages::OWED => {
+                let owed: Owed = parse(header)?;
+                self.with(owed.handover, |arriving| arriving.owe(&owed, &payload))
             }
             protocol::FINISH => {
                 let finish: Finish = parse(header)?;
@@ -328,6 +339,14 @@ impl Arriving {
             self.arrival.write(array, *run, &buffer).map_err(TargetError::write)?;
         }
         pages.batch.zero.iter().try_for_each(|run| self.arrival.zero(array, *run)).map_err(TargetError::write)
+    }
+
+    fn owe(&mut self, owed: &Owed, piece: &[u8]) -> Result<(), TargetError> {
+        self.receiving()?;
+        if owed.array as usize >= self.arrays.len() {
+            return Err(TargetError::Invalid { what: "pages of an array that was not offered" });
+        }
+        self.arrival.owe(owed, piece).map_err(TargetError::write)
     }
 
     fn finish(&mut self, finish: &Finish, device_state: &[u8]) -> Result<(), TargetError> {

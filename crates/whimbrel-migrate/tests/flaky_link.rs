@@ -13,10 +13,12 @@ use std::{
     },
 };
 use whimbrel_capture::{Follower, Ledger, Pace, Subject};
-use whimbrel_core::{Accel, Boot, ByteSize, Digest, MachineConfig, PAGE_SIZE, PageRun, PageSet};
+use whimbrel_core::{Accel, Boot, ByteSize, CapsuleId, Digest, MachineConfig, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
 use whimbrel_migrate::{
-    Move, confirm,
+    Move,
+    base::{ArrayBase, BaseContent, BegunAs, MayDiffer},
+    confirm,
     link::{Answer, Link, LinkError},
     migrate,
     protocol::{self, ArrayOffer, Finish, HandoverId, Offer},
@@ -97,6 +99,8 @@ impl Machine for Guest {
 struct TargetHost {
     running: Mutex<Vec<Vec<u8>>>,
     reserved: AtomicU64,
+    /// What an arriving machine begins as; empty for zeros.
+    base: Vec<u8>,
 }
 
 struct Landed {
@@ -112,13 +116,20 @@ impl Landing for Landings {
         self.0.reserved.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(Landed {
             host: self.0.clone(),
-            memory: vec![0; PAGES as usize * PAGE_SIZE],
+            memory: match self.0.base.is_empty() {
+                true => vec![0; PAGES as usize * PAGE_SIZE],
+                false => self.0.base.clone(),
+            },
             kernel: None,
         }))
     }
 }
 
 impl Arrival for Landed {
+    fn begins_as(&self) -> Vec<BegunAs> {
+        let begun = if self.host.base.is_empty() { BegunAs::Zeros } else { BegunAs::Capsule(BASE) };
+        vec![begun]
+    }
     fn blobs_missing(&self) -> Vec<Digest> {
         vec![Digest::of(KERNEL)]
     }
@@ -150,6 +161,36 @@ impl Arrival for Landed {
     fn discard(&mut self) {
         self.host.reserved.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+const BASE: CapsuleId = CapsuleId(Digest([3; 32]));
+
+/// The base as the source has it.
+struct Base(Vec<u8>);
+
+impl BaseContent for Base {
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), HostError> {
+        out.copy_from_slice(&self.0[run.offset() as usize..][..run.bytes()]);
+        Ok(())
+    }
+    fn same(&self, run: PageRun, data: &[u8]) -> Result<Vec<bool>, HostError> {
+        let base = self.0[run.offset() as usize..][..run.bytes()].chunks(PAGE_SIZE);
+        Ok(base.zip(data.chunks(PAGE_SIZE)).map(|(base, data)| base == data).collect())
+    }
+}
+
+/// An older version of `memory`: some pages as they are, some with a few bytes changed, some others, some zero.
+fn older(memory: &[u8], seed: u64) -> Vec<u8> {
+    let mut old = memory.to_vec();
+    for (page, content) in (0u64..).zip(old.chunks_exact_mut(PAGE_SIZE)) {
+        match (page ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 62 {
+            0 => {}
+            1 => content[(seed % 4000) as usize..][..90].fill(seed as u8 ^ 0x55),
+            2 => content.iter_mut().for_each(|byte| *byte = byte.wrapping_mul(3).wrapping_add(7)),
+            _ => content.fill(0),
+        }
+    }
+    old
 }
 
 /// Delivers messages to the arrivals until its budget is used up; the fatal one is lost on its way there or,
@@ -216,8 +257,9 @@ fn offer(handover: u64) -> Offer {
         disk_bytes: 0,
         processor: String::new(),
         tunnel: None,
-        bases: vec![],
+        bases: vec![BASE],
         files: vec![],
+        leaves: None,
     }
 }
 
@@ -226,13 +268,15 @@ proptest! {
 
     #[test]
     fn one_side_runs_the_whole_machine_wherever_the_link_breaks(
-        seed: u64, breaks in prop::collection::vec((0..40u64, any::<bool>()), 0..4), commits_lost in 0..4u64,
+        seed: u64, has_base: bool, breaks in prop::collection::vec((0..40u64, any::<bool>()), 0..4), commits_lost in 0..4u64,
     ) {
-        let memory = (0..PAGES as usize * PAGE_SIZE).map(|i| (i as u64 / 512).wrapping_mul(seed) as u8).collect();
+        let memory: Vec<u8> =
+            (0..PAGES as usize * PAGE_SIZE).map(|i| (i as u64 / 512).wrapping_mul(seed) as u8).collect();
+        let base = if has_base { older(&memory, seed) } else { vec![] };
         let guest = Guest(Arc::new(Mutex::new(World { memory, dirty: PageSet::empty(PAGES), running: true, seed })));
         let mut ledger = Ledger::new(Box::new(guest.clone()));
         ledger.follow_from(Follower::Store, PageSet::empty(PAGES)).unwrap();
-        let host = Arc::new(TargetHost::default());
+        let host = Arc::new(TargetHost { base: base.clone(), ..TargetHost::default() });
         let arrivals = Arc::new(Arrivals::new(Arc::new(Landings(host.clone()))));
 
         let mut handed_over = None;
@@ -249,12 +293,21 @@ proptest! {
                 link: &link,
                 offer: &offer,
                 blob: &|_| Ok(KERNEL.to_vec()),
-                base: &|_, _| Err("nothing is said to be there".into()),
+                base: &|_, begun| {
+                    assert_eq!(*begun, BegunAs::Capsule(BASE));
+                    let may_differ = match seed % 2 {
+                        0 => MayDiffer::TheseOrPopulated(PageSet::empty(PAGES)),
+                        _ => MayDiffer::These(PageSet::full(PAGES)),
+                    };
+                    let content = (seed % 3 != 0).then(|| Arc::new(Base(base.clone())) as Arc<dyn BaseContent>);
+                    Ok(ArrayBase { may_differ, content })
+                },
                 seed: 7,
                 ports: &Vec::new,
                 record_handover: &mut || { recorded = true; Ok(()) },
                 policy: &Pace { pages_left_max: 8, ..Pace::CHECKPOINT },
-                observe: &mut |_| ControlFlow::Continue(()),
+                leaving: None,
+        observe: &mut |_| ControlFlow::Continue(()),
             });
             let running_here = guest.0.lock().unwrap().running;
             prop_assert_eq!(outcome.is_ok(), recorded, "the record is the commit point");

@@ -152,6 +152,7 @@ fn offer() -> Offer {
         tunnel: None,
         bases: vec![],
         files: vec![],
+        leaves: None,
     }
 }
 
@@ -171,6 +172,7 @@ fn a_page_that_is_always_hot_travels_once_whole_and_in_the_pause_as_a_difference
         ports: &Vec::new,
         record_handover: &mut || Ok(()),
         policy: &Three,
+        leaving: None,
         observe: &mut |_| ControlFlow::Continue(()),
     })
     .unwrap();

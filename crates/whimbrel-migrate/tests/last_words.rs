@@ -99,6 +99,7 @@ fn offer(arrivals: &Arrivals) -> bool {
         tunnel: None,
         bases: vec![],
         files: vec![],
+        leaves: None,
     };
     let header = postcard::to_stdvec(&offer).expect("an offer");
     arrivals.handle(protocol::OFFER, &header, Bytes::new()).is_ok()

@@ -1,6 +1,6 @@
 //! Copy-on-write over an immutable base.
 //!
-//! A page is in one of two states, and only ever goes from the first to the second:
+//! A page is in one of two states, and while the disk is in use only ever goes from the first to the second:
 //!
 //! ```text
 //! state       read          write                                     zero, trim
@@ -92,6 +92,42 @@ impl Cow {
     /// The base.
     pub fn base(&self) -> &Arc<dyn Device> {
         &self.base
+    }
+
+    /// Gives pages back to the base, whatever was written to them. For a disk that nobody uses yet; a flush makes it durable.
+    pub fn disown(&self, run: PageRun) -> Result<(), BlockError> {
+        BlockError::check(run.offset(), run.bytes() as u64, self.size())?;
+        let _guard = self.locks.lock(run.pages());
+        let outcome = self.data.trim(run.offset(), run.bytes() as u64);
+        self.flushes.note_write();
+        outcome?;
+        self.owned.remove(run);
+        Ok(())
+    }
+
+    /// Stores the base's content of pages that are still the base's; what was written meanwhile stays. So content that
+    /// took long to come never overwrites newer.
+    pub fn fill(&self, run: PageRun, content: &[u8]) -> Result<(), BlockError> {
+        BlockError::check(run.offset(), content.len() as u64, self.size())?;
+        if content.len() != run.bytes() {
+            return Err(BlockError::OutOfRange {
+                offset: run.offset(),
+                len: content.len() as u64,
+                size: self.size(),
+            });
+        }
+        let _guard = self.locks.lock(run.pages());
+        let filled = self.each_stretch(run.offset(), content.len() as u64, |owned, range| {
+            if owned {
+                return Ok(());
+            }
+            let at = (range.start - run.offset()) as usize;
+            self.data.write_at(range.start, &content[at..at + (range.end - range.start) as usize])?;
+            self.owned.insert(PageRun::new(range.start / PAGE, (range.end - range.start) / PAGE));
+            Ok(())
+        });
+        self.flushes.note_write();
+        filled
     }
 
     fn latch(&self) -> &Latch {

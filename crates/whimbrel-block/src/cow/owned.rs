@@ -53,6 +53,11 @@ impl OwnedPages {
         bits::set(self.live.words(), run, |word| self.mark(word / BLOCK_WORDS));
     }
 
+    /// Takes the pages of `run` out. Nobody reads or writes them meanwhile.
+    pub(super) fn remove(&self, run: PageRun) {
+        bits::clear(self.live.words(), run, |word| self.mark(word / BLOCK_WORDS));
+    }
+
     /// Whether `page` is owned, and how many pages from it on, at most up to `end`, are the same.
     pub(super) fn stretch(&self, page: u64, end: u64) -> (bool, u64) {
         bits::stretch(self.live.words(), page, end)

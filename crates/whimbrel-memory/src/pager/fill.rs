@@ -79,6 +79,11 @@ impl Filler {
         result
     }
 
+    /// Fills what is missing of `run`, whose content came unasked.
+    pub(super) fn arrived(&self, run: PageRun, content: &[u8]) -> Result<(), FillError> {
+        self.store_missing(run, content)
+    }
+
     fn fetch(&mut self, run: PageRun) -> Result<PageRun, FillError> {
         self.buffer.resize(run.bytes(), 0);
         self.shared.lazy.source.read(run, &mut self.buffer)?;

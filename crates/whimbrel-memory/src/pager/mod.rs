@@ -24,6 +24,7 @@ use crate::{
     attach::{Backing, Inner, Mode},
     residency::{self, Lazy},
 };
+use fill::{FillError, Filler};
 use rustix::event::{EventfdFlags, eventfd};
 use std::{
     io,
@@ -35,7 +36,8 @@ use std::{
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
-use whimbrel_core::PageSet;
+use whimbrel_core::{PageRun, PageSet};
+use whimbrel_machine::PageError;
 
 /// Faults in this time after the start count as touched, see [`Pager::touched`].
 const TOUCH_WINDOW: Duration = Duration::from_secs(10);
@@ -195,6 +197,31 @@ impl Pager {
     /// Fetches everything in the background.
     pub fn prefetch_all(&self) {
         self.prefetch(&PageSet::full(self.shared.inner.page_count()));
+    }
+
+    /// Stores `content` where pages of `run` are missing. A page that is here stays as it is, so content that took long to
+    /// come never overwrites what the target wrote.
+    pub fn fill(&self, run: PageRun, content: &[u8]) -> Result<(), PageError> {
+        let failed = |source: io::Error| PageError::new("memory", "fill", source);
+        let within = run.start.checked_add(run.len).is_some_and(|end| end <= self.shared.inner.page_count());
+        if !within || content.len() != run.bytes() {
+            return Err(failed(io::ErrorKind::InvalidInput.into()));
+        }
+        Filler::new(self.shared.clone()).arrived(run, content).map_err(|error| match error {
+            FillError::Source(error) => error,
+            FillError::Store(error) => failed(error),
+            FillError::TargetEnded => failed(io::Error::other("the target has ended")),
+        })
+    }
+
+    /// The pages of the source that have not been here yet.
+    pub fn missing(&self) -> PageSet {
+        let mut missing = self.shared.lazy.source.present().clone();
+        for page in self.shared.lazy.source.present().iter().filter(|page| self.shared.lazy.is_filled(*page))
+        {
+            missing.remove(page);
+        }
+        missing
     }
 
     /// Lets the background thread wait after the run it is fetching, or go on.

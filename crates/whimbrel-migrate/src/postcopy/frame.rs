@@ -90,7 +90,8 @@ pub(crate) fn decode(runs: &[PageRun], fetched: &Fetched, payload: &[u8]) -> Res
     }
     let mut data = vec![0; asked as usize * PAGE_SIZE];
     let mut rest = raw.chunks_exact(PAGE_SIZE);
-    let mut zeros = fetched.zero.iter().flat_map(|run| run.start..run.start.saturating_add(run.len)).peekable();
+    let mut zeros =
+        fetched.zero.iter().flat_map(|run| run.start..run.start.saturating_add(run.len)).peekable();
     for (page, out) in runs.iter().flat_map(PageRun::pages).zip(data.chunks_exact_mut(PAGE_SIZE)) {
         if zeros.next_if_eq(&page).is_some() {
             continue;
@@ -129,7 +130,8 @@ mod tests {
             zero in prop::collection::vec((any::<u64>(), any::<u64>()), 0..4), payload: Vec<u8>,
         ) {
             let zero = zero.iter().map(|(start, len)| PageRun::new(*start, *len)).collect();
-            prop_assert!(decode(&[PageRun::new(3, 2)], &Fetched { zero }, &payload).is_err());
+            let fetched = Fetched { zero };
+            prop_assert!(decode(&[PageRun::new(3, 2)], &fetched, &payload).is_err());
         }
     }
 
@@ -137,7 +139,9 @@ mod tests {
     fn a_fetch_has_bounds() {
         let page = PageRun::new(0, 1);
         assert!(check(&[], 10).is_err() && check(&[PageRun::new(0, 257)], 1000).is_err());
-        assert!(check(&vec![PageRun::new(3, 0); 300], 10).is_err() && check(&[PageRun::new(9, 2)], 10).is_err());
+        assert!(
+            check(&vec![PageRun::new(3, 0); 300], 10).is_err() && check(&[PageRun::new(9, 2)], 10).is_err()
+        );
         assert!(check(&[PageRun::new(u64::MAX, 2)], 10).is_err() && check(&[page], 1).is_ok());
     }
 }

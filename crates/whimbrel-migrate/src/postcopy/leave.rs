@@ -5,19 +5,15 @@ use super::{
     messages::{OWED, Owed},
     sets,
 };
-use crate::{
-    link::Link,
-    protocol::HandoverId,
-    source::BoxError,
-};
-use std::time::Duration;
+use crate::{link::Link, protocol::HandoverId, source::BoxError};
+use std::{sync::Arc, time::Duration};
 use whimbrel_capture::StopReason;
 use whimbrel_core::PageSet;
 use whimbrel_machine::{Machine, MachineError};
 
 /// A migration that may leave pages with the source.
-pub struct Leaving<'a> {
-    giving: &'a Giving,
+pub struct Leaving {
+    giving: Arc<Giving>,
     /// Pages that may go in the pause.
     pages_max: u64,
     /// What is left with the source, a set for each array; empty before the pause.
@@ -26,9 +22,9 @@ pub struct Leaving<'a> {
     hot: Vec<PageSet>,
 }
 
-impl<'a> Leaving<'a> {
+impl Leaving {
     /// At most `pages_max` pages go in the pause; `giving` serves the others from then on.
-    pub fn new(giving: &'a Giving, pages_max: u64) -> Self {
+    pub fn new(giving: Arc<Giving>, pages_max: u64) -> Self {
         Self { giving, pages_max, owed: Vec::new(), hot: Vec::new() }
     }
 
@@ -118,10 +114,10 @@ mod tests {
 
     #[test]
     fn what_was_written_last_goes_as_far_as_there_is_room_and_nothing_is_in_no_set_or_in_two() {
-        let giving = Giving::new(HandoverId([1; 16]), Vec::new());
+        let giving = Arc::new(Giving::new(HandoverId([1; 16]), Vec::new()));
         let all = [set(&[(0, 500)]), set(&[(100, 50)])];
         let fresh = [set(&[(10, 20), (499, 1)]), set(&[(100, 5)])];
-        let mut leaving = Leaving::new(&giving, 23);
+        let mut leaving = Leaving::new(giving, 23);
         let mut left = all.clone();
         leaving.divide(&mut left, &fresh, StopReason::RoundsOver);
         assert_eq!(left, [set(&[(10, 20), (499, 1)]), set(&[(100, 2)])]);
@@ -138,9 +134,11 @@ mod tests {
 
     #[test]
     fn nothing_stays_behind_when_rounds_end_well_or_little_is_left() {
-        let giving = Giving::new(HandoverId([1; 16]), Vec::new());
-        for (max, why) in [(0, StopReason::LittleLeft), (0, StopReason::WithinDowntime), (500, StopReason::Plateau)] {
-            let mut leaving = Leaving::new(&giving, max);
+        let giving = Arc::new(Giving::new(HandoverId([1; 16]), Vec::new()));
+        for (max, why) in
+            [(0, StopReason::LittleLeft), (0, StopReason::WithinDowntime), (500, StopReason::Plateau)]
+        {
+            let mut leaving = Leaving::new(giving.clone(), max);
             let mut left = [set(&[(0, 500)])];
             leaving.divide(&mut left, &[set(&[])], why);
             assert!(leaving.pages() == 0 && left == [set(&[(0, 500)])], "{why:?}");

@@ -45,8 +45,7 @@ pub(crate) fn encode_runs(runs: &[PageRun]) -> Result<Vec<u8>, SetError> {
 
 /// Adds the runs in `bytes` to `set`.
 pub(crate) fn decode_into(bytes: &[u8], set: &mut PageSet) -> Result<(), SetError> {
-    let raw =
-        zstd::bulk::decompress(bytes, DECODED_MAX).map_err(|source| SetError::Compressed { source })?;
+    let raw = zstd::bulk::decompress(bytes, DECODED_MAX).map_err(|source| SetError::Compressed { source })?;
     let runs: Vec<PageRun> = postcard::from_bytes(&raw).map_err(|source| SetError::Runs { source })?;
     for run in runs {
         if run.start.checked_add(run.len).is_none_or(|end| end > set.len()) {
@@ -80,9 +79,8 @@ const PAGES_MAX: u64 = 1 << 32;
 
 /// Some arrays' sets, each with its index, as a file's content.
 pub fn encode_sets(sets: &[(u32, PageSet)]) -> Result<Vec<u8>, SetError> {
-    let kept = |(array, set): &(u32, PageSet)| {
-        Ok(Kept { array: *array, pages: set.len(), pieces: pieces(set)? })
-    };
+    let kept =
+        |(array, set): &(u32, PageSet)| Ok(Kept { array: *array, pages: set.len(), pieces: pieces(set)? });
     let kept: Vec<Kept> = sets.iter().map(kept).collect::<Result<_, SetError>>()?;
     let mut bytes = MAGIC.to_vec();
     bytes.extend(postcard::to_stdvec(&kept).map_err(|source| SetError::Runs { source })?);
@@ -93,7 +91,8 @@ pub fn encode_sets(sets: &[(u32, PageSet)]) -> Result<Vec<u8>, SetError> {
 
 /// The sets in a file's content.
 pub fn decode_sets(bytes: &[u8]) -> Result<Vec<(u32, PageSet)>, SetError> {
-    let body = bytes.len().checked_sub(DIGEST).filter(|body| *body >= MAGIC.len()).ok_or(SetError::Damaged)?;
+    let body =
+        bytes.len().checked_sub(DIGEST).filter(|body| *body >= MAGIC.len()).ok_or(SetError::Damaged)?;
     let (body, digest) = bytes.split_at(body);
     if whimbrel_core::Digest::of(body).0 != digest || !body.starts_with(MAGIC) {
         return Err(SetError::Damaged);
@@ -153,7 +152,9 @@ mod tests {
         let outside = encode_runs(&[PageRun::new(u64::MAX, 2)]).unwrap();
         assert!(matches!(decode_into(&outside, &mut PageSet::empty(9)), Err(SetError::OutOfRange { .. })));
         let mut scattered = PageSet::empty(400_000);
-        (0..400_000).step_by(2).for_each(|page| drop(scattered.insert(page)));
+        for page in (0..400_000).step_by(2) {
+            scattered.insert(page);
+        }
         let pieces = pieces(&scattered).unwrap();
         assert_eq!(pieces.len(), 200_000_usize.div_ceil(RUNS_MAX));
         let mut back = PageSet::empty(400_000);
