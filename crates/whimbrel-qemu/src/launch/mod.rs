@@ -7,4 +7,4 @@ mod argv;
 mod spec;
 
 pub use spec::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgenid};
-pub(crate) use spec::{log_in, qmp_in};
+pub(crate) use spec::{guest_in, log_in, qmp_in};

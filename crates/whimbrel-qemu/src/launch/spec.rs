@@ -182,7 +182,7 @@ impl LaunchSpec {
 
     /// The virtio port `org.whimbrel.guest.0` of a program inside the guest.
     pub fn guest_socket(&self) -> PathBuf {
-        self.dir.join("guest")
+        guest_in(&self.dir)
     }
 
     /// Network port `index`: frames, each after its length in four bytes, big endian. QEMU listens.
@@ -238,6 +238,11 @@ impl LaunchSpec {
 /// Where the QEMU of slot directory `dir` writes its output.
 pub(crate) fn log_in(dir: &Path) -> PathBuf {
     dir.join("qemu.log")
+}
+
+/// The guest's port of the QEMU of slot directory `dir`.
+pub(crate) fn guest_in(dir: &Path) -> PathBuf {
+    dir.join("guest")
 }
 
 /// The control socket of the QEMU of slot directory `dir`.

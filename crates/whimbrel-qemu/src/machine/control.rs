@@ -6,7 +6,11 @@ use crate::{
     qmp::{MachineEvent, QmpError},
 };
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, sync::mpsc::Receiver, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::mpsc::Receiver,
+    time::Duration,
+};
 use whimbrel_core::ByteSize;
 use whimbrel_machine::{Machine, MachineError};
 
@@ -126,6 +130,16 @@ impl Qemu {
     pub fn announce_self(&self) -> Result<(), QmpError> {
         let pace = json!({"initial": 50, "max": 550, "rounds": 5, "step": 100});
         self.qmp.execute("announce-self", pace).map(drop)
+    }
+
+    /// Ids of the threads that run the virtual CPUs, each once: a translator may run all of them in one.
+    pub fn cpu_threads(&self) -> Result<Vec<u32>, QmpError> {
+        let answer = self.qmp.execute("query-cpus-fast", json!({}))?;
+        let malformed = || QmpError::Malformed { command: "query-cpus-fast".into() };
+        let id = |cpu: &Value| cpu["thread-id"].as_u64().and_then(|id| u32::try_from(id).ok());
+        let cpus = answer.as_array().ok_or_else(malformed)?.iter();
+        let ids = cpus.map(|cpu| id(cpu).ok_or_else(malformed)).collect::<Result<BTreeSet<_>, _>>()?;
+        Ok(ids.into_iter().collect())
     }
 
     /// The generation id the guest sees.

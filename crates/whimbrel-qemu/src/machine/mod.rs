@@ -9,7 +9,7 @@ mod device;
 pub use control::{BalloonStats, Status};
 
 use crate::{
-    launch::{LaunchError, LaunchSpec, Sharing, log_in, qmp_in},
+    launch::{LaunchError, LaunchSpec, Sharing, guest_in, log_in, qmp_in},
     process::{HugePages, ProcessIdentity, QemuProcess},
     qmp::Qmp,
 };
@@ -91,6 +91,11 @@ impl Qemu {
     /// Its process id, to map its memory.
     pub fn pid(&self) -> u32 {
         self.process.identity().pid
+    }
+
+    /// The unix socket of the port that a program inside the guest may have opened ([`LaunchSpec::guest_socket`]).
+    pub fn guest_socket(&self) -> PathBuf {
+        guest_in(&self.dir)
     }
 
     /// Its slot directory.
