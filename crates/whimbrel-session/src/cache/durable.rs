@@ -1,0 +1,89 @@
+//! Barriers: everything that was written before one is on the disk after it.
+//!
+//! Frames first, then the record of the barrier, which says how many records it covers; then frames that only an older
+//! record promised are free. Callers that wait for a barrier under way share the next one.
+
+use super::{
+    journal::Journal,
+    medium::Part,
+    record::Record,
+    store::{Cache, CacheError, State, snapshot},
+};
+use std::{
+    io,
+    sync::{PoisonError, atomic::Ordering},
+};
+
+impl Cache {
+    /// Makes everything durable that was written before this call.
+    pub fn sync(&self) -> Result<(), CacheError> {
+        let wanted = self.barriers_begun.load(Ordering::Acquire) + 1;
+        let _turn = self.barrier.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.barriers_done.load(Ordering::Acquire) >= wanted {
+            return Ok(());
+        }
+        let number = self.barriers_begun.fetch_add(1, Ordering::AcqRel) + 1;
+        let (barrier, generation, records) = {
+            let mut state = self.alone();
+            if let Some(action) = state.latched {
+                return Err(CacheError::Latched { action });
+            }
+            (state.index.begin_barrier(), state.journal.generation, state.journal.records)
+        };
+        // Not under the lock: others go on reading and writing while the disk works.
+        let synced = self.medium.sync(Part::Frames);
+        let mut state = self.alone();
+        self.settle(&mut state, synced)?;
+        // A journal that was begun anew meanwhile is a barrier by itself.
+        if state.journal.generation == generation {
+            self.log(&mut state, &[Record::Barrier { records }])?;
+        }
+        let part = state.journal.part();
+        drop(state);
+        let synced = self.medium.sync(part);
+        let mut state = self.alone();
+        self.settle(&mut state, synced)?;
+        state.index.end_barrier(barrier);
+        drop(state);
+        self.barriers_done.store(number, Ordering::Release);
+        Ok(())
+    }
+
+    fn settle(&self, state: &mut State, synced: io::Result<()>) -> Result<(), CacheError> {
+        synced.map_err(|source| {
+            state.latched = Some("sync");
+            CacheError::Io { action: "sync", source }
+        })
+    }
+
+    /// Writes the journal anew, without what is past. A barrier, too.
+    pub(super) fn begin_anew(&self, state: &mut State) -> Result<(), CacheError> {
+        let barrier = state.index.begin_barrier();
+        let synced = self.medium.sync(Part::Frames);
+        self.settle(state, synced)?;
+        let all = snapshot(&state.index, &state.files, &state.ops);
+        let next = Journal::begin(&*self.medium, Some(&state.journal), self.geometry, all);
+        match next {
+            Ok(journal) => state.journal = journal,
+            Err(source) => {
+                state.latched = Some("write");
+                return Err(CacheError::Io { action: "write", source });
+            }
+        }
+        state.index.end_barrier(barrier);
+        Ok(())
+    }
+
+    /// Ends the session in order, if nothing is left to be done.
+    pub fn end(&self) -> Result<(), CacheError> {
+        self.sync()?;
+        let mut state = self.alone();
+        if state.index.dirty_pages() == 0 && state.ops.is_empty() {
+            self.log(&mut state, &[Record::End])?;
+            let part = state.journal.part();
+            let synced = self.medium.sync(part);
+            self.settle(&mut state, synced)?;
+        }
+        Ok(())
+    }
+}

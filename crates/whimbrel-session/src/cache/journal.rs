@@ -1,0 +1,135 @@
+//! The journal: records appended to one of two parts, and begun anew in the other when it has grown.
+//!
+//! A part begins with a head that says its generation; the valid head of the higher generation is the current one. A
+//! new journal's head is written after all of it is durable, so a crash finds the old one or the new one, whole.
+
+use super::{
+    index::Geometry,
+    medium::{Medium, Part},
+    record::{HEAD, MAX_RECORD, Record, RecordError, decode_record, encode_record},
+};
+use std::io;
+
+const MAGIC: &[u8; 8] = b"WhSCjnl1";
+const START: u64 = 32;
+/// Read at once when a journal is read.
+const PIECE: usize = 1 << 20;
+
+/// Where the next record goes.
+#[derive(Debug)]
+pub(super) struct Journal {
+    which: bool,
+    pub(super) generation: u64,
+    tail: u64,
+    /// Records in it.
+    pub(super) records: u64,
+}
+
+fn head(generation: u64, geometry: Geometry) -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend(generation.to_le_bytes());
+    bytes.extend(geometry.pages.to_le_bytes());
+    bytes.extend(geometry.frames.to_le_bytes());
+    bytes.extend(xxhash_rust::xxh3::xxh3_64(&bytes).to_le_bytes());
+    bytes
+}
+
+/// What the head of a part says, if it is one.
+fn read_head(medium: &dyn Medium, which: bool) -> io::Result<Option<(u64, Geometry)>> {
+    let mut bytes = [0; START as usize];
+    if medium.read(Part::Journal(which), 0, &mut bytes)? < bytes.len() {
+        return Ok(None);
+    }
+    let long = |at: usize| u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|byte: usize| bytes[at + byte]));
+    let (generation, shape) = (long(8), long(16));
+    let geometry = Geometry { pages: shape as u32, frames: (shape >> 32) as u32 };
+    let good = bytes[..] == head(generation, geometry)[..] && (1..=64).contains(&geometry.pages);
+    Ok(good.then_some((generation, geometry)))
+}
+
+fn malformed(error: RecordError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, error)
+}
+
+impl Journal {
+    /// The current journal of a medium and its records; none on a medium without one.
+    pub(super) fn read(medium: &dyn Medium) -> io::Result<Option<(Self, Geometry, Vec<Record>)>> {
+        let heads = [read_head(medium, false)?, read_head(medium, true)?];
+        let Some((generation, geometry)) =
+            heads.into_iter().flatten().max_by_key(|(generation, _)| *generation)
+        else {
+            return Ok(None);
+        };
+        let which = heads[1].is_some_and(|(found, _)| found == generation);
+        let mut journal = Self { which, generation, tail: START, records: 0 };
+        let records = journal.read_records(medium)?;
+        Ok(Some((journal, geometry, records)))
+    }
+
+    /// Reads to the first thing that is no record, which is where the journal ends.
+    fn read_records(&mut self, medium: &dyn Medium) -> io::Result<Vec<Record>> {
+        let (mut records, mut window, mut at) = (Vec::new(), Vec::new(), 0);
+        loop {
+            if window.len() - at < HEAD + MAX_RECORD {
+                window.drain(..at);
+                at = 0;
+                let from = window.len();
+                window.resize(from + PIECE, 0);
+                let read =
+                    medium.read(Part::Journal(self.which), self.tail + from as u64, &mut window[from..])?;
+                window.truncate(from + read);
+            }
+            let Ok((record, len)) = decode_record(&window[at..], self.generation) else { return Ok(records) };
+            records.push(record);
+            at += len;
+            self.tail += len as u64;
+            self.records += 1;
+        }
+    }
+
+    /// Bytes of it.
+    pub(super) fn len(&self) -> u64 {
+        self.tail
+    }
+
+    pub(super) fn append(&mut self, medium: &dyn Medium, records: &[Record]) -> io::Result<()> {
+        let mut bytes = Vec::with_capacity(records.len() * 96);
+        for record in records {
+            encode_record(record, self.generation, &mut bytes).map_err(malformed)?;
+        }
+        medium.write(Part::Journal(self.which), self.tail, &bytes)?;
+        self.tail += bytes.len() as u64;
+        self.records += records.len() as u64;
+        Ok(())
+    }
+
+    pub(super) fn part(&self) -> Part {
+        Part::Journal(self.which)
+    }
+
+    /// A journal of these records in the part that is not current. It is current, and durable, when this returns.
+    pub(super) fn begin(
+        medium: &dyn Medium,
+        after: Option<&Journal>,
+        geometry: Geometry,
+        records: impl Iterator<Item = Record>,
+    ) -> io::Result<Self> {
+        let which = after.is_some_and(|journal| !journal.which);
+        let generation = after.map_or(1, |journal| journal.generation + 1);
+        let mut next = Self { which, generation, tail: START, records: 0 };
+        medium.truncate(next.part(), 0)?;
+        let mut some = Vec::with_capacity(1024);
+        for record in records {
+            some.push(record);
+            if some.len() == 1024 {
+                next.append(medium, &some)?;
+                some.clear();
+            }
+        }
+        next.append(medium, &some)?;
+        medium.sync(next.part())?;
+        medium.write(next.part(), 0, &head(generation, geometry))?;
+        medium.sync(next.part())?;
+        Ok(next)
+    }
+}

@@ -1,0 +1,101 @@
+//! Where a cache lies: room for frames, and two journals of which one is current.
+//!
+//! A trait, so that tests can take the power away between any two operations.
+
+use rustix::fs::{FlockOperation, flock};
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
+    path::Path,
+};
+
+/// A part of a medium.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Frames, one after the other.
+    Frames,
+    /// One of the two journals.
+    Journal(bool),
+}
+
+/// Files of fixed purpose. What was written is there for later reads; it is durable after a sync of its part.
+pub trait Medium: Send + Sync {
+    /// Fills as much of `out` as there is from `at` on, and says how much that was.
+    fn read(&self, part: Part, at: u64, out: &mut [u8]) -> io::Result<usize>;
+    /// Stores all of `data` at `at`.
+    fn write(&self, part: Part, at: u64, data: &[u8]) -> io::Result<()>;
+    /// Makes a part durable.
+    fn sync(&self, part: Part) -> io::Result<()>;
+    /// Cuts a part.
+    fn truncate(&self, part: Part, len: u64) -> io::Result<()>;
+    /// Bytes of a part.
+    fn len(&self, part: Part) -> io::Result<u64>;
+}
+
+/// A folder of the file system, locked for as long as this lives.
+#[derive(Debug)]
+pub struct Folder {
+    frames: File,
+    journals: [File; 2],
+    _lock: File,
+}
+
+impl Folder {
+    /// The folder `dir`, made if it is not there; nobody else may read it.
+    ///
+    /// # Errors
+    /// `WouldBlock` if another process has it.
+    pub fn open(dir: &Path) -> io::Result<Self> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        let open = |name: &str| {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false).mode(0o600).open(dir.join(name))
+        };
+        let lock = open("lock")?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        let folder =
+            Self { frames: open("frames")?, journals: [open("journal.0")?, open("journal.1")?], _lock: lock };
+        // The names must last as long as what is in them.
+        File::open(dir)?.sync_all()?;
+        Ok(folder)
+    }
+
+    fn part(&self, part: Part) -> &File {
+        match part {
+            Part::Frames => &self.frames,
+            Part::Journal(number) => &self.journals[usize::from(number)],
+        }
+    }
+}
+
+impl Medium for Folder {
+    fn read(&self, part: Part, at: u64, out: &mut [u8]) -> io::Result<usize> {
+        let mut got = 0;
+        while got < out.len() {
+            match self.part(part).read_at(&mut out[got..], at + got as u64) {
+                Ok(0) => break,
+                Ok(more) => got += more,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(got)
+    }
+
+    fn write(&self, part: Part, at: u64, data: &[u8]) -> io::Result<()> {
+        self.part(part).write_all_at(data, at)
+    }
+
+    fn sync(&self, part: Part) -> io::Result<()> {
+        self.part(part).sync_data()
+    }
+
+    fn truncate(&self, part: Part, len: u64) -> io::Result<()> {
+        self.part(part).set_len(len)
+    }
+
+    fn len(&self, part: Part) -> io::Result<u64> {
+        self.part(part).metadata().map(|found| found.len())
+    }
+}

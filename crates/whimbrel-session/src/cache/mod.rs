@@ -1,0 +1,23 @@
+//! The cache on the client's disk: blocks of files, what has yet to reach the server, and the order of it.
+//!
+//! `index` decides (which frame, what is copied, what may be reused when) and does no I/O; `record` is the bytes of the
+//! journal; `journal` and `medium` store them; `store` puts them together. The format is described in
+//! `docs/formats/session-cache.md`.
+//!
+//! Invariants: a page is checked against its sum before it is given out. A frame that a durable record promises to hold
+//! dirty pages is not written again until a later durable record no longer does. After a failed write or sync of the
+//! journal the cache takes nothing more that is dirty.
+
+mod durable;
+mod index;
+mod journal;
+mod medium;
+mod record;
+mod recover;
+mod store;
+mod write;
+
+pub use index::Geometry;
+pub use medium::{Folder, Medium, Part};
+pub use record::{FileId, FileRecord, Record, RecordError, decode_record, encode_record};
+pub use store::{Cache, CacheError, CacheStats, DirtyBlock, Lost, Read, Recovered};

@@ -1,0 +1,176 @@
+//! Records of the journal: what is in which frame, what files are, what has yet to happen on the server.
+//!
+//! Length, sum, postcard. The sum starts from the journal's generation, so that what an older journal left in the file is
+//! no record. A record that does not fit its sum ends the journal: what follows was never promised.
+
+use crate::proto::{Ident, Op, RelPath, Time, Version};
+use serde::{Deserialize, Serialize};
+
+/// A file of the cache. Numbers are never used again within a cache.
+pub type FileId = u64;
+
+/// Longest record: an operation with two paths, or a block of 64 pages.
+pub(super) const MAX_RECORD: usize = 16 << 10;
+/// Length and sum.
+pub(super) const HEAD: usize = 8;
+
+/// What is known of a file beside its blocks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRecord {
+    /// Where it is.
+    pub path: RelPath,
+    /// What it is on the server; none before the server has made it.
+    pub ident: Option<Ident>,
+    /// The server's content that clean pages are of, and that dirty ones were written over.
+    pub base: Version,
+    /// Its size here.
+    pub size: u64,
+    /// From this byte on, what is not here is zeros: the server's content from there is cut off or never was.
+    pub zero_from: u64,
+    /// Its last change here, if that has yet to reach the server.
+    pub mtime: Option<Time>,
+    /// The server may have this as its last change: a write-back that was begun sets it.
+    pub stamp: Option<Time>,
+    /// Size or content differ from the server's.
+    pub dirty: bool,
+    /// It was removed; what is dirty of it is nobody's.
+    pub removed: bool,
+}
+
+/// One record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Record {
+    /// A block is like this.
+    Block {
+        /// Its file.
+        file: FileId,
+        /// Its number.
+        block: u64,
+        /// Where it lies.
+        frame: Option<u32>,
+        /// Pages that are there.
+        valid: u64,
+        /// Pages that are dirty.
+        dirty: u64,
+        /// A sum for each valid page, the lowest first.
+        sums: Vec<u32>,
+    },
+    /// A block is not here.
+    NoBlock {
+        /// Its file.
+        file: FileId,
+        /// Its number.
+        block: u64,
+    },
+    /// A file is like this.
+    File {
+        /// Its number.
+        file: FileId,
+        /// What it is.
+        record: FileRecord,
+    },
+    /// A file is not here.
+    NoFile {
+        /// Its number.
+        file: FileId,
+    },
+    /// The server has yet to do this.
+    Op {
+        /// In this order.
+        number: u64,
+        /// What.
+        op: Op,
+    },
+    /// The server has done it, or it is given up.
+    OpDone {
+        /// Which.
+        number: u64,
+    },
+    /// All frames as of this many records are durable.
+    Barrier {
+        /// Records of this journal before the barrier began.
+        records: u64,
+    },
+    /// The session ended in order: nothing is dirty.
+    End,
+}
+
+/// The bytes are no record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// There is no whole record.
+    #[error("the journal ends in the middle of a record")]
+    Short,
+    /// The sum does not fit.
+    #[error("a record of the journal does not fit its sum")]
+    Sum,
+    /// It fits its sum and means nothing.
+    #[error("a record of the journal cannot be understood")]
+    Meaning,
+}
+
+fn sum(bytes: &[u8], generation: u64) -> u32 {
+    xxhash_rust::xxh3::xxh3_64_with_seed(bytes, generation) as u32
+}
+
+/// Appends a record as it is stored.
+pub fn encode_record(record: &Record, generation: u64, out: &mut Vec<u8>) -> Result<(), RecordError> {
+    let bytes = postcard::to_stdvec(record).map_err(|_| RecordError::Meaning)?;
+    if bytes.len() > MAX_RECORD {
+        return Err(RecordError::Meaning);
+    }
+    out.extend((bytes.len() as u32).to_le_bytes());
+    out.extend(sum(&bytes, generation).to_le_bytes());
+    out.extend(bytes);
+    Ok(())
+}
+
+/// The first record of `bytes`, and how long it is.
+pub fn decode_record(bytes: &[u8], generation: u64) -> Result<(Record, usize), RecordError> {
+    let (head, rest) = bytes.split_first_chunk::<HEAD>().ok_or(RecordError::Short)?;
+    let [a, b, c, d, e, f, g, h] = *head;
+    let (len, expected) = (u32::from_le_bytes([a, b, c, d]) as usize, u32::from_le_bytes([e, f, g, h]));
+    if len == 0 || len > MAX_RECORD {
+        return Err(RecordError::Sum);
+    }
+    let body = rest.get(..len).ok_or(RecordError::Short)?;
+    if sum(body, generation) != expected {
+        return Err(RecordError::Sum);
+    }
+    match postcard::take_from_bytes(body) {
+        Ok((record, [])) => Ok((record, HEAD + len)),
+        _ => Err(RecordError::Meaning),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_record_of_another_generation_or_with_a_flipped_bit_is_none() {
+        let record =
+            Record::Block { file: 7, block: 9, frame: Some(3), valid: 5, dirty: 4, sums: vec![1, 2] };
+        let mut bytes = Vec::new();
+        encode_record(&record, 4, &mut bytes).unwrap();
+        assert_eq!(decode_record(&bytes, 4), Ok((record, bytes.len())));
+        assert!(decode_record(&bytes, 5).is_err());
+        for bit in 0..bytes.len() * 8 {
+            let mut wrong = bytes.clone();
+            wrong[bit / 8] ^= 1 << (bit % 8);
+            assert!(decode_record(&wrong, 4).is_err(), "bit {bit}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_an_error_and_no_panic(bytes in proptest::collection::vec(any::<u8>(), 0..100), generation: u64) {
+            let mut framed = (bytes.len() as u32).to_le_bytes().to_vec();
+            framed.extend(sum(&bytes, generation).to_le_bytes());
+            framed.extend(&bytes);
+            drop(decode_record(&framed, generation));
+            drop(decode_record(&bytes, generation));
+        }
+    }
+}

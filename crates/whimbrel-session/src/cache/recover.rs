@@ -1,0 +1,180 @@
+//! What a journal says after a crash, checked against what is in the frames.
+//!
+//! The last durable barrier promises the newest record of each block before it. Later records may or may not have their
+//! content; each is tried, the newest first, and one is good if each dirty page has a sum that some record of that
+//! frame gave it. So a promised page is always found; a page that was written and never promised is found, or an older
+//! one is, or it is reported lost.
+
+use super::{
+    index::{Block, Geometry, Index, Key, ZERO},
+    medium::{Medium, Part},
+    record::{FileId, FileRecord, Record},
+    store::{Lost, page_sum},
+};
+use crate::proto::{Op, PAGE};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    io,
+};
+
+/// What a record said of a block.
+#[derive(Debug, Clone)]
+struct Said {
+    number: u64,
+    frame: Option<u32>,
+    valid: u64,
+    dirty: u64,
+    sums: Box<[u32]>,
+}
+
+/// A cache as its journal has it.
+pub(super) struct Replayed {
+    pub(super) index: Index,
+    pub(super) files: HashMap<FileId, FileRecord>,
+    pub(super) ops: BTreeMap<u64, Op>,
+    pub(super) next_file: FileId,
+    pub(super) next_op: u64,
+    pub(super) lost: Vec<Lost>,
+    /// Whether the session before ended in order.
+    pub(super) ended: bool,
+}
+
+/// Everything the records say, before any frame was looked at.
+#[derive(Default)]
+struct Words {
+    blocks: HashMap<Key, Vec<Said>>,
+    files: HashMap<FileId, FileRecord>,
+    ops: BTreeMap<u64, Op>,
+    next_file: FileId,
+    next_op: u64,
+    barrier: u64,
+    ended: bool,
+}
+
+impl Words {
+    fn hear(&mut self, number: u64, record: Record, geometry: Geometry) {
+        self.ended = record == Record::End;
+        match record {
+            Record::Block { file, block, frame, valid, dirty, sums } => {
+                let Some(sums) = spread(valid, &sums, geometry) else { return };
+                let sound = dirty & !valid == 0 && frame.is_none_or(|frame| frame < geometry.frames);
+                if sound {
+                    let said = Said { number, frame, valid, dirty, sums };
+                    self.blocks.entry(Key { file, block }).or_default().push(said);
+                }
+            }
+            Record::NoBlock { file, block } => {
+                let nothing = Said { number, frame: None, valid: 0, dirty: 0, sums: Box::default() };
+                self.blocks.entry(Key { file, block }).or_default().push(nothing);
+            }
+            Record::File { file, record } => {
+                self.next_file = self.next_file.max(file + 1);
+                self.files.insert(file, record);
+            }
+            Record::NoFile { file } => drop(self.files.remove(&file)),
+            Record::Op { number, op } => {
+                self.next_op = self.next_op.max(number + 1);
+                self.ops.insert(number, op);
+            }
+            Record::OpDone { number } => drop(self.ops.remove(&number)),
+            Record::Barrier { records } => self.barrier = self.barrier.max(records),
+            Record::End => {}
+        }
+    }
+}
+
+/// Sums by page number.
+fn spread(valid: u64, sums: &[u32], geometry: Geometry) -> Option<Box<[u32]>> {
+    if valid & !geometry.all() != 0 || valid.count_ones() as usize != sums.len() {
+        return None;
+    }
+    let mut rest = sums.iter();
+    let of = |page: u32| if valid >> page & 1 == 1 { rest.next().copied() } else { None };
+    Some((0..geometry.pages).map(of).map(Option::unwrap_or_default).collect())
+}
+
+pub(super) fn replay(medium: &dyn Medium, geometry: Geometry, records: Vec<Record>) -> io::Result<Replayed> {
+    let mut words = Words::default();
+    for (number, record) in records.into_iter().enumerate() {
+        words.hear(number as u64, record, geometry);
+    }
+    let mut index = Index::new(geometry);
+    let (mut lost, mut taken, mut clean) = (Vec::new(), HashSet::new(), Vec::new());
+    for (key, said) in words.blocks {
+        let Some(file) = words.files.get(&key.file).filter(|file| !file.removed) else { continue };
+        // What the newest record before the barrier said is promised; what was said before that is past.
+        let from = said.iter().rposition(|said| said.number < words.barrier).unwrap_or(0);
+        let window = &said[from..];
+        let Some(newest) = window.last() else { continue };
+        if newest.dirty == 0 {
+            clean.push((key, newest.clone()));
+            continue;
+        }
+        match best(medium, geometry, window)? {
+            Some(block) if block.dirty != 0 => {
+                taken.extend(block.frame);
+                index.restore_one(key, block);
+            }
+            Some(_) | None => lost.push(Lost {
+                path: file.path.clone(),
+                offset: key.block * geometry.block(),
+                pages: newest.dirty.count_ones(),
+            }),
+        }
+    }
+    // Of clean blocks that claim one frame, the newest record is right.
+    clean.sort_by_key(|(_, said)| std::cmp::Reverse(said.number));
+    for (key, said) in clean {
+        if said.valid != 0 && said.frame.is_none_or(|frame| taken.insert(frame)) {
+            index.restore_one(key, block_of(&said, said.sums.clone()));
+        }
+    }
+    index.restored();
+    let Words { files, ops, next_file, next_op, ended, .. } = words;
+    Ok(Replayed { index, files, ops, next_file, next_op, lost, ended })
+}
+
+fn block_of(said: &Said, sums: Box<[u32]>) -> Block {
+    let Said { frame, valid, dirty, .. } = *said;
+    Block { frame, valid, dirty, sums, generation: 0, frozen: dirty != 0 }
+}
+
+/// The newest record whose dirty pages are there.
+fn best(medium: &dyn Medium, geometry: Geometry, window: &[Said]) -> io::Result<Option<Block>> {
+    for said in window.iter().rev() {
+        if said.valid == 0 {
+            return Ok(None);
+        }
+        if let Some(block) = verify(medium, geometry, said, window)? {
+            return Ok(Some(block));
+        }
+    }
+    Ok(None)
+}
+
+fn verify(
+    medium: &dyn Medium,
+    geometry: Geometry,
+    said: &Said,
+    window: &[Said],
+) -> io::Result<Option<Block>> {
+    let mut sums = said.sums.clone();
+    let Some(frame) = said.frame else { return Ok(Some(block_of(said, sums))) };
+    let (mut page_bytes, start) = ([0; PAGE], u64::from(frame) * geometry.block());
+    for page in (0..geometry.pages as usize).filter(|page| said.dirty >> page & 1 == 1) {
+        let at = start + (page * PAGE) as u64;
+        let whole = medium.read(Part::Frames, at, &mut page_bytes)? == PAGE;
+        let found = whole.then(|| page_sum(&page_bytes));
+        // Another write into the same frame may have come through where this one did not, or the other way round. Zeros
+        // are never stored: if nothing that was said after them is there, they are what there is.
+        let others = window.iter().rev();
+        let others = others.filter(|other| other.frame == said.frame && other.valid >> page & 1 == 1);
+        let mut there =
+            others.map(|other| other.sums[page]).filter(|sum| *sum == ZERO || Some(*sum) == found);
+        match there.next() {
+            Some(sum) => sums[page] = sum,
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(block_of(said, sums)))
+}

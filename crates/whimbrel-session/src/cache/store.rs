@@ -1,0 +1,549 @@
+//! The cache: index, journal and frames under one lock.
+//!
+//! Readers share the lock, so a page they were told about cannot be given to somebody else under them. A dirty write is
+//! in the journal before it is in its frame; both are in the system's memory when it returns, so the death of this process
+//! loses nothing, and on the disk when a later [`Cache::sync`] returned, so neither does a power failure.
+
+use super::{
+    index::{Block, Geometry, Index, Key, NoRoom, Pages, Plan, ZERO},
+    journal::Journal,
+    medium::{Medium, Part},
+    record::{FileId, FileRecord, Record},
+    recover::{Replayed, replay},
+};
+use crate::proto::{Op, PAGE, RelPath, is_zero};
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    sync::{
+        Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+/// A journal is begun anew when it is so long and four times what it has to say.
+const MIN_JOURNAL: u64 = 16 << 20;
+
+/// The cache cannot do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    /// The disk of the cache failed or is full.
+    #[error("cannot {action} the cache")]
+    Io {
+        /// `read`, `write`, `sync` or `open`.
+        action: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Earlier writes may not be safe, so nothing more is taken.
+    #[error("the cache takes nothing more after a failed {action}")]
+    Latched {
+        /// What failed.
+        action: &'static str,
+    },
+    /// Everything in the cache has yet to reach the server.
+    #[error("the cache is full of data that has yet to be written back")]
+    Full,
+    /// A page that only this cache has is damaged.
+    #[error("data at byte {offset} that was not written back yet is damaged")]
+    Damaged {
+        /// Where in the file.
+        offset: u64,
+    },
+    /// No such file is known.
+    #[error("the cache knows no such file")]
+    Unknown,
+}
+
+/// What a read found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Read {
+    /// All of it.
+    Here,
+    /// These blocks are not here, or not all of them.
+    Missing(Vec<u64>),
+}
+
+/// A block that the server lacks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirtyBlock {
+    /// Its number.
+    pub block: u64,
+    /// To be given back when it has been sent.
+    pub generation: u32,
+    /// The pages it is about.
+    pub pages: u64,
+    /// Runs of pages with the byte of the file where each begins.
+    pub runs: Vec<(u64, Vec<u8>)>,
+}
+
+/// Something that was written and never promised, and is not there any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lost {
+    /// The file.
+    pub path: RelPath,
+    /// Where the block begins.
+    pub offset: u64,
+    /// How many pages of it.
+    pub pages: u32,
+}
+
+/// What was found when a cache was opened.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Recovered {
+    /// Files with something the server lacks.
+    pub dirty: Vec<FileId>,
+    /// What is not there any more.
+    pub lost: Vec<Lost>,
+    /// The session before did not end in order.
+    pub unclean: bool,
+}
+
+/// Counters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CacheStats {
+    /// Bytes it may hold.
+    pub capacity: u64,
+    /// Bytes of frames in use.
+    pub used: u64,
+    /// Bytes of pages that are here.
+    pub valid: u64,
+    /// Bytes the server lacks.
+    pub dirty: u64,
+    /// Pages found damaged and fetched again.
+    pub damaged: u64,
+}
+
+/// A file and how often its content was declared void.
+pub(super) struct Held {
+    pub(super) record: FileRecord,
+    pub(super) epoch: u64,
+}
+
+pub(super) struct State {
+    pub(super) index: Index,
+    pub(super) journal: Journal,
+    pub(super) files: HashMap<FileId, Held>,
+    pub(super) ops: BTreeMap<u64, Op>,
+    pub(super) next_file: FileId,
+    pub(super) next_op: u64,
+    pub(super) latched: Option<&'static str>,
+}
+
+/// A cache.
+pub struct Cache {
+    pub(super) medium: Box<dyn Medium>,
+    pub(super) geometry: Geometry,
+    state: RwLock<State>,
+    used: Vec<AtomicBool>,
+    damaged: AtomicU64,
+    pub(super) barrier: Mutex<()>,
+    pub(super) barriers_begun: AtomicU64,
+    pub(super) barriers_done: AtomicU64,
+}
+
+/// The sum of a page; zeros have the sum that is never looked for.
+pub(super) fn page_sum(page: &[u8]) -> u32 {
+    if is_zero(page) {
+        return ZERO;
+    }
+    match xxhash_rust::xxh3::xxh3_64(page) as u32 {
+        ZERO => 1,
+        sum => sum,
+    }
+}
+
+pub(super) fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> CacheError {
+    move |source| CacheError::Io { action, source }
+}
+
+/// Page numbers of a set.
+pub(super) fn each(pages: Pages) -> impl Iterator<Item = u32> {
+    (0..64).filter(move |page| pages >> page & 1 == 1)
+}
+
+impl Cache {
+    /// The cache on a medium; an empty one if there is none, or if what is there has another geometry and nothing dirty.
+    pub fn open(medium: Box<dyn Medium>, geometry: Geometry) -> Result<(Self, Recovered), CacheError> {
+        let read = Journal::read(&*medium).map_err(io_error("open"))?;
+        let (old, stored, records) = match read {
+            Some((journal, stored, records)) => (Some(journal), stored, records),
+            None => (None, geometry, Vec::new()),
+        };
+        let mut replayed = replay(&*medium, stored, records).map_err(io_error("open"))?;
+        let owed = replayed.index.dirty_pages() > 0
+            || !replayed.ops.is_empty()
+            || replayed.files.values().any(|record| record.dirty && !record.removed);
+        // What is owed to the server keeps its shape.
+        let geometry = if owed { stored } else { geometry };
+        if geometry != stored {
+            replayed.index = Index::new(geometry);
+        }
+        let Replayed { index, files, ops, next_file, next_op, lost, ended } = replayed;
+        let mut dirty: Vec<FileId> = files
+            .iter()
+            .filter(|(_, record)| record.dirty && !record.removed)
+            .map(|(file, _)| *file)
+            .collect();
+        dirty.sort_unstable();
+        // What survived the death of a process is not on the disk for that.
+        medium.sync(Part::Frames).map_err(io_error("open"))?;
+        let recovered = Recovered { dirty, lost, unclean: old.is_some() && !ended };
+        let files: HashMap<FileId, Held> = files
+            .into_iter()
+            .filter(|(_, record)| !record.removed)
+            .map(|(file, record)| (file, Held { record, epoch: 0 }))
+            .collect();
+        let journal = Journal::begin(&*medium, old.as_ref(), geometry, snapshot(&index, &files, &ops));
+        let journal = journal.map_err(io_error("open"))?;
+        let state = State { index, journal, files, ops, next_file, next_op, latched: None };
+        let used = (0..geometry.frames).map(|_| AtomicBool::new(false)).collect();
+        let cache = Self {
+            medium,
+            geometry,
+            state: RwLock::new(state),
+            used,
+            damaged: AtomicU64::new(0),
+            barrier: Mutex::new(()),
+            barriers_begun: AtomicU64::new(0),
+            barriers_done: AtomicU64::new(0),
+        };
+        Ok((cache, recovered))
+    }
+
+    pub(super) fn shared(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn alone(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes of a block.
+    pub fn block_size(&self) -> u64 {
+        self.geometry.block()
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> CacheStats {
+        let state = self.shared();
+        let page = PAGE as u64;
+        CacheStats {
+            capacity: u64::from(self.geometry.frames) * self.geometry.block(),
+            used: u64::from(state.index.used_frames()) * self.geometry.block(),
+            valid: state.index.valid_pages() * page,
+            dirty: state.index.dirty_pages() * page,
+            damaged: self.damaged.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Fills `out` from `offset`, if all of it is here. What lies past `zero_from` and is not here is zeros.
+    pub fn read(&self, file: FileId, offset: u64, out: &mut [u8]) -> Result<Read, CacheError> {
+        let mut bad = Vec::new();
+        let missing = {
+            let state = self.shared();
+            let held = state.files.get(&file).ok_or(CacheError::Unknown)?;
+            let mut missing = Vec::new();
+            let page = PAGE as u64;
+            let mut at = offset;
+            let end = offset + out.len() as u64;
+            while at < end {
+                let (number, within) = (at / page, (at % page) as usize);
+                let len = (PAGE - within).min((end - at) as usize);
+                let place = &mut out[(at - offset) as usize..][..len];
+                let (block, in_block) =
+                    (number / u64::from(self.geometry.pages), number % u64::from(self.geometry.pages));
+                let key = Key { file, block };
+                if !self.read_page(&state, key, in_block as u32, within, place, &mut bad)? {
+                    if number * page >= held.record.zero_from {
+                        place.fill(0);
+                    } else if missing.last() != Some(&block) {
+                        missing.push(block);
+                    }
+                }
+                at += len as u64;
+            }
+            missing
+        };
+        if !bad.is_empty() {
+            self.drop_damaged(&bad);
+        }
+        Ok(if missing.is_empty() { Read::Here } else { Read::Missing(missing) })
+    }
+
+    /// Copies a part of a page if it is here and sound. A clean page that is not is noted in `bad`.
+    pub(super) fn read_page(
+        &self,
+        state: &State,
+        key: Key,
+        page: u32,
+        within: usize,
+        out: &mut [u8],
+        bad: &mut Vec<(Key, u32)>,
+    ) -> Result<bool, CacheError> {
+        let Some(block) = state.index.get(key).filter(|block| block.valid >> page & 1 == 1) else {
+            return Ok(false);
+        };
+        let Some(frame) = block.frame.filter(|_| block.sums[page as usize] != ZERO) else {
+            out.fill(0);
+            return Ok(true);
+        };
+        self.used[frame as usize].store(true, Ordering::Relaxed);
+        let mut bytes = [0; PAGE];
+        if self.load(frame, page, &mut bytes).is_ok() && page_sum(&bytes) == block.sums[page as usize] {
+            out.copy_from_slice(&bytes[within..within + out.len()]);
+            return Ok(true);
+        }
+        if block.dirty >> page & 1 == 1 {
+            let offset = key.block * self.geometry.block() + u64::from(page) * PAGE as u64;
+            return Err(CacheError::Damaged { offset });
+        }
+        bad.push((key, page));
+        Ok(false)
+    }
+
+    pub(super) fn load(&self, frame: u32, page: u32, out: &mut [u8; PAGE]) -> io::Result<()> {
+        let at = self.frame_at(frame, page);
+        let read = self.medium.read(Part::Frames, at, out)?;
+        if read == PAGE { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+
+    pub(super) fn frame_at(&self, frame: u32, page: u32) -> u64 {
+        u64::from(frame) * self.geometry.block() + u64::from(page) * PAGE as u64
+    }
+
+    fn drop_damaged(&self, bad: &[(Key, u32)]) {
+        let mut state = self.alone();
+        for (key, page) in bad {
+            let dirty = state.index.get(*key).is_some_and(|block| block.dirty >> page & 1 == 1);
+            if !dirty {
+                state.index.cut(*key, 1 << page);
+                self.damaged.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(block = key.block, page, "a damaged page of the cache is fetched again");
+            }
+        }
+    }
+
+    /// Which pages of a block are here.
+    pub fn valid_pages(&self, file: FileId, block: u64) -> u64 {
+        self.shared().index.get(Key { file, block }).map_or(0, |block| block.valid)
+    }
+
+    /// Whether all pages of a block that lie below `size` are here or known to be zeros.
+    pub fn has_block(&self, file: FileId, block: u64, size: u64) -> bool {
+        let state = self.shared();
+        let Some(held) = state.files.get(&file) else { return false };
+        let (start, page) = (block * self.geometry.block(), PAGE as u64);
+        let end = size.min(held.record.zero_from).min(start + self.geometry.block());
+        let pages = end.saturating_sub(start).div_ceil(page) as u32;
+        let needed = if pages == 0 { 0 } else { u64::MAX >> (64 - pages) };
+        let valid = state.index.get(Key { file, block }).map_or(0, |block| block.valid);
+        needed & !valid == 0
+    }
+
+    /// What fills have to show, so that what was asked for before the content became void is not taken for it.
+    pub fn epoch(&self, file: FileId) -> Option<u64> {
+        self.shared().files.get(&file).map(|held| held.epoch)
+    }
+
+    /// Takes in content from the server, from `offset` (a page's start) on; pages that are here already stay. Content that
+    /// was asked for in another epoch is left.
+    pub fn fill(&self, file: FileId, epoch: u64, offset: u64, content: &[u8]) -> Result<bool, CacheError> {
+        let mut state = self.alone();
+        self.tidy(&mut state)?;
+        let Some(held) = state.files.get(&file).filter(|held| held.epoch == epoch) else { return Ok(false) };
+        let keep = held.record.zero_from.saturating_sub(offset).min(content.len() as u64) as usize;
+        let mut records = Vec::new();
+        let block_bytes = self.geometry.block();
+        let mut at = 0;
+        while at < keep {
+            let here = offset + at as u64;
+            let len = (block_bytes - here % block_bytes).min((keep - at) as u64) as usize;
+            let key = Key { file, block: here / block_bytes };
+            let first = (here % block_bytes / PAGE as u64) as u32;
+            // A full cache serves what it is asked for and keeps it not.
+            match self.put(&mut state, key, first, &content[at..at + len], false) {
+                Ok(record) => records.extend(record),
+                Err(CacheError::Full) => break,
+                Err(error) => return Err(error),
+            }
+            at += len;
+        }
+        self.log(&mut state, &records)?;
+        Ok(true)
+    }
+
+    /// Stores whole pages (the last may be short) of one block and gives the record of it. Pages of a dirty write are
+    /// recorded before they are stored.
+    pub(super) fn put(
+        &self,
+        state: &mut State,
+        key: Key,
+        first: u32,
+        content: &[u8],
+        dirty: bool,
+    ) -> Result<Option<Record>, CacheError> {
+        let have = state.index.get(key).map_or(0, |block| block.valid);
+        let mut chunks: Vec<(u32, u32, &[u8])> = Vec::with_capacity(content.len().div_ceil(PAGE));
+        for (number, page) in content.chunks(PAGE).enumerate() {
+            let number = first + number as u32;
+            if dirty || have >> number & 1 == 0 {
+                chunks.push((number, 0, page));
+            }
+        }
+        for (_, sum, page) in &mut chunks {
+            *sum = if page.len() == PAGE { page_sum(page) } else { page_sum(&padded(page)) };
+        }
+        if chunks.is_empty() {
+            return Ok(None);
+        }
+        let pages = chunks.iter().fold(0, |pages, (number, ..)| pages | 1 << number);
+        let full = chunks
+            .iter()
+            .filter(|(_, sum, _)| *sum != ZERO)
+            .fold(0, |pages, (number, ..)| pages | 1 << number);
+        let plan = self.plan(state, key, pages, full, dirty)?;
+        self.copy(state, key, plan)?;
+        let sums: Vec<(u32, u32)> = chunks.iter().map(|(number, sum, _)| (*number, *sum)).collect();
+        let in_place = state.index.get(key).is_some_and(|block| block.frame == plan.frame);
+        if !in_place {
+            // Nothing speaks of the new frame yet: content first, so that its record is never without it.
+            self.store_in(state, plan.frame, &chunks, dirty)?;
+        }
+        let record = record_of(key, state.index.stored(key, plan, pages, &sums, dirty));
+        if dirty {
+            self.log(state, std::slice::from_ref(&record))?;
+        }
+        if in_place && let Err(error) = self.store_in(state, plan.frame, &chunks, dirty) {
+            // The frame holds neither the old nor the new.
+            state.index.remove(key);
+            return Err(error);
+        }
+        Ok((!dirty).then_some(record))
+    }
+
+    fn plan(
+        &self,
+        state: &mut State,
+        key: Key,
+        pages: Pages,
+        full: Pages,
+        dirty: bool,
+    ) -> Result<Plan, CacheError> {
+        let mut gone = Vec::new();
+        let used = |frame: u32| self.used[frame as usize].swap(false, Ordering::Relaxed);
+        let mut plan = state.index.plan(key, pages, full, dirty, used, &mut gone);
+        if plan == Err(NoRoom::Barrier) {
+            self.begin_anew(state)?;
+            plan = state.index.plan(key, pages, full, dirty, used, &mut gone);
+        }
+        plan.map_err(|_| CacheError::Full)
+    }
+
+    fn copy(&self, state: &State, key: Key, plan: Plan) -> Result<(), CacheError> {
+        let (Some(frame), Some((from, pages))) = (plan.frame, plan.copy) else { return Ok(()) };
+        let mut bytes = [0; PAGE];
+        for page in each(pages) {
+            // A page that cannot be read or is damaged is carried along as it is: its sum will say so.
+            let _ = self.load(from, page, &mut bytes);
+            let written = self.medium.write(Part::Frames, self.frame_at(frame, page), &bytes);
+            written.map_err(io_error("write"))?;
+        }
+        debug_assert!(state.index.get(key).is_some());
+        Ok(())
+    }
+
+    fn store_in(
+        &self,
+        state: &mut State,
+        frame: Option<u32>,
+        chunks: &[(u32, u32, &[u8])],
+        dirty: bool,
+    ) -> Result<(), CacheError> {
+        let Some(frame) = frame else { return Ok(()) };
+        if let Err(source) = self.store_pages(frame, chunks) {
+            if dirty {
+                state.latched = Some("write");
+            }
+            return Err(CacheError::Io { action: "write", source });
+        }
+        self.used[frame as usize].store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn store_pages(&self, frame: u32, chunks: &[(u32, u32, &[u8])]) -> io::Result<()> {
+        let mut rest = chunks;
+        while let Some(((first, sum, page), more)) = rest.split_first() {
+            rest = more;
+            if *sum == ZERO {
+                continue;
+            }
+            let mut bytes = page.to_vec();
+            let mut last = *first;
+            while let Some(((number, sum, page), more)) = rest.split_first()
+                && *number == last + 1
+                && *sum != ZERO
+                && bytes.len() % PAGE == 0
+            {
+                bytes.extend_from_slice(page);
+                last = *number;
+                rest = more;
+            }
+            bytes.resize(bytes.len().next_multiple_of(PAGE), 0);
+            self.medium.write(Part::Frames, self.frame_at(frame, *first), &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Appends records; a journal that cannot be written latches the cache.
+    pub(super) fn log(&self, state: &mut State, records: &[Record]) -> Result<(), CacheError> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        if let Some(action) = state.latched {
+            return Err(CacheError::Latched { action });
+        }
+        if let Err(source) = state.journal.append(&*self.medium, records) {
+            state.latched = Some("write");
+            return Err(CacheError::Io { action: "write", source });
+        }
+        Ok(())
+    }
+
+    /// Begins the journal anew if it has grown. Only where nothing is half done: a new journal promises what it says.
+    pub(super) fn tidy(&self, state: &mut State) -> Result<(), CacheError> {
+        let live =
+            (u64::from(state.index.used_frames()) + state.files.len() as u64 + state.ops.len() as u64) * 128;
+        if state.journal.len() > MIN_JOURNAL.max(4 * live) { self.begin_anew(state) } else { Ok(()) }
+    }
+}
+
+/// A page of a short end of content.
+fn padded(page: &[u8]) -> [u8; PAGE] {
+    let mut whole = [0; PAGE];
+    whole[..page.len()].copy_from_slice(page);
+    whole
+}
+
+pub(super) fn record_of(key: Key, block: &Block) -> Record {
+    Record::Block {
+        file: key.file,
+        block: key.block,
+        frame: block.frame,
+        valid: block.valid,
+        dirty: block.dirty,
+        sums: each(block.valid).map(|page| block.sums[page as usize]).collect(),
+    }
+}
+
+/// Everything there is to say.
+pub(super) fn snapshot<'a>(
+    index: &'a Index,
+    files: &'a HashMap<FileId, Held>,
+    ops: &'a BTreeMap<u64, Op>,
+) -> impl Iterator<Item = Record> + 'a {
+    let files = files.iter().map(|(file, held)| Record::File { file: *file, record: held.record.clone() });
+    let ops = ops.iter().map(|(number, op)| Record::Op { number: *number, op: op.clone() });
+    files.chain(ops).chain(index.all().map(|(key, block)| record_of(key, block)))
+}

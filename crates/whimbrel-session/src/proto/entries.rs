@@ -1,0 +1,95 @@
+//! Directory entries on the wire: postcard, one after the other, the whole packed with zstd.
+//!
+//! A part of a directory is bounded in entries and bytes before anything is allocated for it.
+
+use super::{Attr, Name};
+use serde::{Deserialize, Serialize};
+
+/// Most bytes of a part of a directory, unpacked.
+pub const MAX_LISTING: usize = 6 << 20;
+/// Listings compress well at any level; the lowest costs the server least.
+const LEVEL: i32 = 1;
+
+/// One name of a directory and what it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The name.
+    pub name: Name,
+    /// The file.
+    pub attr: Attr,
+}
+
+/// The bytes are no entries.
+#[derive(Debug, thiserror::Error)]
+pub enum EntriesError {
+    /// Not packed as it should be, or longer than [`MAX_LISTING`].
+    #[error("a listing cannot be unpacked")]
+    Packed(#[source] std::io::Error),
+    /// An entry does not decode.
+    #[error("a listing has an entry that is none")]
+    Entry(#[source] postcard::Error),
+}
+
+/// Entries as they travel; `None` if they are more than [`MAX_LISTING`].
+pub fn pack_entries(entries: &[Entry]) -> Option<Vec<u8>> {
+    let mut raw = Vec::with_capacity(entries.len() * 64);
+    for entry in entries {
+        raw = postcard::to_extend(entry, raw).ok()?;
+        if raw.len() > MAX_LISTING {
+            return None;
+        }
+    }
+    zstd::bulk::compress(&raw, LEVEL).ok()
+}
+
+/// The entries again.
+pub fn unpack_entries(bytes: &[u8]) -> Result<Vec<Entry>, EntriesError> {
+    let raw = zstd::bulk::decompress(bytes, MAX_LISTING).map_err(EntriesError::Packed)?;
+    let mut rest = &raw[..];
+    let mut entries = Vec::new();
+    while !rest.is_empty() {
+        let (entry, more) = postcard::take_from_bytes(rest).map_err(EntriesError::Entry)?;
+        entries.push(entry);
+        rest = more;
+    }
+    Ok(entries)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{Ident, Kind, Time};
+    use proptest::prelude::*;
+
+    fn entry(number: u64) -> Entry {
+        let attr = Attr {
+            ident: Ident { dev: 1, ino: number, birth: 5 },
+            kind: Kind::File,
+            mode: 0o644,
+            links: 1,
+            uid: 0,
+            gid: 0,
+            size: number,
+            blocks: 8,
+            mtime: Time { seconds: -1, nanos: 7 },
+            ctime: Time::default(),
+        };
+        Entry { name: Name::new(format!("file-{number}\n").as_bytes()).unwrap(), attr }
+    }
+
+    #[test]
+    fn a_large_directory_is_a_fraction_of_its_size_on_the_wire() {
+        let entries: Vec<_> = (0..5000).map(entry).collect();
+        let packed = pack_entries(&entries).unwrap();
+        assert!(packed.len() < 5000 * 15, "{} bytes", packed.len());
+        assert_eq!(unpack_entries(&packed).unwrap(), entries);
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_an_error_and_no_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            drop(unpack_entries(&bytes));
+            drop(unpack_entries(&zstd::bulk::compress(&bytes, 1).unwrap()));
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! What travels in a session: names, attributes, calls. Types only.
+//!
+//! Everything that comes from outside is bounded by the wire (64 KiB of header, 8 MiB of payload) and by the parsers here
+//! before it is used. The bytes are described in `docs/protocols/session.md`.
+
+mod attr;
+mod calls;
+mod entries;
+mod key;
+mod pages;
+mod path;
+
+pub use attr::{Attr, Ident, Kind, Time, Version};
+pub use calls::{
+    AttrCall, Batch, End, EndCall, FileRef, FilesystemRoom, Grown, Keyed, List, ListCall, Listed, LookedUp,
+    Lookup, LookupCall, Op, OpCall, OpDone, Open, OpenCall, Opened, PROTOCOL, Range, Read, ReadCall,
+    ReadDone, ReadlinkCall, RoomCall, Sync, SyncCall, Write, WriteCall, code, errno,
+};
+pub use entries::{EntriesError, Entry, MAX_LISTING, pack_entries, unpack_entries};
+pub use key::SessionKey;
+pub use pages::{PAGE, PackedPages, PagesError, is_zero, pack_pages, unpack_pages};
+pub use path::{MAX_NAME, MAX_PATH, Name, PathError, RelPath};

@@ -1,0 +1,224 @@
+//! Content: reading without zeros, writing only what the writer expects to write over.
+//!
+//! Open files are kept for a while, by identity; so a file that is renamed or removed goes on being the file it was for
+//! those who use it. A write looks at the last change first and sets it afterwards, both under the file's own lock,
+//! so writers of one server see each other.
+
+use super::{
+    refuse, stale,
+    tree::{Tree, attr_of},
+};
+use crate::proto::{Attr, FileRef, Ident, PAGE, Range, Time, Write, code, is_zero};
+use rustix::{
+    fs::{FallocateFlags, SeekFrom, Timespec, Timestamps, fallocate, ftruncate, futimens},
+    io::Errno,
+};
+use std::{
+    collections::HashMap,
+    fs::File,
+    os::unix::fs::FileExt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+use whimbrel_wire::Refusal;
+
+/// Most bytes of one read or write; half of what a frame takes.
+pub(super) const MAX_RANGE: u32 = 4 << 20;
+/// Files that were removed and are still used by the client; the oldest is let go beyond this.
+const MAX_KEPT: usize = 1024;
+/// How often a read that met a writer is tried again before it is given out as older than it may be.
+const TRIES: usize = 3;
+
+/// An open file.
+pub(super) struct OpenFile {
+    file: File,
+    writable: bool,
+    order: Mutex<()>,
+    used: AtomicU64,
+}
+
+/// The open files of a session.
+pub(super) struct Files {
+    most: usize,
+    clock: AtomicU64,
+    open: Mutex<HashMap<Ident, Arc<OpenFile>>>,
+    removed: Mutex<HashMap<Ident, Arc<OpenFile>>>,
+}
+
+impl Files {
+    pub(super) fn new(most: usize) -> Self {
+        Self {
+            most: most.max(1),
+            clock: AtomicU64::new(0),
+            open: Mutex::default(),
+            removed: Mutex::default(),
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, HashMap<Ident, Arc<OpenFile>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file, opened now if it was not.
+    pub(super) fn get(&self, tree: &Tree, wanted: &FileRef, write: bool) -> Result<Arc<OpenFile>, Refusal> {
+        let now = self.clock.fetch_add(1, Ordering::Relaxed);
+        let known = self.open().get(&wanted.ident).cloned();
+        let known = known.or_else(|| self.removed().get(&wanted.ident).cloned());
+        if let Some(known) = known.filter(|known| known.writable || !write) {
+            known.used.store(now, Ordering::Relaxed);
+            return Ok(known);
+        }
+        let file = tree.file(wanted, write)?;
+        let opened =
+            Arc::new(OpenFile { file, writable: write, order: Mutex::default(), used: AtomicU64::new(now) });
+        let mut open = self.open();
+        // Another thread may have been faster: there must be one lock for one file.
+        if let Some(known) = open.get(&wanted.ident).filter(|known| known.writable || !write) {
+            return Ok(known.clone());
+        }
+        open.insert(wanted.ident, opened.clone());
+        if open.len() > self.most {
+            let oldest = open.iter().min_by_key(|(_, file)| file.used.load(Ordering::Relaxed));
+            if let Some(oldest) = oldest.map(|(ident, _)| *ident) {
+                open.remove(&oldest);
+            }
+        }
+        Ok(opened)
+    }
+
+    fn removed(&self) -> MutexGuard<'_, HashMap<Ident, Arc<OpenFile>>> {
+        self.removed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file loses its name next, and stays readable for this session.
+    pub(super) fn keep(&self, tree: &Tree, wanted: &FileRef) -> Result<(), Refusal> {
+        let file = self.get(tree, wanted, false)?;
+        let mut removed = self.removed();
+        if removed.len() >= MAX_KEPT {
+            let oldest = removed.iter().min_by_key(|(_, file)| file.used.load(Ordering::Relaxed));
+            if let Some(oldest) = oldest.map(|(ident, _)| *ident) {
+                removed.remove(&oldest);
+            }
+        }
+        removed.insert(wanted.ident, file);
+        Ok(())
+    }
+
+    /// A descriptor that can write is not kept past a sync: it would keep others from running the file.
+    pub(super) fn let_go(&self, ident: &Ident) {
+        self.open().remove(ident);
+    }
+}
+
+impl OpenFile {
+    pub(super) fn attr(&self) -> Result<Attr, Refusal> {
+        attr_of(&self.file)
+    }
+
+    /// The content of a range, and the file as it was no later than that.
+    pub(super) fn read(&self, range: Range) -> Result<(Attr, Vec<u8>), Refusal> {
+        let mut before = self.attr()?;
+        for last in (0..TRIES).rev() {
+            let content = self.content(range, before.size)?;
+            let after = self.attr()?;
+            if last == 0 || after.version() == before.version() {
+                return Ok((before, content));
+            }
+            before = after;
+        }
+        Err(stale())
+    }
+
+    fn content(&self, range: Range, size: u64) -> Result<Vec<u8>, Refusal> {
+        let len = u64::from(range.len.min(MAX_RANGE)).min(size.saturating_sub(range.offset));
+        let mut content = vec![0; len as usize];
+        let end = range.offset + len;
+        let mut at = range.offset;
+        while at < end {
+            // Holes are not read. A file system that knows none says that all is data.
+            let data = match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+                Ok(data) => data.min(end),
+                Err(Errno::NXIO) => end,
+                Err(_) => at,
+            };
+            let hole = match rustix::fs::seek(&self.file, SeekFrom::Hole(data)) {
+                Ok(hole) if hole > data => hole.min(end),
+                _ => end,
+            };
+            let (from, to) = ((data - range.offset) as usize, (hole - range.offset) as usize);
+            self.fill(&mut content[from..to], data)?;
+            at = hole;
+        }
+        Ok(content)
+    }
+
+    /// Reads until full or the end of the file; a file that was cut short meanwhile reads as zeros there.
+    fn fill(&self, mut out: &mut [u8], mut at: u64) -> Result<(), Refusal> {
+        while !out.is_empty() {
+            match self.file.read_at(out, at) {
+                Ok(0) => return Ok(()),
+                Ok(read) => {
+                    out = &mut out[read..];
+                    at += read as u64;
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(refuse("read the file")(raw(&error))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores content over what the writer expects to be there.
+    pub(super) fn write(&self, wanted: &Write, content: &[u8]) -> Result<Attr, Refusal> {
+        let _order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.attr()?;
+        if !wanted.expect.contains(&now.mtime) {
+            return Err(Refusal::new(code::CONFLICT, "the file was changed by somebody else"));
+        }
+        let size = wanted.size.unwrap_or(now.size);
+        if size != now.size {
+            ftruncate(&self.file, size).map_err(refuse("change the size"))?;
+        }
+        let end = wanted.offset.checked_add(content.len() as u64);
+        let end = end.ok_or_else(|| refuse("write past the end of all files")(Errno::FBIG))?;
+        if end > size && !content.is_empty() {
+            ftruncate(&self.file, end).map_err(refuse("change the size"))?;
+        }
+        for (number, page) in content.chunks(PAGE).enumerate() {
+            self.write_page(wanted.offset + (number * PAGE) as u64, page)?;
+        }
+        set_mtime(&self.file, wanted.stamp)?;
+        self.attr()
+    }
+
+    fn write_page(&self, at: u64, page: &[u8]) -> Result<(), Refusal> {
+        if is_zero(page) {
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            if fallocate(&self.file, punch, at, page.len() as u64).is_ok() {
+                return Ok(());
+            }
+        }
+        self.file.write_all_at(page, at).map_err(|error| refuse("write the file")(raw(&error)))
+    }
+
+    /// Makes the content durable.
+    pub(super) fn sync(&self) -> Result<(), Refusal> {
+        self.file.sync_all().map_err(|error| refuse("sync the file")(raw(&error)))
+    }
+}
+
+fn raw(error: &std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
+}
+
+/// A moment as the system takes it.
+pub(super) fn timespec(time: Time) -> Timespec {
+    Timespec { tv_sec: time.seconds, tv_nsec: i64::from(time.nanos.min(999_999_999)) }
+}
+
+fn set_mtime(file: &File, time: Time) -> Result<(), Refusal> {
+    let times = Timestamps { last_access: timespec(time), last_modification: timespec(time) };
+    futimens(file, &times).map_err(refuse("set the time of the last change"))
+}

@@ -1,0 +1,104 @@
+//! Directories, whole or in parts.
+//!
+//! A listing is the names of a directory at one moment; its parts may be asked for in any order and at once. A name that
+//! is gone when its part is asked for is left out.
+
+use super::{refuse, tree::attr_in};
+use crate::proto::{Entry, List, Listed, Name, RelPath, code, pack_entries};
+use rustix::{fs::Dir, io::Errno};
+use std::{
+    collections::VecDeque,
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+use whimbrel_wire::Refusal;
+
+/// Listings kept for a session: what is asked for in parts is asked for soon.
+const KEPT: usize = 16;
+/// Entries in one part.
+const PART: u32 = 8192;
+
+/// The names of a directory at one moment.
+pub(super) struct Listing {
+    dir: OwnedFd,
+    names: Vec<Name>,
+}
+
+/// The latest ones.
+#[derive(Default)]
+pub(super) struct Listings {
+    next: AtomicU64,
+    kept: Mutex<VecDeque<(u64, Arc<Listing>)>>,
+}
+
+impl Listing {
+    /// Reads a directory; `None` if it has more than `most` names.
+    pub(super) fn read(dir: OwnedFd, most: usize) -> Result<Option<Self>, Refusal> {
+        let mut names = Vec::new();
+        let reader = Dir::read_from(&dir).map_err(refuse("read the directory"))?;
+        for entry in reader {
+            let entry = entry.map_err(refuse("read the directory"))?;
+            // "." and ".." are no names; neither is what the wire could not carry.
+            let Ok(name) = Name::new(entry.file_name().to_bytes()) else { continue };
+            if names.len() == most {
+                return Ok(None);
+            }
+            names.push(name);
+        }
+        Ok(Some(Self { dir, names }))
+    }
+
+    /// Entries `from..from + count` as they travel.
+    pub(super) fn part(&self, from: u64, count: u32) -> Result<(Vec<u8>, u64), Refusal> {
+        let from = usize::try_from(from).unwrap_or(usize::MAX).min(self.names.len());
+        let to = self.names.len().min(from + count.min(PART) as usize);
+        let entry = |name: &Name| match attr_in(&self.dir, name) {
+            Ok(attr) => Some(Ok(Entry { name: name.clone(), attr })),
+            Err(Errno::NOENT) => None,
+            Err(errno) => Some(Err(refuse("look at a file")(errno))),
+        };
+        let entries: Result<Vec<_>, _> = self.names[from..to].iter().filter_map(entry).collect();
+        let packed = pack_entries(&entries?);
+        let packed = packed.ok_or_else(|| refuse("pack a listing")(Errno::OVERFLOW))?;
+        Ok((packed, to as u64))
+    }
+}
+
+impl Listings {
+    /// A part of a listing; the first part makes the listing.
+    pub(super) fn part(
+        &self,
+        wanted: &List,
+        open: impl FnOnce(&RelPath) -> Result<OwnedFd, Refusal>,
+    ) -> Result<(Listed, Vec<u8>), Refusal> {
+        let (number, listing) = match wanted.listing {
+            0 => {
+                let listing = Listing::read(open(&wanted.dir)?, usize::MAX)?;
+                let listing = listing.ok_or_else(|| refuse("read the directory")(Errno::OVERFLOW))?;
+                self.keep(Arc::new(listing))
+            }
+            number => (number, self.find(number)?),
+        };
+        let (packed, next) = listing.part(wanted.from, wanted.count)?;
+        Ok((Listed { listing: number, total: listing.names.len() as u64, next }, packed))
+    }
+
+    fn keep(&self, listing: Arc<Listing>) -> (u64, Arc<Listing>) {
+        let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push_back((number, listing.clone()));
+        if kept.len() > KEPT {
+            kept.pop_front();
+        }
+        (number, listing)
+    }
+
+    fn find(&self, number: u64) -> Result<Arc<Listing>, Refusal> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = kept.iter().find(|(known, _)| *known == number).map(|(_, listing)| listing.clone());
+        found.ok_or_else(|| Refusal::new(code::STALE, "the listing is gone, begin again"))
+    }
+}

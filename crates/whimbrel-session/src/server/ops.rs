@@ -1,0 +1,174 @@
+//! Changes of names and attributes.
+//!
+//! Each works on one name in a directory that was resolved beneath the export. A change that may have been made before
+//! (its answer got lost) is recognised by its result and answered as done.
+
+use super::{
+    files::timespec,
+    refuse,
+    sessions::Session,
+    stale,
+    tree::{attr_in, attr_of, numbered},
+};
+use crate::proto::{Attr, FileRef, Ident, Kind, Op, OpDone, RelPath, Time, code};
+use rustix::{
+    fs::{
+        AtFlags, Mode, OFlags, RenameFlags, Timestamps, UTIME_OMIT, fchmod, futimens, linkat, mkdirat,
+        openat, renameat_with, symlinkat, unlinkat, utimensat,
+    },
+    io::Errno,
+};
+use std::os::{
+    fd::OwnedFd,
+    unix::ffi::{OsStrExt, OsStringExt},
+};
+use whimbrel_wire::Refusal;
+
+/// Makes a change.
+pub(super) fn apply(session: &Session, op: &Op) -> Result<OpDone, Refusal> {
+    match op {
+        Op::Create { path, mode, stamp } => create(session, path, *mode, *stamp)?,
+        Op::Mkdir { path, mode } => mkdir(session, path, *mode)?,
+        Op::Symlink { path, target } => symlink(session, path, target)?,
+        Op::Link { from, path } => link(session, from, path)?,
+        Op::Unlink { path, ident, keep } => unlink(session, path, ident.as_ref(), *keep)?,
+        Op::Rmdir { path } => rmdir(session, path)?,
+        Op::Rename { from, path, no_replace } => rename(session, from, path, *no_replace)?,
+        Op::SetAttr { path, .. } => set_attr(session, path, op)?,
+    }
+    Ok(OpDone { attr: session.tree.attr(op.path())? })
+}
+
+fn bits(mode: u16) -> Mode {
+    Mode::from_raw_mode(u32::from(mode) & 0o7777)
+}
+
+fn create(session: &Session, path: &RelPath, mode: u16, stamp: Time) -> Result<(), Refusal> {
+    let (dir, name) = session.tree.parent(path)?;
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match openat(&dir, name.as_os(), flags, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => {
+            // The client's umask has been applied by its kernel; ours must not be on top.
+            fchmod(&file, bits(mode)).map_err(refuse("set the mode"))?;
+            let times = Timestamps { last_access: timespec(stamp), last_modification: timespec(stamp) };
+            futimens(&file, &times).map_err(refuse("set the time of the last change"))
+        }
+        Err(Errno::EXIST) => {
+            let there = attr_in(&dir, &name).map_err(refuse("look at the file"))?;
+            let ours = there.kind == Kind::File && there.size == 0 && there.mtime == stamp;
+            if ours { Ok(()) } else { Err(refuse("create the file")(Errno::EXIST)) }
+        }
+        Err(errno) => Err(refuse("create the file")(errno)),
+    }
+}
+
+fn mkdir(session: &Session, path: &RelPath, mode: u16) -> Result<(), Refusal> {
+    let (dir, name) = session.tree.parent(path)?;
+    mkdirat(&dir, name.as_os(), Mode::RWXU).map_err(refuse("make the directory"))?;
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = openat(&dir, name.as_os(), flags, Mode::empty()).map_err(refuse("open the directory"))?;
+    fchmod(&made, bits(mode)).map_err(refuse("set the mode"))
+}
+
+fn symlink(session: &Session, path: &RelPath, target: &[u8]) -> Result<(), Refusal> {
+    let (dir, name) = session.tree.parent(path)?;
+    match symlinkat(std::ffi::OsStr::from_bytes(target), &dir, name.as_os()) {
+        Err(Errno::EXIST) if readlink(session, path).is_ok_and(|there| there == target) => Ok(()),
+        made => made.map_err(refuse("make the symlink")),
+    }
+}
+
+fn link(session: &Session, from: &RelPath, path: &RelPath) -> Result<(), Refusal> {
+    let (found, attr) = session.tree.look(from)?;
+    if attr.kind == Kind::Dir || attr.kind == Kind::Device {
+        return Err(refuse("link what is no file")(Errno::PERM));
+    }
+    let (from_dir, from_name) = session.tree.parent(from)?;
+    let (dir, name) = session.tree.parent(path)?;
+    match linkat(&from_dir, from_name.as_os(), &dir, name.as_os(), AtFlags::empty()) {
+        Err(Errno::EXIST) => {
+            let there = attr_in(&dir, &name).map_err(refuse("look at the file"))?;
+            let same = there.ident == attr_of(&found)?.ident;
+            if same { Ok(()) } else { Err(refuse("link the file")(Errno::EXIST)) }
+        }
+        made => made.map_err(refuse("link the file")),
+    }
+}
+
+fn unlink(session: &Session, path: &RelPath, ident: Option<&Ident>, keep: bool) -> Result<(), Refusal> {
+    let (dir, name) = session.tree.parent(path)?;
+    let there = match attr_in(&dir, &name) {
+        // It is gone, which is what was wanted.
+        Err(Errno::NOENT) if ident.is_some() => return Ok(()),
+        there => there.map_err(refuse("look at the file"))?,
+    };
+    if ident.is_some_and(|ident| *ident != there.ident) {
+        return Err(Refusal::new(code::CONFLICT, "the name is another file's by now"));
+    }
+    if keep && there.kind == Kind::File {
+        session.files.keep(&session.tree, &FileRef { path: path.clone(), ident: there.ident })?;
+    }
+    session.files.let_go(&there.ident);
+    unlinkat(&dir, name.as_os(), AtFlags::empty()).map_err(refuse("remove the file"))
+}
+
+fn rmdir(session: &Session, path: &RelPath) -> Result<(), Refusal> {
+    let (dir, name) = session.tree.parent(path)?;
+    unlinkat(&dir, name.as_os(), AtFlags::REMOVEDIR).map_err(refuse("remove the directory"))
+}
+
+fn rename(session: &Session, from: &RelPath, to: &RelPath, no_replace: bool) -> Result<(), Refusal> {
+    let (from_dir, from_name) = session.tree.parent(from)?;
+    let (dir, name) = session.tree.parent(to)?;
+    let flags = if no_replace { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
+    renameat_with(&from_dir, from_name.as_os(), &dir, name.as_os(), flags).map_err(refuse("rename the file"))
+}
+
+fn set_attr(session: &Session, path: &RelPath, op: &Op) -> Result<(), Refusal> {
+    let Op::SetAttr { mode, uid, gid, mtime, .. } = op else { return Ok(()) };
+    let (found, attr) = session.tree.look(path)?;
+    let owner = (uid.map(rustix::fs::Uid::from_raw), gid.map(rustix::fs::Gid::from_raw));
+    if owner.0.is_some() || owner.1.is_some() {
+        rustix::fs::chownat(&found, "", owner.0, owner.1, AtFlags::EMPTY_PATH)
+            .map_err(refuse("set the owner"))?;
+    }
+    if let Some(mode) = mode {
+        if attr.kind == Kind::Symlink {
+            return Err(refuse("set the mode of a symlink")(Errno::OPNOTSUPP));
+        }
+        // By number: a name could be a symlink by now, and chmod would follow it.
+        rustix::fs::chmod(numbered(&found), bits(*mode)).map_err(refuse("set the mode"))?;
+    }
+    if let Some(mtime) = mtime {
+        set_time(&found, *mtime)?;
+    }
+    Ok(())
+}
+
+fn set_time(found: &OwnedFd, mtime: Time) -> Result<(), Refusal> {
+    let mut omit = timespec(mtime);
+    omit.tv_nsec = UTIME_OMIT as _;
+    let times = Timestamps { last_access: omit, last_modification: timespec(mtime) };
+    utimensat(found, "", &times, AtFlags::EMPTY_PATH).map_err(refuse("set the time of the last change"))
+}
+
+/// Where a symlink points.
+pub(super) fn readlink(session: &Session, path: &RelPath) -> Result<Vec<u8>, Refusal> {
+    let (found, attr) = session.tree.look(path)?;
+    if attr.kind != Kind::Symlink {
+        return Err(stale());
+    }
+    let target = rustix::fs::readlinkat(&found, "", Vec::new()).map_err(refuse("read the symlink"))?;
+    Ok(std::ffi::OsString::from_vec(target.into_bytes()).into_vec())
+}
+
+/// The attributes after a sync that also makes the name durable.
+pub(super) fn sync(session: &Session, wanted: &FileRef) -> Result<Attr, Refusal> {
+    let file = session.files.get(&session.tree, wanted, false)?;
+    file.sync()?;
+    if let Ok((dir, _)) = session.tree.parent(&wanted.path) {
+        rustix::fs::fsync(&dir).map_err(refuse("sync the directory"))?;
+    }
+    session.files.let_go(&wanted.ident);
+    file.attr()
+}

@@ -1,0 +1,377 @@
+//! The cache on a disk that loses power, or in a process that is killed, at any operation of seeded histories.
+//!
+//! What a page holds afterwards must be what was promised at the last sync or written since; after a kill, what was written
+//! last. Pages are written whole, each time with another content, so an old or torn page is seen as what it is.
+
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use std::{
+    collections::HashMap,
+    io,
+    sync::{Arc, Mutex},
+};
+use whimbrel_session::{
+    cache::{Cache, CacheError, FileRecord, Geometry, Medium, Part, Read},
+    proto::{Ident, PAGE, RelPath, Version},
+};
+
+#[derive(Default, Clone)]
+struct Disk {
+    durable: Vec<u8>,
+    now: Vec<u8>,
+    /// Writes since the last sync; none is a cut.
+    since: Vec<(u64, Option<Vec<u8>>)>,
+}
+
+#[derive(Default)]
+struct State {
+    parts: [Disk; 3],
+    operations: u64,
+    off_at: u64,
+}
+
+#[derive(Clone, Default)]
+struct CrashMedium(Arc<Mutex<State>>);
+
+fn number(part: Part) -> usize {
+    match part {
+        Part::Frames => 0,
+        Part::Journal(which) => 1 + usize::from(which),
+    }
+}
+
+fn apply(bytes: &mut Vec<u8>, at: u64, data: Option<&[u8]>) {
+    let at = at as usize;
+    match data {
+        None => bytes.resize(at, 0),
+        Some(data) => {
+            bytes.resize(bytes.len().max(at + data.len()), 0);
+            bytes[at..at + data.len()].copy_from_slice(data);
+        }
+    }
+}
+
+impl CrashMedium {
+    fn step(&self) -> io::Result<std::sync::MutexGuard<'_, State>> {
+        let mut state = self.0.lock().unwrap();
+        state.operations += 1;
+        if state.operations >= state.off_at { Err(io::Error::other("no power")) } else { Ok(state) }
+    }
+
+    fn record(&self, part: Part, at: u64, data: Option<&[u8]>) -> io::Result<()> {
+        let mut state = self.step()?;
+        let disk = &mut state.parts[number(part)];
+        apply(&mut disk.now, at, data);
+        disk.since.push((at, data.map(<[u8]>::to_vec)));
+        Ok(())
+    }
+
+    fn after_kill(&self) -> Self {
+        let parts = self.0.lock().unwrap().parts.clone();
+        Self(Arc::new(Mutex::new(State { parts, operations: 0, off_at: u64::MAX })))
+    }
+
+    /// Of every write since the last sync each sector may or may not have come to the disk.
+    fn after_power_failure(&self, random: &mut StdRng) -> Self {
+        let mut parts = self.0.lock().unwrap().parts.clone();
+        for disk in &mut parts {
+            let mut bytes = std::mem::take(&mut disk.durable);
+            for (at, data) in disk.since.drain(..) {
+                match data {
+                    None => {
+                        if random.random() {
+                            apply(&mut bytes, at, None)
+                        }
+                    }
+                    Some(data) => {
+                        for (number, sector) in data.chunks(512).enumerate() {
+                            if random.random_ratio(3, 4) {
+                                apply(&mut bytes, at + number as u64 * 512, Some(sector));
+                            }
+                        }
+                    }
+                }
+            }
+            disk.now = bytes.clone();
+            disk.durable = bytes;
+        }
+        Self(Arc::new(Mutex::new(State { parts, operations: 0, off_at: u64::MAX })))
+    }
+}
+
+impl Medium for CrashMedium {
+    fn read(&self, part: Part, at: u64, out: &mut [u8]) -> io::Result<usize> {
+        let state = self.0.lock().unwrap();
+        let bytes = &state.parts[number(part)].now;
+        let from = (at as usize).min(bytes.len());
+        let len = out.len().min(bytes.len() - from);
+        out[..len].copy_from_slice(&bytes[from..from + len]);
+        Ok(len)
+    }
+
+    fn write(&self, part: Part, at: u64, data: &[u8]) -> io::Result<()> {
+        self.record(part, at, Some(data))
+    }
+
+    fn sync(&self, part: Part) -> io::Result<()> {
+        let mut state = self.step()?;
+        let disk = &mut state.parts[number(part)];
+        disk.durable = disk.now.clone();
+        disk.since.clear();
+        Ok(())
+    }
+
+    fn truncate(&self, part: Part, len: u64) -> io::Result<()> {
+        self.record(part, len, None)
+    }
+
+    fn len(&self, part: Part) -> io::Result<u64> {
+        Ok(self.0.lock().unwrap().parts[number(part)].now.len() as u64)
+    }
+}
+
+const PAGES: u64 = 48;
+const BLOCK_PAGES: u64 = 4;
+
+/// Content number `n`; zero is zeros.
+fn page(content: u32) -> Vec<u8> {
+    content.to_le_bytes().repeat(PAGE / 4)
+}
+
+fn content_of(bytes: &[u8]) -> Option<u32> {
+    let first = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    (bytes == &page(first)[..]).then_some(first)
+}
+
+/// What each page may hold, and what the server has.
+struct Model {
+    server: Vec<u32>,
+    now: Vec<u32>,
+    allowed: Vec<Vec<u32>>,
+}
+
+struct History {
+    random: StdRng,
+    model: Model,
+    next: u32,
+}
+
+impl History {
+    fn new(seed: u64) -> Self {
+        let server: Vec<u32> =
+            (0..PAGES as u32).map(|page| if page % 3 == 0 { 0 } else { 1_000_000 + page }).collect();
+        let model = Model {
+            now: server.clone(),
+            allowed: server.iter().map(|content| vec![*content]).collect(),
+            server,
+        };
+        Self { random: StdRng::seed_from_u64(seed), model, next: 1 }
+    }
+
+    /// One random operation; an error is the power gone.
+    fn step(&mut self, cache: &Cache, file: u64) -> Result<(), CacheError> {
+        match self.random.random_range(0..10) {
+            0..=4 => self.write(cache, file),
+            5..=6 => self.fill(cache, file),
+            7 => self.flush(cache, file),
+            _ => {
+                cache.sync()?;
+                for (allowed, now) in self.model.allowed.iter_mut().zip(&self.model.now) {
+                    *allowed = vec![*now];
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn write(&mut self, cache: &Cache, file: u64) -> Result<(), CacheError> {
+        let first = self.random.random_range(0..PAGES);
+        let count = self.random.random_range(1..=6).min(PAGES - first);
+        let mut bytes = Vec::new();
+        for number in first..first + count {
+            let content = if self.random.random_ratio(1, 5) { 0 } else { self.next };
+            self.next += 1;
+            self.model.allowed[number as usize].push(content);
+            bytes.extend(page(content));
+        }
+        match cache.write(file, first * PAGE as u64, &bytes) {
+            // Some of it may have been taken before the cache was full.
+            Err(CacheError::Full) => self.flush(cache, file)?,
+            written => assert_eq!(written?, Read::Here),
+        }
+        for number in first..first + count {
+            let mut found = page(0);
+            let here = cache.read(file, number * PAGE as u64, &mut found)? == Read::Here;
+            let content = if here { content_of(&found).unwrap() } else { self.model.server[number as usize] };
+            assert!(self.model.allowed[number as usize].contains(&content));
+            self.model.now[number as usize] = content;
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, cache: &Cache, file: u64) -> Result<(), CacheError> {
+        let first = self.random.random_range(0..PAGES);
+        let count = self.random.random_range(1..=8).min(PAGES - first);
+        let bytes: Vec<u8> =
+            (first..first + count).flat_map(|number| page(self.model.server[number as usize])).collect();
+        let epoch = cache.epoch(file).unwrap();
+        cache.fill(file, epoch, first * PAGE as u64, &bytes).map(drop)
+    }
+
+    fn flush(&mut self, cache: &Cache, file: u64) -> Result<(), CacheError> {
+        for block in cache.dirty_blocks(file) {
+            if let Some(dirty) = cache.take_dirty(file, block)? {
+                for (at, run) in &dirty.runs {
+                    for (number, bytes) in run.chunks(PAGE).enumerate() {
+                        self.model.server[*at as usize / PAGE + number] =
+                            content_of(bytes).expect("a whole page");
+                    }
+                }
+                cache.flushed(file, &dirty)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, cache: &Cache, file: u64, killed: bool, seed: u64) {
+        for number in 0..PAGES as usize {
+            let mut bytes = page(9);
+            let content = match cache.read(file, (number * PAGE) as u64, &mut bytes).unwrap() {
+                Read::Here => {
+                    content_of(&bytes).unwrap_or_else(|| panic!("seed {seed}: page {number} is torn"))
+                }
+                Read::Missing(_) => self.model.server[number],
+            };
+            let allowed = &self.model.allowed[number];
+            assert!(
+                allowed.contains(&content),
+                "seed {seed}: page {number} holds {content}, not one of {allowed:?}"
+            );
+            if killed {
+                // The operation under way when it was killed may have come through or not.
+                let from = allowed.iter().rposition(|content| *content == self.model.now[number]).unwrap();
+                assert!(
+                    allowed[from..].contains(&content),
+                    "seed {seed}: page {number} fell back to {content}"
+                );
+            }
+        }
+    }
+}
+
+fn open(medium: &CrashMedium) -> Result<Cache, CacheError> {
+    let geometry = Geometry::new(BLOCK_PAGES * PAGE as u64, 9 * BLOCK_PAGES * PAGE as u64).unwrap();
+    Cache::open(Box::new(medium.clone()), geometry).map(|(cache, _)| cache)
+}
+
+/// After a crash: clean pages may be older than the server's. The client notices by the file's version, and drops them.
+fn reopen(medium: &CrashMedium, file: u64) -> Cache {
+    let cache = open(medium).unwrap();
+    cache.invalidate(file).unwrap();
+    cache
+}
+
+fn a_file() -> FileRecord {
+    let size = PAGES * PAGE as u64;
+    FileRecord {
+        path: RelPath::new(b"disk").unwrap(),
+        ident: Some(Ident::default()),
+        base: Version::default(),
+        size,
+        zero_from: size,
+        mtime: None,
+        stamp: None,
+        dirty: false,
+        removed: false,
+    }
+}
+
+fn history(seed: u64, killed: bool) {
+    let mut history = History::new(seed);
+    let mut medium = CrashMedium::default();
+    medium.0.lock().unwrap().off_at = u64::MAX;
+    let file = open(&medium).unwrap().add_file(a_file()).unwrap();
+    // Several crashes one after the other: recovery has to leave what it can recover from itself.
+    for _ in 0..3 {
+        let cache = reopen(&medium, file);
+        cache.sync().unwrap();
+        // What the crash left is what there is from here on.
+        for number in 0..PAGES as usize {
+            let mut bytes = page(0);
+            let here = cache.read(file, (number * PAGE) as u64, &mut bytes).unwrap() == Read::Here;
+            let content = if here { content_of(&bytes).unwrap() } else { history.model.server[number] };
+            history.model.now[number] = content;
+            history.model.allowed[number] = vec![content];
+        }
+        let off = medium.0.lock().unwrap().operations + history.random.random_range(1..400);
+        medium.0.lock().unwrap().off_at = off;
+        while history.step(&cache, file).is_ok() {}
+        drop(cache);
+        medium = if killed { medium.after_kill() } else { medium.after_power_failure(&mut history.random) };
+        history.check(&reopen(&medium, file), file, killed, seed);
+    }
+}
+
+#[test]
+fn what_was_synced_survives_every_power_failure() {
+    for seed in 0..400 {
+        history(seed, false);
+    }
+}
+
+#[test]
+fn what_was_written_survives_the_death_of_the_process() {
+    for seed in 1000..1300 {
+        history(seed, true);
+    }
+}
+
+#[test]
+fn a_damaged_clean_page_is_missing_and_a_damaged_dirty_one_is_said() {
+    let medium = CrashMedium::default();
+    medium.0.lock().unwrap().off_at = u64::MAX;
+    let cache = open(&medium).unwrap();
+    let file = cache.add_file(a_file()).unwrap();
+    cache.fill(file, cache.epoch(file).unwrap(), 0, &[page(5), page(6)].concat()).unwrap();
+    cache.write(file, 4 * PAGE as u64, &page(7)).unwrap();
+    for bytes in medium.0.lock().unwrap().parts[0].now.chunks_mut(PAGE) {
+        bytes[100] ^= 1;
+    }
+    let mut out = page(0);
+    assert_eq!(cache.read(file, 0, &mut out).unwrap(), Read::Missing(vec![0]));
+    assert_eq!(cache.stats().damaged, 1);
+    let damaged = cache.read(file, 4 * PAGE as u64, &mut out);
+    assert!(matches!(damaged, Err(CacheError::Damaged { offset: 16384 })), "{damaged:?}");
+}
+
+#[test]
+fn files_and_operations_are_found_again_and_an_orderly_end_is_told_from_a_crash() {
+    let dir = tempfile::tempdir().unwrap();
+    let geometry = Geometry::new(65536, 1 << 20).unwrap();
+    let open = || {
+        Cache::open(Box::new(whimbrel_session::cache::Folder::open(dir.path()).unwrap()), geometry).unwrap()
+    };
+    let (cache, recovered) = open();
+    assert_eq!(recovered, Default::default());
+    let file = cache.add_file(a_file()).unwrap();
+    let op = whimbrel_session::proto::Op::Rmdir { path: RelPath::new(b"x").unwrap() };
+    let number = cache.add_op(op.clone()).unwrap();
+    cache.write(file, 0, &page(3)).unwrap();
+    let taken = whimbrel_session::cache::Folder::open(dir.path()).unwrap_err();
+    assert_eq!(taken.kind(), io::ErrorKind::WouldBlock, "one process at a time");
+    drop(cache);
+    let (cache, recovered) = open();
+    assert_eq!((recovered.dirty.as_slice(), recovered.unclean), (&[file][..], true));
+    assert_eq!(cache.ops(), [(number, op)]);
+    let mut sums = HashMap::new();
+    for block in cache.dirty_blocks(file) {
+        let dirty = cache.take_dirty(file, block).unwrap().unwrap();
+        sums.insert(block, dirty.runs.clone());
+        cache.flushed(file, &dirty).unwrap();
+    }
+    assert_eq!(sums, HashMap::from([(0, vec![(0, page(3))])]));
+    cache.op_done(number).unwrap();
+    cache.update_file(file, |record| record.dirty = false).unwrap();
+    cache.end().unwrap();
+    drop(cache);
+    assert_eq!(open().1, Default::default());
+}
