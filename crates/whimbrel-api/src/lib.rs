@@ -12,6 +12,7 @@
 mod capsule;
 mod error;
 mod evacuate;
+mod guest;
 mod hierarchy;
 mod host;
 mod machine;
@@ -28,6 +29,7 @@ pub use capsule::{
 };
 pub use error::{ApiError, ErrorCode};
 pub use evacuate::{EvacuateReport, EvacuateRequest, Evacuated, MoveOutcome};
+pub use guest::{SelfService, Slowed};
 pub use hierarchy::{
     DeriveRequest, DiskRebase, GraphNode, LeftBehind, MachineOn, PromoteReport, PromoteRequest, RebaseReport,
     RefRights, RefVersion, Standing, Tagged,

@@ -1,6 +1,6 @@
 //! Machines: what the daemon says about one, and every request that changes one.
 
-use crate::{CapsuleRef, OperationId};
+use crate::{CapsuleRef, OperationId, SelfService};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::PathBuf};
 use utoipa::ToSchema;
@@ -161,6 +161,9 @@ pub struct RunRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub accel: Option<Accel>,
+    /// What it may ask for from inside.
+    #[serde(default, skip_serializing_if = "SelfService::is_empty")]
+    pub self_service: SelfService,
 }
 
 fn one() -> u32 {
@@ -328,6 +331,16 @@ pub struct MigrateRequest {
     /// and any other is local.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<MoveNetwork>,
+    /// The least part of the time, 20 to 100 percent, for which its virtual CPUs run while it writes faster than it can be
+    /// copied. 20 if absent; 100 never slows it down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throttle: Option<u8>,
+    /// Have its guest hold no process, however fast it writes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_stun: bool,
+    /// Have its guest drop clean caches before the first round.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub free_caches: bool,
 }
 
 /// When the pages of a resumed machine are read.

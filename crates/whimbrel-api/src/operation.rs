@@ -3,7 +3,7 @@
 //! An operation runs until it is succeeded, failed or cancelled, and then never changes again. The daemon keeps
 //! ended ones for a while, so that a caller who lost its connection can still ask how it ended.
 
-use crate::{ApiError, EvacuateReport, TransferReport};
+use crate::{ApiError, EvacuateReport, Slowed, TransferReport};
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::ParseIntError, path::PathBuf, str::FromStr};
 use utoipa::ToSchema;
@@ -214,6 +214,13 @@ pub enum OperationResult {
         rounds: Vec<RoundInfo>,
         /// What became of its network ports.
         network: NetworkHandover,
+        /// What was done because it wrote faster than it could be copied.
+        #[serde(default, skip_serializing_if = "Slowed::is_nothing")]
+        slowed: Slowed,
+        /// Memory that its guest freed ahead, so that it was not copied.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(value_type = Option<u64>)]
+        freed: Option<ByteSize>,
     },
     /// The machines that could be moved are on other hosts.
     Evacuate(EvacuateReport),

@@ -282,7 +282,8 @@ impl Host {
             nics: request.nics.iter().map(nic_of).collect(),
             boot: self.boot_of(&request)?,
         };
-        let record = Record::new(request.name.clone(), config, bases);
+        let mut record = Record::new(request.name.clone(), config, bases);
+        record.self_service = request.self_service.clone();
         let live = Live::boot(self, &record)?;
         self.settle(record, live).map(|machine| machine.info())
     }

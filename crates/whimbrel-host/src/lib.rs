@@ -18,6 +18,7 @@ mod file_cuts;
 mod files;
 mod follow;
 mod graph;
+mod guest_helper;
 mod handovers;
 mod host;
 mod http;

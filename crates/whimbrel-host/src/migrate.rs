@@ -9,6 +9,7 @@ mod rates;
 use crate::{
     capture::{report, round_info},
     error::HostError,
+    guest_helper::{Brake, Braked},
     host::Host,
     live::{LivePort, Stoppable},
     machine::{Machine, Turn},
@@ -19,10 +20,10 @@ use crate::{
 use std::{sync::Arc, time::Instant};
 use whimbrel_api::{
     MigrateRequest, MigrationEnd, MigrationRecord, MoveNetwork, NetworkHandover, Operation, OperationKind,
-    OperationResult, RoundInfo, StoppedBy,
+    OperationResult, RoundInfo, Slowed, StoppedBy,
 };
 use whimbrel_capture::{Follower, StopReason, Subject};
-use whimbrel_core::{Digest, HostName, MachineName};
+use whimbrel_core::{ByteSize, Digest, HostName, MachineName};
 use whimbrel_migrate::{
     HandedOver, Move, confirm,
     link::Link,
@@ -44,6 +45,7 @@ impl Host {
         let (host, machine) = (self.clone(), self.machine(name)?);
         self.route(&request.host)?;
         rates::policy(&request, false)?;
+        Brake::check(&request)?;
         Ok(self.operations().start(OperationKind::Migrate, name.to_string(), move |reporter| {
             let (begun, started_ms) = (Instant::now(), crate::now_ms());
             let outcome = host.move_and_retire(&machine, &request, reporter);
@@ -65,8 +67,18 @@ impl Host {
                 end,
             };
             past::keep(&host.layout, record);
-            let Gone { downtime_ms, wire_bytes, rounds, network, .. } = outcome?;
-            Ok(OperationResult::Migrate { host: to, downtime_ms, total_ms, wire_bytes, rounds, network })
+            let Gone { downtime_ms, wire_bytes, rounds, network, helped: Helped { slowed, freed }, .. } =
+                outcome?;
+            Ok(OperationResult::Migrate {
+                host: to,
+                downtime_ms,
+                total_ms,
+                wire_bytes,
+                rounds,
+                network,
+                slowed,
+                freed,
+            })
         }))
     }
 
@@ -90,6 +102,7 @@ impl Host {
             rounds: moved.rounds.iter().map(round_info).collect(),
             stopped_by: stopped_by(moved.why),
             network: moved.network,
+            helped: moved.helped,
         })
     }
 
@@ -101,6 +114,7 @@ impl Host {
         reporter: &Reporter,
     ) -> Result<Moved, HostError> {
         let (record, live) = turn.parts()?;
+        let freed = self.free_caches(record, live, request.free_caches, reporter)?;
         let was_paused = live.is_paused();
         let tunnel = self.tunnel_after(record, request);
         let offer = self.offer(record, live, tunnel)?;
@@ -108,9 +122,11 @@ impl Host {
         let before = record.clone();
         let to = request.host.clone();
         let ports = &live.ports;
+        let brake = Brake::new(live, request, reporter)?;
         let mut stoppable = Stoppable { qemu: &mut live.qemu, disks: &live.disks, keep_paused: was_paused };
+        let mut braked = Braked::new(&mut stoppable, brake);
         let mut subject =
-            Subject { machine: &mut stoppable, ledgers: &mut live.ledgers, follower: Follower::Migration };
+            Subject { machine: &mut braked, ledgers: &mut live.ledgers, follower: Follower::Migration };
         let away = &live.away;
         let mut record_handover = || {
             self.keep_network(record, &offer, &to)?;
@@ -145,6 +161,7 @@ impl Host {
                 reporter.flow()
             },
         });
+        let slowed = braked.let_go();
         match outcome {
             Ok(done) => {
                 let network = network_handover(record, offer.tunnel.as_ref(), &request.host);
@@ -152,7 +169,7 @@ impl Host {
                     self.leave_home(record);
                 }
                 let HandedOver { handover, rounds, why, paused_at } = done;
-                Ok(Moved { handover, rounds, why, paused_at, network })
+                Ok(Moved { handover, rounds, why, paused_at, network, helped: Helped { slowed, freed } })
             }
             Err(source) => {
                 self.drop_network(record, &offer);
@@ -283,6 +300,13 @@ struct Moved {
     why: StopReason,
     paused_at: Instant,
     network: NetworkHandover,
+    helped: Helped,
+}
+
+/// What the guest did for it, or had done to it.
+struct Helped {
+    slowed: Slowed,
+    freed: Option<ByteSize>,
 }
 
 /// A machine that runs on its target and of which nothing is left here.
@@ -292,6 +316,7 @@ struct Gone {
     rounds: Vec<RoundInfo>,
     stopped_by: StoppedBy,
     network: NetworkHandover,
+    helped: Helped,
 }
 
 impl Gone {

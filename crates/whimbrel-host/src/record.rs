@@ -7,6 +7,7 @@ use crate::{durable, error::HostError, layout::Layout, live::remove_overlays};
 use serde::{Deserialize, Serialize};
 use std::{fs, path::PathBuf};
 use whimbrel_align::Cuts;
+use whimbrel_api::SelfService;
 use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, MachineConfig, MachineName};
 use whimbrel_migrate::protocol::{HandoverId, HomeNetwork};
 
@@ -32,6 +33,9 @@ pub(crate) struct Record {
     /// What its guest had before it was squeezed, until it has it back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) squeezed_from: Option<ByteSize>,
+    /// What it may ask for from inside.
+    #[serde(default, skip_serializing_if = "SelfService::is_empty")]
+    pub(crate) self_service: SelfService,
     /// Memory that its user left it; all of it if not said.
     #[serde(default)]
     pub(crate) ballooned: Option<ByteSize>,
@@ -126,6 +130,7 @@ impl Record {
             since_ms: crate::now_ms(),
             squeezed_from: None,
             ballooned: None,
+            self_service: SelfService::default(),
             tunnel: None,
             arrived_by: None,
         }

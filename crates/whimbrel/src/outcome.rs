@@ -1,7 +1,9 @@
 //! What an operation achieved, for people.
 
 use crate::table::{count, milliseconds};
-use whimbrel_api::{CaptureReport, Damage, NetworkHandover, OperationResult, RoundInfo, TransferReport};
+use whimbrel_api::{
+    CaptureReport, Damage, NetworkHandover, OperationResult, RoundInfo, Slowed, TransferReport,
+};
 use whimbrel_core::{ByteSize, MachineName};
 
 /// One line or a few, with a line feed at the end.
@@ -17,13 +19,24 @@ pub(crate) fn describe(result: &OperationResult) -> String {
         OperationResult::Clone { machines, to_running_ms } => {
             format!("{} run after {}\n", names(machines), milliseconds(*to_running_ms))
         }
-        OperationResult::Migrate { host, downtime_ms, total_ms, wire_bytes, rounds: passes, network } => {
+        OperationResult::Migrate {
+            host,
+            downtime_ms,
+            total_ms,
+            wire_bytes,
+            rounds: passes,
+            network,
+            slowed,
+            freed,
+        } => {
             format!(
-                "runs on {host}: stood still for {}, took {}, {} on the wire in {}\n{}",
+                "runs on {host}: stood still for {}, took {}, {} on the wire in {}\n{}{}{}",
                 milliseconds(*downtime_ms),
                 milliseconds(*total_ms),
                 ByteSize(*wire_bytes),
                 rounds(passes),
+                freed.map(|freed| format!("its guest freed {freed} ahead\n")).unwrap_or_default(),
+                slowed_down(slowed),
                 handover(network),
             )
         }
@@ -58,6 +71,16 @@ pub(crate) fn describe(result: &OperationResult) -> String {
         OperationResult::Follow { host: None } => "its capsules stay here\n".to_owned(),
         OperationResult::Cache { pages } => format!("{}\n", count(*pages, "page")),
     }
+}
+
+/// What had to be done until copying got ahead.
+fn slowed_down(slowed: &Slowed) -> String {
+    let stunned = match slowed.stunned.as_slice() {
+        [] => String::new(),
+        names => format!("its guest held {} meanwhile\n", names.join(", ")),
+    };
+    let cpus = slowed.cpu_percent.map(|percent| format!("its CPUs ran {percent} % of the time at last\n"));
+    stunned + &cpus.unwrap_or_default()
 }
 
 fn capture(report: &CaptureReport, next: &str) -> String {

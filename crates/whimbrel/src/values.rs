@@ -5,7 +5,7 @@ use std::{
     str::FromStr,
     time::Duration,
 };
-use whimbrel_api::{CapsuleRef, DiskSource, ExportFormat, MoveNetwork, NicRequest, Squeeze};
+use whimbrel_api::{CapsuleRef, DiskSource, ExportFormat, MoveNetwork, NicRequest, SelfService, Squeeze};
 use whimbrel_core::{ByteSize, HostName};
 
 /// The text is not what an option takes.
@@ -195,6 +195,67 @@ impl From<NetworkArg> for MoveNetwork {
             NetworkArg::Local => Self::Local,
             NetworkArg::Home => Self::Home,
         }
+    }
+}
+
+/// `auto`, `off` or a part of the time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Throttle(pub(crate) Option<u8>);
+
+impl FromStr for Throttle {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let wrong =
+            || ValueError { text: text.to_owned(), what: "throttle", example: "auto, off or 20 to 100" };
+        match text {
+            "auto" => Ok(Self(None)),
+            "off" => Ok(Self(Some(100))),
+            _ => {
+                let percent = text.strip_suffix('%').unwrap_or(text).parse().ok();
+                percent
+                    .filter(|percent| (20..=100).contains(percent))
+                    .map(|p| Self(Some(p)))
+                    .ok_or_else(wrong)
+            }
+        }
+    }
+}
+
+/// Something that a machine may ask for from inside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// To be moved to this host.
+    Migrate(HostName),
+    /// To have its state kept.
+    Checkpoint,
+}
+
+impl FromStr for Wish {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let what = "thing a machine may ask for";
+        let wrong = || ValueError { text: text.to_owned(), what, example: "migrate=beta or checkpoint" };
+        match text.split_once('=') {
+            Some(("migrate", host)) => host.parse().map(Self::Migrate).map_err(|_| wrong()),
+            None if text == "checkpoint" => Ok(Self::Checkpoint),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl Wish {
+    /// All of them together.
+    pub(crate) fn all(wishes: Vec<Self>) -> SelfService {
+        let mut all = SelfService::default();
+        for wish in wishes {
+            match wish {
+                Self::Migrate(host) => all.migrate.push(host),
+                Self::Checkpoint => all.checkpoint = true,
+            }
+        }
+        all
     }
 }
 

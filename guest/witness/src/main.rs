@@ -20,7 +20,7 @@ mod serve;
 mod traffic;
 
 use answer::Witness;
-use std::{fs, sync::Arc, thread};
+use std::{env, fs, sync::Arc, thread};
 
 /// The value of `key=` on the kernel command line.
 fn kernel_option(cmdline: &str, key: &str) -> Option<String> {
@@ -28,7 +28,20 @@ fn kernel_option(cmdline: &str, key: &str) -> Option<String> {
     values.next_back().map(str::to_owned)
 }
 
+/// Called `muncher`, the program does nothing but dirty memory, as a process of its own: `muncher MIB PAGES_PER_SECOND BYTES_PER_PAGE`.
+fn munch(arguments: &[String]) -> ! {
+    let load = load::Load::from_words(arguments.iter().map(String::as_str));
+    let _munching = load.unwrap_or_else(|| panic!("no load in {arguments:?}")).start();
+    loop {
+        thread::park();
+    }
+}
+
 fn main() {
+    let arguments: Vec<String> = env::args().collect();
+    if arguments.first().is_some_and(|name| name.ends_with("muncher")) {
+        munch(&arguments[1..]);
+    }
     let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let buffer_mib = kernel_option(&cmdline, "buf").and_then(|text| text.parse().ok()).unwrap_or(64);
     let witness = Arc::new(Witness::start(buffer_mib));

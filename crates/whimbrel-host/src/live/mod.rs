@@ -23,6 +23,7 @@ pub(crate) use template::{Content as TemplateContent, Templates};
 use crate::{
     capture::Arrays,
     error::HostError,
+    guest_helper::{Arrived, GuestPort},
     host::Host,
     record::{DiskBase, ProcessRecord, RamFile, Record},
     slot::{Mark, Slot},
@@ -56,6 +57,8 @@ pub(crate) struct Live {
     tap: Tap,
     console: Arc<Console>,
     console_log: PathBuf,
+    /// To the program inside the guest, if it has one.
+    pub(crate) guest: GuestPort,
     slot: Slot,
     paused: bool,
     /// Why it waits for other hosts, if it does.
@@ -102,7 +105,8 @@ impl Live {
     pub(crate) fn receive(host: &Host, record: &Record, vmgenid: Option<Vmgenid>) -> Result<Self, HostError> {
         let slot = Slot::create(&host.layout, &record.config)?;
         let warm = launch(host, &record.config, slot, Start { incoming: true, vmgenid }, Some(record))?;
-        Assembly::new(host, record, Overlay::New, None).complete(warm)
+        let assembly = Assembly::new(host, record, Overlay::New, None);
+        Assembly { arrived: Arrived::ByMigration, ..assembly }.complete(warm)
     }
 
     /// The machine that an earlier daemon left running.
@@ -444,12 +448,21 @@ struct Assembly<'a> {
     stall: Arc<Stall>,
     /// Whether the QEMU is one that an earlier daemon left: somebody's running machine, whatever fails here.
     adopted: bool,
+    arrived: Arrived,
 }
 
 impl<'a> Assembly<'a> {
     /// For a QEMU that is new.
     fn new(host: &'a Host, record: &'a Record, overlay: Overlay, image: Option<Option<Digest>>) -> Self {
-        Self { host, record, overlay, image, stall: Arc::default(), adopted: false }
+        Self {
+            host,
+            record,
+            overlay,
+            image,
+            stall: Arc::default(),
+            adopted: false,
+            arrived: Arrived::Otherwise,
+        }
     }
 
     fn complete(self, warm: WarmSlot) -> Result<Live, HostError> {
@@ -458,10 +471,10 @@ impl<'a> Assembly<'a> {
         let parts = origin.and_then(|origin| Ok((origin, self.parts(&slot, &qemu, memory)?)));
         let parts = parts.and_then(|(origin, mut parts)| {
             let away = AwayEnd::of(self.host, self.record, &mut parts.2)?;
-            Ok((origin, parts, away))
+            Ok((origin, parts, away, self.guest_port(&qemu)?))
         });
         match parts {
-            Ok((_origin, (memory, disks, ports, ledgers, console, tap), away)) => Ok(Live {
+            Ok((_origin, (memory, disks, ports, ledgers, console, tap), away, guest)) => Ok(Live {
                 qemu,
                 memory,
                 disks,
@@ -471,6 +484,7 @@ impl<'a> Assembly<'a> {
                 tap,
                 console,
                 console_log,
+                guest,
                 slot,
                 paused: true,
                 stall: self.stall,
@@ -499,6 +513,12 @@ impl<'a> Assembly<'a> {
         pin.map_err(crate::refs::store_error("keep the capsule that the machine reads from"))
     }
 
+    fn guest_port(&self, qemu: &Qemu) -> Result<GuestPort, HostError> {
+        let (socket, pages) = (qemu.guest_socket(), self.record.config.memory_pages());
+        let port = GuestPort::open(self.host, &self.record.name, pages, socket.clone(), self.arrived);
+        port.map_err(|source| HostError::io("follow", &socket, source))
+    }
+
     #[allow(clippy::type_complexity, reason = "taken apart right where it is made")]
     fn parts(
         &self,
@@ -506,7 +526,7 @@ impl<'a> Assembly<'a> {
         qemu: &Qemu,
         memory: Option<LiveMemory>,
     ) -> Result<(LiveMemory, Vec<LiveDisk>, Vec<LivePort>, Vec<Ledger>, Arc<Console>, Tap), HostError> {
-        let Self { host, record, overlay, image, stall, adopted: _ } = self;
+        let Self { host, record, overlay, image, stall, adopted: _, arrived: _ } = self;
         let mut memory = match memory {
             Some(memory) => memory,
             None => LiveMemory::attach(qemu, slot, image.is_some())?,

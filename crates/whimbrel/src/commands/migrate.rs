@@ -4,7 +4,7 @@ use crate::{
     context::Context,
     failure::Failure,
     operation,
-    values::{NetworkArg, Rate, Span},
+    values::{NetworkArg, Rate, Span, Throttle},
 };
 use clap::ValueEnum;
 use whimbrel_api::{MigrateMode, MigrateRequest};
@@ -14,6 +14,7 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel migrate web beta
   whimbrel migrate web beta --downtime-max 30ms --rate-max 400Mbit
+  whimbrel migrate web beta --free-caches --throttle 50
   whimbrel migrate web beta --network home     beta is on another subnet; web keeps its address
   whimbrel trust add beta KEY 10.0.0.2:7400    before the first time, on both hosts";
 
@@ -45,6 +46,15 @@ pub(crate) struct Args {
     /// The same as a --rate-min of 100Mbit
     #[arg(long)]
     adaptive: bool,
+    /// The least part of the time that its CPUs run while it writes faster than it can be copied
+    #[arg(long, value_name = "auto|off|PERCENT", default_value = "auto")]
+    throttle: Throttle,
+    /// Have its guest hold no process that writes too fast
+    #[arg(long)]
+    no_stun: bool,
+    /// Have its guest drop clean caches and free memory before the first round
+    #[arg(long)]
+    free_caches: bool,
     /// Where its network is from then on; local unless given or tunnelled already, and local when it moves home
     #[arg(long, value_enum)]
     network: Option<NetworkArg>,
@@ -73,6 +83,9 @@ impl Args {
             rate_step: self.rate_step.map(|rate| rate.0),
             adaptive: self.adaptive,
             network: self.network.map(Into::into),
+            throttle: self.throttle.0,
+            no_stun: self.no_stun,
+            free_caches: self.free_caches,
         };
         operation::perform(context, context.client.migrate(&self.name, &request)).await
     }

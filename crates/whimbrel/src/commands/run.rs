@@ -4,7 +4,7 @@ use crate::{
     context::Context,
     failure::Failure,
     machines,
-    values::{Disk, Port, absolute},
+    values::{Disk, Port, Wish, absolute},
 };
 use clap::ValueEnum;
 use std::path::PathBuf;
@@ -47,6 +47,9 @@ pub(crate) struct Args {
     /// What executes guest instructions; the host's choice unless given
     #[arg(long)]
     accel: Option<AccelArg>,
+    /// What it may ask for from inside with `whimbrel-guest`; nothing unless given
+    #[arg(long, value_name = "migrate=HOST|checkpoint", value_delimiter = ',')]
+    self_service: Vec<Wish>,
 }
 
 /// The two of them, with help.
@@ -78,6 +81,7 @@ impl Args {
                 AccelArg::Tcg => Accel::Tcg,
                 AccelArg::Kvm => Accel::Kvm,
             }),
+            self_service: Wish::all(self.self_service),
         }
     }
 }
