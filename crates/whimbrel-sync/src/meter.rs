@@ -1,6 +1,7 @@
 //! The rate of a link, and what follows from it: how much may be under way, how large an answer should be, which zstd level
 //! pays. Pure: time comes in as a number.
 
+use crate::level::{DENSER, DENSEST};
 use std::time::Duration;
 
 /// How long an answer should travel, so that a demand never waits longer behind what is under way.
@@ -98,12 +99,12 @@ pub enum Content {
     Delta,
 }
 
-/// The zstd level for a link of `rate` bytes a second between hosts that spare `cores` for it. The levels are those at
+/// The level (see [`Level`](crate::Level)) for a link of `rate` bytes a second between hosts that spare `cores` for it. The levels are those at
 /// which a core of 2020 still keeps the link busy, with half of it to spare. That is more than thrift: a level that made the holder
 /// slower than the link would be taken for a slow link, and be chosen for ever.
 pub fn level(rate: Option<u64>, cores: usize, content: Content) -> i8 {
     const MEGABIT: u64 = 1_000_000 / 8;
-    let plain: [(u64, i8); 6] = [(4, 19), (12, 17), (30, 12), (60, 6), (300, 3), (1000, 1)];
+    let plain: [(u64, i8); 6] = [(4, DENSEST), (12, DENSER), (30, 12), (60, 6), (300, 3), (1000, 1)];
     let delta: [(u64, i8); 6] = [(4, 12), (12, 12), (30, 12), (60, 9), (300, 6), (1000, 3)];
     let table = match content {
         Content::Plain => plain,
@@ -158,9 +159,9 @@ mod tests {
     #[test]
     fn the_level_follows_the_link() {
         let at = |megabits: f64, content| level(Some((megabits * 125_000.0) as u64), 1, content);
-        assert_eq!(at(0.384, Content::Plain), 19);
+        assert_eq!(at(0.384, Content::Plain), DENSEST);
         assert_eq!(at(0.384, Content::Delta), 12);
-        assert_eq!(at(11.0, Content::Plain), 17, "also when it is measured a little too fast");
+        assert_eq!(at(11.0, Content::Plain), DENSER, "also when it is measured a little too fast");
         assert_eq!(at(100.0, Content::Plain), 3);
         assert_eq!(at(600.0, Content::Plain), 1);
         assert_eq!(at(10_000.0, Content::Plain), -3);

@@ -1,8 +1,14 @@
-//! Bytes compressed for the line: one zstd frame, alone or against a prefix that both sides hold.
+//! Bytes compressed for the line: a byte that names the codec, then one zstd frame, alone or against a prefix that both sides
+//! hold, or bytes of LZMA.
 //!
-//! Contexts are kept by thread. What is unpacked is never longer than the caller says, whatever the frame claims.
+//! Contexts of zstd are kept by thread. What is unpacked is never longer than the caller says, whatever the frame claims.
 
-use std::cell::RefCell;
+use crate::Level;
+use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
+use std::{
+    cell::RefCell,
+    io::{Cursor, Read, Write},
+};
 use zstd::zstd_safe::{CCtx, CParameter, DCtx, ErrorCode, ResetDirective, compress_bound, get_error_name};
 
 /// Largest window of a frame: 32 MiB, an answer's pages and their older versions.
@@ -16,6 +22,13 @@ thread_local! {
     static PACKER: RefCell<CCtx<'static>> = RefCell::new(CCtx::create());
     static UNPACKER: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
 }
+
+/// The codecs, by the first byte.
+const ZSTD: u8 = 0;
+const LZMA: u8 = 1;
+/// How far back LZMA looks: an answer of a slow line is hardly longer, and twelve times this is the memory it takes.
+const LZMA_WINDOW: u32 = 4 << 20;
+const LZMA_WINDOW_MIN: u32 = 4 << 10;
 
 /// Bytes that do not unpack.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -41,15 +54,49 @@ fn codec(code: ErrorCode) -> PackError {
 }
 
 /// `raw` compressed at `level` against `prefix` (which may be empty).
-pub(crate) fn pack(raw: &[u8], prefix: &[u8], level: i32) -> Result<Vec<u8>, PackError> {
-    let mut packed = Vec::with_capacity(compress_bound(raw.len()));
+pub(crate) fn pack(raw: &[u8], prefix: &[u8], level: Level) -> Result<Vec<u8>, PackError> {
+    match level {
+        Level::Lzma(preset) if prefix.is_empty() => pack_lzma(raw, preset),
+        level => pack_zstd(raw, prefix, level.zstd()),
+    }
+}
+
+/// No larger than what it is for: both sides clear it first.
+fn lzma_window(raw: usize) -> u32 {
+    u32::try_from(raw).map_or(LZMA_WINDOW, |raw| raw.clamp(LZMA_WINDOW_MIN, LZMA_WINDOW))
+}
+
+fn lzma_error(_: std::io::Error) -> PackError {
+    PackError::Codec { reason: "not bytes of LZMA" }
+}
+
+fn pack_lzma(raw: &[u8], preset: u32) -> Result<Vec<u8>, PackError> {
+    let options = LzmaOptions { dict_size: lzma_window(raw.len()), ..LzmaOptions::with_preset(preset) };
+    let mut writer = LzmaWriter::new_no_header(vec![LZMA], &options, false).map_err(lzma_error)?;
+    writer.write_all(raw).and_then(|()| writer.finish()).map_err(lzma_error)
+}
+
+fn unpack_lzma(packed: &[u8], expected: usize) -> Result<Vec<u8>, PackError> {
+    // The same for all presets.
+    let LzmaOptions { lc, lp, pb, .. } = LzmaOptions::with_preset(0);
+    let reader = LzmaReader::new(packed, expected as u64, lc, lp, pb, lzma_window(expected), None);
+    let mut raw = Vec::with_capacity(expected);
+    reader.map_err(lzma_error)?.take(expected as u64).read_to_end(&mut raw).map_err(lzma_error)?;
+    Ok(raw)
+}
+
+fn pack_zstd(raw: &[u8], prefix: &[u8], level: i32) -> Result<Vec<u8>, PackError> {
+    let mut packed = Vec::with_capacity(1 + compress_bound(raw.len()));
+    packed.push(ZSTD);
+    let mut packed = Cursor::new(packed);
+    packed.set_position(1);
     if prefix.is_empty() {
         PACKER.with_borrow_mut(|context| {
             context.reset(ResetDirective::SessionAndParameters).map_err(codec)?;
             context.set_parameter(CParameter::CompressionLevel(level)).map_err(codec)?;
             context.compress2(&mut packed, raw).map_err(codec)
         })?;
-        return Ok(packed);
+        return Ok(packed.into_inner());
     }
     // Borrows the prefix, so it cannot be one that is kept.
     let mut context = CCtx::create();
@@ -63,11 +110,23 @@ pub(crate) fn pack(raw: &[u8], prefix: &[u8], level: i32) -> Result<Vec<u8>, Pac
         .map_err(codec)?;
     context.ref_prefix(prefix).map_err(codec)?;
     context.compress2(&mut packed, raw).map_err(codec)?;
-    Ok(packed)
+    Ok(packed.into_inner())
 }
 
 /// The `expected` bytes that `packed` stands for; the caller has bounded `expected`.
 pub(crate) fn unpack(packed: &[u8], prefix: &[u8], expected: usize) -> Result<Vec<u8>, PackError> {
+    let raw = match packed.split_first() {
+        Some((&ZSTD, packed)) => unpack_zstd(packed, prefix, expected)?,
+        Some((&LZMA, packed)) if prefix.is_empty() => unpack_lzma(packed, expected)?,
+        _ => return Err(PackError::Codec { reason: "an unknown codec" }),
+    };
+    match raw.len() {
+        found if found == expected => Ok(raw),
+        found => Err(PackError::Length { found, expected }),
+    }
+}
+
+fn unpack_zstd(packed: &[u8], prefix: &[u8], expected: usize) -> Result<Vec<u8>, PackError> {
     // Decompression in one piece writes into this buffer alone: no frame can make it take more.
     let mut raw = Vec::with_capacity(expected);
     if prefix.is_empty() {
@@ -80,10 +139,7 @@ pub(crate) fn unpack(packed: &[u8], prefix: &[u8], expected: usize) -> Result<Ve
         context.ref_prefix(prefix).map_err(codec)?;
         context.decompress(&mut raw, packed).map_err(codec)?;
     }
-    match raw.len() {
-        found if found == expected => Ok(raw),
-        found => Err(PackError::Length { found, expected }),
-    }
+    Ok(raw)
 }
 
 #[cfg(test)]
@@ -94,9 +150,9 @@ mod tests {
     proptest! {
         #[test]
         fn bytes_survive_and_no_frame_gives_more_than_was_expected(
-            raw in prop::collection::vec(0..4u8, 0..5000), prefix in prop::collection::vec(0..4u8, 0..5000), level in -3..9i32, less in 1..50usize,
+            raw in prop::collection::vec(0..4u8, 0..5000), prefix in prop::collection::vec(0..4u8, 0..5000), level in -3..25i8, less in 1..50usize,
         ) {
-            let packed = pack(&raw, &prefix, level).unwrap();
+            let packed = pack(&raw, &prefix, level.into()).unwrap();
             prop_assert_eq!(&unpack(&packed, &prefix, raw.len()).unwrap(), &raw);
             prop_assert!(raw.len() < less || unpack(&packed, &prefix, raw.len() - less).is_err());
             prop_assert!(unpack(&packed, &prefix, raw.len() + less).is_err());
@@ -111,7 +167,7 @@ mod tests {
     #[test]
     fn an_older_version_beyond_the_window_of_the_level_is_found() {
         let old: Vec<u8> = (0..3u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        let packed = pack(&old, &old, 1).unwrap();
+        let packed = pack(&old, &old, Level::Zstd(1)).unwrap();
         assert!(packed.len() < 50_000, "{}", packed.len());
     }
 }

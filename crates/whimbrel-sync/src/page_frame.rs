@@ -1,14 +1,17 @@
 //! A frame of pages for the line, coded against older pages that both sides hold.
 //!
 //! The one place that decides how: `encode_pages` and `decode_pages` must agree and nobody else looks inside. The older
-//! pages, one after the other, are the prefix of one zstd frame over all pages, so a page may use its own older version, any
+//! pages, one after the other, are the prefix of what is packed, so a page may use its own older version, any
 //! other's, or the pages before it. Pure; what is decoded has the length that the caller bounded.
 
-use crate::pack::{PackError, pack, unpack};
+use crate::{
+    Level,
+    pack::{PackError, pack, unpack},
+};
 use whimbrel_core::PAGE_SIZE;
 
 /// `pages` as one frame; `older` are pages that the receiver holds too, in an order that both know.
-pub(crate) fn encode_pages(pages: &[u8], older: &[u8], level: i32) -> Result<Vec<u8>, PackError> {
+pub(crate) fn encode_pages(pages: &[u8], older: &[u8], level: Level) -> Result<Vec<u8>, PackError> {
     debug_assert!(pages.len().is_multiple_of(PAGE_SIZE) && older.len().is_multiple_of(PAGE_SIZE));
     pack(pages, older, level)
 }

@@ -116,7 +116,7 @@ pub struct ObjectsAsk {
     pub kind: ObjectKind,
     /// Which ones.
     pub wants: Vec<WantObject>,
-    /// zstd level of the answer.
+    /// How hard the answer is compressed: a [`Level`](crate::Level).
     pub level: i8,
     /// Bytes that the answer should not exceed by much.
     pub max_bytes: u32,
@@ -135,7 +135,7 @@ pub enum ObjectAnswer {
     Absent,
 }
 
-/// Header of the answer; the payload is one zstd frame over the bytes of all objects. Wants that were left out for want of
+/// Header of the answer; the payload is the packed bytes of all objects. Wants that were left out for want of
 /// room stand at the end and have no entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectsAnswer {
@@ -143,7 +143,7 @@ pub struct ObjectsAnswer {
     pub objects: Vec<ObjectAnswer>,
 }
 
-/// A piece of a blob; header [`PieceAsk`], the answer's payload one zstd frame.
+/// A piece of a blob; header [`PieceAsk`], the answer's payload packed.
 #[derive(Debug)]
 pub struct Piece;
 
@@ -156,7 +156,7 @@ pub struct PieceAsk {
     pub offset: u64,
     /// Raw bytes, at most [`RAW_MAX`].
     pub len: u32,
-    /// zstd level of the answer.
+    /// How hard the answer is compressed: a [`Level`](crate::Level).
     pub level: i8,
 }
 
@@ -213,7 +213,7 @@ pub struct PagesAsk {
     /// Images that the asker holds whole, where it pays to look for similar pages in them; at most
     /// [`BASES_MAX`](crate::BASES_MAX).
     pub bases: Vec<BaseImage>,
-    /// zstd level of the answer.
+    /// How hard the answer is compressed: a [`Level`](crate::Level).
     pub level: i8,
     /// Bytes that the answer should not exceed by much.
     pub max_bytes: u32,

@@ -3,10 +3,10 @@
 //! Leaves are answered in the order wanted until the answer is full; what does not fit is left out and asked again.
 
 use crate::{
-    BASES_MAX, Slots, base_images, node_delta,
+    BASES_MAX, Level, Slots, base_images, node_delta,
     page_frame::encode_pages,
     protocol::*,
-    server::{Server, bad, codec, level},
+    server::{Server, bad, codec},
     shelf::{self, Shelf},
     similar_pages::SimilarPages,
 };
@@ -50,7 +50,7 @@ struct Builder<'a> {
     similar: SimilarPages<'a>,
     payload: Vec<u8>,
     pages: usize,
-    level: i32,
+    level: Level,
     room: usize,
 }
 
@@ -63,7 +63,7 @@ impl Server {
         let room = ask.max_bytes.clamp(1, ANSWER_BYTES) as usize;
         let answer = PagesAnswer { leaves: Vec::new(), frames: Vec::new() };
         let similar = SimilarPages::new(&self.store, &ask.bases);
-        let level = level(ask.level);
+        let level = ask.level.into();
         let mut builder = Builder { answer, similar, payload: Vec::new(), pages: 0, level, room };
         let mut wants = wants.iter();
         while builder.has_room() && !wants.as_slice().is_empty() {

@@ -4,7 +4,7 @@
 //! which one learns from a manifest. Only what lies here is served: a server never asks a third host. Calls block.
 
 use crate::{
-    glob, node_delta,
+    Level, glob, node_delta,
     pack::{PackError, pack},
     protocol::*,
     shelf::Shelf,
@@ -119,7 +119,7 @@ impl Server {
             objects.push(answer);
         }
         let payload =
-            if raw.is_empty() { Vec::new() } else { pack(&raw, &[], level(ask.level)).map_err(codec)? };
+            if raw.is_empty() { Vec::new() } else { pack(&raw, &[], ask.level.into()).map_err(codec)? };
         Reply::of::<Objects>(&ObjectsAnswer { objects }, payload.into())
     }
 
@@ -190,7 +190,7 @@ impl Server {
         let total = blob.len() as u64;
         let start = ask.offset.min(total) as usize;
         let piece = &blob[start..(start + ask.len as usize).min(blob.len())];
-        let mut packed = pack(piece, &[], level(ask.level)).map_err(codec)?;
+        let mut packed = pack(piece, &[], ask.level.into()).map_err(codec)?;
         if packed.len() > whimbrel_wire::MAX_PAYLOAD as usize {
             // Of 8 MiB that do not shrink the frame is a little longer: half of it, then.
             let half = PieceAsk { len: ask.len / 2, ..ask.clone() };
@@ -202,12 +202,7 @@ impl Server {
 }
 
 /// Device states are small, and every byte of them is waited for.
-const BLOB_DELTA_LEVEL: i32 = 9;
-
-/// The level that a peer asks for, within what it may cost.
-pub(crate) fn level(asked: i8) -> i32 {
-    i32::from(asked).clamp(-7, 19)
-}
+const BLOB_DELTA_LEVEL: Level = Level::Zstd(9);
 
 pub(crate) fn bad(text: &str) -> Refusal {
     Refusal::new(Code::BAD_HEADER, text)
