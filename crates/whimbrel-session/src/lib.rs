@@ -8,5 +8,6 @@
 //! and synced is found again after any crash of the client, and reaches the server or is reported, never merged.
 
 pub mod cache;
+pub mod client;
 pub mod proto;
 pub mod server;

@@ -275,6 +275,7 @@ fn a_file() -> FileRecord {
     FileRecord {
         path: RelPath::new(b"disk").unwrap(),
         ident: Some(Ident::default()),
+        made_by: None,
         base: Version::default(),
         size,
         zero_from: size,

@@ -21,6 +21,8 @@ pub struct FileRecord {
     pub path: RelPath,
     /// What it is on the server; none before the server has made it.
     pub ident: Option<Ident>,
+    /// The operation that makes it, while the server has yet to do that.
+    pub made_by: Option<u64>,
     /// The server's content that clean pages are of, and that dirty ones were written over.
     pub base: Version,
     /// Its size here.

@@ -208,7 +208,9 @@ pub struct Write {
     pub expect: Vec<Time>,
     /// What the last change is to be from now on.
     pub stamp: Time,
-    /// The size is set to this first, if given.
+    /// The file is cut to this first, if it is longer.
+    pub cut: Option<u64>,
+    /// And has this size in the end.
     pub size: Option<u64>,
     /// The shape of the payload.
     pub pages: PackedPages,

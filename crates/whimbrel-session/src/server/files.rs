@@ -177,17 +177,23 @@ impl OpenFile {
         if !wanted.expect.contains(&now.mtime) {
             return Err(Refusal::new(code::CONFLICT, "the file was changed by somebody else"));
         }
-        let size = wanted.size.unwrap_or(now.size);
-        if size != now.size {
-            ftruncate(&self.file, size).map_err(refuse("change the size"))?;
+        let mut size = now.size;
+        if let Some(cut) = wanted.cut.filter(|cut| *cut < size) {
+            ftruncate(&self.file, cut).map_err(refuse("cut the file"))?;
+            size = cut;
         }
         let end = wanted.offset.checked_add(content.len() as u64);
         let end = end.ok_or_else(|| refuse("write past the end of all files")(Errno::FBIG))?;
-        if end > size && !content.is_empty() {
-            ftruncate(&self.file, end).map_err(refuse("change the size"))?;
+        let grown = if content.is_empty() { size } else { size.max(end) };
+        let wanted_size = wanted.size.unwrap_or(grown);
+        if wanted_size.max(grown) != size {
+            ftruncate(&self.file, wanted_size.max(grown)).map_err(refuse("change the size"))?;
         }
         for (number, page) in content.chunks(PAGE).enumerate() {
             self.write_page(wanted.offset + (number * PAGE) as u64, page)?;
+        }
+        if wanted_size < grown {
+            ftruncate(&self.file, wanted_size).map_err(refuse("cut the file"))?;
         }
         set_mtime(&self.file, wanted.stamp)?;
         self.attr()

@@ -1,0 +1,339 @@
+//! Content of files: open, read, write, cut, close, sync.
+//!
+//! Reads come from the cache and wait only for what is not there. Writes go into the cache; when the server gets them is
+//! the policy's business.
+
+use super::{
+    fetch::Source,
+    policy::Policy,
+    readahead::Reader,
+    session::{Core, errno_of},
+};
+use crate::{
+    cache::{CacheError, FileId, FileRecord, Read},
+    proto::{FileRef, Kind, PAGE, Sync, SyncCall, Time},
+};
+use std::{
+    sync::{Mutex, PoisonError, atomic::Ordering},
+    time::{Duration, Instant},
+};
+use whimbrel_fuse::{Access, Errno, Opened, Result};
+
+/// Bytes looked ahead at most.
+const AHEAD: u64 = 8 << 20;
+/// Files of this size and more go around the page cache if their name says that they are disks.
+const DIRECT: u64 = 1 << 20;
+/// How often a read is tried whose file changes under it.
+const TRIES: usize = 8;
+
+/// An open file of a program.
+pub(super) struct Handle {
+    reader: Mutex<Reader>,
+}
+
+impl Core {
+    /// The cache's file of a node, made if there is none.
+    pub(super) fn file_of(&self, id: u64) -> Result<FileId> {
+        let mut nodes = self.nodes();
+        let path = nodes.path(id).unwrap_or_default();
+        let node = nodes.get_mut(id).ok_or(Errno::ESTALE)?;
+        if node.attr.kind != Kind::File {
+            return Err(Errno::EINVAL);
+        }
+        if let Some(file) = node.file {
+            return Ok(file);
+        }
+        let attr = node.attr;
+        let known = self.known_files.lock().unwrap_or_else(PoisonError::into_inner).get(&attr.ident).copied();
+        let file = match known.and_then(|file| Some((file, self.cache.file(file)?))) {
+            Some((file, record)) => {
+                if record.base != attr.version() && !record.dirty {
+                    self.adopt_version(file, &attr);
+                }
+                self.cache.update_file(file, |record| record.path = path).map_err(errno_of)?;
+                file
+            }
+            None => {
+                let record = FileRecord {
+                    path,
+                    ident: Some(attr.ident),
+                    made_by: None,
+                    base: attr.version(),
+                    size: attr.size,
+                    zero_from: attr.size,
+                    mtime: None,
+                    stamp: None,
+                    dirty: false,
+                    removed: false,
+                };
+                let file = self.cache.add_file(record).map_err(errno_of)?;
+                self.known_files.lock().unwrap_or_else(PoisonError::into_inner).insert(attr.ident, file);
+                file
+            }
+        };
+        node.file = Some(file);
+        Ok(file)
+    }
+
+    fn source(&self, id: u64, file: FileId) -> Option<Source> {
+        let record = self.cache.file(file)?;
+        let path = self.nodes().path(id).unwrap_or(record.path);
+        Some(Source { file, wanted: FileRef { path, ident: record.ident? }, size: record.zero_from })
+    }
+
+    pub(super) fn open(&self, id: u64, access: Access) -> Result<(Opened, Handle)> {
+        let path = self.nodes().path(id).ok_or(Errno::ESTALE)?;
+        if (access.writes() || access.truncates()) && self.policy_of(&path) == Policy::None {
+            return Err(Errno::EROFS);
+        }
+        self.revalidate(id)?;
+        let file = self.file_of(id)?;
+        if access.truncates() {
+            self.truncate(id, 0)?;
+        }
+        let record = self.cache.file(file).ok_or(Errno::ESTALE)?;
+        let epoch = self.cache.epoch(file);
+        let settings = self.settings();
+        let direct =
+            record.size >= DIRECT && settings.direct.iter().any(|glob| glob.matches(path.as_bytes()));
+        let keep_cache = {
+            let mut nodes = self.nodes();
+            let node = nodes.get_mut(id).ok_or(Errno::ESTALE)?;
+            node.opens += 1;
+            let same = node.epoch == epoch;
+            node.epoch = epoch;
+            same
+        };
+        if settings.whole.iter().any(|glob| glob.matches(path.as_bytes())) {
+            self.fetch_all(id, file);
+        }
+        let block = self.cache.block_size();
+        let handle = Handle { reader: Mutex::new(Reader::new(AHEAD / block)) };
+        Ok((Opened { direct, parallel_writes: direct, keep_cache, ..Opened::default() }, handle))
+    }
+
+    /// Has the whole file on its way.
+    pub(super) fn fetch_all(&self, id: u64, file: FileId) {
+        if let Some(source) = self.source(id, file) {
+            let blocks: Vec<u64> = (0..source.size.div_ceil(self.cache.block_size())).collect();
+            self.fetch(&source, &blocks, true);
+        }
+    }
+
+    pub(super) fn read(&self, id: u64, handle: Option<&Handle>, offset: u64, size: u32) -> Result<Vec<u8>> {
+        let file = self.file_of(id)?;
+        let record = self.cache.file(file).ok_or(Errno::ESTALE)?;
+        let len = u64::from(size).min(record.size.saturating_sub(offset));
+        let mut out = vec![0; len as usize];
+        if len == 0 {
+            return Ok(out);
+        }
+        self.reads[1].fetch_add(1, Ordering::Relaxed);
+        let first = self.cache.read(file, offset, &mut out).map_err(errno_of)?;
+        self.look_ahead(id, file, handle, offset, len);
+        match first {
+            Read::Here => {
+                self.reads[0].fetch_add(1, Ordering::Relaxed);
+                Ok(out)
+            }
+            Read::Missing(blocks) => {
+                self.bring(id, file, offset, &mut out, blocks)?;
+                Ok(out)
+            }
+        }
+    }
+
+    fn look_ahead(&self, id: u64, file: FileId, handle: Option<&Handle>, offset: u64, len: u64) {
+        let (Some(handle), Some(source)) = (handle, self.source(id, file)) else { return };
+        let block = self.cache.block_size();
+        let (first, last, total) = (offset / block, (offset + len - 1) / block, source.size.div_ceil(block));
+        let ranges = handle.reader.lock().unwrap_or_else(PoisonError::into_inner).read(first, last, total);
+        for range in ranges {
+            self.fetch(&source, &range.collect::<Vec<_>>(), true);
+        }
+    }
+
+    /// Fetches what is missing and fills `out`.
+    fn bring(&self, id: u64, file: FileId, offset: u64, out: &mut [u8], mut missing: Vec<u64>) -> Result<()> {
+        for _ in 0..TRIES {
+            self.settle_names()?;
+            let source = self.source(id, file).ok_or(Errno::ESTALE)?;
+            let mut brought = Vec::new();
+            for flight in self.fetch(&source, &missing, false) {
+                brought.push(flight.wait().map_err(|fail| fail.errno())?);
+            }
+            match self.cache.read(file, offset, out).map_err(errno_of)? {
+                Read::Here => return Ok(()),
+                Read::Missing(still) if self.epoch_is(file, &source) => {
+                    // A cache full of what the server lacks keeps nothing else: page by page, from where it is.
+                    if self.compose(file, offset, out, &brought)? {
+                        return Ok(());
+                    }
+                    missing = still;
+                }
+                Read::Missing(still) => missing = still,
+            }
+        }
+        Err(Errno::EIO)
+    }
+
+    fn epoch_is(&self, file: FileId, source: &Source) -> bool {
+        self.cache.file(file).is_some_and(|record| record.ident == Some(source.wanted.ident))
+    }
+
+    fn compose(
+        &self,
+        file: FileId,
+        offset: u64,
+        out: &mut [u8],
+        brought: &[(u64, std::sync::Arc<Vec<u8>>)],
+    ) -> Result<bool> {
+        let end = offset + out.len() as u64;
+        let mut at = offset;
+        while at < end {
+            let next = ((at / PAGE as u64 + 1) * PAGE as u64).min(end);
+            let place = &mut out[(at - offset) as usize..(next - offset) as usize];
+            if self.cache.read(file, at, place).map_err(errno_of)? != Read::Here {
+                let piece = brought.iter().find_map(|(start, content)| {
+                    let from = usize::try_from(at.checked_sub(*start)?).ok()?;
+                    content.get(from..from + place.len())
+                });
+                let Some(piece) = piece else { return Ok(false) };
+                place.copy_from_slice(piece);
+            }
+            at = next;
+        }
+        Ok(true)
+    }
+
+    pub(super) fn write(&self, id: u64, offset: u64, data: &[u8]) -> Result<u32> {
+        let path = self.nodes().path(id);
+        if path.as_ref().is_some_and(|path| self.policy_of(path) == Policy::None) {
+            return Err(Errno::EROFS);
+        }
+        let file = self.file_of(id)?;
+        let deadline = Instant::now() + Duration::from_secs(self.settings().patience);
+        if data.is_empty() {
+            return Ok(0);
+        }
+        offset.checked_add(data.len() as u64).filter(|end| *end <= i64::MAX as u64).ok_or(Errno::EFBIG)?;
+        for round in 0.. {
+            match self.cache.write(file, offset, data) {
+                Ok(Read::Here) => break,
+                Ok(Read::Missing(_)) if round > TRIES => return Err(Errno::EIO),
+                Ok(Read::Missing(blocks)) => {
+                    if round > 1 {
+                        // What was brought was not kept, for want of room.
+                        self.flush_all(false)?;
+                    }
+                    self.bring_blocks(id, file, &blocks)?;
+                }
+                Err(CacheError::Full) if Instant::now() < deadline => {
+                    // Room is made by writing back, and only so.
+                    self.flush_all(false)
+                        .map_err(|errno| if errno == Errno::EIO { Errno::ENOSPC } else { errno })?;
+                }
+                Err(error) => return Err(errno_of(error)),
+            }
+        }
+        self.wrote(id, file)?;
+        Ok(data.len() as u32)
+    }
+
+    /// Blocks that are written in part have to be here first.
+    fn bring_blocks(&self, id: u64, file: FileId, blocks: &[u64]) -> Result<()> {
+        self.settle_names()?;
+        let source = self.source(id, file).ok_or(Errno::ESTALE)?;
+        for flight in self.fetch(&source, blocks, false) {
+            flight.wait().map_err(|fail| fail.errno())?;
+        }
+        Ok(())
+    }
+
+    /// The content was changed here, now.
+    fn wrote(&self, id: u64, file: FileId) -> Result<()> {
+        let now = Time::now();
+        if let Some(node) = self.nodes().get_mut(id) {
+            node.mtime = Some(now);
+        }
+        self.writeback.wrote(file);
+        let explicit = self.cache.file(file).is_some_and(|record| record.mtime.is_some());
+        if explicit {
+            self.cache.update_file(file, |record| record.mtime = None).map_err(errno_of)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn truncate(&self, id: u64, size: u64) -> Result<()> {
+        let path = self.nodes().path(id);
+        if path.as_ref().is_some_and(|path| self.policy_of(path) == Policy::None) {
+            return Err(Errno::EROFS);
+        }
+        if size > i64::MAX as u64 {
+            return Err(Errno::EFBIG);
+        }
+        let file = self.file_of(id)?;
+        if self.cache.file(file).is_some_and(|record| record.size == size) {
+            return Ok(());
+        }
+        self.cache.truncate(file, size).map_err(errno_of)?;
+        if let (Some(node), Some(epoch)) = (self.nodes().get_mut(id), self.cache.epoch(file)) {
+            // The kernel cut its own pages.
+            node.epoch = Some(epoch);
+        }
+        self.wrote(id, file)
+    }
+
+    /// A descriptor was closed.
+    pub(super) fn close(&self, id: u64) -> Result<()> {
+        let (path, file) = {
+            let nodes = self.nodes();
+            let Some(file) = nodes.get(id).and_then(|node| node.file) else { return Ok(()) };
+            (nodes.path(id), file)
+        };
+        match path {
+            Some(path) if self.policy_of(&path) == Policy::Through => self.flush_file(file),
+            _ => Ok(()),
+        }
+    }
+
+    /// The last descriptor of an open was closed.
+    pub(super) fn released(&self, id: u64) -> Result<()> {
+        let gone = {
+            let mut nodes = self.nodes();
+            let Some(node) = nodes.get_mut(id) else { return Ok(()) };
+            node.opens = node.opens.saturating_sub(1);
+            let last = node.opens == 0 && node.names.is_empty();
+            let file = if last { node.file.take() } else { None };
+            nodes.reap(id);
+            file
+        };
+        match gone {
+            Some(file) => self.cache.forget(file).map_err(errno_of),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes a file durable, where its policy says.
+    pub(super) fn fsync(&self, id: u64) -> Result<()> {
+        let (path, file) = {
+            let nodes = self.nodes();
+            let Some(file) = nodes.get(id).and_then(|node| node.file) else { return Ok(()) };
+            (nodes.path(id), file)
+        };
+        let Some(path) = path else { return Ok(()) };
+        if self.policy_of(&path) != Policy::Through {
+            return self.cache.sync().map_err(errno_of);
+        }
+        self.flush_file(file)?;
+        self.server_sync(file)
+    }
+
+    pub(super) fn server_sync(&self, file: FileId) -> Result<()> {
+        let Some(record) = self.cache.file(file) else { return Ok(()) };
+        let Some(ident) = record.ident else { return Ok(()) };
+        let wanted = FileRef { path: record.path, ident };
+        self.link.call::<SyncCall, _>(Sync { file: wanted }).map_err(|fail| fail.errno())?;
+        Ok(())
+    }
+}

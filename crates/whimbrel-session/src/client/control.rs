@@ -1,0 +1,177 @@
+//! The control socket of a mount: what `whimbrel session` asks, one line of JSON each way.
+//!
+//! The socket lies in the cache's folder, which only its owner may enter, has mode 0600, and who connects must be that
+//! user or root. Requests are bounded.
+
+use super::session::{Session, SessionStatus};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs,
+    io::{self, BufRead, BufReader, Read, Write},
+    os::unix::{
+        fs::PermissionsExt,
+        net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    sync::mpsc::Sender,
+    time::Duration,
+};
+
+/// Longest request.
+const MAX_REQUEST: u64 = 64 << 10;
+/// Longest answer.
+const MAX_RESPONSE: u64 = 16 << 20;
+/// A write-back may take long; a question may not.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// What can be asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "verb")]
+pub enum Request {
+    /// How it is.
+    Show,
+    /// Change a setting.
+    Set {
+        /// Its name.
+        name: String,
+        /// Its value.
+        value: String,
+    },
+    /// Write everything back.
+    Flush,
+    /// Forget what is believed and clean.
+    Invalidate,
+    /// Write everything back, unmount and end.
+    End,
+}
+
+/// What is answered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Response {
+    /// Why it was not done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Where it is mounted.
+    pub mount: PathBuf,
+    /// The process.
+    pub pid: u32,
+    /// How it is.
+    pub status: SessionStatus,
+}
+
+/// Asking failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} {}", path.display())]
+pub struct ControlError {
+    /// `listen on` or `ask`.
+    pub action: &'static str,
+    /// The socket.
+    pub path: PathBuf,
+    /// Why.
+    #[source]
+    pub source: io::Error,
+}
+
+/// Answers questions until the process ends. The socket is gone when this is dropped.
+#[derive(Debug)]
+pub struct Control {
+    path: PathBuf,
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        // Gone already is as good.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Control {
+    /// Listens on `path`. Who asks for the end is told when `ended` has been heard.
+    pub fn start(
+        path: &Path,
+        session: Session,
+        mount: PathBuf,
+        ended: Sender<()>,
+    ) -> Result<Self, ControlError> {
+        let failed = |source| ControlError { action: "listen on", path: path.to_owned(), source };
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir).map_err(failed)?;
+        }
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path).map_err(failed)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (session, mount, ended) = (session.clone(), mount.clone(), ended.clone());
+                std::thread::spawn(move || {
+                    if let Err(error) = answer(&stream, &session, &mount, &ended) {
+                        tracing::debug!(%error, "a question was not answered");
+                    }
+                });
+            }
+        });
+        Ok(Self { path: path.to_owned() })
+    }
+}
+
+fn answer(stream: &UnixStream, session: &Session, mount: &Path, ended: &Sender<()>) -> io::Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(stream)?;
+    let own = rustix::process::geteuid();
+    if peer.uid != own && !peer.uid.is_root() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let mut line = String::new();
+    BufReader::new(stream.take(MAX_REQUEST)).read_line(&mut line)?;
+    let error = match serde_json::from_str(&line) {
+        Err(error) => Some(error.to_string()),
+        Ok(Request::Show) => None,
+        Ok(Request::Set { name, value }) => session.set(&name, &value).err(),
+        Ok(Request::Flush) => {
+            session.flush().err().map(|errno| format!("not everything is written back: {errno}"))
+        }
+        Ok(Request::Invalidate) => session.invalidate().err().map(|errno| errno.to_string()),
+        Ok(Request::End) => {
+            let flushed = session.flush();
+            // Whoever waits for it ends the mount, unless that has happened.
+            let _ = ended.send(());
+            flushed
+                .err()
+                .map(|errno| format!("not everything is written back, the rest stays in the cache: {errno}"))
+        }
+    };
+    let response =
+        Response { error, mount: mount.to_owned(), pid: std::process::id(), status: session.status() };
+    let mut bytes = serde_json::to_vec(&response)?;
+    bytes.push(b'\n');
+    let mut stream = stream;
+    stream.write_all(&bytes)
+}
+
+/// Asks the mount that listens on `path`.
+pub fn ask(path: &Path, request: &Request) -> Result<Response, ControlError> {
+    let failed = |source| ControlError { action: "ask", path: path.to_owned(), source };
+    let mut stream = UnixStream::connect(path).map_err(failed)?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    let mut line = serde_json::to_vec(request).map_err(|error| failed(error.into()))?;
+    line.push(b'\n');
+    stream.write_all(&line).map_err(failed)?;
+    let mut bytes = Vec::new();
+    stream.take(MAX_RESPONSE).read_to_end(&mut bytes).map_err(failed)?;
+    serde_json::from_slice(&bytes).map_err(|error| failed(error.into()))
+}
+
+/// Sockets in a folder, of mounts that live or died.
+pub fn sockets(dir: &Path) -> Vec<PathBuf> {
+    let Ok(found) = fs::read_dir(dir) else { return Vec::new() };
+    let mut paths: Vec<PathBuf> = found
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "sock"))
+        .collect();
+    paths.sort();
+    paths
+}

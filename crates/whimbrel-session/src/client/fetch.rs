@@ -1,0 +1,161 @@
+//! Content from the server: asked for once however many want it, and checked against what the file was.
+//!
+//! A flight is one request for some blocks of a file. Readers wait for flights; nobody waits for what is only fetched
+//! ahead. What a full cache does not keep is still in the flight for those who waited.
+
+use super::{link::Fail, session::Core};
+use crate::{
+    cache::FileId,
+    proto::{Attr, FileRef, Range, Read, ReadCall, ReadDone, unpack_pages},
+};
+use bytes::Bytes;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+};
+
+/// Most bytes of one request: large enough to fill a line, small enough that the first block does not wait long.
+const REQUEST: u64 = 1 << 20;
+
+/// What a flight brought: where it begins and what it is.
+type Brought = Result<(u64, Arc<Vec<u8>>), Fail>;
+
+/// One request.
+pub(super) struct Flight {
+    brought: Mutex<Option<Brought>>,
+    landed: Condvar,
+}
+
+impl Flight {
+    pub(super) fn wait(&self) -> Brought {
+        let brought = self.brought.lock().unwrap_or_else(PoisonError::into_inner);
+        let landed = self.landed.wait_while(brought, |brought| brought.is_none());
+        landed.unwrap_or_else(PoisonError::into_inner).clone().unwrap_or(Err(Fail::Nonsense))
+    }
+
+    fn land(&self, brought: Brought) {
+        *self.brought.lock().unwrap_or_else(PoisonError::into_inner) = Some(brought);
+        self.landed.notify_all();
+    }
+}
+
+/// Requests under way, by file and block.
+#[derive(Default)]
+pub(super) struct Fetcher {
+    flights: Mutex<HashMap<(FileId, u64), Arc<Flight>>>,
+}
+
+impl Fetcher {
+    fn flights(&self) -> MutexGuard<'_, HashMap<(FileId, u64), Arc<Flight>>> {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A file as it is asked for.
+#[derive(Clone)]
+pub(super) struct Source {
+    pub(super) file: FileId,
+    pub(super) wanted: FileRef,
+    pub(super) size: u64,
+}
+
+impl Core {
+    /// Has these blocks (in order) on their way. Those that are here already are not asked for if `ahead`.
+    pub(super) fn fetch(&self, source: &Source, blocks: &[u64], ahead: bool) -> Vec<Arc<Flight>> {
+        let block = self.cache.block_size();
+        let mut flights = Vec::new();
+        let mut started: Vec<(Vec<u64>, Arc<Flight>)> = Vec::new();
+        {
+            let mut under_way = self.fetcher.flights();
+            for number in blocks.iter().copied() {
+                if let Some(flight) = under_way.get(&(source.file, number)) {
+                    flights.push(flight.clone());
+                    continue;
+                }
+                if ahead && self.cache.has_block(source.file, number, source.size) {
+                    continue;
+                }
+                let joins = started.last().is_some_and(|(run, _)| {
+                    run.last() == Some(&number.wrapping_sub(1))
+                        && (run.len() as u64) < REQUEST / block.min(REQUEST)
+                });
+                if !joins {
+                    let flight = Arc::new(Flight { brought: Mutex::default(), landed: Condvar::new() });
+                    started.push((Vec::new(), flight.clone()));
+                    flights.push(flight);
+                }
+                if let Some((run, flight)) = started.last_mut() {
+                    run.push(number);
+                    under_way.insert((source.file, number), flight.clone());
+                }
+            }
+        }
+        for (run, flight) in started {
+            self.start(source.clone(), run, flight);
+        }
+        flights
+    }
+
+    fn start(&self, source: Source, run: Vec<u64>, flight: Arc<Flight>) {
+        let Some(core) = self.me.upgrade() else { return flight.land(Err(Fail::Gone)) };
+        self.link.runtime().spawn(async move {
+            let block = core.cache.block_size();
+            let offset = run.first().map_or(0, |first| first * block);
+            let len = (run.len() as u64 * block).min(source.size.saturating_sub(offset));
+            let epoch = core.cache.epoch(source.file);
+            let read = Read {
+                file: source.wanted.clone(),
+                range: Range { offset, len: len as u32 },
+                level: core.link.level(),
+            };
+            let asked = core.link.ask::<ReadCall, _>(read, Bytes::new(), None).await.0;
+            let landing = tokio::task::spawn_blocking(move || {
+                let brought = asked.and_then(|answer| core.take_in(&source, epoch, offset, answer));
+                let mut under_way = core.fetcher.flights();
+                for number in run {
+                    under_way.remove(&(source.file, number));
+                }
+                drop(under_way);
+                flight.land(brought);
+            });
+            drop(landing.await);
+        });
+    }
+
+    /// Content has come: it goes into the cache if the file is still what it was.
+    fn take_in(
+        &self,
+        source: &Source,
+        epoch: Option<u64>,
+        offset: u64,
+        answer: (ReadDone, Bytes),
+    ) -> Brought {
+        let (ReadDone { attr, pages }, packed) = answer;
+        let content = unpack_pages(&pages, &packed, REQUEST as usize * 8).map_err(|_| Fail::Nonsense)?;
+        let epoch = match self.same_content(source, &attr) {
+            true => epoch,
+            false => self.cache.epoch(source.file),
+        };
+        if let Some(epoch) = epoch {
+            let filled = self.cache.fill(source.file, epoch, offset, &content);
+            if let Err(error) = filled {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "the cache did not take what was fetched"
+                );
+            }
+        }
+        Ok((offset, Arc::new(content)))
+    }
+
+    /// Whether the file is what its clean pages are of. If not, those are void, and what is dirty is kept aside.
+    fn same_content(&self, source: &Source, attr: &Attr) -> bool {
+        let Some(record) = self.cache.file(source.file) else { return true };
+        let ours = record.base == attr.version()
+            || (record.dirty && (record.base.mtime == attr.mtime || record.stamp == Some(attr.mtime)));
+        if !ours {
+            self.server_changed(source.file, attr);
+        }
+        ours
+    }
+}

@@ -1,0 +1,338 @@
+//! The way to the server: one connection at a time, made again when it breaks, and calls that outlive it.
+//!
+//! A call waits for a connection as long as the session's patience lasts; then it fails as `Gone`. A call whose connection
+//! broke before the answer is asked again: reads are the same again, and changes are made so that the server (or the
+//! caller, who is told) recognises one that was made before.
+
+use crate::proto::{
+    Attr, Keyed, Op, OpCall, OpDone, Open, OpenCall, Opened, PROTOCOL, SessionKey, code, errno,
+};
+use bytes::Bytes;
+use std::{
+    sync::{
+        Arc, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{
+    runtime::Handle,
+    sync::watch,
+    time::{sleep, timeout},
+};
+use whimbrel_fuse::Errno;
+use whimbrel_wire::{BoxFuture, Call, CallError, ConnectError, Connection, Refusal, Reply, Request};
+
+/// Makes connections to the server.
+pub trait Connector: Send + Sync + 'static {
+    /// One more.
+    fn connect(&self) -> BoxFuture<'_, Result<Connection, ConnectError>>;
+    /// Where to, for people.
+    fn destination(&self) -> String;
+}
+
+/// What a link needs to know.
+#[derive(Debug, Clone)]
+pub struct LinkSettings {
+    /// The directory on the server.
+    pub directory: Vec<u8>,
+    /// How long a call waits for a server that is gone.
+    pub patience: Duration,
+}
+
+/// Pause between attempts, growing from the first to the second.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
+/// A link slower than this is worth the time of packing.
+const SLOW: Duration = Duration::from_millis(4);
+
+/// Why a call brought nothing.
+#[derive(Debug, Clone)]
+pub(super) enum Fail {
+    /// No server within the session's patience.
+    Gone,
+    /// The server refused.
+    Refused(Refusal),
+    /// The answer makes no sense.
+    Nonsense,
+}
+
+impl Fail {
+    pub(super) fn errno(&self) -> Errno {
+        match self {
+            Self::Gone | Self::Nonsense => Errno::EIO,
+            Self::Refused(refusal) => match refusal.code {
+                code::STALE | code::CONFLICT => Errno::ESTALE,
+                _ => errno(refusal).map_or(Errno::EIO, Errno::from_number),
+            },
+        }
+    }
+
+    pub(super) fn is(&self, wanted: whimbrel_wire::Code) -> bool {
+        matches!(self, Self::Refused(refusal) if refusal.code == wanted)
+    }
+}
+
+impl std::fmt::Display for Fail {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Gone => f.write_str("the server is gone"),
+            Self::Refused(refusal) => f.write_str(&refusal.text),
+            Self::Nonsense => f.write_str("the server's answer makes no sense"),
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Up {
+    connection: Connection,
+    key: SessionKey,
+}
+
+/// A session on a connection, and another one whenever that breaks.
+pub(super) struct Link {
+    runtime: Handle,
+    up: watch::Sender<Option<Up>>,
+    patience: RwLock<Duration>,
+    calls: AtomicU64,
+    waited: AtomicU64,
+    broken: AtomicU64,
+}
+
+/// What the first connection brought.
+pub(super) struct Beginning {
+    pub(super) link: Arc<Link>,
+    pub(super) root: Attr,
+    pub(super) read_only: bool,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+}
+
+async fn open(
+    connector: &dyn Connector,
+    settings: &LinkSettings,
+) -> Result<(Connection, Opened), super::session::SessionError> {
+    use super::session::SessionError as E;
+    let connection = connector
+        .connect()
+        .await
+        .map_err(|source| E::Connect { to: connector.destination(), source: Box::new(source) })?;
+    let wanted = Open { protocol: PROTOCOL, directory: settings.directory.clone() };
+    let opened = connection.request::<OpenCall>(&wanted, Bytes::new()).await;
+    let (opened, _) = opened.map_err(|source| E::Open { to: connector.destination(), source })?;
+    Ok((connection, opened))
+}
+
+impl Link {
+    /// Connects; from then on the link mends itself until it is dropped.
+    pub(super) async fn begin(
+        connector: Arc<dyn Connector>,
+        settings: LinkSettings,
+    ) -> Result<Beginning, super::session::SessionError> {
+        let (connection, opened) = open(&*connector, &settings).await?;
+        let up = Up { connection, key: opened.key };
+        let link = Arc::new(Self {
+            runtime: Handle::current(),
+            up: watch::Sender::new(Some(up)),
+            patience: RwLock::new(settings.patience),
+            calls: AtomicU64::new(0),
+            waited: AtomicU64::new(0),
+            broken: AtomicU64::new(0),
+        });
+        let weak = Arc::downgrade(&link);
+        tokio::spawn(async move {
+            while let Some(link) = weak.upgrade() {
+                let up = link.up.borrow().clone();
+                drop(link);
+                if let Some(up) = up {
+                    up.connection.closed().await;
+                }
+                let Some(link) = weak.upgrade() else { return };
+                link.up.send_replace(None);
+                link.broken.fetch_add(1, Ordering::Relaxed);
+                drop(link);
+                let mut pause = PAUSE.0;
+                loop {
+                    match open(&*connector, &settings).await {
+                        Ok((connection, opened)) => {
+                            let Some(link) = weak.upgrade() else { return };
+                            tracing::info!(to = connector.destination(), "the server is there again");
+                            link.up.send_replace(Some(Up { connection, key: opened.key }));
+                            break;
+                        }
+                        Err(error) => tracing::debug!(%error, "the server is not there yet"),
+                    }
+                    if weak.strong_count() == 0 {
+                        return;
+                    }
+                    sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE.1);
+                }
+            }
+        });
+        let Opened { root, read_only, uid, gid, .. } = opened;
+        Ok(Beginning { link, root, read_only, uid, gid })
+    }
+
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.up.borrow().is_some()
+    }
+
+    pub(super) fn set_patience(&self, patience: Duration) {
+        *self.patience.write().unwrap_or_else(std::sync::PoisonError::into_inner) = patience;
+    }
+
+    fn patience(&self) -> Duration {
+        *self.patience.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// How often it broke; calls; mean microseconds of a call.
+    pub(super) fn counters(&self) -> (u64, u64, u64) {
+        let calls = self.calls.load(Ordering::Relaxed);
+        let mean = self.waited.load(Ordering::Relaxed).checked_div(calls).unwrap_or(0);
+        (self.broken.load(Ordering::Relaxed), calls, mean)
+    }
+
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        self.up.borrow().as_ref().and_then(|up| up.connection.round_trip())
+    }
+
+    /// Bytes sent and received on the connection there is.
+    pub(super) fn traffic(&self) -> (u64, u64) {
+        let traffic = self.up.borrow().as_ref().map(|up| up.connection.traffic());
+        traffic.map_or((0, 0), |traffic| (traffic.sent, traffic.received))
+    }
+
+    /// How hard content should be packed on this link.
+    pub(super) fn level(&self) -> Option<i8> {
+        self.round_trip().filter(|time| *time >= SLOW).map(|_| 2)
+    }
+
+    async fn current(&self, deadline: Instant) -> Result<Up, Fail> {
+        let mut watch = self.up.subscribe();
+        let left = deadline.saturating_duration_since(Instant::now());
+        let found = timeout(left, watch.wait_for(Option::is_some)).await;
+        let found = found.map_err(|_| Fail::Gone)?.map_err(|_| Fail::Gone)?;
+        found.clone().ok_or(Fail::Gone)
+    }
+
+    /// Asks. Says also whether it had to be asked again, so that a change may have been made before.
+    pub(super) async fn ask<C, B>(
+        &self,
+        body: B,
+        payload: Bytes,
+        stream: Option<u16>,
+    ) -> (Result<(C::Reply, Bytes), Fail>, bool)
+    where
+        B: Clone,
+        C: Call<Header = Keyed<B>>,
+    {
+        let deadline = Instant::now() + self.patience();
+        let mut again = false;
+        loop {
+            let up = match self.current(deadline).await {
+                Ok(up) => up,
+                Err(fail) => return (Err(fail), again),
+            };
+            let began = Instant::now();
+            let asked = ask_once::<C, B>(&up, body.clone(), payload.clone(), stream).await;
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            self.waited.fetch_add(began.elapsed().as_micros() as u64, Ordering::Relaxed);
+            match asked {
+                Ok(answer) => return (Ok(answer), again),
+                Err(CallError::Closed { .. }) => {
+                    again = true;
+                    self.lost(&up);
+                }
+                // A server that was started anew, or that forgot us: the supervisor begins a new session.
+                Err(CallError::Refused { source }) if source.code == code::KEY => {
+                    up.connection.close();
+                    self.lost(&up);
+                }
+                Err(CallError::Refused { source }) => return (Err(Fail::Refused(source)), again),
+                Err(_) => return (Err(Fail::Nonsense), again),
+            }
+        }
+    }
+
+    /// Asks for changes on one ordered stream, all before the first answer is waited for. Those whose connection broke
+    /// before their answer have none.
+    pub(super) async fn ask_in_order(&self, ops: &[(u64, Op)]) -> Vec<Option<Result<OpDone, Fail>>> {
+        let up = match self.current(Instant::now() + self.patience()).await {
+            Ok(up) => up,
+            Err(fail) => return ops.iter().map(|_| Some(Err(fail.clone()))).collect(),
+        };
+        let mut pending = Vec::with_capacity(ops.len());
+        for (_, op) in ops {
+            let request = Request::of::<OpCall>(&Keyed { key: up.key, body: op.clone() }, Bytes::new());
+            let started = match request {
+                Ok(request) => up.connection.start(request.ordered(0)).await,
+                Err(error) => Err(error),
+            };
+            pending.push(started);
+        }
+        let mut answers = Vec::with_capacity(ops.len());
+        for started in pending {
+            let reply = match started {
+                Ok(pending) => pending.await,
+                Err(error) => Err(error),
+            };
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            answers.push(match reply.and_then(|reply| reply.decode::<OpCall>()) {
+                Ok(done) => Some(Ok(done)),
+                Err(CallError::Closed { .. }) => {
+                    self.lost(&up);
+                    None
+                }
+                Err(CallError::Refused { source }) if source.code == code::KEY => {
+                    up.connection.close();
+                    self.lost(&up);
+                    None
+                }
+                Err(CallError::Refused { source }) => Some(Err(Fail::Refused(source))),
+                Err(_) => Some(Err(Fail::Nonsense)),
+            });
+        }
+        answers
+    }
+
+    /// That connection is of no use any more.
+    fn lost(&self, up: &Up) {
+        self.up.send_if_modified(|current| {
+            let same = current.as_ref().is_some_and(|current| current.key.matches(&up.key));
+            if same {
+                *current = None;
+            }
+            same
+        });
+    }
+
+    /// [`Link::ask`] for plain threads.
+    pub(super) fn call<C, B>(&self, body: B) -> Result<(C::Reply, Bytes), Fail>
+    where
+        B: Clone,
+        C: Call<Header = Keyed<B>>,
+    {
+        self.runtime.block_on(self.ask::<C, B>(body, Bytes::new(), None)).0
+    }
+}
+
+async fn ask_once<C, B>(
+    up: &Up,
+    body: B,
+    payload: Bytes,
+    stream: Option<u16>,
+) -> Result<(C::Reply, Bytes), CallError>
+where
+    C: Call<Header = Keyed<B>>,
+{
+    let mut request = Request::of::<C>(&Keyed { key: up.key, body }, payload)?;
+    if let Some(stream) = stream {
+        request = request.ordered(stream);
+    }
+    let reply: Reply = up.connection.call(request).await?;
+    Ok((reply.decode::<C>()?, reply.payload))
+}

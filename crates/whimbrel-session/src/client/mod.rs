@@ -1,0 +1,28 @@
+//! The client: a server's directory as files and directories of this host.
+//!
+//! `link` keeps a connection and asks; `nodes` are the inodes; `names` and `content` are what programs do to them;
+//! `fetch` and `readahead` bring content, `writeback` takes it back; `face` is what the kernel sees, `control` what
+//! `whimbrel session` talks to.
+//!
+//! Methods block the calling thread. What the server has to be asked for is asked for while others go on.
+
+mod content;
+mod control;
+mod face;
+mod fetch;
+mod keep;
+mod link;
+mod names;
+mod nodes;
+mod policy;
+mod readahead;
+mod session;
+mod writeback;
+
+pub use control::{
+    Control, ControlError, Request as ControlRequest, Response as ControlResponse, ask, sockets,
+};
+pub use face::Face;
+pub use link::{Connector, LinkSettings};
+pub use policy::{Glob, Policy, Rule, Settings};
+pub use session::{Event, Session, SessionError, SessionOptions, SessionStatus};

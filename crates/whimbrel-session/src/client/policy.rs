@@ -1,0 +1,208 @@
+//! What is done with which file: patterns and rules, changed while the session runs. Pure.
+
+use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr, time::Duration};
+
+/// When a write reaches the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    /// Nothing is written.
+    None,
+    /// Before the file is closed, and durably before a sync returns.
+    Through,
+    /// Later. A sync makes it durable here.
+    Back,
+}
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" | "read-only" => Ok(Self::None),
+            "through" | "write-through" => Ok(Self::Through),
+            "back" | "write-back" => Ok(Self::Back),
+            other => Err(format!("{other:?} is no policy: none, through or back")),
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Through => "through",
+            Self::Back => "back",
+        })
+    }
+}
+
+/// A pattern for paths: `*` is any bytes, `?` is one. Without a slash it is compared with the last name only.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Glob(String);
+
+impl Glob {
+    /// The pattern of this text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// Whether `path` is meant.
+    pub fn matches(&self, path: &[u8]) -> bool {
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+        let subject = if self.0.contains('/') { path } else { name };
+        matches(self.0.trim_start_matches('/').as_bytes(), subject)
+    }
+}
+
+impl fmt::Display for Glob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Compares with one point to come back to, so a hostile pattern costs no more than the product of the lengths.
+fn matches(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t, mut back) = (0, 0, None);
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                back = Some((p, t));
+                p += 1;
+            }
+            Some(byte) if *byte == b'?' || *byte == text[t] => {
+                p += 1;
+                t += 1;
+            }
+            _ => match back {
+                Some((star, from)) => {
+                    back = Some((star, from + 1));
+                    (p, t) = (star + 1, from + 1);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|byte| *byte == b'*')
+}
+
+/// Files of a pattern have a policy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rule {
+    /// Which files.
+    pub files: Glob,
+    /// What for them.
+    pub policy: Policy,
+}
+
+/// What can be changed while a session runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// For files that no rule is about.
+    pub policy: Policy,
+    /// The last that matches counts.
+    pub rules: Vec<Rule>,
+    /// Seconds for which names and attributes are believed; none is for the whole session.
+    pub fresh: Option<u64>,
+    /// Seconds after which what was written is written back; none is only when told.
+    pub delay: Option<u64>,
+    /// Seconds that calls wait for a server that is gone.
+    pub patience: u64,
+    /// Files that are fetched whole when they are first opened.
+    pub whole: Vec<Glob>,
+    /// Files that go around the kernel's page cache.
+    pub direct: Vec<Glob>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let globs = |texts: &[&str]| texts.iter().map(|text| Glob::new(*text)).collect();
+        Self {
+            policy: Policy::Through,
+            rules: Vec::new(),
+            fresh: Some(30),
+            delay: Some(5),
+            patience: 60,
+            whole: globs(&["*.vmss", "*.mem", "*.memory"]),
+            direct: globs(&["*.img", "*.raw", "*.qcow2", "*.vmdk", "*.vdi", "*.vhd", "*.vhdx"]),
+        }
+    }
+}
+
+impl Settings {
+    /// What holds for a path.
+    pub fn policy_of(&self, path: &[u8]) -> Policy {
+        let rule = self.rules.iter().rev().find(|rule| rule.files.matches(path));
+        rule.map_or(self.policy, |rule| rule.policy)
+    }
+
+    /// How long names and attributes are believed.
+    pub fn ttl(&self) -> Duration {
+        // The kernel keeps seconds in 64 bits and adds: a year is for ever enough.
+        Duration::from_secs(self.fresh.unwrap_or(365 * 24 * 3600))
+    }
+
+    /// Sets one thing by its name, as `whimbrel session set` does.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let seconds =
+            |value: &str| value.parse::<u64>().map_err(|_| format!("{value:?} is no number of seconds"));
+        let maybe = |value: &str| {
+            if value == "never" || value == "session" { Ok(None) } else { seconds(value).map(Some) }
+        };
+        let globs = |value: &str| value.split(',').filter(|text| !text.is_empty()).map(Glob::new).collect();
+        match name {
+            "write" => self.policy = value.parse()?,
+            "fresh" => self.fresh = maybe(value)?,
+            "delay" => self.delay = maybe(value)?,
+            "patience" => self.patience = seconds(value)?,
+            "whole" => self.whole = globs(value),
+            "direct" => self.direct = globs(value),
+            pattern => {
+                // Anything else is files: `'*.tmp'=back`, and `default` takes the rule away.
+                self.rules.retain(|rule| rule.files.0 != pattern);
+                if value != "default" {
+                    self.rules.push(Rule { files: Glob::new(pattern), policy: value.parse()? });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_last_rule_that_matches_counts() {
+        let mut settings = Settings::default();
+        settings.set("*.tmp", "back").unwrap();
+        settings.set("keep/*", "none").unwrap();
+        assert_eq!(settings.policy_of(b"a/b.tmp"), Policy::Back);
+        assert_eq!(settings.policy_of(b"keep/b.tmp"), Policy::None);
+        assert_eq!(settings.policy_of(b"a/b"), Policy::Through);
+        settings.set("keep/*", "default").unwrap();
+        assert_eq!(settings.policy_of(b"keep/b.tmp"), Policy::Back);
+        assert!(settings.set("write", "sometimes").is_err() && settings.set("delay", "soon").is_err());
+    }
+
+    fn by_definition(pattern: &[u8], text: &[u8]) -> bool {
+        match pattern.split_first() {
+            None => text.is_empty(),
+            Some((b'*', rest)) => (0..=text.len()).any(|at| by_definition(rest, &text[at..])),
+            Some((byte, rest)) => text
+                .split_first()
+                .is_some_and(|(first, more)| (*byte == b'?' || byte == first) && by_definition(rest, more)),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn matching_is_as_defined(pattern in "[ab*?]{0,9}", text in "[ab]{0,10}") {
+            prop_assert_eq!(Glob::new(pattern.clone()).matches(text.as_bytes()), by_definition(pattern.as_bytes(), text.as_bytes()));
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! What will be read next, judged by what was read. Pure: block numbers in, block numbers out.
+//!
+//! One reader is one open file. Blocks one after the other are a sequence, and the window ahead doubles as long as it
+//! lasts; blocks at an equal distance are a stride; anything else is random, and nothing is fetched that was not asked
+//! for.
+
+use std::ops::Range;
+
+/// Window of a sequence that just began.
+const FIRST: u64 = 4;
+/// Strides fetched ahead.
+const STRIDES: u64 = 8;
+
+/// How a file is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Reader {
+    most: u64,
+    last: Option<u64>,
+    step: i64,
+    /// How often the step was the same.
+    steady: u32,
+    window: u64,
+    /// Up to here a sequence has been asked for.
+    ahead: u64,
+}
+
+impl Reader {
+    /// A reader that looks at most `most` blocks ahead.
+    pub(super) fn new(most: u64) -> Self {
+        Self { most: most.max(1), last: None, step: 0, steady: 0, window: FIRST, ahead: 0 }
+    }
+
+    /// Blocks `first..=last` are read, of `total`: what to fetch beside them.
+    pub(super) fn read(&mut self, first: u64, last: u64, total: u64) -> Vec<Range<u64>> {
+        let before = self.last.replace(last);
+        let step = match before {
+            Some(before) => first as i64 - before as i64,
+            // A file that is read from its begin is likely read on.
+            None if first == 0 => 1,
+            None => 0,
+        };
+        if step == 0 && before == Some(first) {
+            // The same block again says nothing new.
+            return Vec::new();
+        }
+        self.steady = if step == self.step || before.is_none() { self.steady.saturating_add(1) } else { 0 };
+        self.step = step;
+        match step {
+            1 => self.sequence(last, total),
+            _ if self.steady >= 2 => self.strides(first, last, total),
+            _ => {
+                self.window = FIRST;
+                self.ahead = 0;
+                Vec::new()
+            }
+        }
+    }
+
+    fn sequence(&mut self, last: u64, total: u64) -> Vec<Range<u64>> {
+        let from = self.ahead.max(last + 1);
+        // Asked for again when half of the window is used up, in one large piece.
+        if from > last + 1 + self.window / 2 {
+            return Vec::new();
+        }
+        let to = (last + 1 + self.window).min(total);
+        self.window = (self.window * 2).min(self.most);
+        self.ahead = to.max(from);
+        if from < to { vec![from..to] } else { Vec::new() }
+    }
+
+    fn strides(&self, first: u64, last: u64, total: u64) -> Vec<Range<u64>> {
+        let len = last - first + 1;
+        let ahead = (1..=STRIDES.min(self.most)).filter_map(|number| {
+            // The step is from the end of one read to the begin of the next.
+            let distance = (self.step + len as i64 - 1).checked_mul(number as i64)?;
+            let start = first.checked_add_signed(distance)?;
+            (start < total).then(|| start..(start + len).min(total))
+        });
+        ahead.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(reader: &mut Reader, blocks: impl IntoIterator<Item = u64>) -> Vec<Range<u64>> {
+        blocks.into_iter().flat_map(|block| reader.read(block, block, 10_000)).collect()
+    }
+
+    #[test]
+    fn a_sequence_is_fetched_once_and_ever_further_ahead() {
+        let fetched = all(&mut Reader::new(64), 0..500);
+        assert!(fetched.windows(2).all(|pair| pair[0].end == pair[1].start), "no gaps, nothing twice");
+        assert!(fetched.iter().all(|range| range.end - range.start <= 64));
+        assert!(fetched.last().unwrap().end >= 500 + 32, "the window has grown");
+        assert!(fetched.len() < 40, "in large pieces: {}", fetched.len());
+    }
+
+    #[test]
+    fn a_stride_is_seen_in_both_directions() {
+        for blocks in [vec![100, 110, 120, 130], vec![500, 490, 480, 470]] {
+            let step = blocks[1] as i64 - blocks[0] as i64;
+            let last = *blocks.last().unwrap();
+            let fetched = all(&mut Reader::new(64), blocks);
+            let next = last.checked_add_signed(step).unwrap();
+            assert!(fetched.contains(&(next..next + 1)), "{fetched:?}");
+        }
+    }
+
+    #[test]
+    fn random_reads_fetch_nothing_else() {
+        let blocks = (1..200u64).map(|number| number * 7919 % 9973);
+        let fetched: u64 =
+            all(&mut Reader::new(64), blocks).iter().map(|range| range.end - range.start).sum();
+        assert!(fetched < 30, "{fetched}");
+    }
+
+    #[test]
+    fn nothing_past_the_end_is_fetched() {
+        let mut reader = Reader::new(64);
+        let fetched: Vec<_> = (0..10).flat_map(|block| reader.read(block, block, 10)).collect();
+        assert!(fetched.iter().all(|range| range.end <= 10 && range.start < range.end));
+    }
+}

@@ -1,0 +1,384 @@
+//! A session: everything of one mount but the mount.
+
+use super::{
+    fetch::Fetcher,
+    link::{Beginning, Connector, Fail, Link, LinkSettings},
+    nodes::Nodes,
+    policy::{Policy, Settings},
+    writeback::WriteBack,
+};
+use crate::{
+    cache::{Cache, CacheError, FileId, Folder, Geometry},
+    proto::{Ident, RelPath, Time},
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak},
+    time::Duration,
+};
+use whimbrel_fuse::{Errno, Notifier};
+use whimbrel_wire::{CallError, ConnectError};
+
+/// Events kept.
+const EVENTS: usize = 1000;
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The server cannot be reached.
+    #[error("cannot reach {to}")]
+    Connect {
+        /// Where to.
+        to: String,
+        /// Why.
+        #[source]
+        source: Box<ConnectError>,
+    },
+    /// The server lets nobody have that directory, or not us.
+    #[error("{to} opens no session")]
+    Open {
+        /// Where to.
+        to: String,
+        /// Why.
+        #[source]
+        source: CallError,
+    },
+    /// The cache cannot be used.
+    #[error("cannot use the cache in {}", dir.display())]
+    Cache {
+        /// Its folder.
+        dir: PathBuf,
+        /// Why.
+        #[source]
+        source: CacheError,
+    },
+    /// The folder of the cache cannot be used.
+    #[error("cannot use the folder {}", dir.display())]
+    Folder {
+        /// The folder.
+        dir: PathBuf,
+        /// Why; `WouldBlock` if another session has it.
+        #[source]
+        source: io::Error,
+    },
+    /// Blocks of that size, or so few of them, cannot be.
+    #[error("a cache of {capacity} bytes in blocks of {block} cannot be made")]
+    Shape {
+        /// Bytes of a block.
+        block: u64,
+        /// Bytes in all.
+        capacity: u64,
+    },
+}
+
+/// How a session is made.
+#[derive(Debug, Clone)]
+pub struct SessionOptions {
+    /// The directory on the server.
+    pub directory: Vec<u8>,
+    /// Where the cache is.
+    pub cache: PathBuf,
+    /// Bytes it may hold.
+    pub capacity: u64,
+    /// Bytes of a block.
+    pub block: u64,
+    /// What can be changed later.
+    pub settings: Settings,
+    /// Who on this side is seen as owner of what the server's user owns; none: numbers are the same on both sides.
+    pub owner: Option<(u32, u32)>,
+}
+
+impl SessionOptions {
+    /// The usual ones: 8 GiB in blocks of 64 KiB, this process's user as owner.
+    pub fn new(directory: impl Into<Vec<u8>>, cache: PathBuf) -> Self {
+        let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let settings = Settings::default();
+        Self {
+            directory: directory.into(),
+            cache,
+            capacity: 8 << 30,
+            block: 64 << 10,
+            settings,
+            owner: Some(owner),
+        }
+    }
+}
+
+/// Something worth knowing that no call could say.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// Seconds since 1970.
+    pub at: i64,
+    /// What happened.
+    pub text: String,
+}
+
+/// What `whimbrel session show` shows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SessionStatus {
+    /// Where the server is.
+    pub server: String,
+    /// The directory there.
+    pub directory: String,
+    /// Whether it answers.
+    pub connected: bool,
+    /// Round trip in milliseconds.
+    pub round_trip_ms: Option<f64>,
+    /// Mean time of a call in milliseconds.
+    pub call_ms: f64,
+    /// Calls so far.
+    pub calls: u64,
+    /// How often the connection broke.
+    pub broken: u64,
+    /// Bytes sent on the connection there is.
+    pub sent: u64,
+    /// Bytes received on it.
+    pub received: u64,
+    /// Reads answered from the cache, of all.
+    pub hit_ratio: Option<f64>,
+    /// Bytes the cache may hold.
+    pub capacity: u64,
+    /// Bytes of frames in use.
+    pub used: u64,
+    /// Bytes the server lacks.
+    pub dirty: u64,
+    /// Files the server lacks something of.
+    pub dirty_files: u64,
+    /// Changes of names the server has yet to make.
+    pub queued: u64,
+    /// Damaged pages that were fetched again.
+    pub damaged: u64,
+    /// Settings.
+    pub settings: Settings,
+    /// The latest events.
+    pub events: Vec<Event>,
+}
+
+/// A session. Clones are one session.
+#[derive(Clone)]
+pub struct Session {
+    pub(super) core: Arc<Core>,
+}
+
+pub(super) struct Core {
+    pub(super) me: Weak<Core>,
+    pub(super) to: String,
+    pub(super) options: SessionOptions,
+    pub(super) link: Arc<Link>,
+    pub(super) cache: Cache,
+    pub(super) nodes: Mutex<Nodes>,
+    pub(super) known_files: Mutex<HashMap<Ident, FileId>>,
+    pub(super) fetcher: Fetcher,
+    pub(super) writeback: WriteBack,
+    pub(super) settings: RwLock<Settings>,
+    pub(super) events: Mutex<VecDeque<Event>>,
+    pub(super) notifier: OnceLock<Notifier>,
+    pub(super) read_only: bool,
+    pub(super) server_ids: (u32, u32),
+    pub(super) reads: [std::sync::atomic::AtomicU64; 2],
+    clock: Mutex<Time>,
+}
+
+impl Session {
+    /// Connects, opens the cache, and writes back what an earlier session left in it. Must be called inside a runtime,
+    /// which then carries the session's connections.
+    pub async fn begin(connector: Arc<dyn Connector>, options: SessionOptions) -> Result<Self, SessionError> {
+        let to = connector.destination();
+        let patience = Duration::from_secs(options.settings.patience);
+        let settings = LinkSettings { directory: options.directory.clone(), patience };
+        let beginning = Link::begin(connector, settings).await?;
+        let session = tokio::task::spawn_blocking(move || Self::on(beginning, to, options)).await;
+        session
+            .map_err(|error| SessionError::Folder { dir: PathBuf::new(), source: io::Error::other(error) })?
+    }
+
+    fn on(beginning: Beginning, to: String, options: SessionOptions) -> Result<Self, SessionError> {
+        let dir = options.cache.clone();
+        let geometry = Geometry::new(options.block, options.capacity);
+        let geometry =
+            geometry.ok_or(SessionError::Shape { block: options.block, capacity: options.capacity })?;
+        let folder =
+            Folder::open(&dir).map_err(|source| SessionError::Folder { dir: dir.clone(), source })?;
+        let opened = Cache::open(Box::new(folder), geometry);
+        let (cache, recovered) = opened.map_err(|source| SessionError::Cache { dir, source })?;
+        let known =
+            cache.files().into_iter().filter_map(|(file, record)| Some((record.ident?, file))).collect();
+        let Beginning { link, root, read_only, uid, gid } = beginning;
+        let core = Arc::new_cyclic(|me| Core {
+            me: me.clone(),
+            to,
+            link,
+            nodes: Mutex::new(Nodes::new(root)),
+            known_files: Mutex::new(known),
+            fetcher: Fetcher::default(),
+            writeback: WriteBack::default(),
+            settings: RwLock::new(options.settings.clone()),
+            options,
+            cache,
+            events: Mutex::default(),
+            notifier: OnceLock::new(),
+            read_only,
+            server_ids: (uid, gid),
+            reads: Default::default(),
+            clock: Mutex::default(),
+        });
+        for lost in &recovered.lost {
+            core.event(format!(
+                "{}: {} pages from byte {} that were written and not synced did not survive the crash",
+                lost.path, lost.pages, lost.offset
+            ));
+        }
+        core.take_up(&recovered);
+        WriteBack::start(&core);
+        Ok(Self { core })
+    }
+
+    /// Changes a setting by its name.
+    pub fn set(&self, name: &str, value: &str) -> Result<(), String> {
+        {
+            let mut settings = self.core.settings.write().unwrap_or_else(PoisonError::into_inner);
+            settings.set(name, value)?;
+            self.core.link.set_patience(Duration::from_secs(settings.patience));
+        }
+        self.core.writeback.wake();
+        Ok(())
+    }
+
+    /// Writes everything back, durably. Says what the server would not take.
+    pub fn flush(&self) -> Result<(), Errno> {
+        self.core.flush_all(true)
+    }
+
+    /// Forgets what is believed and clean, so that the server is asked again for everything.
+    pub fn invalidate(&self) -> Result<(), Errno> {
+        self.core.invalidate()
+    }
+
+    /// Ends it: writes everything back and closes the cache in order. What cannot be written back stays in the cache, and
+    /// is said.
+    pub fn end(&self) -> Result<(), Errno> {
+        let flushed = self.core.flush_all(true);
+        let ended = self.core.cache.end().map_err(errno_of);
+        self.core.writeback.stop();
+        flushed.and(ended)
+    }
+
+    /// Ends it as the death of the process would: nothing is written back, nothing is said to anybody.
+    pub fn abandon(self) {
+        self.core.writeback.stop();
+        self.core.link.set_patience(Duration::ZERO);
+    }
+
+    /// What is to be known of it.
+    pub fn status(&self) -> SessionStatus {
+        self.core.status()
+    }
+
+    /// The kernel's ear, once it is mounted.
+    pub fn mounted(&self, notifier: Notifier) {
+        // A second mount of one session does not happen.
+        let _ = self.core.notifier.set(notifier);
+    }
+
+    /// Whether the server exports for reading only, or the session may write nothing.
+    pub fn is_read_only(&self) -> bool {
+        self.core.read_only
+            || self.core.settings().policy == Policy::None && self.core.settings().rules.is_empty()
+    }
+}
+
+/// What a program gets for an error of the cache.
+pub(super) fn errno_of(error: CacheError) -> Errno {
+    tracing::warn!(error = &error as &dyn std::error::Error, "the cache");
+    match error {
+        CacheError::Full => Errno::ENOSPC,
+        CacheError::Io { source, .. } => Errno::from(source),
+        CacheError::Unknown => Errno::ESTALE,
+        CacheError::Latched { .. } | CacheError::Damaged { .. } => Errno::EIO,
+    }
+}
+
+pub(super) fn errno_of_fail(fail: Fail) -> Errno {
+    fail.errno()
+}
+
+impl Core {
+    pub(super) fn nodes(&self) -> MutexGuard<'_, Nodes> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn settings(&self) -> Settings {
+        self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn policy_of(&self, path: &RelPath) -> Policy {
+        if self.read_only {
+            return Policy::None;
+        }
+        self.settings.read().unwrap_or_else(PoisonError::into_inner).policy_of(path.as_bytes())
+    }
+
+    /// How long what the server said is believed. While it has yet to make changes of ours, what it would say is not the
+    /// truth here, and what is known is believed on.
+    pub(super) fn ttl(&self) -> Duration {
+        if self.writeback.queued() > 0 || !self.link.is_up() {
+            return Duration::MAX;
+        }
+        self.settings.read().unwrap_or_else(PoisonError::into_inner).ttl()
+    }
+
+    pub(super) fn event(&self, text: String) {
+        tracing::warn!("{text}");
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        events.push_back(Event { at: Time::now().seconds, text });
+        if events.len() > EVENTS {
+            events.pop_front();
+        }
+    }
+
+    /// This moment, later than every one before: by it a change of ours is told from all others.
+    pub(super) fn stamp(&self) -> Time {
+        let mut last = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = Time::now();
+        if now <= *last {
+            now = *last;
+            now.nanos += 1;
+            if now.nanos >= 1_000_000_000 {
+                now = Time { seconds: now.seconds + 1, nanos: 0 };
+            }
+        }
+        *last = now;
+        now
+    }
+
+    fn status(&self) -> SessionStatus {
+        use std::sync::atomic::Ordering::Relaxed;
+        let (broken, calls, mean) = self.link.counters();
+        let (sent, received) = self.link.traffic();
+        let (hits, all) = (self.reads[0].load(Relaxed), self.reads[1].load(Relaxed));
+        let stats = self.cache.stats();
+        SessionStatus {
+            server: self.to.clone(),
+            directory: self.options.directory.escape_ascii().to_string(),
+            connected: self.link.is_up(),
+            round_trip_ms: self.link.round_trip().map(|time| time.as_secs_f64() * 1e3),
+            call_ms: mean as f64 / 1e3,
+            calls,
+            broken,
+            sent,
+            received,
+            hit_ratio: (all > 0).then(|| hits as f64 / all as f64),
+            capacity: stats.capacity,
+            used: stats.used,
+            dirty: stats.dirty,
+            dirty_files: self.cache.dirty_files().len() as u64,
+            queued: self.writeback.queued(),
+            damaged: stats.damaged,
+            settings: self.settings(),
+            events: self.events.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect(),
+        }
+    }
+}

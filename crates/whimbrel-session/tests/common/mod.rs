@@ -1,0 +1,185 @@
+//! A server and a session in one process, with a wire between them that can be cut, and a mount.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses some of it")]
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use whimbrel_fuse::{MountOptions, Mounted};
+use whimbrel_session::{
+    client::{Connector, Face, Session, SessionError, SessionOptions},
+    server::{Export, Limits, Server},
+};
+use whimbrel_wire::{BoxFuture, ConnectError, Connection, Endpoint, PeerIdentity, Rights, Stage, connect_io};
+
+/// Connects to a server in this process.
+pub struct InProcess {
+    server: Mutex<Server>,
+    living: Mutex<Vec<Connection>>,
+    down: AtomicBool,
+}
+
+impl InProcess {
+    pub fn new(server: Server) -> Arc<Self> {
+        Arc::new(Self { server: Mutex::new(server), living: Mutex::default(), down: AtomicBool::new(false) })
+    }
+
+    /// Ends every connection; while `down` no other comes about.
+    pub fn cut(&self, down: bool) {
+        self.down.store(down, Ordering::SeqCst);
+        for connection in self.living.lock().unwrap().drain(..) {
+            connection.close();
+        }
+    }
+
+    pub fn mend(&self) {
+        self.down.store(false, Ordering::SeqCst);
+    }
+
+    /// Another server process, which knows nothing of the last.
+    pub fn restart(&self, server: Server) {
+        *self.server.lock().unwrap() = server;
+        self.cut(false);
+    }
+}
+
+fn endpoint(name: &str, service: impl whimbrel_wire::Service) -> Endpoint {
+    Endpoint::new(name.parse().unwrap(), service)
+}
+
+/// A connection to a server in this process.
+pub async fn connect(server: Server) -> Result<(Connection, Connection), ConnectError> {
+    let (near, far) = tokio::io::duplex(4 << 20);
+    let (near_read, near_write) = tokio::io::split(near);
+    let (far_read, far_write) = tokio::io::split(far);
+    let (client, server_end) = (endpoint("client", ()), endpoint("server", server));
+    let serving = connect_io(far_read, far_write, PeerIdentity::Stdio, Rights::all(), &server_end);
+    let calling = connect_io(near_read, near_write, PeerIdentity::Stdio, Rights::all(), &client);
+    let (serving, calling) = tokio::join!(serving, calling);
+    Ok((calling?, serving?))
+}
+
+impl Connector for InProcess {
+    fn connect(&self) -> BoxFuture<'_, Result<Connection, ConnectError>> {
+        Box::pin(async move {
+            if self.down.load(Ordering::SeqCst) {
+                let source = std::io::ErrorKind::ConnectionRefused.into();
+                return Err(ConnectError::Io { stage: Stage::Dial, source });
+            }
+            let server = self.server.lock().unwrap().clone();
+            let (calling, serving) = connect(server).await?;
+            self.living.lock().unwrap().push(serving);
+            Ok(calling)
+        })
+    }
+
+    fn destination(&self) -> String {
+        "here".to_owned()
+    }
+}
+
+/// A server's directory, a session on it, and where it is mounted.
+pub struct World {
+    pub session: Option<Session>,
+    pub mounted: Option<Mounted>,
+    pub wire: Arc<InProcess>,
+    pub options: SessionOptions,
+    pub runtime: Arc<Runtime>,
+    pub dir: TempDir,
+}
+
+pub fn server_of(dir: &Path) -> Server {
+    Server::new(vec![Export::new(dir).unwrap()], false, Limits::default())
+}
+
+impl World {
+    /// `change` may set what the session begins with; `fill` makes what is on the server.
+    pub fn new(change: impl FnOnce(&mut SessionOptions), fill: impl FnOnce(&Path)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["server", "mount"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        fill(&dir.path().join("server"));
+        let runtime = Arc::new(
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap(),
+        );
+        let wire = InProcess::new(server_of(&dir.path().join("server")));
+        let exported = dir.path().join("server").canonicalize().unwrap();
+        let mut options =
+            SessionOptions::new(exported.into_os_string().into_encoded_bytes(), dir.path().join("cache"));
+        options.capacity = 64 << 20;
+        options.settings.patience = 5;
+        change(&mut options);
+        let mut world = Self { session: None, mounted: None, wire, options, runtime, dir };
+        world.begin();
+        world
+    }
+
+    pub fn begin(&mut self) {
+        // The last session's threads hold the cache until they have noticed that it is over.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let session = loop {
+            match self.runtime.block_on(Session::begin(self.wire.clone(), self.options.clone())) {
+                Err(SessionError::Folder { .. }) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                begun => break begun.unwrap(),
+            }
+        };
+        let options = MountOptions::new("test", "whimbrel");
+        let mounted = Mounted::new(Face::new(&session), &self.mount(), &options).unwrap();
+        session.mounted(mounted.notifier().unwrap());
+        self.session = Some(session);
+        self.mounted = Some(mounted);
+    }
+
+    /// Ends in order.
+    pub fn end(&mut self) {
+        let session = self.session.take().unwrap();
+        session.end().unwrap();
+        self.mounted.take();
+        drop(session);
+    }
+
+    /// Ends as a killed process does: what was in memory is gone.
+    pub fn crash(&mut self) {
+        self.wire.cut(true);
+        self.session.take().unwrap().abandon();
+        self.mounted.take();
+        self.wire.mend();
+    }
+
+    pub fn session(&self) -> &Session {
+        self.session.as_ref().unwrap()
+    }
+
+    pub fn server(&self) -> PathBuf {
+        self.dir.path().join("server")
+    }
+
+    pub fn mount(&self) -> PathBuf {
+        self.dir.path().join("mount")
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.mounted.take();
+        self.session.take();
+    }
+}
+
+/// Waits until something is so.
+pub fn until(what: &str, is: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

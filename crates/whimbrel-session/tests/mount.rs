@@ -1,0 +1,320 @@
+//! Programs on a mount: what they see, what the server has, and when.
+
+mod common;
+
+use common::{World, until};
+use std::{
+    ffi::OsStr,
+    fs::{self, File, OpenOptions},
+    io::{Read, Seek, SeekFrom, Write},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileExt, MetadataExt, PermissionsExt, symlink},
+    },
+};
+use whimbrel_session::client::Policy;
+
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut step = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..len).map(|_| step()).collect()
+}
+
+#[test]
+fn what_is_on_the_server_is_seen_and_read_once() {
+    let bytes = pattern(3 << 20, 7);
+    let world = World::new(
+        |_| {},
+        |server| {
+            fs::create_dir(server.join("deep")).unwrap();
+            fs::write(server.join("deep/file"), &bytes).unwrap();
+            fs::write(server.join(OsStr::from_bytes(b"odd \xff\n\\name")), "x").unwrap();
+            symlink("deep/file", server.join("link")).unwrap();
+        },
+    );
+    let mount = world.mount();
+    assert_eq!(fs::read(mount.join("deep/file")).unwrap(), bytes);
+    assert_eq!(fs::read(mount.join("link")).unwrap(), bytes);
+    let names: Vec<_> = fs::read_dir(&mount).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["deep".as_ref(), "link".as_ref(), OsStr::from_bytes(b"odd \xff\n\\name")]);
+    assert_eq!(fs::metadata(mount.join("none")).unwrap_err().kind(), std::io::ErrorKind::NotFound);
+    let received = world.session().status().received;
+    let mut file = File::open(mount.join("deep/file")).unwrap();
+    file.seek(SeekFrom::Start(1 << 20)).unwrap();
+    let mut out = vec![0; 100_000];
+    file.read_exact(&mut out).unwrap();
+    assert_eq!(out, bytes[1 << 20..][..100_000]);
+    assert!(world.session().status().received - received < 10_000, "it came from the cache");
+}
+
+fn writes_and_names(policy: Policy) {
+    let world = World::new(
+        |options| options.settings.policy = policy,
+        |server| fs::write(server.join("old"), "old content").unwrap(),
+    );
+    let (mount, server) = (world.mount(), world.server());
+    fs::create_dir(mount.join("dir")).unwrap();
+    let bytes = pattern(300_001, 3);
+    fs::write(mount.join("dir/new"), &bytes).unwrap();
+    fs::rename(mount.join("dir/new"), mount.join("dir/renamed")).unwrap();
+    fs::hard_link(mount.join("dir/renamed"), mount.join("second")).unwrap();
+    symlink("dir", mount.join("to-dir")).unwrap();
+    fs::set_permissions(mount.join("old"), fs::Permissions::from_mode(0o640)).unwrap();
+    let old = OpenOptions::new().write(true).open(mount.join("old")).unwrap();
+    old.write_all_at(b"OLD", 0).unwrap();
+    old.set_len(7).unwrap();
+    drop(old);
+    fs::write(mount.join("temporary"), "never mind").unwrap();
+    fs::remove_file(mount.join("temporary")).unwrap();
+    fs::create_dir(mount.join("empty")).unwrap();
+    fs::remove_dir(mount.join("empty")).unwrap();
+    let refused = fs::remove_dir(mount.join("dir")).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(39), "not empty");
+    let taken = OpenOptions::new().write(true).create_new(true).open(mount.join("old")).unwrap_err();
+    assert_eq!(taken.kind(), std::io::ErrorKind::AlreadyExists);
+
+    assert_eq!(fs::read(mount.join("to-dir/renamed")).unwrap(), bytes);
+    assert_eq!(fs::read_to_string(mount.join("old")).unwrap(), "OLD con");
+    world.session().flush().unwrap();
+    assert_eq!(world.session().status().events, [], "{policy}");
+    assert_eq!(fs::read(server.join("dir/renamed")).unwrap(), bytes);
+    assert_eq!(fs::metadata(server.join("second")).unwrap().nlink(), 2);
+    assert_eq!(fs::read_link(server.join("to-dir")).unwrap().to_str(), Some("dir"));
+    assert_eq!(fs::read_to_string(server.join("old")).unwrap(), "OLD con");
+    assert_eq!(fs::metadata(server.join("old")).unwrap().mode() & 0o777, 0o640);
+    assert!(!server.join("temporary").exists() && !server.join("empty").exists());
+    let status = world.session().status();
+    assert_eq!((status.dirty, status.dirty_files, status.queued), (0, 0, 0));
+    assert_eq!(fs::metadata(mount.join("second")).unwrap().size(), 300_001);
+}
+
+#[test]
+fn writes_and_names_reach_the_server_under_write_through() {
+    writes_and_names(Policy::Through);
+}
+
+#[test]
+fn writes_and_names_reach_the_server_under_write_back() {
+    writes_and_names(Policy::Back);
+}
+
+fn back(options: &mut whimbrel_session::client::SessionOptions) {
+    options.settings.policy = Policy::Back;
+    options.settings.delay = None;
+    options.settings.fresh = None;
+}
+
+#[test]
+fn under_write_back_nothing_is_sent_before_it_is_told_and_what_was_removed_never() {
+    let world = World::new(back, |_| {});
+    let (mount, server) = (world.mount(), world.server());
+    fs::create_dir(mount.join("out")).unwrap();
+    let sent = world.session().status().sent;
+    for number in 0..50 {
+        fs::write(mount.join(format!("out/tmp-{number}")), pattern(100_000, number)).unwrap();
+    }
+    let kept = pattern(50_000, 99);
+    fs::write(mount.join("out/kept"), &kept).unwrap();
+    for number in 0..50 {
+        fs::remove_file(mount.join(format!("out/tmp-{number}"))).unwrap();
+    }
+    assert!(world.session().status().sent - sent < 5_000, "{}", world.session().status().sent - sent);
+    assert_eq!(fs::read_dir(&server).unwrap().count(), 0);
+    world.session().flush().unwrap();
+    assert!(world.session().status().sent - sent < 80_000, "{}", world.session().status().sent - sent);
+    assert_eq!(fs::read(server.join("out/kept")).unwrap(), kept);
+    assert_eq!(fs::read_dir(server.join("out")).unwrap().count(), 1);
+}
+
+#[test]
+fn a_removed_file_stays_readable_for_who_has_it_open() {
+    for policy in [Policy::Through, Policy::Back] {
+        let bytes = pattern(2 << 20, 5);
+        let world = World::new(
+            |options| options.settings.policy = policy,
+            |server| fs::write(server.join("file"), &bytes).unwrap(),
+        );
+        let mut open = OpenOptions::new().read(true).write(true).open(world.mount().join("file")).unwrap();
+        fs::remove_file(world.mount().join("file")).unwrap();
+        world.session().flush().unwrap();
+        assert!(!world.server().join("file").exists());
+        open.write_all_at(b"still", 10).unwrap();
+        let mut out = Vec::new();
+        open.read_to_end(&mut out).unwrap();
+        let mut expected = bytes.clone();
+        expected[10..15].copy_from_slice(b"still");
+        assert!(out == expected, "{policy}");
+        drop(open);
+        until("nothing of it is left to be sent", || world.session().status().dirty == 0);
+    }
+}
+
+#[test]
+fn a_change_on_the_server_is_seen_at_the_next_open_and_a_conflict_keeps_both() {
+    let world = World::new(
+        |options| {
+            back(options);
+            options.settings.fresh = Some(0);
+        },
+        |server| {
+            fs::write(server.join("shared"), "first").unwrap();
+            fs::write(server.join("fought"), "first").unwrap();
+        },
+    );
+    let (mount, server) = (world.mount(), world.server());
+    assert_eq!(fs::read_to_string(mount.join("shared")).unwrap(), "first");
+    fs::write(server.join("shared"), "second, and longer").unwrap();
+    assert_eq!(fs::read_to_string(mount.join("shared")).unwrap(), "second, and longer");
+
+    OpenOptions::new().append(true).open(mount.join("fought")).unwrap().write_all(b" and ours").unwrap();
+    fs::write(server.join("fought"), "theirs").unwrap();
+    world.session().flush().unwrap_err();
+    assert_eq!(fs::read_to_string(server.join("fought")).unwrap(), "theirs", "never merged");
+    let kept: Vec<_> =
+        fs::read_dir(world.options.cache.join("kept")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(kept.len(), 1);
+    assert_eq!(fs::read_to_string(&kept[0]).unwrap(), "first and ours");
+    let events = world.session().status().events;
+    assert!(
+        events.iter().any(|event| event.text.contains("fought") && event.text.contains("kept")),
+        "{events:?}"
+    );
+    until("theirs is seen", || fs::read_to_string(mount.join("fought")).is_ok_and(|text| text == "theirs"));
+    world.session().flush().unwrap();
+}
+
+#[test]
+fn without_a_server_what_is_cached_is_read_and_the_rest_fails_after_the_chosen_time() {
+    let bytes = pattern(200_000, 5);
+    let world = World::new(
+        |options| options.settings.patience = 1,
+        |server| {
+            fs::write(server.join("seen"), &bytes).unwrap();
+            fs::write(server.join("unseen"), &bytes).unwrap();
+        },
+    );
+    assert_eq!(fs::read(world.mount().join("seen")).unwrap(), bytes);
+    world.wire.cut(true);
+    until("the link is down", || !world.session().status().connected);
+    assert_eq!(fs::read(world.mount().join("seen")).unwrap(), bytes);
+    let failed = fs::read(world.mount().join("unseen")).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(5));
+    world.wire.mend();
+    until("it is read once the server is there", || {
+        fs::read(world.mount().join("unseen")).is_ok_and(|read| read == bytes)
+    });
+    assert_eq!(world.session().status().broken, 1);
+}
+
+#[test]
+fn a_server_that_was_started_anew_goes_on_where_the_last_one_was() {
+    let bytes = pattern(2_000_000, 5);
+    let world = World::new(|_| {}, |server| fs::write(server.join("file"), &bytes).unwrap());
+    let open = OpenOptions::new().read(true).write(true).open(world.mount().join("file")).unwrap();
+    let mut out = vec![0; 1000];
+    open.read_exact_at(&mut out, 0).unwrap();
+    world.wire.restart(common::server_of(&world.server()));
+    open.write_all_at(b"after", 1_500_000).unwrap();
+    open.sync_all().unwrap();
+    assert_eq!(fs::read(world.server().join("file")).unwrap()[1_500_000..][..5], *b"after");
+}
+
+#[test]
+fn what_was_synced_under_write_back_survives_the_death_of_the_client() {
+    let mut world = World::new(back, |server| fs::write(server.join("disk"), pattern(500_000, 1)).unwrap());
+    let mount = world.mount();
+    let disk = OpenOptions::new().write(true).open(mount.join("disk")).unwrap();
+    disk.write_all_at(b"durable here", 123_456).unwrap();
+    disk.sync_all().unwrap();
+    fs::create_dir(mount.join("made")).unwrap();
+    let made = File::create(mount.join("made/file")).unwrap();
+    (&made).write_all(b"and this").unwrap();
+    made.sync_all().unwrap();
+    fs::rename(mount.join("made"), mount.join("called")).unwrap();
+    drop((disk, made));
+    world.crash();
+    assert!(!world.server().join("called").exists());
+    world.begin();
+    assert_eq!(fs::read(world.server().join("disk")).unwrap()[123_456..][..12], *b"durable here");
+    assert_eq!(fs::read_to_string(world.server().join("called/file")).unwrap(), "and this");
+    let status = world.session().status();
+    assert_eq!((status.dirty, status.queued), (0, 0), "{status:?}");
+    assert!(status.events.iter().any(|event| event.text.contains("written back now")));
+    assert_eq!(fs::read_to_string(mount.join("called/file")).unwrap(), "and this");
+    world.end();
+}
+
+#[test]
+fn the_second_session_finds_the_cache_of_the_first() {
+    let bytes = pattern(3 << 20, 11);
+    let mut world = World::new(|_| {}, |server| fs::write(server.join("golden.raw"), &bytes).unwrap());
+    assert_eq!(fs::read(world.mount().join("golden.raw")).unwrap(), bytes);
+    world.end();
+    world.begin();
+    assert_eq!(fs::read(world.mount().join("golden.raw")).unwrap(), bytes);
+    assert!(world.session().status().received < 20_000);
+}
+
+#[test]
+fn policies_change_while_it_is_mounted() {
+    let world = World::new(back, |server| fs::write(server.join("file"), "x").unwrap());
+    let file = world.mount().join("file");
+    world.session().set("write", "none").unwrap();
+    assert_eq!(fs::write(&file, "no").unwrap_err().raw_os_error(), Some(30));
+    world.session().set("*.log", "through").unwrap();
+    fs::write(world.mount().join("a.log"), "at once").unwrap();
+    assert_eq!(fs::read_to_string(world.server().join("a.log")).unwrap(), "at once");
+    world.session().set("write", "back").unwrap();
+    fs::write(&file, "later").unwrap();
+    assert_eq!(fs::read_to_string(world.server().join("file")).unwrap(), "x");
+    world.session().set("delay", "0").unwrap();
+    until("it is written back", || fs::read_to_string(world.server().join("file")).unwrap() == "later");
+}
+
+#[test]
+fn a_cache_smaller_than_what_is_written_writes_back_and_goes_on() {
+    let world = World::new(
+        |options| {
+            back(options);
+            options.capacity = 1 << 20;
+        },
+        |_| {},
+    );
+    let bytes = pattern(5 << 20, 17);
+    fs::write(world.mount().join("large"), &bytes).unwrap();
+    assert!(fs::read(world.mount().join("large")).unwrap() == bytes);
+    world.session().flush().unwrap();
+    assert!(fs::read(world.server().join("large")).unwrap() == bytes);
+}
+
+#[test]
+fn a_large_directory_is_listed_whole_and_a_sparse_file_costs_nothing() {
+    let world = World::new(
+        |_| {},
+        |server| {
+            fs::create_dir(server.join("many")).unwrap();
+            for number in 0..20_000 {
+                File::create(server.join(format!("many/{number:06}"))).unwrap();
+            }
+            let sparse = File::create(server.join("sparse")).unwrap();
+            sparse.set_len(1 << 40).unwrap();
+            sparse.write_all_at(b"end", (1 << 40) - 3).unwrap();
+        },
+    );
+    assert!(fs::metadata(world.mount().join("many/012345")).unwrap().is_file());
+    assert_eq!(fs::read_dir(world.mount().join("many")).unwrap().count(), 20_000);
+    let received = world.session().status().received;
+    let sparse = File::open(world.mount().join("sparse")).unwrap();
+    let mut out = vec![1; 4 << 20];
+    sparse.read_exact_at(&mut out, 1 << 38).unwrap();
+    assert!(out.iter().all(|byte| *byte == 0));
+    sparse.read_exact_at(&mut out[..3], (1 << 40) - 3).unwrap();
+    assert_eq!(out[..3], *b"end");
+    assert!(world.session().status().received - received < 20_000);
+    assert!(world.session().status().used < 1 << 20, "zeros take no room in the cache");
+}
