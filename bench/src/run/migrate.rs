@@ -5,6 +5,7 @@
 //! measurement has a freshly booted guest.
 
 use super::Context;
+use super::move_cost::Meter;
 use super::precopy;
 use crate::guest::GuestPlan;
 use crate::harness::{Goal, Row, Samples, in_turn};
@@ -13,18 +14,25 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use whimbrel_core::ByteSize;
+use whimbrel_core::{ByteSize, PAGE_SIZE};
 use whimbrel_testkit::guest::{GuestOptions, Work};
 use whimbrel_testkit::lab::{Lab, Probe};
 
 const MEMORY: ByteSize = ByteSize(512 << 20);
 /// Rate of the source's and the target's cable.
-pub(super) const MBIT: u64 = 1000;
+const MBIT: u64 = 1000;
+/// The slower link of the rows about time.
+const SLOW_MBIT: u64 = 256;
 /// Until a fresh guest has dirtied its region a few times.
 const SETTLE: Duration = Duration::from_secs(3);
 /// How long the guest may take to answer on its other host.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PEER: &str = "QEMU pre-copy";
+/// A host may need this much beside the guest: and so much of the guest's memory.
+const COST_FLAT: f64 = 64.0 * 1.048_576;
+const COST_SHARE: f64 = 0.005;
+/// Memory of the small and the large guest of `migrate.growth`.
+const GROWTH: [ByteSize; 2] = [ByteSize(512 << 20), ByteSize(8 << 30)];
 
 /// What one move cost.
 pub(super) struct Moved {
@@ -33,26 +41,117 @@ pub(super) struct Moved {
     pub(super) believed_ms: f64,
     pub(super) total_ms: f64,
     pub(super) bytes: f64,
+    /// What it cost our daemons; nothing is known of a peer's.
+    pub(super) cost: Cost,
 }
 
-/// All rows: they come of the same moves.
+/// What a move cost the daemons of both hosts.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Cost {
+    /// Processor seconds.
+    pub(super) cpu: f64,
+    /// MB by which the one that grew more grew, at most.
+    pub(super) memory: f64,
+    /// GiB of pages that were looked at.
+    pub(super) gib: f64,
+}
+
+/// What the target has of the guest before it moves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Target {
+    Empty,
+    /// A capsule of it that is a few seconds old.
+    Primed,
+}
+
+/// The rows about downtime, bytes and time at one Gbit/s: they come of the same moves.
 pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
-    let hosts = Hosts::start(&["alpha", "beta"])?;
-    for host in ["alpha", "beta"] {
-        hosts.lab.limit(host, MBIT)?;
-    }
+    let hosts = linked(MBIT)?;
     let busy = Work::Dirty { region_mib: 64, pages_per_second: 20_000, bytes_per_page: 64 };
     let mut rows = Vec::new();
     for (case, work) in [("idle", Work::Idle), ("64 MiB at 20k pages/s", busy)] {
-        let options = GuestOptions { address: Some(format!("{GUEST}/24")), buffer_mib: 16, work };
-        let plan = GuestPlan::small(MEMORY, options.clone());
-        let ours = || ours(&hosts, options.clone()).with_context(|| format!("whimbrel, {case}"));
-        let peer = || precopy::moved(&hosts.lab, &plan).with_context(|| format!("{PEER}, {case}"));
-        let (ours, theirs) = in_turn(context.times(7, 2), ours, peer)?;
+        let (ours, theirs) = beside(context, &hosts, case, work, MBIT)?;
         rows.extend(compare(case, &ours, &theirs));
+        if work == Work::Idle {
+            rows.extend(empty_and_primed(context, &hosts, &ours, &theirs)?);
+        }
     }
     rows.sort_by_key(|row| row.row);
     Ok(rows)
+}
+
+/// The rows about time on a slower link, and about downtime of a larger guest.
+pub(crate) fn slower_and_larger(context: &Context) -> Result<Vec<Row>> {
+    let hosts = linked(SLOW_MBIT)?;
+    let (ours, theirs) = beside(context, &hosts, "idle, slow", Work::Idle, SLOW_MBIT)?;
+    let time = row("migrate.time.256m", "idle", "ms", &ours, |moved| moved.total_ms);
+    let time = time.against(PEER, &Samples::of(&theirs, |moved| moved.total_ms));
+    drop(hosts);
+    let hosts = linked(MBIT)?;
+    let idle = GuestOptions { address: Some(format!("{GUEST}/24")), buffer_mib: 16, work: Work::Idle };
+    let grown = |memory| {
+        let moves = (0..context.times(5, 1)).map(|_| ours_of(&hosts, memory, idle.clone(), Target::Empty));
+        moves.collect::<Result<Vec<_>>>()
+    };
+    let [small, large] = GROWTH.map(grown);
+    let (small, large) = (small?, large?);
+    let seen = |moved: &Moved| moved.seen_ms;
+    let growth = row("migrate.growth", "downtime, 8 GiB idle, as a client sees it", "ms", &large, seen);
+    let growth = growth.against("0.5 GiB", &Samples::of(&small, seen));
+    Ok(vec![time.goal(Goal::PeerAtMost(0.6)), growth.goal(Goal::PeerAtMost(2.0))])
+}
+
+fn linked(mbit: u64) -> Result<Hosts> {
+    let hosts = Hosts::start(&["alpha", "beta"])?;
+    for host in ["alpha", "beta"] {
+        hosts.lab.limit(host, mbit)?;
+    }
+    Ok(hosts)
+}
+
+/// Moves of ours and of the peer in turn.
+fn beside(
+    context: &Context,
+    hosts: &Hosts,
+    case: &str,
+    work: Work,
+    mbit: u64,
+) -> Result<(Vec<Moved>, Vec<Moved>)> {
+    let options = GuestOptions { address: Some(format!("{GUEST}/24")), buffer_mib: 16, work };
+    let plan = GuestPlan::small(MEMORY, options.clone());
+    let ours = || {
+        let moved = ours_of(hosts, MEMORY, options.clone(), Target::Empty);
+        moved.with_context(|| format!("whimbrel, {case}"))
+    };
+    let peer = || precopy::moved(&hosts.lab, &plan, mbit).with_context(|| format!("{PEER}, {case}"));
+    in_turn(context.times(7, 2), ours, peer)
+}
+
+fn row(name: &'static str, case: &str, unit: &'static str, moves: &[Moved], of: fn(&Moved) -> f64) -> Row {
+    Row::new(name, case, unit, &Samples::of(moves, of))
+}
+
+/// The rows about what the target has already, and about what a move costs.
+fn empty_and_primed(context: &Context, hosts: &Hosts, empty: &[Moved], theirs: &[Moved]) -> Result<Vec<Row>> {
+    let idle = GuestOptions { address: Some(format!("{GUEST}/24")), buffer_mib: 16, work: Work::Idle };
+    let primed = (0..context.times(7, 2)).map(|_| ours_of(hosts, MEMORY, idle.clone(), Target::Primed));
+    let primed = primed.collect::<Result<Vec<_>>>()?;
+    let (bytes, time) = (|moved: &Moved| moved.bytes / 1e6, |moved: &Moved| moved.total_ms);
+    let (their_bytes, their_time) = (Samples::of(theirs, bytes), Samples::of(theirs, time));
+    let against_bytes = |row: Row, goal| row.against(PEER, &their_bytes).goal(Goal::PeerAtMost(goal));
+    let against_time = |row: Row| row.against(PEER, &their_time);
+    let case = "target holds an older capsule";
+    let memory_max = COST_FLAT + MEMORY.0 as f64 / 1e6 * COST_SHARE;
+    let cpu = |moved: &Moved| moved.cost.cpu / moved.cost.gib.max(1e-3);
+    Ok(vec![
+        against_bytes(row("migrate.bytes.empty", "target empty", "MB", empty, bytes), 0.45),
+        against_bytes(row("migrate.bytes.primed", case, "MB", &primed, bytes), 0.15),
+        against_time(row("migrate.time.1g", "target empty", "ms", empty, time)).goal(Goal::PeerAtMost(0.6)),
+        against_time(row("migrate.time.1g", case, "ms", &primed, time)),
+        row("migrate.cost.cpu", "both daemons, a GiB of pages", "s", empty, cpu),
+        row("migrate.cost.memory", "the daemon that grew more", "MB", empty, |moved| moved.cost.memory)
+            .goal(Goal::AtMost(memory_max)),
+    ])
 }
 
 fn compare(case: &str, ours: &[Moved], theirs: &[Moved]) -> [Row; 4] {
@@ -69,11 +168,21 @@ fn compare(case: &str, ours: &[Moved], theirs: &[Moved]) -> [Row; 4] {
     ]
 }
 
-fn ours(hosts: &Hosts, options: GuestOptions) -> Result<Moved> {
+fn ours_of(hosts: &Hosts, memory: ByteSize, options: GuestOptions, target: Target) -> Result<Moved> {
     let (alpha, beta) = (hosts.get("alpha")?, hosts.get("beta")?);
-    Machine::small(MEMORY, options).run(alpha, "web")?;
+    Machine::small(memory, options).run(alpha, "web")?;
+    if target == Target::Primed {
+        alpha.run(&["checkpoint", "web"])?;
+        alpha.run(&["push", "web", "beta"])?;
+    }
+    let mut cost = Cost::default();
     let watched = watch(&hosts.lab, || {
+        let meter = Meter::start(&[alpha, beta])?;
         let result = alpha.json(&["migrate", "web", "beta"])?;
+        cost = meter.stop()?;
+        let rounds = result["result"]["rounds"].as_array().context("no rounds")?;
+        let pages: u64 = rounds.iter().filter_map(|round| round["pages"].as_u64()).sum();
+        cost.gib = pages as f64 * PAGE_SIZE as f64 / (1u64 << 30) as f64;
         number(&result, "downtime_ms")
     });
     let watched = watched.inspect_err(|_| {
@@ -81,7 +190,7 @@ fn ours(hosts: &Hosts, options: GuestOptions) -> Result<Moved> {
         let _ = alpha.discard("web").or_else(|_| beta.discard("web"));
     })?;
     beta.discard("web")?;
-    Ok(watched)
+    Ok(Moved { cost, ..watched })
 }
 
 /// Has a guest moved by `migrate`, which returns what it believes of the downtime, while a client looks on.
@@ -103,6 +212,7 @@ pub(super) fn watch(lab: &Lab, migrate: impl FnOnce() -> Result<f64>) -> Result<
         believed_ms,
         total_ms: total.as_secs_f64() * 1e3,
         bytes: (after - before) as f64,
+        cost: Cost::default(),
     })
 }
 

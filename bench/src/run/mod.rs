@@ -7,6 +7,7 @@ mod clone;
 mod images;
 mod keeper;
 mod migrate;
+mod move_cost;
 mod nbd;
 mod ours;
 pub(crate) mod patch;
@@ -82,9 +83,23 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         run: clone::run,
     },
     Experiment {
-        rows: &["migrate.downtime", "migrate.bytes", "migrate.time"],
+        rows: &[
+            "migrate.downtime",
+            "migrate.bytes",
+            "migrate.bytes.empty",
+            "migrate.bytes.primed",
+            "migrate.time",
+            "migrate.time.1g",
+            "migrate.cost.cpu",
+            "migrate.cost.memory",
+        ],
         about: "move a running guest over a Gbit/s",
         run: migrate::run,
+    },
+    Experiment {
+        rows: &["migrate.time.256m", "migrate.growth"],
+        about: "move a running guest over 256 Mbit/s, and a large one",
+        run: migrate::slower_and_larger,
     },
 ];
 

@@ -3,7 +3,7 @@
 //! Two differences, both in its favour: memory is not shared with anybody, and the network port is a tap device in the
 //! host's bridge without a process between. Its settings are the defaults, but for the bandwidth, which is the link's.
 
-use super::migrate::{MBIT, Moved, watch};
+use super::migrate::{Moved, watch};
 use crate::guest::GuestPlan;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
@@ -46,8 +46,8 @@ enum Role {
     Target,
 }
 
-/// Boots the guest of `plan` on `alpha` and moves it to `beta`.
-pub(super) fn moved(lab: &Lab, plan: &GuestPlan) -> Result<Moved> {
+/// Boots the guest of `plan` on `alpha` and moves it to `beta`, at no more than `mbit`.
+pub(super) fn moved(lab: &Lab, plan: &GuestPlan, mbit: u64) -> Result<Moved> {
     let folder = tempfile::Builder::new().prefix("wb").tempdir_in("/dev/shm")?;
     let source = Side::start(lab.host("alpha"), plan, &folder.path().join("a"), Role::Source)?;
     let target = Side::start(lab.host("beta"), plan, &folder.path().join("b"), Role::Target)?;
@@ -56,7 +56,7 @@ pub(super) fn moved(lab: &Lab, plan: &GuestPlan) -> Result<Moved> {
     Witness::over(console.try_clone()?, console).wait_ready(BOOT_PATIENCE)?;
     let place = format!("tcp:{}:{PORT}", lab.host("beta").address());
     target.execute("migrate-incoming", json!({ "uri": place }))?;
-    source.execute("migrate-set-parameters", json!({ "max-bandwidth": MBIT * 1_000_000 / 8 }))?;
+    source.execute("migrate-set-parameters", json!({ "max-bandwidth": mbit * 1_000_000 / 8 }))?;
     watch(lab, || {
         source.execute("migrate", json!({ "uri": place }))?;
         source.wait_completed()

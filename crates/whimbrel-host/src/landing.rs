@@ -6,6 +6,7 @@
 //! for its old host's word, across restarts.
 
 use crate::{
+    beginning::{Beginning, Filling},
     error::HostError,
     host::Host,
     live::Live,
@@ -23,6 +24,7 @@ use std::{
 use whimbrel_block::Device;
 use whimbrel_core::{Digest, PageRun};
 use whimbrel_migrate::{
+    base::BegunAs,
     fit::{self, Here},
     handover::{Target, TargetRecord, Waiting},
     protocol::{Finish, HandoverId, Offer},
@@ -40,6 +42,9 @@ struct Arriving {
     record: Record,
     vmgenid: Option<Vmgenid>,
     missing: Vec<Digest>,
+    /// What it begins as, and its memory on the way there.
+    beginning: Option<Beginning>,
+    filling: Filling,
     /// Before it is prepared; afterwards the machine has it.
     live: Option<Live>,
     machine: Arc<Machine>,
@@ -57,11 +62,13 @@ impl Landing for HostLanding {
         let host = self.0.upgrade().ok_or("the host is closing down")?;
         check_fit(&host, offer)?;
         let claim = host.claim_name(&offer.name, false)?;
-        let bases = offer.config.disks.iter().map(|_| DiskBase::Blank).collect();
-        let mut record = Record::new(offer.name.clone(), offer.config.clone(), bases);
+        let beginning = host.beginning(offer);
+        let mut record = Record::new(offer.name.clone(), offer.config.clone(), beginning.bases.clone());
         record.phase = Phase::Prepared { handover: offer.handover, ahead: true };
         record.arrived_by = Some(offer.handover);
-        record.origin = offer.origin;
+        // Its disks read from the capsule that they lie over, which is kept for as long as they do.
+        record.origin = beginning.capsule.or(offer.origin);
+        record.last = offer.origin.filter(|last| beginning.capsule.is_some_and(|capsule| capsule != *last));
         record.vmgenid = Some(offer.vmgenid.clone());
         record.tunnel = offer.tunnel.clone();
         if let Some(away) = host.is_away(&record) {
@@ -69,17 +76,37 @@ impl Landing for HostLanding {
             host.route(&away.home)?;
         }
         let missing = offer.blobs.iter().map(|(digest, _)| *digest);
-        let missing = missing.filter(|digest| !host.layout.boot_file(digest).exists()).collect();
+        let missing = missing.filter(|digest| !host.has_boot_file(digest)).collect();
         let vmgenid = Some(offer.vmgenid.parse().map_err(|_| "the offer's generation id is none")?);
         let machine = host.enter(Machine::new(record.clone(), None));
         drop(claim);
-        let mut landing =
-            Arriving { host, handover: offer.handover, record, vmgenid, missing, live: None, machine };
+        let mut landing = Arriving {
+            host,
+            handover: offer.handover,
+            record,
+            vmgenid,
+            missing,
+            beginning: Some(beginning),
+            filling: Filling::nothing(),
+            live: None,
+            machine,
+        };
         if let Err(error) = landing.make_ready() {
             landing.discard();
             return Err(error.into());
         }
         Ok(Box::new(landing))
+    }
+}
+
+impl Host {
+    /// Whether a file that a machine boots from is here; what only a capsule has is from now on.
+    fn has_boot_file(&self, digest: &Digest) -> bool {
+        if self.layout.boot_file(digest).exists() {
+            return true;
+        }
+        let stored = || self.write_boot_file(digest, &self.store.blob(digest).ok()?).ok();
+        self.store.has(&[*digest]) == [true] && stored().is_some()
     }
 }
 
@@ -150,6 +177,10 @@ impl Arriving {
     fn make_ready(&mut self) -> Result<(), HostError> {
         if self.missing.is_empty() && self.live.is_none() {
             let live = self.live.insert(Live::receive(&self.host, &self.record, self.vmgenid)?);
+            if let Some(beginning) = &mut self.beginning {
+                let filling = live.memory.file().and_then(|ram| beginning.fill(ram));
+                self.filling = filling.map_err(|source| HostError::io("fill", &live.ram_path(), source))?;
+            }
             // Ahead of the pause, in which every sync is downtime.
             self.record.process = Some(live.process_record());
             self.record.save(&self.host.layout)?;
@@ -180,6 +211,11 @@ impl Arriving {
         }
     }
 
+    /// Pages of memory may be written once it is what it begins as.
+    fn filled(&self, array: usize) -> Result<(), Cause> {
+        if array == 0 { self.filling.wait() } else { Ok(()) }
+    }
+
     fn live(&mut self) -> Result<&mut Live, Cause> {
         self.live.as_mut().ok_or_else(|| "pages came before the boot files".into())
     }
@@ -190,6 +226,10 @@ impl Arrival for Arriving {
         self.missing.clone()
     }
 
+    fn begins_as(&self) -> Vec<BegunAs> {
+        self.beginning.as_ref().map(|beginning| beginning.begun_as.clone()).unwrap_or_default()
+    }
+
     fn put_blob(&mut self, digest: Digest, content: Vec<u8>) -> Result<(), Cause> {
         self.host.write_boot_file(&digest, &content)?;
         self.missing.retain(|missing| *missing != digest);
@@ -198,6 +238,7 @@ impl Arrival for Arriving {
 
     fn write(&mut self, array: usize, run: PageRun, data: &[u8]) -> Result<(), Cause> {
         Stage::Pages.reached();
+        self.filled(array)?;
         let live = self.live()?;
         match array.checked_sub(1) {
             None => Ok(live.memory.write(run, data)?),
@@ -206,6 +247,7 @@ impl Arrival for Arriving {
     }
 
     fn zero(&mut self, array: usize, run: PageRun) -> Result<(), Cause> {
+        self.filled(array)?;
         let live = self.live()?;
         match array.checked_sub(1) {
             None => Ok(live.memory.zero(run)?),
@@ -214,6 +256,7 @@ impl Arrival for Arriving {
     }
 
     fn read(&self, array: usize, run: PageRun, out: &mut [u8]) -> Result<(), Cause> {
+        self.filled(array)?;
         let live = self.live.as_ref().ok_or("pages are asked for before there are any")?;
         match array.checked_sub(1) {
             None => Ok(live.ledgers[0].read(run, out)?),
@@ -223,6 +266,7 @@ impl Arrival for Arriving {
 
     fn prepare(&mut self, finish: &Finish, device_state: &[u8]) -> Result<(), Cause> {
         Stage::Last.reached();
+        self.filled(0)?;
         let live = self.live()?;
         live.load(device_state)?;
         for (port, addresses) in live.ports.iter().zip(&finish.ports) {
@@ -265,6 +309,7 @@ impl Arrival for Arriving {
     }
 
     fn discard(&mut self) {
+        self.filling = Filling::nothing();
         let mut turn = self.machine.begin_when_free("removal");
         match self.live.take().or(turn.live.take()) {
             Some(live) => live.end(),
@@ -313,8 +358,17 @@ pub(crate) fn drop_unfinished(host: &Host, record: &Record) {
 pub(crate) fn wait_on(host: &Arc<Host>, record: Record, live: Option<Live>, handover: HandoverId) {
     let machine = host.enter(Machine::new(record.clone(), live));
     let (host, missing) = (host.clone(), Vec::new());
-    let arrival =
-        Arriving { host: host.clone(), handover, record, vmgenid: None, missing, live: None, machine };
+    let arrival = Arriving {
+        host: host.clone(),
+        handover,
+        record,
+        vmgenid: None,
+        missing,
+        beginning: None,
+        filling: Filling::nothing(),
+        live: None,
+        machine,
+    };
     if let Err(error) = host.arrivals().adopt_prepared(handover, Box::new(arrival)) {
         tracing::error!(error = &error as &dyn std::error::Error, "an arrival cannot be taken up");
     }

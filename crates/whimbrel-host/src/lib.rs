@@ -8,6 +8,7 @@
 //! are what a running machine is made of; `take_up` finds machines again; `http` and `peers` are the faces.
 
 mod balloon;
+mod beginning;
 mod capture;
 mod derive;
 mod disk_cuts;

@@ -3,6 +3,8 @@
 //! The commit point is the record: once it says `HandedOver` and is durable, this host never runs the machine
 //! again, and goes on telling the target so, also after a restart, until the target confirms.
 
+mod bases;
+mod marks;
 mod past;
 mod rates;
 
@@ -117,7 +119,9 @@ impl Host {
         let freed = self.free_caches(record, live, request.free_caches, reporter)?;
         let was_paused = live.is_paused();
         let tunnel = self.tunnel_after(record, request);
-        let offer = self.offer(record, live, tunnel)?;
+        let mut offer = self.offer(record, live, tunnel)?;
+        // Until the machine has gone or not.
+        let _marks = marks::lay(record, &mut offer);
         self.handovers.begin(offer.handover, &request.host)?;
         let before = record.clone();
         let to = request.host.clone();
@@ -128,6 +132,7 @@ impl Host {
         let mut subject =
             Subject { machine: &mut braked, ledgers: &mut live.ledgers, follower: Follower::Migration };
         let away = &live.away;
+        let parts = bases::Parts { record: &before, disks: &live.disks, stored: &live.bases };
         let mut record_handover = || {
             self.keep_network(record, &offer, &to)?;
             record.phase = Phase::HandedOver { handover: offer.handover, to: to.clone() };
@@ -148,11 +153,12 @@ impl Host {
             link,
             offer: &offer,
             blob: &|digest| std::fs::read(self.layout.boot_file(&digest)).map_err(BoxError::from),
-            base: &|_, _| Err("nothing was offered to begin as".into()),
+            base: &|ledger, begun| self.base(&parts, ledger, begun),
             seed: rand::random(),
             ports: &|| ports.iter().map(LivePort::addresses).collect(),
             record_handover: &mut record_handover,
             policy: &policy,
+            leaving: None,
             observe: &mut |progress| {
                 match progress.ended {
                     Some(round) => reporter.round(round_info(&round)),
@@ -237,8 +243,9 @@ impl Host {
             disk_bytes: crate::landing::disk_bytes(record, live),
             processor: crate::landing::processor(),
             tunnel,
-            bases: Vec::new(),
+            bases: self.ancestors_here(record),
             files: Vec::new(),
+            leaves: None,
         })
     }
 

@@ -23,9 +23,18 @@ pub enum BegunAs {
 /// A base as the source has it.
 pub struct ArrayBase {
     /// The pages that may differ from it.
-    pub unseen: PageSet,
+    pub may_differ: MayDiffer,
     /// To compare pages with; none if it cannot be read here, and then all of the pages above travel.
     pub content: Option<Arc<dyn BaseContent>>,
+}
+
+/// Pages of an array that may differ from its base.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MayDiffer {
+    /// These.
+    These(PageSet),
+    /// These, which the base has, and all that are not holes.
+    TheseOrPopulated(PageSet),
 }
 
 /// The content of a base. Asked from several threads at once.

@@ -104,6 +104,11 @@ impl LiveMemory {
         Ok(tapped(view()?, view()?))
     }
 
+    /// The file that it is, to be filled before the machine runs.
+    pub(crate) fn file(&self) -> std::io::Result<File> {
+        self.file.try_clone()
+    }
+
     /// Stores pages before the machine runs.
     pub(crate) fn write(&self, run: PageRun, data: &[u8]) -> std::io::Result<()> {
         self.file.write_all_at(data, run.offset())

@@ -1,0 +1,132 @@
+//! A running machine moves to a host that has something of it already: an older capsule, or the file under its disk.
+//!
+//! The fears: a page of the older version that stays where it changed, or a zero that was something before; a disk that lies
+//! over a capsule nobody keeps; another file taken for the shared one.
+
+use serde_json::Value;
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess};
+use whimbrel_testkit::guest::{Identity, Verdict, Work, assert_same_life};
+
+const MIB: u64 = 1 << 20;
+
+/// Moves the one machine; bytes that it took.
+fn migrate(from: &HostProcess, to: &HostProcess) -> u64 {
+    let moved = from.json(&["migrate", "web", to.name()]);
+    moved["result"]["wire_bytes"].as_u64().unwrap_or_else(|| panic!("no bytes in {moved}"))
+}
+
+/// The guest is the same one, and what it has in memory and on its disk is what it wrote there.
+fn assert_intact(cluster: &Cluster, before: &Identity) -> Identity {
+    let after = cluster.witness(GUEST_ADDRESS).check().expect("an answer of the guest");
+    assert_same_life(before, &after);
+    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    after
+}
+
+fn write(cluster: &Cluster, blocks: u64) -> Identity {
+    cluster.witness(GUEST_ADDRESS).write(blocks).expect("a guest that writes")
+}
+
+/// What a host has noted about the base of the machine's one disk.
+fn disk_base(host: &HostProcess) -> Value {
+    let (_, record) = host.record("web");
+    record["bases"][0].clone()
+}
+
+#[test]
+fn to_a_host_with_an_older_capsule_travels_what_changed() {
+    let mut cluster = Cluster::start(&["alpha", "beta"]);
+    let work = Work::Dirty { region_mib: 8, pages_per_second: 500, bytes_per_page: 64 };
+    Guest { work, ..Guest::small("web") }.run(&cluster, cluster.host("alpha"));
+    write(&cluster, 200);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    alpha.run(&["checkpoint", "web"]);
+    alpha.run(&["push", "web", "beta"]);
+    let before = write(&cluster, 100);
+    let wire = migrate(alpha, beta);
+    println!("{wire} bytes to a host with an older capsule");
+    assert!(wire < 12 * MIB, "{wire} bytes");
+    assert_eq!(disk_base(beta)["kind"], "image", "its disk lies over the capsule's");
+    let after = assert_intact(&cluster, &before);
+
+    // What the disk lies over is found again, and is not collected as long as it does.
+    cluster.host_mut("beta").kill_daemon();
+    cluster.host_mut("beta").start_daemon();
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    beta.run(&["gc"]);
+    let before = assert_intact(&cluster, &after);
+
+    // Back to where the capsule was made; the machine has a newer one by now, which only beta has.
+    beta.run(&["checkpoint", "web"]);
+    write(&cluster, 50);
+    let wire = migrate(beta, alpha);
+    println!("{wire} bytes back");
+    assert!(wire < 12 * MIB, "{wire} bytes");
+    let after = assert_intact(&cluster, &before);
+    let wire = migrate(alpha, beta);
+    println!("{wire} bytes to the host with the newest capsule");
+    let before = assert_intact(&cluster, &after);
+    beta.run(&["suspend", "web"]);
+    beta.run(&["resume", "web"]);
+    assert_intact(&cluster, &before);
+}
+
+#[test]
+fn a_guest_that_gave_memory_back_since_the_capsule_does_not_find_it_full_again() {
+    let cluster = Cluster::start(&["alpha", "beta"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    let work = Work::Dirty { region_mib: 32, pages_per_second: 400, bytes_per_page: 64 };
+    Guest { work, ..Guest::small("web") }.run(&cluster, alpha);
+    write(&cluster, 100);
+    alpha.run(&["checkpoint", "web", "--tag", "full"]);
+    alpha.run(&["push", "full", "beta"]);
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    witness.calm().expect("a guest that frees what it dirtied");
+    drop(witness);
+    let before = write(&cluster, 20);
+    // From here on its pages are followed from a newer capsule, which beta has not: all of them are compared.
+    alpha.run(&["suspend", "web"]);
+    alpha.run(&["resume", "web"]);
+    migrate(alpha, beta);
+    assert_intact(&cluster, &before);
+}
+
+#[test]
+fn a_disk_over_a_file_that_both_hosts_reach_is_not_copied_and_another_file_is_not_taken_for_it() {
+    let cluster = Cluster::start(&["alpha", "beta"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    Guest { disk_mib: 64, ..Guest::small("web") }.run_on(&cluster, alpha, fill_with_noise);
+    let before = write(&cluster, 100);
+    let shared = migrate(alpha, beta);
+    assert_eq!(disk_base(beta)["kind"], "file", "{}", disk_base(beta));
+    let before = {
+        assert_intact(&cluster, &before);
+        write(&cluster, 50)
+    };
+    let marks = std::fs::read_dir(cluster.disk.path()).expect("the folder of the disk").flatten();
+    let marks: Vec<_> =
+        marks.filter(|entry| entry.path().extension().is_some_and(|end| end == "mark")).collect();
+    assert!(marks.is_empty(), "{marks:?}");
+
+    let path = cluster.disk.path().join("web.raw");
+    alpha.exec("mount", &["--bind", "/proc/version", path.to_str().expect("a path in UTF-8")]);
+    let copied = migrate(beta, alpha);
+    assert_eq!(disk_base(alpha)["kind"], "blank");
+    println!("{shared} bytes over the same file, {copied} without it");
+    assert!(copied > shared + 40 * MIB, "{shared} bytes over the same file, {copied} without it");
+    assert_intact(&cluster, &before);
+}
+
+/// A disk of which the later three quarters are what does not shrink.
+fn fill_with_noise(path: &std::path::Path) {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::options().write(true).open(path).expect("the disk image");
+    let mut state = 1u64;
+    let noise: Vec<u8> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    })
+    .take(48 << 20)
+    .collect();
+    file.write_all_at(&noise, 16 << 20).expect("room for a disk image");
+}
