@@ -122,6 +122,16 @@ impl Daemon {
         Ok(ticks / 100.0)
     }
 
+    /// Runs a program among the host's mounts; it is to succeed.
+    pub(crate) fn inside(&self, program: &str, arguments: &[&str]) -> Result<()> {
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &self.pid()?.to_string(), "--mount", "--"]).arg(program).args(arguments);
+        let output = command.stdin(Stdio::null()).output()?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "{}: {program} failed: {}", self.name, text.trim());
+        Ok(())
+    }
+
     /// Its public key.
     pub(crate) fn key(&self) -> Result<String> {
         let key = self.json(&["key"])?;

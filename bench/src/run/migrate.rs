@@ -101,7 +101,7 @@ pub(crate) fn slower_and_larger(context: &Context) -> Result<Vec<Row>> {
     Ok(vec![time.goal(Goal::PeerAtMost(0.6)), growth.goal(Goal::PeerAtMost(2.0))])
 }
 
-fn linked(mbit: u64) -> Result<Hosts> {
+pub(super) fn linked(mbit: u64) -> Result<Hosts> {
     let hosts = Hosts::start(&["alpha", "beta"])?;
     for host in ["alpha", "beta"] {
         hosts.lab.limit(host, mbit)?;
@@ -172,8 +172,8 @@ fn ours_of(hosts: &Hosts, memory: ByteSize, options: GuestOptions, target: Targe
     let (alpha, beta) = (hosts.get("alpha")?, hosts.get("beta")?);
     Machine::small(memory, options).run(alpha, "web")?;
     if target == Target::Primed {
-        alpha.run(&["checkpoint", "web"])?;
-        alpha.run(&["push", "web", "beta"])?;
+        alpha.run(&["checkpoint", "web", "--tag", "older"])?;
+        alpha.run(&["push", "older", "beta"])?;
     }
     let mut cost = Cost::default();
     let watched = watch(&hosts.lab, || {
@@ -202,9 +202,9 @@ pub(super) fn watch(lab: &Lab, migrate: impl FnOnce() -> Result<f64>) -> Result<
     let probe = Probe::start(client, address)?;
     ensure!(probe.wait_answers(200, PATIENCE), "the guest does not answer");
     sleep(SETTLE);
-    let (before, begun) = (wire_bytes(lab)?, Instant::now());
+    let (before, begun) = (on_the_uplink(lab)?, Instant::now());
     let believed_ms = migrate()?;
-    let (total, after) = (begun.elapsed(), wire_bytes(lab)?);
+    let (total, after) = (begun.elapsed(), on_the_uplink(lab)?);
     ensure!(probe.wait_answers(500, PATIENCE), "the guest does not answer where it went");
     let seen = probe.stop().downtime;
     Ok(Moved {
@@ -217,7 +217,7 @@ pub(super) fn watch(lab: &Lab, migrate: impl FnOnce() -> Result<f64>) -> Result<
 }
 
 /// Bytes that have passed the uplink of the source, both directions.
-fn wire_bytes(lab: &Lab) -> Result<u64> {
+pub(super) fn on_the_uplink(lab: &Lab) -> Result<u64> {
     let text = lab.host("alpha").output("ip", &["-json", "-statistics", "link", "show", "uplink"])?;
     let links: Value = serde_json::from_str(&text)?;
     let bytes = |way: &str| links[0]["stats64"][way]["bytes"].as_u64().context("`ip` without counters");

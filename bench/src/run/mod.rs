@@ -4,6 +4,7 @@
 
 mod checkpoint;
 mod clone;
+mod disk_time;
 mod images;
 mod keeper;
 mod migrate;
@@ -95,6 +96,11 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         ],
         about: "move a running guest over a Gbit/s",
         run: migrate::run,
+    },
+    Experiment {
+        rows: &["migrate.disk.time", "migrate.disk.bytes"],
+        about: "move a running guest with a disk that it writes to",
+        run: disk_time::run,
     },
     Experiment {
         rows: &["migrate.time.256m", "migrate.growth"],

@@ -46,21 +46,67 @@ enum Role {
     Target,
 }
 
+/// Where the disk is mirrored to, and what the disk is called there.
+const DISK_PORT: u16 = 7501;
+const DISK_NODE: &str = "disk0";
+const MIRROR: &str = "mirror";
+
 /// Boots the guest of `plan` on `alpha` and moves it to `beta`, at no more than `mbit`.
 pub(super) fn moved(lab: &Lab, plan: &GuestPlan, mbit: u64) -> Result<Moved> {
-    let folder = tempfile::Builder::new().prefix("wb").tempdir_in("/dev/shm")?;
-    let source = Side::start(lab.host("alpha"), plan, &folder.path().join("a"), Role::Source)?;
-    let target = Side::start(lab.host("beta"), plan, &folder.path().join("b"), Role::Target)?;
-    source.execute("cont", json!({}))?;
-    let console = UnixStream::connect(source.spec.serial_socket())?;
-    Witness::over(console.try_clone()?, console).wait_ready(BOOT_PATIENCE)?;
-    let place = format!("tcp:{}:{PORT}", lab.host("beta").address());
-    target.execute("migrate-incoming", json!({ "uri": place }))?;
-    source.execute("migrate-set-parameters", json!({ "max-bandwidth": mbit * 1_000_000 / 8 }))?;
+    let pair = Pair::start(lab, [plan, plan], mbit)?;
     watch(lab, || {
-        source.execute("migrate", json!({ "uri": place }))?;
-        source.wait_completed()
+        pair.source.execute("migrate", json!({ "uri": pair.place }))?;
+        pair.source.wait_for("completed")
     })
+}
+
+/// A guest on `alpha` and a QEMU on `beta` that waits for it.
+pub(super) struct Pair {
+    source: Side,
+    target: Side,
+    place: String,
+    _folder: tempfile::TempDir,
+}
+
+impl Pair {
+    /// Boots the guest of the first plan; the second is the same with what the target has for disks.
+    pub(super) fn start(lab: &Lab, plans: [&GuestPlan; 2], mbit: u64) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("wb").tempdir_in("/dev/shm")?;
+        let source = Side::start(lab.host("alpha"), plans[0], &folder.path().join("a"), Role::Source)?;
+        let target = Side::start(lab.host("beta"), plans[1], &folder.path().join("b"), Role::Target)?;
+        source.execute("cont", json!({}))?;
+        let console = UnixStream::connect(source.spec.serial_socket())?;
+        Witness::over(console.try_clone()?, console).wait_ready(BOOT_PATIENCE)?;
+        let place = format!("tcp:{}:{PORT}", lab.host("beta").address());
+        target.execute("migrate-incoming", json!({ "uri": place }))?;
+        source.execute("migrate-set-parameters", json!({ "max-bandwidth": mbit * 1_000_000 / 8 }))?;
+        Ok(Self { source, target, place, _folder: folder })
+    }
+
+    /// Moves the guest with its disk as QEMU's documentation has it (live block operations, "drive-mirror and NBD"): mirrored until
+    /// both are equal and from then on written to both, then memory, then the mirror is ended before the target runs.
+    pub(super) fn migrate_with_disk(&self, lab: &Lab) -> Result<()> {
+        let (host, port) = (lab.host("beta").address().to_string(), DISK_PORT.to_string());
+        let server = json!({ "type": "inet", "host": host, "port": port });
+        let listen = json!({ "type": "inet", "data": { "host": host, "port": port } });
+        self.target.execute("nbd-server-start", json!({ "addr": listen }))?;
+        let export = json!({ "type": "nbd", "id": "export", "node-name": DISK_NODE, "name": DISK_NODE, "writable": true });
+        self.target.execute("block-export-add", export)?;
+        let there = json!({ "driver": "nbd", "node-name": "there", "server": server, "export": DISK_NODE });
+        self.source.execute("blockdev-add", there)?;
+        let mirror = json!({ "job-id": MIRROR, "device": DISK_NODE, "target": "there", "sync": "full" });
+        self.source.execute("blockdev-mirror", mirror)?;
+        self.source.wait_job(|job| job["ready"] == true)?;
+        let capability =
+            json!({ "capabilities": [{ "capability": "pause-before-switchover", "state": true }] });
+        self.source.execute("migrate-set-capabilities", capability)?;
+        self.source.execute("migrate", json!({ "uri": self.place }))?;
+        self.source.wait_for("pre-switchover")?;
+        self.source.execute("block-job-cancel", json!({ "device": MIRROR }))?;
+        self.source.wait_job(Value::is_null)?;
+        self.source.execute("migrate-continue", json!({ "state": "pre-switchover" }))?;
+        self.source.wait_for("completed").map(drop)
+    }
 }
 
 impl Side {
@@ -72,6 +118,7 @@ impl Side {
         let spec = LaunchSpec {
             kernel: Some(plan.kernel.clone()),
             initrd: Some(plan.initrd.clone()),
+            disks: plan.disks.iter().map(|(socket, _)| socket.clone()).collect(),
             incoming: role == Role::Target,
             ..LaunchSpec::new(config, folder, ram)
         };
@@ -90,13 +137,30 @@ impl Side {
         self.qmp.execute(command, arguments).with_context(|| format!("QEMU refuses {command}"))
     }
 
-    /// Waits until the guest has left; the downtime that QEMU believes in, in milliseconds.
-    fn wait_completed(&self) -> Result<f64> {
+    /// Waits until what is told of the mirror satisfies; null if it is gone.
+    fn wait_job(&self, satisfies: impl Fn(&Value) -> bool) -> Result<()> {
+        let deadline = Instant::now() + MIGRATE_PATIENCE;
+        loop {
+            let jobs = self.execute("query-block-jobs", json!({}))?;
+            let job = jobs.as_array().and_then(|jobs| jobs.iter().find(|job| job["device"] == MIRROR));
+            if satisfies(job.unwrap_or(&Value::Null)) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "QEMU's mirror does not come on: {jobs}");
+            sleep(ASK);
+        }
+    }
+
+    /// Waits until the migration is in this state; the downtime that QEMU believes in, in milliseconds, or none yet.
+    fn wait_for(&self, state: &str) -> Result<f64> {
+        let wanted = state;
         let deadline = Instant::now() + MIGRATE_PATIENCE;
         loop {
             let state = self.execute("query-migrate", json!({}))?;
             match state["status"].as_str() {
-                Some("completed") => return state["downtime"].as_f64().context("no downtime in the answer"),
+                Some(state_now) if state_now == wanted => {
+                    return Ok(state["downtime"].as_f64().unwrap_or(0.0));
+                }
                 Some("failed" | "cancelled") => bail!("QEMU's migration failed: {state}"),
                 _ => ensure!(Instant::now() < deadline, "QEMU's migration does not end: {state}"),
             }

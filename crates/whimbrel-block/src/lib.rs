@@ -7,6 +7,7 @@
 
 mod atomic_pages;
 mod bits;
+mod brake;
 mod cow;
 mod cut_pages;
 mod device;
@@ -23,6 +24,7 @@ mod switch;
 mod tracked;
 mod zero;
 
+pub use brake::Brake;
 pub use cow::{Cow, HeaderError, OverlayError, OverlayPlace};
 pub use cut_pages::{CutPages, CutView};
 pub use device::{BlockError, Device, Extent, ExtentKind};

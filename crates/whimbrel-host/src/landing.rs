@@ -12,6 +12,7 @@ use crate::{
     live::Live,
     machine::{Machine, Turn},
     record::{DiskBase, Phase, ProcessRecord, Record},
+    settling::Settling,
     slot::{self, Mark},
     stage::Stage,
     supervise,
@@ -22,7 +23,7 @@ use std::{
     sync::{Arc, Weak},
 };
 use whimbrel_block::Device;
-use whimbrel_core::{Digest, PageRun};
+use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
     base::BegunAs,
     fit::{self, Here},
@@ -45,6 +46,7 @@ struct Arriving {
     /// What it begins as, and its memory on the way there.
     beginning: Option<Beginning>,
     filling: Filling,
+    settling: Settling,
     /// Before it is prepared; afterwards the machine has it.
     live: Option<Live>,
     machine: Arc<Machine>,
@@ -57,6 +59,10 @@ impl HostLanding {
 }
 
 impl Landing for HostLanding {
+    fn page(&self, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool {
+        self.0.upgrade().is_some_and(|host| page_here(&host, digest, out))
+    }
+
     fn reserve(&self, offer: &Offer) -> Result<Box<dyn Arrival>, Cause> {
         Stage::Offer.reached();
         let host = self.0.upgrade().ok_or("the host is closing down")?;
@@ -88,6 +94,7 @@ impl Landing for HostLanding {
             missing,
             beginning: Some(beginning),
             filling: Filling::nothing(),
+            settling: Settling::default(),
             live: None,
             machine,
         };
@@ -107,6 +114,21 @@ impl Host {
         }
         let stored = || self.write_boot_file(digest, &self.store.blob(digest).ok()?).ok();
         self.store.has(&[*digest]) == [true] && stored().is_some()
+    }
+}
+
+/// The page of this digest, in a file that the cache of pages knows or in the store.
+fn page_here(host: &Host, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool {
+    if host.page_cache().is_some_and(|cache| cache.get(digest, out)) {
+        return true;
+    }
+    let stored = host.store.has(&[*digest]) == [true];
+    match stored.then(|| host.store.blob(digest)) {
+        Some(Ok(page)) if page.len() == out.len() => {
+            out.copy_from_slice(&page);
+            true
+        }
+        _ => false,
     }
 }
 
@@ -216,6 +238,12 @@ impl Arriving {
         if array == 0 { self.filling.wait() } else { Ok(()) }
     }
 
+    fn wrote(&mut self, bytes: u64) {
+        if let Some(live) = &self.live {
+            self.settling.wrote(bytes, &live.disks);
+        }
+    }
+
     fn live(&mut self) -> Result<&mut Live, Cause> {
         self.live.as_mut().ok_or_else(|| "pages came before the boot files".into())
     }
@@ -242,7 +270,11 @@ impl Arrival for Arriving {
         let live = self.live()?;
         match array.checked_sub(1) {
             None => Ok(live.memory.write(run, data)?),
-            Some(disk) => Ok(live.disks[disk].device().write_at(run.offset(), data)?),
+            Some(disk) => {
+                live.disks[disk].device().write_at(run.offset(), data)?;
+                self.wrote(data.len() as u64);
+                Ok(())
+            }
         }
     }
 
@@ -366,6 +398,7 @@ pub(crate) fn wait_on(host: &Arc<Host>, record: Record, live: Option<Live>, hand
         missing,
         beginning: None,
         filling: Filling::nothing(),
+        settling: Settling::default(),
         live: None,
         machine,
     };

@@ -40,6 +40,7 @@ mod refs;
 mod resume;
 mod rights;
 mod serve;
+mod settling;
 mod slot;
 mod stage;
 mod start;

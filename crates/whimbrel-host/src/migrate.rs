@@ -4,6 +4,7 @@
 //! again, and goes on telling the target so, also after a restart, until the target confirms.
 
 mod bases;
+mod disk_brake;
 mod marks;
 mod past;
 mod rates;
@@ -148,6 +149,7 @@ impl Host {
             Ok(())
         };
         let policy = rates::policy(request, was_paused)?;
+        let mut brake = disk_brake::DiskBrake::new(&live.disks);
         let outcome = migrate(Move {
             subject: &mut subject,
             link,
@@ -161,13 +163,18 @@ impl Host {
             leaving: None,
             observe: &mut |progress| {
                 match progress.ended {
-                    Some(round) => reporter.round(round_info(&round)),
+                    Some(round) => {
+                        brake.ended(&round);
+                        reporter.round(round_info(&round));
+                    }
                     None => report(reporter, progress),
                 }
                 reporter.flow()
             },
         });
         let slowed = braked.let_go();
+        // A machine that stays may write to its disks as it likes again.
+        drop(brake);
         match outcome {
             Ok(done) => {
                 let network = network_handover(record, offer.tunnel.as_ref(), &request.host);

@@ -83,6 +83,11 @@ impl Choice {
         STEPS[self.step.min(FIRST)].effort
     }
 
+    /// Bytes a second that the link takes of one encoder, once it was waited for.
+    pub(crate) fn link(&self) -> Option<f64> {
+        self.link
+    }
+
     /// So much more time was spent under the effort in force.
     pub(crate) fn spent(&mut self, more: Spent) {
         let sum = &mut self.spent;

@@ -8,6 +8,7 @@
 //!
 //! Invariant: at every instant at most one side may run the machine, and after any failure exactly one can.
 
+mod asking;
 pub mod base;
 mod choice;
 pub mod codec;

@@ -8,6 +8,11 @@ pub trait Link: Send + Sync {
     /// Sends a request after all earlier ones; blocks while too much is under way.
     fn send(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError>;
 
+    /// Sends a request that is short and in no order with others; it may overtake them.
+    fn ask(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn Answer>, LinkError> {
+        self.send(kind, header, Bytes::new())
+    }
+
     /// From now on at most so many bytes a second go out; none lifts the limit.
     fn limit_rate(&self, _rate: Option<u64>) {}
 

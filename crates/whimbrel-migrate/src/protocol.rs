@@ -3,10 +3,10 @@
 //! Every message is a request of the wire protocol; its header is one of these types in postcard form, its
 //! payload what the doc of the kind says. The requests of one handover are handled in the order they came.
 
-use crate::{base::BegunAs, fit::Misfit};
+use crate::{base::BegunAs, codec::BATCH_PAGES_MAX, fit::Misfit};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
-use whimbrel_core::{CapsuleId, Digest, HostName, MachineConfig, MachineName};
+use whimbrel_core::{CapsuleId, Digest, HostName, MachineConfig, MachineName, PageRun};
 
 /// Offer a machine; header [`Offer`], reply [`Offered`].
 pub const OFFER: u16 = 0x0100;
@@ -20,6 +20,10 @@ pub const FINISH: u16 = 0x0103;
 pub const COMMIT: u16 = 0x0104;
 /// The source has given up; header [`HandoverId`].
 pub const ABORT: u16 = 0x0105;
+
+/// Has the target these pages anywhere; header [`AskPages`], reply [`HasPages`]. Those that it has are where they belong then.
+/// In no order with other messages.
+pub const ASK_PAGES: u16 = 0x0107;
 
 /// Most bytes of a blob in one message.
 pub const BLOB_PIECE_MAX: usize = 4 << 20;
@@ -207,6 +211,48 @@ pub struct Pages {
     pub batch: crate::codec::BatchHeader,
 }
 
+/// Pages of one array that are about to be sent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AskPages {
+    /// This attempt.
+    pub handover: HandoverId,
+    /// Which array, as an index into the offer's arrays.
+    pub array: u32,
+    /// The pages, at most as many as in a batch, none of them zero.
+    pub runs: Vec<PageRun>,
+    /// Digest of each.
+    pub digests: Vec<Digest>,
+}
+
+impl AskPages {
+    /// Whether a sound source would ask this of an array of `len` pages.
+    pub(crate) fn is_sound(&self, len: u64) -> bool {
+        let pages = self.runs.iter().fold(0u64, |sum, run| sum.saturating_add(run.len));
+        let inside = |run: &PageRun| run.start.checked_add(run.len).is_some_and(|end| end <= len);
+        pages <= BATCH_PAGES_MAX && pages == self.digests.len() as u64 && self.runs.iter().all(inside)
+    }
+}
+
+/// Which of the pages asked for were there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HasPages {
+    /// Bit `i % 64` of word `i / 64` for page `i` of the question.
+    pub found: Vec<u64>,
+}
+
+impl HasPages {
+    /// Of one answer for each page.
+    pub(crate) fn of(found: &[bool]) -> Self {
+        let word = |bits: &[bool]| (0..).zip(bits).fold(0, |word, (at, bit)| word | u64::from(*bit) << at);
+        Self { found: found.chunks(64).map(word).collect() }
+    }
+
+    /// Whether page `page` of the question was there.
+    pub fn has(&self, page: usize) -> bool {
+        self.found.get(page / 64).is_some_and(|word| word >> (page % 64) & 1 == 1)
+    }
+}
+
 /// The end of the copy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finish {
@@ -219,6 +265,26 @@ pub struct Finish {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_question_and_its_answer_are_these_bytes() {
+        let ask = AskPages {
+            handover: HandoverId([9; 16]),
+            array: 1,
+            runs: vec![PageRun::new(300, 2)],
+            digests: vec![Digest([1; 32]), Digest([2; 32])],
+        };
+        let bytes = [&[9; 16][..], &[1, 1, 0xac, 2, 2, 2], &[1; 32], &[2; 32]].concat();
+        assert_eq!(postcard::to_stdvec(&ask).unwrap(), bytes);
+        assert!(ask.is_sound(302) && !ask.is_sound(301));
+        assert!(!AskPages { digests: vec![], ..ask.clone() }.is_sound(302));
+        assert!(!AskPages { runs: vec![PageRun::new(u64::MAX, 2)], ..ask }.is_sound(u64::MAX));
+        let mut found = [false; 70];
+        (found[0], found[69]) = (true, true);
+        let has = HasPages::of(&found);
+        assert_eq!(postcard::to_stdvec(&has).unwrap(), [2, 1, 32]);
+        assert!(has.has(0) && has.has(69) && !has.has(1) && !has.has(1000));
+    }
 
     #[test]
     fn an_id_is_read_as_it_is_written_and_nothing_else_is() {

@@ -6,12 +6,13 @@
 //! Memory: a MiB for each batch that waits or is worked on, and marks of what was sent ([`crate::sent`]).
 
 use crate::{
+    asking::Asking,
     base::ArrayBase,
     choice::{Choice, Spent},
     codec::{BATCH_PAGES_MAX, Effort, Encoder, RUNS_MAX, push},
     known::{Known, Verdict},
     link::{Answer, Link},
-    protocol::{self, HandoverId, Pages},
+    protocol::{self, AskPages, HandoverId, HasPages, Pages},
     source::BoxError,
 };
 use std::{
@@ -32,6 +33,8 @@ const UNANSWERED_MAX: usize = 64;
 const KNOWN_BYTES_MAX: usize = 32 << 20;
 /// More threads than this fill 10 Gbit/s.
 const ENCODERS_MAX: usize = 8;
+/// Threads beside the encoders.
+const ASKERS: usize = 2;
 /// Pages of a batch while the machine stands still: small enough that all encoders have some.
 const URGENT_PAGES: usize = 64;
 /// Niceness of encoders while the machine runs: it comes first.
@@ -69,6 +72,7 @@ pub(crate) struct Pipeline<'a> {
     handover: HandoverId,
     known: Known,
     choice: Mutex<Choice>,
+    asking: Mutex<Asking>,
     urgent: AtomicBool,
     encoders: usize,
     queue: Mutex<Queue>,
@@ -88,6 +92,7 @@ impl<'a> Pipeline<'a> {
             handover,
             known: Known::new(arrays, KNOWN_BYTES_MAX, seed),
             choice: Mutex::new(Choice::new()),
+            asking: Mutex::default(),
             urgent: AtomicBool::new(false),
             encoders,
             queue: Mutex::default(),
@@ -97,7 +102,7 @@ impl<'a> Pipeline<'a> {
 
     /// Starts the encoders; they end when the sink that is returned is dropped.
     pub(crate) fn start<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> PageSender<'scope> {
-        for _ in 0..self.encoders {
+        for _ in 0..self.threads() {
             scope.spawn(|| self.encode_all());
         }
         PageSender { line: self, bytes_before: self.link.bytes_sent(), job: Job::default(), divide: None }
@@ -159,7 +164,8 @@ impl<'a> Pipeline<'a> {
         let begun = Instant::now();
         let (effort, raw) = (self.effort(), job.data.len() as u64);
         encoder.zero(&self.known.zero(job.array, &job.zero)?);
-        let verdicts = self.known.pages(job.array, &job.runs, &job.data, &job.hot)?;
+        let mut verdicts = self.known.pages(job.array, &job.runs, &job.data, &job.hot)?;
+        let asked = self.ask(&job, &mut verdicts)?;
         let pages = job.runs.iter().flat_map(|run| run.pages()).zip(job.data.chunks_exact(PAGE_SIZE));
         for ((page, content), verdict) in pages.zip(verdicts) {
             match verdict {
@@ -174,12 +180,44 @@ impl<'a> Pipeline<'a> {
         let (batch, payload) = encoder.finish(job.array as u32, effort)?;
         drop(job);
         let header = postcard::to_stdvec(&Pages { handover: self.handover, batch })?;
-        let (encoding, wire) = (begun.elapsed(), (header.len() + payload.len()) as u64);
+        let (encoding, wire) = (begun.elapsed() - asked, (header.len() + payload.len()) as u64);
         let answer = self.link.send(protocol::PAGES, header, payload.into())?;
         self.answered_but(UNANSWERED_MAX, Some(answer))?;
-        let link = begun.elapsed() - encoding;
-        self.choice().spent(Spent { encoding, link, idle: waited, raw, wire });
+        let (link, idle) = (begun.elapsed() - encoding - asked, waited + asked);
+        self.choice().spent(Spent { encoding, link, idle, raw, wire });
         Ok(())
+    }
+
+    /// Leaves out pages that the target has anywhere, if it pays to ask; how long that took.
+    fn ask(&self, job: &Job, verdicts: &mut [Verdict]) -> Result<Duration, BoxError> {
+        let places: Vec<usize> = (0..verdicts.len()).filter(|at| verdicts[*at] == Verdict::Whole).collect();
+        let link = self.choice().link().map(|link| link * self.threads() as f64);
+        let urgent = self.urgent.load(Ordering::Relaxed);
+        if urgent || !self.asking().wants(places.len(), link) {
+            return Ok(Duration::ZERO);
+        }
+        let content: Vec<_> = places.iter().map(|at| &job.data.as_chunks::<PAGE_SIZE>().0[*at]).collect();
+        let digests = whimbrel_image::page_digests(&content);
+        let pages: Vec<u64> = job.runs.iter().flat_map(|run| run.pages()).collect();
+        let mut runs = Vec::new();
+        places.iter().for_each(|at| push(&mut runs, pages[*at]));
+        let question = AskPages { handover: self.handover, array: job.array as u32, runs, digests };
+        let begun = Instant::now();
+        let answer = self.link.ask(protocol::ASK_PAGES, postcard::to_stdvec(&question)?)?.wait()?;
+        let has: HasPages = postcard::from_bytes(&answer)?;
+        let found = (0..).zip(&places).filter(|(number, _)| has.has(*number));
+        let found = found.map(|(_, at)| verdicts[*at] = Verdict::There).count();
+        self.asking().answered(places.len() as u64, found as u64);
+        Ok(begun.elapsed())
+    }
+
+    fn asking(&self) -> MutexGuard<'_, Asking> {
+        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// More than processors: while some wait for an answer, others encode.
+    fn threads(&self) -> usize {
+        self.encoders + ASKERS
     }
 
     fn effort(&self) -> Effort {

@@ -11,7 +11,7 @@ use crate::{
     fit::Misfit,
     handover::{Target, TargetAction, TargetEvent},
     postcopy::{self, messages::Owed},
-    protocol::{self, Accepted, BlobPiece, Finish, HandoverId, Offer, Offered, Pages},
+    protocol::{self, Accepted, AskPages, BlobPiece, Finish, HandoverId, HasPages, Offer, Offered, Pages},
 };
 use bytes::Bytes;
 use std::{
@@ -28,6 +28,11 @@ pub type HostError = Box<dyn Error + Send + Sync>;
 pub trait Landing: Send + Sync {
     /// Reserves name, memory, disks and devices for `offer`, or says why not; a [`Misfit`] is told to the source as one.
     fn reserve(&self, offer: &Offer) -> Result<Box<dyn Arrival>, HostError>;
+
+    /// Fills `out` with the page of this digest, if it is anywhere on this host. It was checked against the digest.
+    fn page(&self, _digest: &Digest, _out: &mut [u8; PAGE_SIZE]) -> bool {
+        false
+    }
 }
 
 /// A machine that is arriving: its arrays are here and filled, it does not run yet.
@@ -150,6 +155,7 @@ impl Arrivals {
                 let batch = Batch::decode(&pages.batch, &payload)?;
                 self.with(pages.handover, |arriving| arriving.pages(&pages, &batch))
             }
+            protocol::ASK_PAGES => self.look_for(&parse(header)?),
             postcopy::messages::OWED => {
                 let owed: Owed = parse(header)?;
                 self.with(owed.handover, |arriving| arriving.owe(&owed, &payload))
@@ -234,6 +240,24 @@ impl Arrivals {
         }
         table.insert(offer.handover, Arc::new(Mutex::new(arriving)));
         Ok(reply(&accepted))
+    }
+
+    /// Looks for pages on this host and puts those that are found where they belong.
+    fn look_for(&self, ask: &AskPages) -> Result<Vec<u8>, TargetError> {
+        let invalid = || TargetError::Invalid { what: "a question that nobody can answer" };
+        // Of any array, before it is looked for; of the array, before it is used.
+        if !ask.is_sound(u64::MAX) {
+            return Err(invalid());
+        }
+        let mut found = Vec::with_capacity(ask.digests.len());
+        let mut content = vec![0; ask.digests.len() * PAGE_SIZE];
+        for (digest, out) in ask.digests.iter().zip(content.as_chunks_mut::<PAGE_SIZE>().0) {
+            found.push(self.landing.page(digest, out));
+        }
+        if found.contains(&true) {
+            self.with(ask.handover, |arriving| arriving.put(ask, &found, &content))?;
+        }
+        Ok(postcard::to_stdvec(&HasPages::of(&found)).expect("a reply is always encodable"))
     }
 
     fn with(
@@ -339,6 +363,19 @@ impl Arriving {
             self.arrival.write(array, *run, &buffer).map_err(TargetError::write)?;
         }
         pages.batch.zero.iter().try_for_each(|run| self.arrival.zero(array, *run)).map_err(TargetError::write)
+    }
+
+    /// Stores pages that were found here.
+    fn put(&mut self, ask: &AskPages, found: &[bool], content: &[u8]) -> Result<(), TargetError> {
+        self.receiving()?;
+        let array = ask.array as usize;
+        let len = self.arrays.get(array).copied().filter(|len| ask.is_sound(*len));
+        len.ok_or(TargetError::Invalid { what: "a question about pages that were not offered" })?;
+        let pages = ask.runs.iter().flat_map(|run| run.pages()).zip(content.chunks_exact(PAGE_SIZE));
+        for ((page, content), _) in pages.zip(found).filter(|(_, found)| **found) {
+            self.arrival.write(array, PageRun::new(page, 1), content).map_err(TargetError::write)?;
+        }
+        Ok(())
     }
 
     fn owe(&mut self, owed: &Owed, piece: &[u8]) -> Result<(), TargetError> {

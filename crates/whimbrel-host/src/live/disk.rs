@@ -15,8 +15,8 @@ use crate::{
 use std::{os::unix::fs::MetadataExt, path::Path, sync::Arc};
 use whimbrel_align::Cuts;
 use whimbrel_block::{
-    Cow, CutPages, CutView, CutsMismatch, Device, DiskPages, FileDevice, OverlayPlace, Padded, Tracked,
-    Uncut, ZeroDevice,
+    Brake, Cow, CutPages, CutView, CutsMismatch, Device, DiskPages, FileDevice, OverlayPlace, Padded,
+    Tracked, Uncut, ZeroDevice,
 };
 use whimbrel_capture::{Follower, Ledger};
 use whimbrel_core::{Digest, MachineName, PAGE_SIZE, PageSet};
@@ -28,6 +28,8 @@ pub(crate) struct LiveDisk {
     name: String,
     cow: Arc<Cow>,
     tracked: Arc<Tracked>,
+    /// Over all of it: what its machine writes.
+    brake: Arc<Brake>,
     /// How the store sees it: cut like its next image.
     cuts: Option<Cuts>,
     /// Its base, if a part of that lies on other hosts.
@@ -79,8 +81,9 @@ impl LiveDisk {
         };
         let cow = Arc::new(cow.map_err(|source| failed(source.into()))?);
         let tracked = Arc::new(Tracked::new(cow.clone()));
-        slot.switch(index).set(tracked.clone()).map_err(|source| failed(source.into()))?;
-        Ok(Self { name, cow, tracked, cuts: None, patient })
+        let brake = Arc::new(Brake::new(tracked.clone()));
+        slot.switch(index).set(brake.clone()).map_err(|source| failed(source.into()))?;
+        Ok(Self { name, cow, tracked, brake, cuts: None, patient })
     }
 
     /// Lets the store see the disk cut by `cuts`. If that is new, it no longer follows.
@@ -129,6 +132,11 @@ impl LiveDisk {
     /// The disk as a device.
     pub(crate) fn device(&self) -> &Arc<Tracked> {
         &self.tracked
+    }
+
+    /// What the machine's writes can be slowed down with.
+    pub(crate) fn brake(&self) -> &Brake {
+        &self.brake
     }
 
     /// The pages of the disk that may differ from its base.

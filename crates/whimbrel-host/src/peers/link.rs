@@ -67,6 +67,12 @@ impl Link for PeerLink {
         Ok(Box::new(OnItsWay(pending)))
     }
 
+    fn ask(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn Answer>, LinkError> {
+        let request = Request::new(kind, header.into(), Bytes::new());
+        let pending = self.connection.send_blocking(request).map_err(link_error)?;
+        Ok(Box::new(OnItsWay(pending)))
+    }
+
     fn limit_rate(&self, rate: Option<u64>) {
         self.connection.limit_rate(rate);
     }

@@ -1,0 +1,158 @@
+//! `migrate.disk.time`: a guest moves with a disk that it writes to, beside QEMU's pre-copy with the disk mirrored over NBD.
+//!
+//! The disk has 2 GiB, of them 700 MB used, half of which is noise. The guest writes noise to it all the time, and checks at the end
+//! what it wrote. Hosts of this bench share a file system, so the disk's file is hidden from the target: else nothing of it
+//! would have to travel.
+
+use super::Context;
+use super::migrate::{linked, on_the_uplink};
+use super::precopy;
+use super::qemu_nbd::QemuNbd;
+use crate::guest::GuestPlan;
+use crate::harness::{Goal, Row, Samples, in_turn};
+use crate::hosts::{GUEST, Hosts, Machine};
+use anyhow::{Context as _, Result, ensure};
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use whimbrel_core::ByteSize;
+use whimbrel_testkit::guest::{GuestOptions, Verdict, Witness, Work};
+use whimbrel_testkit::lab::Lab;
+
+const MBIT: u64 = 1000;
+const MEMORY: ByteSize = ByteSize(512 << 20);
+const DISK: ByteSize = ByteSize(2 << 30);
+const USED: u64 = 700_000_000;
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Blocks of 4 KiB that the guest writes between two syncs.
+const WRITES: u64 = 256;
+const PEER: &str = "QEMU pre-copy, mirror over NBD";
+
+/// Time and bytes of one move.
+struct Moved {
+    ms: f64,
+    bytes: f64,
+}
+
+pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
+    let hosts = linked(MBIT)?;
+    let image = hosts.disk().join("used.raw");
+    make_disk(&image)?;
+    let ours = || ours(&hosts, &image).context("whimbrel, with a disk");
+    let peer = || theirs(&hosts, &image).context(PEER);
+    let (ours, theirs) = in_turn(context.times(5, 1), ours, peer)?;
+    let row = |name, unit, of: fn(&Moved) -> f64| {
+        let case = "2 GB disk, 700 MB used, written to";
+        Row::new(name, case, unit, &Samples::of(&ours, of)).against(PEER, &Samples::of(&theirs, of))
+    };
+    Ok(vec![
+        row("migrate.disk.time", "s", |moved| moved.ms / 1e3).goal(Goal::PeerAtMost(0.6)),
+        row("migrate.disk.bytes", "MB", |moved| moved.bytes / 1e6),
+    ])
+}
+
+/// Every other 2 KiB noise, as of files of which half shrinks to nothing.
+fn make_disk(path: &Path) -> Result<()> {
+    let file = File::create(path)?;
+    file.set_len(DISK.0)?;
+    let (mut state, mut offset) = (1u64, 64 << 20);
+    let mut chunk = vec![0u8; 1 << 20];
+    while offset < USED + (64 << 20) {
+        for piece in chunk.chunks_exact_mut(4096) {
+            for byte in &mut piece[..2048] {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                *byte = (state >> 56) as u8;
+            }
+            piece[2048..].fill((state >> 40) as u8 | 1);
+        }
+        file.write_all_at(&chunk, offset)?;
+        offset += chunk.len() as u64;
+    }
+    Ok(())
+}
+
+fn options() -> GuestOptions {
+    GuestOptions { address: Some(format!("{GUEST}/24")), buffer_mib: 16, work: Work::Idle }
+}
+
+fn ours(hosts: &Hosts, image: &Path) -> Result<Moved> {
+    let (alpha, beta) = (hosts.get("alpha")?, hosts.get("beta")?);
+    let path = image.to_str().context("a path that is not UTF-8")?;
+    let _ = beta.inside("umount", &[path]);
+    beta.inside("mount", &["--bind", "/proc/version", path])?;
+    let mut machine = Machine::small(MEMORY, options());
+    machine.disks = vec![image.to_owned()];
+    machine.run(alpha, "web")?;
+    let moved = while_it_writes(&hosts.lab, || alpha.json(&["migrate", "web", "beta"]).map(drop));
+    if moved.is_err() {
+        let _ = alpha.discard("web");
+    }
+    beta.discard("web")?;
+    moved
+}
+
+fn theirs(hosts: &Hosts, image: &Path) -> Result<Moved> {
+    let folder = tempfile::tempdir_in(hosts.disk())?;
+    let disk = |name: &str| folder.path().join(name);
+    copy_sparse(image, &disk("a.raw"))?;
+    File::create(disk("b.raw"))?.set_len(DISK.0)?;
+    let source = QemuNbd::writable(&disk("a.raw"), &disk("a.sock"))?;
+    let target = QemuNbd::writable(&disk("b.raw"), &disk("b.sock"))?;
+    let plan = |server: &QemuNbd| GuestPlan {
+        disks: vec![(server.socket().to_owned(), DISK)],
+        ..GuestPlan::small(MEMORY, options())
+    };
+    let pair = precopy::Pair::start(&hosts.lab, [&plan(&source), &plan(&target)], MBIT)?;
+    while_it_writes(&hosts.lab, || pair.migrate_with_disk(&hosts.lab))
+}
+
+fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
+    let status = Command::new("cp").arg("--sparse=always").args([from, to]).status()?;
+    ensure!(status.success(), "cannot copy {}", from.display());
+    Ok(())
+}
+
+/// Has a guest moved while it writes to its disk; what it wrote must be there afterwards.
+fn while_it_writes(lab: &Lab, migrate: impl FnOnce() -> Result<()>) -> Result<Moved> {
+    lab.host("client").ip("neigh flush all")?;
+    let mut witness = witness(lab)?;
+    witness.write(WRITES)?;
+    let (stop, before, begun) = (AtomicBool::new(false), on_the_uplink(lab)?, Instant::now());
+    let moved = thread::scope(|scope| {
+        let writes = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                witness.write(WRITES)?;
+            }
+            witness.check().context("no answer after the move")
+        });
+        let outcome = migrate();
+        let ms = begun.elapsed().as_secs_f64() * 1e3;
+        stop.store(true, Ordering::Relaxed);
+        let checked = writes.join().ok().context("the writer failed")?;
+        outcome?;
+        let checked = checked?;
+        ensure!(matches!(checked.disk, Verdict::Good(_)), "the disk is not what was written: {checked:?}");
+        ensure!(matches!(checked.ram, Verdict::Good(_)), "memory is not what it was: {checked:?}");
+        Ok(ms)
+    })?;
+    Ok(Moved { ms: moved, bytes: (on_the_uplink(lab)? - before) as f64 })
+}
+
+fn witness(lab: &Lab) -> Result<Witness> {
+    let address = format!("{GUEST}:7000").parse()?;
+    let deadline = Instant::now() + PATIENCE;
+    let stream = loop {
+        match lab.host("client").connect(address, Duration::from_secs(2)) {
+            Ok(stream) => break stream,
+            Err(error) => ensure!(Instant::now() < deadline, "the guest does not answer: {error}"),
+        }
+        thread::sleep(Duration::from_millis(50));
+    };
+    let mut witness = Witness::connected(stream)?;
+    witness.wait_ready(PATIENCE)?;
+    Ok(witness)
+}
