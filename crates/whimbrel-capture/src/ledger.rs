@@ -19,6 +19,8 @@ pub enum Follower {
     Store,
     /// A migration under way: what the target does not have yet.
     Migration,
+    /// A protection: what the standby does not have yet.
+    Standby,
 }
 
 /// A page array and, for each follower, the pages it has not seen.

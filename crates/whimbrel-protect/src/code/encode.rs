@@ -1,0 +1,207 @@
+//! Makes pieces: pages of one array, reduced to what the standby lacks.
+//!
+//! Whatever a page looks like, it is in the piece: one whose blocks all seem to be as they were still travels as its digest,
+//! so that a hash that hides a change is found out. Each block that travels is first looked for among those of this piece
+//! (compared byte by byte before it is shared), then offered to the codes in the order of their price.
+
+use super::{
+    BlockSize, CHECK_BYTES, Coding, PIECE_PAGES_MAX, Volume,
+    bits::BitWriter,
+    changes::{Change, Hashes},
+    check_of,
+    sections::{SECTIONS, Section, join, push_number},
+    sparse, wkdm,
+};
+use std::{collections::HashMap, io};
+use whimbrel_core::PAGE_SIZE;
+
+pub(super) const PAGE_ZERO: u64 = 0;
+pub(super) const PAGE_WHOLE: u64 = 1;
+pub(super) const PAGE_BLOCKS: u64 = 2;
+pub(super) const PAGE_SAME: u64 = 3;
+
+pub(super) const BLOCK_RAW: u32 = 0;
+pub(super) const BLOCK_SPARSE: u32 = 1;
+pub(super) const BLOCK_WORDS: u32 = 2;
+pub(super) const BLOCK_SHARED: u32 = 3;
+
+/// zstd's fastest ordinary level: what is left for it is what nothing cheaper could shrink.
+const ZSTD_LEVEL: i32 = 1;
+
+/// Makes pieces of one protection.
+pub struct Encoder {
+    coding: Coding,
+    hashes: Hashes,
+    zstd: zstd::bulk::Compressor<'static>,
+    piece: Piece,
+}
+
+/// The sections of the piece in the making.
+#[derive(Default)]
+struct Piece {
+    pages: Vec<u8>,
+    checks: Vec<u8>,
+    masks: Vec<u8>,
+    kinds: BitWriter,
+    shared: Vec<u8>,
+    sparse: Vec<u8>,
+    words: wkdm::Packer,
+    raw: Vec<u8>,
+    /// Every block that travels, one after the other, and by its hash where the first of its kind is.
+    blocks: Vec<u8>,
+    known: HashMap<u64, u32>,
+    volume: Volume,
+}
+
+impl Encoder {
+    /// An encoder whose table of hashes takes at most `hash_bytes_max`.
+    pub fn new(coding: Coding, seed: u64, hash_bytes_max: usize) -> io::Result<Self> {
+        let hashes = Hashes::new(coding.block, seed, hash_bytes_max);
+        Ok(Self { coding, hashes, zstd: zstd::bulk::Compressor::new(ZSTD_LEVEL)?, piece: Piece::default() })
+    }
+
+    /// Bytes that the table of hashes takes.
+    pub fn hash_bytes(&self) -> usize {
+        self.hashes.bytes()
+    }
+
+    /// It is not known any more what the standby has.
+    pub fn forget_all(&mut self) {
+        self.hashes.forget_all();
+    }
+
+    /// The standby assembled something else from this page: all of it travels next.
+    pub fn forget(&mut self, array: u32, page: u64) {
+        self.hashes.forget(array, page);
+    }
+
+    /// Makes a piece of at most [`PIECE_PAGES_MAX`] pages, in ascending order, each with its content.
+    pub fn encode<'a>(
+        &mut self,
+        array: u32,
+        pages: impl Iterator<Item = (u64, &'a [u8])>,
+    ) -> io::Result<(Vec<u8>, Volume)> {
+        self.piece.clear();
+        let mut before = 0;
+        for (number, content) in pages.take(PIECE_PAGES_MAX) {
+            self.page(array, number, number - before, content);
+            before = number;
+        }
+        self.finish()
+    }
+
+    fn page(&mut self, array: u32, number: u64, distance: u64, content: &[u8]) {
+        let piece = &mut self.piece;
+        piece.volume.pages += 1;
+        piece.volume.dirty += PAGE_SIZE as u64;
+        let change = self.hashes.change(array, number, content);
+        let block = self.coding.block;
+        // The base line sends what it finds, zeros too.
+        if self.coding != Coding::REMUS && whimbrel_core::is_zero(content) {
+            return push_number(distance << 2 | PAGE_ZERO, &mut piece.pages);
+        }
+        let (kind, mask) = match change {
+            Change::New => (PAGE_WHOLE, u64::MAX),
+            Change::Blocks(0) => (PAGE_SAME, 0),
+            Change::Blocks(mask) => (PAGE_BLOCKS, mask),
+        };
+        push_number(distance << 2 | kind, &mut piece.pages);
+        if kind != PAGE_WHOLE {
+            piece.checks.extend(check_of(content));
+        }
+        if kind == PAGE_BLOCKS {
+            piece.masks.extend(&mask.to_le_bytes()[..mask_bytes(block)]);
+        }
+        for (index, bytes) in content.chunks_exact(block.bytes()).enumerate() {
+            if mask >> index & 1 == 1 {
+                piece.block(&self.coding, bytes);
+            }
+        }
+    }
+
+    fn finish(&mut self) -> io::Result<(Vec<u8>, Volume)> {
+        let piece = &self.piece;
+        let compressed = match self.coding.general && !piece.raw.is_empty() {
+            true => Some(self.zstd.compress(&piece.raw)?).filter(|small| small.len() < piece.raw.len()),
+            false => None,
+        };
+        let raw_length = (piece.raw.len() as u32).to_le_bytes();
+        let words = piece.words.streams();
+        let words = match words.iter().all(|stream| stream.is_empty()) {
+            true => Vec::new(),
+            false => {
+                let lengths = words.iter().flat_map(|stream| (stream.len() as u32).to_le_bytes());
+                lengths.chain(words.iter().flat_map(|stream| stream.iter().copied())).collect()
+            }
+        };
+        let mut parts = [&[][..]; SECTIONS];
+        parts[Section::Pages as usize] = &piece.pages;
+        parts[Section::Checks as usize] = &piece.checks;
+        parts[Section::Masks as usize] = &piece.masks;
+        parts[Section::Kinds as usize] = piece.kinds.bytes();
+        parts[Section::Shared as usize] = &piece.shared;
+        parts[Section::Sparse as usize] = &piece.sparse;
+        parts[Section::Words as usize] = &words;
+        parts[Section::RawLength as usize] = &raw_length;
+        parts[Section::Raw as usize] = compressed.as_deref().unwrap_or(&piece.raw);
+        parts[Section::RawIsZstd as usize] = if compressed.is_some() { &[1] } else { &[0] };
+        let payload = join(parts);
+        let volume = Volume { sent: payload.len() as u64, ..piece.volume };
+        Ok((payload, volume))
+    }
+}
+
+impl Piece {
+    fn clear(&mut self) {
+        for part in [&mut self.pages, &mut self.checks, &mut self.masks, &mut self.shared, &mut self.sparse] {
+            part.clear();
+        }
+        self.kinds.clear();
+        self.words.clear();
+        self.raw.clear();
+        self.blocks.clear();
+        self.known.clear();
+        self.volume = Volume::default();
+    }
+
+    fn block(&mut self, coding: &Coding, block: &[u8]) {
+        self.volume.changed += block.len() as u64;
+        let index = (self.blocks.len() / block.len()) as u32;
+        if coding.share {
+            let hash = xxhash_rust::xxh3::xxh3_64(block);
+            match self.known.get(&hash) {
+                Some(first) if self.blocks[*first as usize * block.len()..][..block.len()] == *block => {
+                    push_number(u64::from(index - first), &mut self.shared);
+                    self.kinds.push(BLOCK_SHARED, 2);
+                    self.blocks.extend_from_slice(block);
+                    return;
+                }
+                Some(_) => {}
+                None => {
+                    self.known.insert(hash, index);
+                }
+            }
+            self.blocks.extend_from_slice(block);
+        }
+        self.volume.unshared += block.len() as u64;
+        let kind = if coding.sparse && sparse::encode(block, &mut self.sparse) {
+            BLOCK_SPARSE
+        } else if coding.wkdm && self.words.push(block) {
+            BLOCK_WORDS
+        } else {
+            self.raw.extend_from_slice(block);
+            BLOCK_RAW
+        };
+        self.kinds.push(kind, 2);
+    }
+}
+
+/// Bytes of a page's mask.
+pub(super) const fn mask_bytes(block: BlockSize) -> usize {
+    block.in_page().div_ceil(8)
+}
+
+/// Bytes of the digests of `pages` pages at most: what a piece comes to beside blocks.
+pub const fn overhead_max(pages: usize) -> usize {
+    pages * (CHECK_BYTES + 8 + 10)
+}

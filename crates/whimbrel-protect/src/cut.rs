@@ -1,0 +1,122 @@
+//! The cut of an epoch: everything that happens while the machine stands still.
+//!
+//! Pause, take what changed, copy it aside, take the device state, go on. The room for what is copied aside is kept from
+//! epoch to epoch, so that the pause does not pay for fresh memory; after a large epoch it is given back.
+//!
+//! Invariant: a page taken from a ledger is in the cut, or given back. A machine paused here runs when this returns,
+//! also after a failure, as far as it still obeys.
+
+use crate::{error::PrimaryError, protocol::EPOCH_BYTES_MAX};
+use std::time::{Duration, Instant};
+use whimbrel_capture::{Ledger, Subject};
+use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+use whimbrel_machine::PageError;
+
+/// Room that is kept between epochs.
+const KEPT_BYTES: usize = 32 << 20;
+/// From so many pages on they are copied while the device state is taken; below, a thread would cost more.
+const COPY_APART: u64 = 64;
+
+/// What a machine was at one instant, as far as it differs from the one before.
+#[derive(Debug, Default)]
+pub struct Cut {
+    runs: Vec<(u32, PageRun)>,
+    room: Vec<u8>,
+    /// Its device state.
+    pub device_state: Vec<u8>,
+    /// How long the machine stood still.
+    pub pause: Duration,
+}
+
+impl Cut {
+    /// Pages in it.
+    pub fn pages(&self) -> u64 {
+        self.runs.iter().map(|(_, run)| run.len).sum()
+    }
+
+    /// The pages of each array, ascending, with their content.
+    pub fn arrays(&self) -> Vec<(u32, Vec<(u64, &[u8])>)> {
+        let mut arrays: Vec<(u32, Vec<(u64, &[u8])>)> = Vec::new();
+        let mut rest = &self.room[..];
+        for (array, run) in &self.runs {
+            let (data, after) = rest.split_at(run.bytes());
+            rest = after;
+            let pages = run.pages().zip(data.chunks_exact(PAGE_SIZE));
+            match arrays.last_mut() {
+                Some((last, list)) if last == array => list.extend(pages),
+                _ => arrays.push((*array, pages.collect())),
+            }
+        }
+        arrays
+    }
+
+    /// Cuts the next epoch. `stopped` is called while the machine stands still, everything taken.
+    pub fn take(&mut self, subject: &mut Subject<'_>, stopped: &mut dyn FnMut()) -> Result<(), PrimaryError> {
+        if self.room.capacity() > KEPT_BYTES {
+            self.room = Vec::new();
+        }
+        subject.machine.about_to_pause();
+        let begun = Instant::now();
+        subject.machine.pause()?;
+        let mut taken = Vec::with_capacity(subject.ledgers.len());
+        let cut = self.while_paused(subject, &mut taken);
+        if cut.is_ok() {
+            stopped();
+        } else {
+            for (ledger, set) in subject.ledgers.iter_mut().zip(&taken) {
+                ledger.put_back(subject.follower, set);
+            }
+        }
+        let goes_on = subject.machine.unpause();
+        self.pause = begun.elapsed();
+        cut.and(goes_on.map_err(PrimaryError::from))
+    }
+
+    fn while_paused(
+        &mut self,
+        subject: &mut Subject<'_>,
+        taken: &mut Vec<PageSet>,
+    ) -> Result<(), PrimaryError> {
+        for ledger in subject.ledgers.iter_mut() {
+            taken.push(ledger.collect(subject.follower)?);
+        }
+        let pages: u64 = taken.iter().map(PageSet::count).sum();
+        let bytes = pages * PAGE_SIZE as u64;
+        if bytes > EPOCH_BYTES_MAX as u64 {
+            return Err(PrimaryError::TooMuch { bytes });
+        }
+        self.runs.clear();
+        for (array, set) in taken.iter().enumerate() {
+            self.runs.extend(set.runs().map(|run| (array as u32, run)));
+        }
+        // Never shrunk in between, so what was filled once is not filled again.
+        self.room.resize(self.room.len().max(bytes as usize), 0);
+        let (runs, room) = (&self.runs, &mut self.room[..bytes as usize]);
+        let machine = &mut *subject.machine;
+        let ledgers = &*subject.ledgers;
+        if pages < COPY_APART {
+            copy(ledgers, runs, room)?;
+            self.device_state = machine.device_state()?;
+            return Ok(());
+        }
+        self.device_state = std::thread::scope(|scope| {
+            let device_state = scope.spawn(|| machine.device_state());
+            let copied = copy(ledgers, runs, room);
+            let device_state =
+                device_state.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            copied?;
+            Ok::<_, PrimaryError>(device_state)
+        })?;
+        Ok(())
+    }
+}
+
+fn copy(ledgers: &[Ledger], runs: &[(u32, PageRun)], room: &mut [u8]) -> Result<(), PageError> {
+    let mut rest = room;
+    for (array, run) in runs {
+        let (out, after) = rest.split_at_mut(run.bytes());
+        ledgers[*array as usize].read(*run, out)?;
+        rest = after;
+    }
+    Ok(())
+}

@@ -1,0 +1,349 @@
+//! The sending side: the first copy, then epoch after epoch.
+//!
+//! [`crate::epoch::Primary`] says what comes when; this file does it over a [`Link`]. One epoch is on its way at a time, so what is
+//! kept of it is bounded by one cut, and a link that cannot follow makes epochs longer instead of memory fuller. After a
+//! failure every page of the epoch is unseen again, and nothing is known of what the standby has.
+
+use crate::{
+    code::{Coding, PIECE_PAGES_MAX, Volume, encode::Encoder},
+    cut::Cut,
+    epoch::{Primary, PrimaryAction, PrimaryEvent},
+    error::{BoxError, PrimaryError},
+    protocol::{self, Again, Begin, Begun, Blob, COMPARE_PAGES_MAX, Compare, Piece, ProtectionId, Seal},
+};
+use bytes::Bytes;
+use std::{collections::VecDeque, ops::ControlFlow, time::Instant};
+use whimbrel_capture::{
+    Batch, CaptureError, Captured, Finish, Follower, Ledger, Policy, Progress, Sink, SinkError, Subject,
+    capture,
+};
+use whimbrel_core::{Digest, PAGE_SIZE, PageSet};
+use whimbrel_migrate::{
+    link::{Answer, Link, LinkError},
+    protocol::{BLOB_PIECE_MAX, BlobPiece, Offered},
+};
+
+/// Pieces without an answer during the first copy: 4 MiB each at most.
+const UNANSWERED_MAX: usize = 8;
+
+/// The sending side of one protection.
+pub struct Sender<'a> {
+    link: &'a dyn Link,
+    id: ProtectionId,
+    coding: Coding,
+    encoder: Encoder,
+    state: Primary,
+    cut: Cut,
+    cut_at: Instant,
+}
+
+/// An epoch that was committed: its output may leave.
+#[derive(Debug, Clone, Copy)]
+pub struct Committed {
+    /// Which.
+    pub epoch: u64,
+    /// What of it travelled.
+    pub volume: Volume,
+    /// Pages that were asked for again.
+    pub again: u64,
+    /// Bytes of its device state.
+    pub device_bytes: u64,
+}
+
+impl<'a> Sender<'a> {
+    /// The sending side, before the standby has heard anything. The table of hashes takes at most `hash_bytes_max`.
+    pub fn new(
+        link: &'a dyn Link,
+        id: ProtectionId,
+        coding: Coding,
+        seed: u64,
+        hash_bytes_max: usize,
+    ) -> Result<Self, PrimaryError> {
+        let encoder = Encoder::new(coding, seed, hash_bytes_max).map_err(PrimaryError::Encode)?;
+        let (cut, cut_at) = (Cut::default(), Instant::now());
+        Ok(Self { link, id, coding, encoder, state: Primary::Lost, cut, cut_at })
+    }
+
+    /// Offers the machine and brings its boot files. Answers whether the standby has pages of the protection before.
+    pub fn begin(
+        &self,
+        begin: &Begin,
+        blob: &dyn Fn(Digest) -> Result<Vec<u8>, BoxError>,
+    ) -> Result<bool, PrimaryError> {
+        let reply = call(self.link, protocol::BEGIN, begin, Bytes::new()).map_err(PrimaryError::Begin)?;
+        let begun: Begun = postcard::from_bytes(&reply).map_err(PrimaryError::Answer)?;
+        let accepted = match begun.offered {
+            Offered::Accepted(accepted) => accepted,
+            Offered::Misfit(misfit) => return Err(PrimaryError::Misfit(misfit)),
+        };
+        for digest in accepted.blobs_missing {
+            let content = Bytes::from(blob(digest).map_err(PrimaryError::Blob)?);
+            let mut offset = 0;
+            while offset < content.len() {
+                let end = content.len().min(offset + BLOB_PIECE_MAX);
+                let piece = BlobPiece { handover: begin.offer.handover, digest, offset: offset as u64 };
+                let header = Blob { id: self.id, piece };
+                call(self.link, protocol::BLOB, &header, content.slice(offset..end))
+                    .map_err(|error| PrimaryError::Blob(error.into()))?;
+                offset = end;
+            }
+        }
+        Ok(begun.has_pages)
+    }
+
+    /// Follows every array from what the standby lacks on: all of it, or what differs from what it still has.
+    pub fn follow(&self, ledgers: &mut [Ledger], has_pages: bool) -> Result<(), PrimaryError> {
+        for (array, ledger) in ledgers.iter_mut().enumerate() {
+            match has_pages {
+                true => self.compare(array as u32, ledger)?,
+                false => ledger.follow_all(Follower::Standby)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Follows from the pages on of which the standby has another version. Pages are read while the machine writes them:
+    /// what it writes after its page was read is in a later set.
+    fn compare(&self, array: u32, ledger: &mut Ledger) -> Result<(), PrimaryError> {
+        let mut differs = PageSet::empty(ledger.page_count());
+        let mut content = vec![0; 256 * PAGE_SIZE];
+        let all = whimbrel_core::PageRun::new(0, ledger.page_count());
+        // From here on what is written is unseen, whatever the comparison says.
+        ledger.follow_from(Follower::Standby, PageSet::empty(ledger.page_count()))?;
+        for run in all.chunks(COMPARE_PAGES_MAX) {
+            let mut checks = Vec::with_capacity(run.len as usize * crate::code::CHECK_BYTES);
+            for part in run.chunks(256) {
+                let out = &mut content[..part.bytes()];
+                ledger.read(part, out)?;
+                checks.extend(out.chunks_exact(PAGE_SIZE).flat_map(crate::code::check_of));
+            }
+            let header = Compare { id: self.id, array, run };
+            let reply = call(self.link, protocol::COMPARE, &header, checks.into())?;
+            let bits: Vec<u8> = postcard::from_bytes(&reply).map_err(PrimaryError::Answer)?;
+            for (at, page) in run.pages().enumerate() {
+                // What the answer leaves out counts as different.
+                if bits.get(at / 8).is_none_or(|byte| byte >> (at % 8) & 1 == 1) {
+                    differs.insert(page);
+                }
+            }
+        }
+        ledger.put_back(Follower::Standby, &differs);
+        Ok(())
+    }
+
+    /// Copies everything that is unseen to the standby, in rounds while the machine runs and a last one after a pause, and
+    /// seals that as epoch 0. The machine of `subject` is to begin holding its output before it goes on after the pause.
+    pub fn fill(
+        &mut self,
+        subject: &mut Subject<'_>,
+        policy: &dyn Policy,
+        ports: &dyn Fn() -> Vec<Vec<u8>>,
+        observe: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Captured, PrimaryError> {
+        self.encoder.forget_all();
+        self.cut_at = Instant::now();
+        subject.follower = Follower::Standby;
+        let mut sink =
+            Filler { sender: self, list: Vec::new(), data: Vec::new(), unanswered: VecDeque::new() };
+        let captured =
+            capture(subject, &mut sink, policy, Finish::GoOn, observe).map_err(PrimaryError::Copy)?;
+        self.seal(0, 0, captured.device_state.clone(), ports())?;
+        self.state = Primary::begin();
+        Ok(captured)
+    }
+
+    /// Cuts the next epoch and sends it; returns when the standby has committed it. `stopped` is called within the pause.
+    pub fn epoch(
+        &mut self,
+        subject: &mut Subject<'_>,
+        ports: &dyn Fn() -> Vec<Vec<u8>>,
+        stopped: &mut dyn FnMut(),
+    ) -> Result<Committed, PrimaryError> {
+        let (state, action) = self.state.step(PrimaryEvent::Cut);
+        let Some(PrimaryAction::CutAndSend(epoch)) = action else {
+            return Err(PrimaryError::Link(LinkError::Lost { source: "the standby was lost before".into() }));
+        };
+        subject.follower = Follower::Standby;
+        self.cut.take(subject, stopped)?;
+        self.cut_at = Instant::now();
+        self.state = state;
+        match self.send(epoch, ports()) {
+            Ok(committed) => {
+                self.state = self.state.step(PrimaryEvent::Committed(epoch)).0;
+                Ok(committed)
+            }
+            Err(error) => {
+                self.state = self.state.step(PrimaryEvent::Failed).0;
+                Err(error)
+            }
+        }
+    }
+
+    /// How long the machine stood still for the last epoch, and when it went on.
+    pub fn last_pause(&self) -> (std::time::Duration, Instant) {
+        (self.cut.pause, self.cut_at)
+    }
+
+    /// Bytes that the table of hashes takes.
+    pub fn hash_bytes(&self) -> usize {
+        self.encoder.hash_bytes()
+    }
+
+    fn send(&mut self, epoch: u64, ports: Vec<Vec<u8>>) -> Result<Committed, PrimaryError> {
+        let cut = std::mem::take(&mut self.cut);
+        let sent = self.send_pages(epoch, &cut);
+        let device_state = cut.device_state.clone();
+        let pages = cut.pages();
+        self.cut = cut;
+        let (mut volume, again) = sent?;
+        volume.sent += device_state.len() as u64;
+        let device_bytes = device_state.len() as u64;
+        self.seal(epoch, pages, device_state, ports)?;
+        Ok(Committed { epoch, volume, again, device_bytes })
+    }
+
+    fn send_pages(&mut self, epoch: u64, cut: &Cut) -> Result<(Volume, u64), PrimaryError> {
+        let mut volume = Volume::default();
+        let mut under_way = Vec::new();
+        for (array, pages) in cut.arrays() {
+            for pages in pages.chunks(PIECE_PAGES_MAX) {
+                let (answer, sent) = self.piece(Some(epoch), array, pages)?;
+                volume.add(sent);
+                under_way.push((array, pages.to_vec(), answer));
+            }
+        }
+        let mut again = 0;
+        for (array, pages, answer) in under_way {
+            let wrong = wrong_pages(answer)?;
+            if wrong.is_empty() {
+                continue;
+            }
+            again += wrong.len() as u64;
+            wrong.iter().for_each(|page| self.encoder.forget(array, *page));
+            let pages: Vec<_> = pages.into_iter().filter(|(page, _)| wrong.contains(page)).collect();
+            let (answer, sent) = self.piece(Some(epoch), array, &pages)?;
+            volume.sent += sent.sent;
+            if let Some(page) = wrong_pages(answer)?.first() {
+                return Err(PrimaryError::NeverRight { array, page: *page });
+            }
+        }
+        Ok((volume, again))
+    }
+
+    fn piece(
+        &mut self,
+        epoch: Option<u64>,
+        array: u32,
+        pages: &[(u64, &[u8])],
+    ) -> Result<(Box<dyn Answer>, Volume), PrimaryError> {
+        let (payload, volume) =
+            self.encoder.encode(array, pages.iter().copied()).map_err(PrimaryError::Encode)?;
+        let header = Piece { id: self.id, epoch, array, block: self.coding.block };
+        let answer = self.link.send(protocol::PIECE, encoded(&header), payload.into())?;
+        Ok((answer, volume))
+    }
+
+    fn seal(
+        &self,
+        epoch: u64,
+        pages: u64,
+        device_state: Vec<u8>,
+        ports: Vec<Vec<u8>>,
+    ) -> Result<(), PrimaryError> {
+        let header = Seal { id: self.id, epoch, pages, ports };
+        call(self.link, protocol::SEAL, &header, device_state.into())?;
+        Ok(())
+    }
+}
+
+/// The sink of a first copy.
+struct Filler<'s, 'a> {
+    sender: &'s mut Sender<'a>,
+    /// Pages that wait for a piece: array and number, contents one after the other.
+    list: Vec<(u32, u64)>,
+    data: Vec<u8>,
+    unanswered: VecDeque<Box<dyn Answer>>,
+}
+
+impl Filler<'_, '_> {
+    fn flush(&mut self) -> Result<(), SinkError> {
+        let Some(array) = self.list.first().map(|(array, _)| *array) else { return Ok(()) };
+        let pages: Vec<(u64, &[u8])> =
+            self.list.iter().map(|(_, page)| *page).zip(self.data.chunks_exact(PAGE_SIZE)).collect();
+        let (answer, _) = self.sender.piece(None, array, &pages).map_err(undelivered)?;
+        self.list.clear();
+        self.data.clear();
+        self.unanswered.push_back(answer);
+        self.wait(UNANSWERED_MAX)
+    }
+
+    fn wait(&mut self, unanswered_max: usize) -> Result<(), SinkError> {
+        while self.unanswered.len() > unanswered_max
+            && let Some(oldest) = self.unanswered.pop_front()
+        {
+            // The first copy has nothing to assemble pages from wrongly, save pages it got itself; those would come
+            // out wrong only if the standby lost them.
+            if let Some(page) = wrong_pages(oldest).map_err(undelivered)?.first() {
+                return Err(undelivered(PrimaryError::NeverRight { array: 0, page: *page }));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Sink for Filler<'_, '_> {
+    fn pages(&mut self, batch: Batch<'_>) -> Result<(), SinkError> {
+        for (page, content) in batch.run.pages().zip(batch.data.chunks_exact(PAGE_SIZE)) {
+            let follows =
+                self.list.last().is_none_or(|(array, last)| *array == batch.array as u32 && *last < page);
+            if self.list.len() >= PIECE_PAGES_MAX || !follows {
+                self.flush()?;
+            }
+            self.list.push((batch.array as u32, page));
+            self.data.extend_from_slice(content);
+        }
+        Ok(())
+    }
+
+    fn limit_rate(&mut self, rate: Option<u64>) {
+        self.sender.link.limit_rate(rate);
+    }
+
+    fn end_round(&mut self) -> Result<(), SinkError> {
+        self.flush()?;
+        self.wait(0)
+    }
+
+    fn bytes_out(&self) -> u64 {
+        self.sender.link.bytes_sent()
+    }
+}
+
+fn wrong_pages(answer: Box<dyn Answer>) -> Result<Vec<u64>, PrimaryError> {
+    let reply = answer.wait()?;
+    let again: Again = postcard::from_bytes(&reply).map_err(PrimaryError::Answer)?;
+    Ok(again.pages)
+}
+
+fn undelivered(source: impl Into<BoxError>) -> SinkError {
+    SinkError { destination: "the standby".to_owned(), source: source.into() }
+}
+
+fn encoded(header: &impl serde::Serialize) -> Vec<u8> {
+    postcard::to_stdvec(header).expect("a header is always encodable")
+}
+
+/// A request that must be answered before the next step.
+pub fn call(
+    link: &dyn Link,
+    kind: u16,
+    header: &impl serde::Serialize,
+    payload: Bytes,
+) -> Result<Bytes, LinkError> {
+    link.send(kind, encoded(header), payload)?.wait()
+}
+
+/// Whether a first copy that failed was cancelled by whoever watched it.
+pub fn was_cancelled(error: &PrimaryError) -> bool {
+    matches!(error, PrimaryError::Copy(CaptureError::Cancelled))
+}

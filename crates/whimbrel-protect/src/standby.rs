@@ -1,0 +1,291 @@
+//! The receiving side: holds an epoch aside until all of it is here and checked, then makes it the machine's state.
+//!
+//! [`crate::epoch::Standby`] says what comes when; this file does it to an [`Arrival`], which is what the target of a migration
+//! has: memory and disks of a QEMU that waits. Taking over is the end of such a migration: load the device state, run.
+//!
+//! A failure to write in the middle of applying an epoch leaves neither the old state nor the new one: the standby then
+//! refuses everything, so that the primary learns that it is unprotected.
+
+use crate::{
+    code::{
+        self,
+        decode::{Assembly, Decoder},
+    },
+    epoch::{Standby, StandbyAction, StandbyEvent},
+    error::{BoxError, StandbyError},
+    protocol::{Again, Compare, EPOCH_BYTES_MAX, Piece, Seal},
+};
+use std::collections::BTreeMap;
+use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
+use whimbrel_migrate::{
+    protocol::{BLOB_MAX, BlobPiece, DEVICE_STATE_MAX, Finish, HandoverId},
+    target::Arrival,
+};
+
+/// Most ports whose addresses travel.
+const PORTS_MAX: usize = 64;
+
+/// The receiving side of one protection.
+pub struct Receiver {
+    arrival: Box<dyn Arrival>,
+    /// Lengths of the arrays, in pages.
+    arrays: Vec<u64>,
+    blobs: Vec<(Digest, u64)>,
+    blob: Vec<u8>,
+    decoder: Decoder,
+    state: Standby,
+    held: Held,
+    /// Of the last committed epoch.
+    device_state: Vec<u8>,
+    ports: Vec<Vec<u8>>,
+    handover: HandoverId,
+}
+
+/// Pages of the epoch under way: where each is in the room, none for a zero page.
+#[derive(Default)]
+struct Held {
+    pages: BTreeMap<(u32, u64), Option<usize>>,
+    room: Vec<u8>,
+}
+
+/// Assembles the pages of one piece.
+struct Assembling<'r> {
+    arrival: &'r mut dyn Arrival,
+    state: &'r mut Standby,
+    held: &'r mut Held,
+    array: u32,
+    epoch: Option<u64>,
+}
+
+impl Receiver {
+    /// A standby whose arrival has room for arrays of these lengths.
+    pub fn new(
+        arrival: Box<dyn Arrival>,
+        arrays: Vec<u64>,
+        blobs: Vec<(Digest, u64)>,
+        handover: HandoverId,
+    ) -> Result<Self, StandbyError> {
+        Ok(Self {
+            arrival,
+            arrays,
+            blobs,
+            blob: Vec::new(),
+            decoder: Decoder::new().map_err(StandbyError::Codec)?,
+            state: Standby::Filling,
+            held: Held::default(),
+            device_state: Vec::new(),
+            ports: Vec::new(),
+            handover,
+        })
+    }
+
+    /// Whether it has a whole epoch, and which.
+    pub fn committed(&self) -> Option<u64> {
+        self.state.committed()
+    }
+
+    /// The lengths of its arrays, and by which handover it is known.
+    pub fn shape(&self) -> (&[u64], HandoverId) {
+        (&self.arrays, self.handover)
+    }
+
+    /// Another protection of the same machine begins: what is here is older than it, and may be of no one instant.
+    pub fn begin_again(&mut self) {
+        self.state = Standby::Filling;
+        self.held.clear();
+    }
+
+    /// A piece of a boot file.
+    pub fn blob_piece(&mut self, piece: &BlobPiece, data: &[u8]) -> Result<(), StandbyError> {
+        let invalid = |what| StandbyError::Invalid { what };
+        let known = self.blobs.iter().find(|(digest, _)| *digest == piece.digest);
+        let (digest, size) = *known.ok_or(invalid("a blob that was not offered"))?;
+        if piece.offset == 0 {
+            self.blob.clear();
+        }
+        let end = piece.offset.saturating_add(data.len() as u64);
+        if piece.offset != self.blob.len() as u64 || end > size.min(BLOB_MAX) {
+            return Err(invalid("a blob piece out of order"));
+        }
+        self.blob.extend_from_slice(data);
+        if (self.blob.len() as u64) < size {
+            return Ok(());
+        }
+        let content = std::mem::take(&mut self.blob);
+        if Digest::of(&content) != digest {
+            return Err(invalid("a blob with another digest"));
+        }
+        self.arrival.put_blob(digest, content).map_err(StandbyError::Write)
+    }
+
+    /// Which pages differ from those whose digests came: one bit a page.
+    pub fn compare(&self, asked: &Compare, checks: &[u8]) -> Result<Vec<u8>, StandbyError> {
+        let invalid = |what| StandbyError::Invalid { what };
+        let len = *self.arrays.get(asked.array as usize).ok_or(invalid("an array that was not offered"))?;
+        let fits = asked.run.len <= crate::protocol::COMPARE_PAGES_MAX
+            && asked.run.start.checked_add(asked.run.len).is_some_and(|end| end <= len)
+            && checks.len() as u64 == asked.run.len * code::CHECK_BYTES as u64;
+        if !fits {
+            return Err(invalid("a comparison of pages that are not there"));
+        }
+        let mut bits = vec![0u8; asked.run.len.div_ceil(8) as usize];
+        let mut content = vec![0; 256 * PAGE_SIZE];
+        let mut checks = checks.chunks_exact(code::CHECK_BYTES);
+        for part in asked.run.chunks(256) {
+            let out = &mut content[..part.bytes()];
+            self.arrival.read(asked.array as usize, part, out).map_err(StandbyError::Write)?;
+            for (page, content) in part.pages().zip(out.chunks_exact(PAGE_SIZE)) {
+                let at = (page - asked.run.start) as usize;
+                if checks.next() != Some(&code::check_of(content)) {
+                    bits[at / 8] |= 1 << (at % 8);
+                }
+            }
+        }
+        Ok(bits)
+    }
+
+    /// Pages of an epoch, or of a first copy.
+    pub fn piece(&mut self, piece: &Piece, payload: &[u8]) -> Result<Again, StandbyError> {
+        let len = *self
+            .arrays
+            .get(piece.array as usize)
+            .ok_or(StandbyError::Invalid { what: "an array that was not offered" })?;
+        if let Standby::Over { .. } = self.state {
+            return Err(StandbyError::NotFollowing);
+        }
+        let mut into = Assembling {
+            arrival: &mut *self.arrival,
+            state: &mut self.state,
+            held: &mut self.held,
+            array: piece.array,
+            epoch: piece.epoch,
+        };
+        let pages = self.decoder.decode(payload, piece.block, len, &mut into)?;
+        Ok(Again { pages })
+    }
+
+    /// All of an epoch was sent. On success it is this machine's state, whole.
+    pub fn seal(&mut self, seal: Seal, device_state: Vec<u8>) -> Result<(), StandbyError> {
+        if device_state.len() > DEVICE_STATE_MAX || seal.ports.len() > PORTS_MAX {
+            return Err(StandbyError::Invalid { what: "a device state that is too large" });
+        }
+        let (next, action) = self.state.step(StandbyEvent::Seal { epoch: seal.epoch, pages: seal.pages });
+        match action {
+            StandbyAction::Apply => {}
+            StandbyAction::Acknowledge => return Ok(()),
+            _ if matches!(self.state, Standby::Over { .. }) => return Err(StandbyError::NotFollowing),
+            _ => return Err(StandbyError::Invalid { what: "the end of an epoch that is not here" }),
+        }
+        let applied = self.held.apply(&mut *self.arrival);
+        self.held.clear();
+        if let Err(error) = applied {
+            // Half of it is written: there is no state to take over from any more.
+            self.state = Standby::Filling;
+            return Err(StandbyError::Write(error));
+        }
+        self.state = next;
+        self.device_state = device_state;
+        self.ports = seal.ports;
+        Ok(())
+    }
+
+    /// Loads the last whole epoch; what was on its way of a later one is void. Then [`Receiver::run`].
+    pub fn take_over(&mut self) -> Result<(), StandbyError> {
+        let (next, action) = self.state.step(StandbyEvent::TakeOver);
+        if action != StandbyAction::Run {
+            return Err(StandbyError::Invalid { what: "no epoch yet that is whole" });
+        }
+        self.state = next;
+        self.held = Held::default();
+        let finish = Finish { handover: self.handover, ports: std::mem::take(&mut self.ports) };
+        self.arrival.prepare(&finish, &std::mem::take(&mut self.device_state)).map_err(StandbyError::TakeOver)
+    }
+
+    /// Lets the machine run that was loaded.
+    pub fn run(&mut self) -> Result<(), StandbyError> {
+        self.arrival.run().map_err(StandbyError::TakeOver)
+    }
+
+    /// Ends it and frees what was reserved.
+    pub fn discard(&mut self) {
+        let (next, action) = self.state.step(StandbyEvent::End);
+        if action == StandbyAction::Discard {
+            self.state = next;
+            self.held = Held::default();
+            self.arrival.discard();
+        }
+    }
+}
+
+impl Held {
+    fn clear(&mut self) {
+        self.pages.clear();
+        self.room.clear();
+        // After a large epoch the room is given back.
+        self.room.shrink_to(32 << 20);
+    }
+
+    fn insert(&mut self, key: (u32, u64), content: Option<&[u8]>) -> Result<(), StandbyError> {
+        let Some(content) = content else {
+            self.pages.insert(key, None);
+            return Ok(());
+        };
+        if self.room.len() + content.len() > EPOCH_BYTES_MAX {
+            return Err(StandbyError::Invalid { what: "more than an epoch may hold" });
+        }
+        self.pages.insert(key, Some(self.room.len()));
+        self.room.extend_from_slice(content);
+        Ok(())
+    }
+
+    fn apply(&self, arrival: &mut dyn Arrival) -> Result<(), BoxError> {
+        for ((array, page), at) in &self.pages {
+            let run = PageRun::new(*page, 1);
+            match at {
+                Some(at) => arrival.write(*array as usize, run, &self.room[*at..][..PAGE_SIZE])?,
+                None => arrival.zero(*array as usize, run)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Assembly for Assembling<'_> {
+    type Error = StandbyError;
+
+    fn older(&self, page: u64, out: &mut [u8]) -> Result<(), StandbyError> {
+        if let Some(at) = self.held.pages.get(&(self.array, page)) {
+            match at {
+                Some(at) => out.copy_from_slice(&self.held.room[*at..][..PAGE_SIZE]),
+                None => out.fill(0),
+            }
+            return Ok(());
+        }
+        let read = self.arrival.read(self.array as usize, PageRun::new(page, 1), out);
+        read.map_err(StandbyError::Write)
+    }
+
+    fn page(&mut self, page: u64, content: Option<&[u8]>) -> Result<(), StandbyError> {
+        let key = (self.array, page);
+        let event = match self.epoch {
+            None => StandbyEvent::Fill,
+            Some(epoch) => StandbyEvent::Page { epoch, new: !self.held.pages.contains_key(&key) },
+        };
+        let (next, action) = self.state.step(event);
+        match action {
+            StandbyAction::Hold => self.held.insert(key, content)?,
+            StandbyAction::Write => {
+                let run = PageRun::new(page, 1);
+                let written = match content {
+                    Some(content) => self.arrival.write(self.array as usize, run, content),
+                    None => self.arrival.zero(self.array as usize, run),
+                };
+                written.map_err(StandbyError::Write)?;
+                self.held.clear();
+            }
+            _ => return Err(StandbyError::Invalid { what: "a page of an epoch whose turn it is not" }),
+        }
+        *self.state = next;
+        Ok(())
+    }
+}
