@@ -19,6 +19,7 @@ mod machine;
 mod migration;
 mod openapi;
 mod operation;
+mod protect;
 pub mod routes;
 mod transfer;
 mod wws;
@@ -44,7 +45,11 @@ pub use migration::{MigrationEnd, MigrationId, MigrationRecord, StoppedBy};
 pub use openapi::{openapi, openapi_json};
 pub use operation::{
     CaptureReport, Damage, NetworkHandover, Operation, OperationId, OperationKind, OperationResult,
-    OperationState, Progress, RoundInfo, Unit,
+    OperationState, PostcopyInfo, Progress, RoundInfo, Unit,
+};
+pub use protect::{
+    CodeStep, FailoverRequest, ProtectBlock, ProtectFigures, ProtectMode, ProtectRequest, ProtectRole,
+    ProtectState, ProtectionInfo,
 };
 pub use transfer::{
     CacheAddRequest, CacheInfo, CacheSource, PullRequest, PushRequest, RemoteCapsule, TransferReport,

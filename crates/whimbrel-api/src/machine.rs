@@ -1,13 +1,13 @@
 //! Machines: what the daemon says about one, and every request that changes one.
 
-use crate::{CapsuleRef, OperationId, SelfService};
+use crate::{CapsuleRef, OperationId, ProtectionInfo, SelfService};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::PathBuf};
 use utoipa::ToSchema;
 use whimbrel_core::{Accel, ByteSize, CapsuleId, HostName, MachineName, RefName};
 
 /// One machine of a host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MachineInfo {
     /// Its name on this host.
     #[schema(value_type = String)]
@@ -45,6 +45,9 @@ pub struct MachineInfo {
     /// The tunnel between its ports and its network, if one of its ends is here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tunnel: Option<TunnelInfo>,
+    /// How it is protected by a standby, or which machine this is a standby of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protection: Option<ProtectionInfo>,
 }
 
 /// One end of the tunnel between a machine that runs away from home and the network it belongs to.
@@ -81,6 +84,22 @@ pub enum MachineState {
         /// Pages it has.
         total_pages: u64,
         /// Why pages do not arrive at the moment; none while they do.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stalled: Option<String>,
+        /// The host that keeps what is not here, if the machine came from there and was not copied whole.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(value_type = Option<String>)]
+        from: Option<HostName>,
+    },
+    /// It runs on another host, which fetches from here what it lacks of it.
+    Giving {
+        /// The host.
+        #[schema(value_type = String)]
+        to: HostName,
+        /// Pages that it lacks, as far as is known here.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        missing_pages: Option<u64>,
+        /// Why it does not fetch any at the moment; none while it may.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         stalled: Option<String>,
     },
@@ -296,6 +315,10 @@ pub enum MigrateMode {
     Live,
     /// Stop, copy, start there.
     Stop,
+    /// Stop, start there at once, and let it fetch its pages from here when it touches them and in the background.
+    Lazy,
+    /// Copy rounds while it runs, as many as `rounds`; then like `lazy` with what is left.
+    Hybrid,
 }
 
 /// Body of `POST /v1/machines/{name}/migrate`.
@@ -324,6 +347,10 @@ pub struct MigrateRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub rate_step: Option<ByteSize>,
+    /// Rounds of the mode `hybrid` before it runs there; 2 if absent. Fewer if the machine would stand still no longer than
+    /// allowed before that, or if rounds do not help.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounds: Option<u32>,
     /// Rates that follow the machine also without a `rate_min`: 100 Mbit/s then, or `rate_max` if that is less.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adaptive: bool,

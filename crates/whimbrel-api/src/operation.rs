@@ -62,6 +62,10 @@ pub enum OperationKind {
     Migrate,
     /// Moves all machines to other hosts.
     Evacuate,
+    /// Makes a standby of a machine.
+    Protect,
+    /// Lets a standby have its machine.
+    Failover,
     /// Frees what no ref reaches.
     Gc,
     /// Reads everything in the store and checks it.
@@ -87,6 +91,8 @@ impl fmt::Display for OperationKind {
             Self::Clone => "clone",
             Self::Migrate => "migrate",
             Self::Evacuate => "evacuate",
+            Self::Protect => "protect",
+            Self::Failover => "failover",
             Self::Gc => "gc",
             Self::Verify => "verify",
             Self::Export => "export",
@@ -146,6 +152,9 @@ pub struct Progress {
     /// Rounds that have ended, of a migration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rounds: Vec<RoundInfo>,
+    /// What the machine still lacks, of a migration that has let it run on the target before all of it was there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub postcopy: Option<PostcopyInfo>,
 }
 
 impl Progress {
@@ -159,6 +168,7 @@ impl Progress {
             rate_per_s: None,
             detail: None,
             rounds: vec![],
+            postcopy: None,
         }
     }
 }
@@ -214,6 +224,9 @@ pub enum OperationResult {
         rounds: Vec<RoundInfo>,
         /// What became of its network ports.
         network: NetworkHandover,
+        /// How the rest of it came there, if it ran before all of it had.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        postcopy: Option<PostcopyInfo>,
         /// What was done because it wrote faster than it could be copied.
         #[serde(default, skip_serializing_if = "Slowed::is_nothing")]
         slowed: Slowed,
@@ -224,6 +237,29 @@ pub enum OperationResult {
     },
     /// The machines that could be moved are on other hosts.
     Evacuate(EvacuateReport),
+    /// The machine has a standby, which follows it from now on.
+    Protect {
+        /// Where.
+        #[schema(value_type = String)]
+        host: HostName,
+        /// Who decides when the two hosts lose each other; none if a person does.
+        #[schema(value_type = Option<String>)]
+        witness: Option<HostName>,
+        /// How long the machine stood still for the end of the first copy.
+        pause_ms: f64,
+        /// From the request until it was protected.
+        total_ms: f64,
+        /// Bytes of the first copy on the wire.
+        wire_bytes: u64,
+    },
+    /// The machine runs on the host that was its standby.
+    Failover {
+        /// Which.
+        #[schema(value_type = String)]
+        host: HostName,
+        /// From the last instruction here until it ran there, or from the request where the primary was gone.
+        downtime_ms: f64,
+    },
     /// The store was cleaned.
     Gc {
         /// Bytes freed on disk.
@@ -338,6 +374,27 @@ pub struct RoundInfo {
     /// How long what remained would have travelled with the machine stopped, once that could be said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub downtime_ms: Option<f64>,
+}
+
+/// How a machine that runs on the target gets what was not there when it began to.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
+pub struct PostcopyInfo {
+    /// Pages that stayed behind when it was stopped; none if a daemon before this one knew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owed_pages: Option<u64>,
+    /// Pages that it lacks now, as far as is known.
+    pub missing_pages: u64,
+    /// Reads of the guest that waited for a page.
+    pub faults: u64,
+    /// How long they waited altogether.
+    pub waited_ms: f64,
+    /// The longest of these waits.
+    pub longest_ms: f64,
+    /// Bytes on the wire since it ran there.
+    pub bytes: u64,
+    /// Why it gets none at the moment; none while it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stalled: Option<String>,
 }
 
 /// What became of a machine's network ports on the other host.

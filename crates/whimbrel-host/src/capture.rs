@@ -109,6 +109,7 @@ impl Host {
         wanted: &Wanted,
         reporter: &Reporter,
     ) -> Result<CaptureReport, HostError> {
+        self.wait_for_the_rest(turn, reporter)?;
         let taken = self.take_capsule(turn, Finish::StayPaused, wanted, reporter)?;
         self.end_suspended(turn, taken.capsule)?;
         Ok(taken)

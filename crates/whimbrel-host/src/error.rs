@@ -11,6 +11,7 @@ use whimbrel_api::{ApiError, ErrorCode};
 use whimbrel_capture::CaptureError;
 use whimbrel_core::{HostName, MachineName};
 use whimbrel_migrate::{MigrateError, fit::Misfit, link::LinkError};
+use whimbrel_protect::PrimaryError;
 use whimbrel_store::StoreError;
 
 type Cause = Box<dyn Error + Send + Sync>;
@@ -49,8 +50,14 @@ pub enum HostError {
     Capture { source: CaptureError },
     #[error("{name} was not moved to {host} and runs on here")]
     Migrate { name: MachineName, host: HostName, source: Box<MigrateError> },
+    #[error("the protection failed")]
+    Protect { source: Cause },
+    #[error("{name} has no witness, so only a person can say that its host is dead")]
+    NoWitness { name: MachineName },
     #[error("{name} was handed over to {host}, which has not confirmed that it runs there")]
     Unconfirmed { name: MachineName, host: HostName },
+    #[error("a part of the disks of {name} is still on {from}")]
+    Owed { name: MachineName, from: HostName },
     #[error("cannot reach host {host}")]
     Unreachable { host: HostName, source: Cause },
     #[error("cannot reach host {host} over ssh")]
@@ -114,9 +121,11 @@ impl HostError {
             Self::Migrate { source, .. } => migrate_code(source),
             Self::Sync { .. } => ErrorCode::Unreachable,
             Self::Cache { source } => chain_code(&**source),
-            Self::Given { .. } | Self::Evacuating => ErrorCode::Busy,
+            Self::Given { .. } | Self::Owed { .. } | Self::Evacuating => ErrorCode::Busy,
             Self::Unconfirmed { .. } | Self::Unreachable { .. } | Self::Ssh { .. } => ErrorCode::Unreachable,
             Self::Untrusted { .. } | Self::NotTrustedThere { .. } => ErrorCode::Untrusted,
+            Self::Protect { source } => protect_code(&**source),
+            Self::NoWitness { .. } => ErrorCode::Busy,
             Self::Panicked => ErrorCode::Internal,
         }
     }
@@ -159,6 +168,12 @@ impl HostError {
                 "resume it there, or bring it back with `whimbrel resume {to}:{name}`; if {to} is lost for good, `--take-back`"
             ),
             Self::Migrate { source, .. } if let MigrateError::Misfit(misfit) = &**source => misfit.hint(),
+            Self::Owed { name, .. } => format!("`whimbrel start {name}`: while it runs, the rest of them comes"),
+            Self::Protect { source } if let Some(PrimaryError::Misfit(misfit)) = source.downcast_ref() => misfit.hint(),
+            Self::NoWitness { name } => format!(
+                "make sure that its host is off or cut off, then `whimbrel failover {name} --primary-is-dead`"
+            ),
+            Self::State { name, needed: "protected", .. } => format!("`whimbrel protect {name} HOST` makes a standby"),
             Self::StillRunning { .. } => "`whimbrel stop --kill` pulls the plug".into(),
             Self::Unconfirmed { host, .. } => {
                 format!("the daemon goes on asking; look at `whimbrel ps` on {host}")
@@ -216,6 +231,19 @@ pub(crate) fn chain_code(error: &(dyn Error + 'static)) -> ErrorCode {
     std::iter::successors(Some(error), |&error| error.source())
         .find_map(|error| error.downcast_ref::<io::Error>())
         .map_or(ErrorCode::Internal, io_code)
+}
+
+fn protect_code(error: &(dyn Error + 'static)) -> ErrorCode {
+    match error.downcast_ref::<PrimaryError>() {
+        Some(PrimaryError::Begin(LinkError::Refused { .. })) => ErrorCode::Busy,
+        Some(PrimaryError::Misfit(Misfit::Name { .. })) => ErrorCode::NameTaken,
+        Some(PrimaryError::Misfit(Misfit::Memory { .. } | Misfit::Disk { .. })) => ErrorCode::NoSpace,
+        Some(PrimaryError::Misfit(_)) => ErrorCode::Unsupported,
+        Some(PrimaryError::Link(_) | PrimaryError::Begin(_) | PrimaryError::Copy(_)) => {
+            ErrorCode::Unreachable
+        }
+        _ => chain_code(error),
+    }
 }
 
 fn migrate_code(error: &MigrateError) -> ErrorCode {

@@ -10,8 +10,10 @@ use crate::{
     live::Live,
     machine::Machine,
     operation::Operations,
+    owing::Owings,
     page_cache::PageCache,
     peers::{Neighbours, Syncing},
+    protect::Protecting,
     record::{DiskBase, Phase, Record},
     refs, rights,
     tunnel::Tunnels,
@@ -61,8 +63,11 @@ pub(crate) struct Host {
     pub(crate) warm: Warm,
     pub(crate) handovers: Handovers,
     pub(crate) tunnels: Tunnels,
+    /// Machines here of which pages are elsewhere.
+    pub(crate) owings: Owings,
     pub(crate) sizes: Sizes,
     pub(crate) evacuating: Evacuating,
+    pub(crate) protecting: Protecting,
     listen: Option<SocketAddr>,
     operations: Operations,
     machines: Mutex<BTreeMap<MachineName, Arc<Machine>>>,
@@ -101,6 +106,7 @@ impl Host {
             Trust::load(layout.data()).map_err(|source| HostError::Identity { source: source.into() })?;
         let tunnels = Tunnels::open(layout.tunnels())?;
         let handovers = Handovers::load(&layout)?;
+        let protecting = Protecting::open(&layout)?;
         let host = Arc::new_cyclic(|me| Self {
             me: me.clone(),
             neighbours: Neighbours::default(),
@@ -116,8 +122,10 @@ impl Host {
             runtime,
             warm: Warm::default(),
             tunnels,
+            owings: Owings::default(),
             sizes: Sizes::default(),
             evacuating: Evacuating::default(),
+            protecting,
             listen,
             operations: Operations::default(),
             machines: Mutex::default(),
@@ -141,6 +149,16 @@ impl Host {
             std::thread::sleep(Duration::from_millis(20).min(pause));
         }
         !self.closing.load(Ordering::Acquire)
+    }
+
+    /// The daemon was not told to stop.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.closing.load(Ordering::Acquire)
+    }
+
+    /// Whether the daemon was told to stop.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
     }
 
     /// The daemon was told to stop.
@@ -176,7 +194,9 @@ impl Host {
     }
 
     pub(crate) fn machine_infos(&self) -> Vec<MachineInfo> {
-        self.machines().iter().map(|machine| machine.info()).collect()
+        let mut infos: Vec<_> = self.machines().iter().map(|machine| machine.info()).collect();
+        self.protecting.add_to(&mut infos);
+        infos
     }
 
     /// Enters a machine under its name. The name is free, or that of a machine that lies suspended.
@@ -324,6 +344,7 @@ impl Host {
         let events = live.events();
         let machine = self.enter(Machine::new(record, Some(live)));
         crate::supervise::watch(self, &machine, events);
+        self.bring_the_rest_of_disks(&machine);
         Ok(machine)
     }
 
@@ -376,14 +397,18 @@ impl Host {
             self.leave_home(&mut turn.record);
             self.tunnels.end_of(name);
         }
+        let owed = turn.record.owed.take();
         Record::forget(&self.layout, name)?;
         self.remove(name);
+        // Whoever keeps pages of it need not any longer.
+        owed.into_iter().for_each(|owed| self.release(owed.handover));
         Ok(())
     }
 
     /// Switches a machine off, gently or not. One that is off already stays so.
     pub(crate) fn stop(&self, name: &MachineName, request: StopRequest) -> Result<MachineInfo, HostError> {
         let machine = self.machine(name)?;
+        self.unprotect_before_stop(name)?;
         {
             let mut turn = match request.mode {
                 StopMode::Kill => machine.begin_in_any_phase("stop", None)?,
@@ -396,6 +421,7 @@ impl Host {
                 if let Some(live) = turn.live.take() {
                     live.end();
                 }
+                self.memory_is_gone(&mut turn);
                 turn.record.process = None;
                 // Between two hosts it is not known here whose it is, so killed it is not one to start here.
                 if turn.record.phase == Phase::Here {

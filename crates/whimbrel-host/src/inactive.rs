@@ -85,6 +85,10 @@ impl Host {
             disk: format!("disk{index}"),
             source: source.into(),
         };
+        if let Some(owed) = &record.owed {
+            let (name, from) = (record.name.clone(), owed.from.clone());
+            return Err(HostError::Owed { name, from });
+        }
         let (size, base) = (record.config.disks[index].size.0, &record.bases[index]);
         let at = (&self.layout, &self.store);
         let disk = RestingDisk::open(at, &record.name, (index, size), base)?;

@@ -28,6 +28,7 @@ use whimbrel_migrate::{
     base::BegunAs,
     fit::{self, Here},
     handover::{Target, TargetRecord, Waiting},
+    postcopy::messages::Owed,
     protocol::{Finish, HandoverId, Offer},
     target::{Arrival, HostError as Cause, Landing},
 };
@@ -77,6 +78,9 @@ impl Landing for HostLanding {
         record.last = offer.origin.filter(|last| beginning.capsule.is_some_and(|capsule| capsule != *last));
         record.vmgenid = Some(offer.vmgenid.clone());
         record.tunnel = offer.tunnel.clone();
+        if let Some(from) = &offer.leaves {
+            crate::owing::expect(&host, &mut record, offer.handover, from);
+        }
         if let Some(away) = host.is_away(&record) {
             // Better now than when the machine is here and hears nobody.
             host.route(&away.home)?;
@@ -291,16 +295,31 @@ impl Arrival for Arriving {
         self.filled(array)?;
         let live = self.live.as_ref().ok_or("pages are asked for before there are any")?;
         match array.checked_sub(1) {
-            None => Ok(live.ledgers[0].read(run, out)?),
+            None => Ok(live.memory.read(run, out)?),
             Some(disk) => Ok(live.disks[disk].device().read_at(run.offset(), out)?),
         }
+    }
+
+    fn owe(&mut self, owed: &Owed, piece: &[u8]) -> Result<(), Cause> {
+        let array = owed.array as usize;
+        self.filled(array)?;
+        let taking = crate::owing::taking_of(&self.host, &self.record);
+        let stale = taking.ok_or("pages stay behind that were to come")?.owe(array, owed.hot, piece)?;
+        if owed.hot { Ok(()) } else { Ok(self.live()?.disown(array, &stale)?) }
     }
 
     fn prepare(&mut self, finish: &Finish, device_state: &[u8]) -> Result<(), Cause> {
         Stage::Last.reached();
         self.filled(0)?;
+        let (host, record) = (self.host.clone(), self.record.clone());
         let live = self.live()?;
-        live.load(device_state)?;
+        match crate::owing::taking_of(&host, &record) {
+            None => live.load(device_state)?,
+            Some(taking) => {
+                crate::owing::keep_sets(&host, &record, live, &taking)?;
+                live.load_with_pages_missing(device_state, &taking)?;
+            }
+        }
         for (port, addresses) in live.ports.iter().zip(&finish.ports) {
             port.learn(addresses);
         }
@@ -332,6 +351,7 @@ impl Arrival for Arriving {
             record.phase = Phase::Here;
             record.since_ms = crate::now_ms();
             record.save(&self.host.layout)?;
+            host.bring_the_rest(&self.machine, live);
             events
         };
         supervise::watch(&self.host, &self.machine, events);
@@ -354,6 +374,7 @@ impl Arrival for Arriving {
             );
         }
         turn.record.phase = Phase::Stopped;
+        self.host.owings.strike(self.handover);
         drop(turn);
         self.host.remove(self.machine.name());
     }

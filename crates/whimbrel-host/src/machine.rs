@@ -11,11 +11,12 @@ use crate::{
 };
 use std::{
     ops::{Deref, DerefMut},
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 use whimbrel_api::{DiskInfo, MachineInfo, MachineState, NicInfo, OperationId};
 use whimbrel_capture::tap::Tap;
 use whimbrel_core::{ByteSize, MachineName};
+use whimbrel_migrate::postcopy::Giving;
 
 /// A machine in the registry.
 pub(crate) struct Machine {
@@ -49,6 +50,7 @@ struct View {
     console: Option<crate::live::ConsoleView>,
     tunnel: Option<crate::tunnel::TunnelView>,
     tap: Option<Tap>,
+    giving: Option<Arc<Giving>>,
 }
 
 /// The right to change a machine. Given back on drop, after the view was brought up to date.
@@ -61,14 +63,14 @@ impl Machine {
     /// A machine with this record and these live parts.
     pub(crate) fn new(record: Record, live: Option<Live>) -> Self {
         let info = describe(&record, live.as_ref(), None);
-        let (pager, console, tunnel, tap) = views(live.as_ref());
+        let (pager, console, tunnel, tap, giving) = views(live.as_ref());
         Self {
             name: record.name.clone(),
             machine_type: record.config.machine.clone(),
             turn: Mutex::new(None),
             turn_over: Condvar::new(),
             body: Mutex::new(Body { record, live }),
-            view: Mutex::new(View { info, pager, console, tunnel, tap }),
+            view: Mutex::new(View { info, pager, console, tunnel, tap, giving }),
         }
     }
 
@@ -142,6 +144,13 @@ impl Machine {
         if let (MachineState::Running | MachineState::Lazy { .. }, Some(pager)) = (&info.state, &view.pager) {
             info.state = pager.state();
         }
+        if let (MachineState::Giving { missing_pages, stalled, .. }, Some(giving)) =
+            (&mut info.state, &view.giving)
+        {
+            let now = giving.view();
+            *missing_pages = (now.asked || now.owed.is_some()).then_some(now.stand.missing);
+            *stalled = now.stalled.filter(|_| !now.connected);
+        }
         info.tunnel = view.tunnel.as_ref().map(crate::tunnel::TunnelView::info);
         info
     }
@@ -184,8 +193,8 @@ impl Turn<'_> {
     pub(crate) fn publish(&self) {
         let operation = lock(&self.machine.turn).as_ref().and_then(|working| working.operation);
         let info = describe(&self.body.record, self.body.live.as_ref(), operation);
-        let (pager, console, tunnel, tap) = views(self.body.live.as_ref());
-        *lock(&self.machine.view) = View { info, pager, console, tunnel, tap };
+        let (pager, console, tunnel, tap, giving) = views(self.body.live.as_ref());
+        *lock(&self.machine.view) = View { info, pager, console, tunnel, tap, giving };
     }
 }
 
@@ -232,11 +241,18 @@ type Views = (
     Option<crate::live::ConsoleView>,
     Option<crate::tunnel::TunnelView>,
     Option<Tap>,
+    Option<Arc<Giving>>,
 );
 
 fn views(live: Option<&Live>) -> Views {
     let tunnel = live.and_then(|live| live.away.as_ref()).map(crate::tunnel::AwayEnd::view);
-    (live.and_then(Live::pager_view), live.map(Live::console_view), tunnel, live.map(Live::tap))
+    (
+        live.and_then(Live::pager_view),
+        live.map(Live::console_view),
+        tunnel,
+        live.map(Live::tap),
+        live.and_then(|live| live.giving.clone()),
+    )
 }
 
 fn describe(record: &Record, live: Option<&Live>, operation: Option<OperationId>) -> MachineInfo {
@@ -248,6 +264,9 @@ fn describe(record: &Record, live: Option<&Live>, operation: Option<OperationId>
         (Phase::Crashed { reason }, _) => MachineState::Crashed { reason: reason.clone() },
         (Phase::Suspended { .. }, _) => MachineState::Suspended,
         (Phase::Given { to, .. }, _) => MachineState::Given { to: to.clone() },
+        (Phase::HandedOver { to, keeps: true, .. }, _) => {
+            MachineState::Giving { to: to.clone(), missing_pages: None, stalled: None }
+        }
         (Phase::HandedOver { .. } | Phase::Prepared { .. }, _) => MachineState::Migrating,
     };
     let disks =
@@ -277,6 +296,7 @@ fn describe(record: &Record, live: Option<&Live>, operation: Option<OperationId>
         operation,
         vmgenid: record.vmgenid.clone(),
         tunnel: None,
+        protection: None,
     }
 }
 

@@ -5,6 +5,8 @@
 
 mod bases;
 mod disk_brake;
+mod lanes;
+mod lazy;
 mod marks;
 mod past;
 mod rates;
@@ -23,7 +25,7 @@ use crate::{
 use std::{sync::Arc, time::Instant};
 use whimbrel_api::{
     MigrateRequest, MigrationEnd, MigrationRecord, MoveNetwork, NetworkHandover, Operation, OperationKind,
-    OperationResult, RoundInfo, Slowed, StoppedBy,
+    OperationResult, PostcopyInfo, RoundInfo, Slowed, StoppedBy,
 };
 use whimbrel_capture::{Follower, StopReason, Subject};
 use whimbrel_core::{ByteSize, Digest, HostName, MachineName};
@@ -31,6 +33,7 @@ use whimbrel_migrate::{
     HandedOver, Move, confirm,
     link::Link,
     migrate,
+    postcopy::{Giving, leave::Lingering},
     protocol::{ArrayOffer, HandoverId, HomeNetwork, Offer, TunnelId},
     source::BoxError,
 };
@@ -70,8 +73,15 @@ impl Host {
                 end,
             };
             past::keep(&host.layout, record);
-            let Gone { downtime_ms, wire_bytes, rounds, network, helped: Helped { slowed, freed }, .. } =
-                outcome?;
+            let Gone {
+                downtime_ms,
+                wire_bytes,
+                rounds,
+                network,
+                postcopy,
+                helped: Helped { slowed, freed },
+                ..
+            } = outcome?;
             Ok(OperationResult::Migrate {
                 host: to,
                 downtime_ms,
@@ -79,6 +89,7 @@ impl Host {
                 wire_bytes,
                 rounds,
                 network,
+                postcopy,
                 slowed,
                 freed,
             })
@@ -93,15 +104,31 @@ impl Host {
         reporter: &Reporter,
     ) -> Result<Gone, HostError> {
         let mut turn = machine.begin("migrate", Some(reporter.id))?;
+        // What another host keeps of it comes here first: nobody has to ask two hosts for one machine.
+        self.wait_for_the_rest(&mut turn, reporter)?;
         let link = PeerLink::connect(self, &request.host)?;
         // Until the rounds begin and have their own limits.
         link.limit(rates::first(request)?);
         self.tell_over(&request.host, &link);
         let moved = self.move_out(&mut turn, &link, request, reporter)?;
-        let runs_there = self.confirm_and_retire(machine, turn, moved.handover, &request.host, &link)?;
+        let (handover, to) = (moved.handover, &request.host);
+        let runs_there = self.confirm(machine, handover, to, &link)?;
+        let postcopy = match moved.giving {
+            None => {
+                self.retire(machine, turn, handover);
+                None
+            }
+            Some(giving) => {
+                drop(turn);
+                self.keep_until_whole(machine, giving.clone(), handover);
+                Some(self.follow_rest(machine, &giving, to, reporter)?)
+            }
+        };
+        let rest = postcopy.as_ref().map_or(0, |postcopy| postcopy.bytes);
         Ok(Gone {
             downtime_ms: (runs_there - moved.paused_at).as_secs_f64() * 1e3,
-            wire_bytes: link.bytes_both_ways(),
+            wire_bytes: link.bytes_both_ways() + rest,
+            postcopy,
             rounds: moved.rounds.iter().map(round_info).collect(),
             stopped_by: stopped_by(moved.why),
             network: moved.network,
@@ -121,6 +148,9 @@ impl Host {
         let was_paused = live.is_paused();
         let tunnel = self.tunnel_after(record, request);
         let mut offer = self.offer(record, live, tunnel)?;
+        let policy = rates::policy(request, was_paused)?;
+        let mut lazy = lazy::begin(self, live, request, offer.handover, policy.downtime_max)?;
+        offer.leaves = lazy.as_ref().map(|_| self.name.clone());
         // Until the machine has gone or not.
         let _marks = marks::lay(record, &mut offer);
         self.handovers.begin(offer.handover, &request.host)?;
@@ -128,7 +158,9 @@ impl Host {
         let to = request.host.clone();
         let ports = &live.ports;
         let brake = Brake::new(live, request, reporter)?;
-        let mut stoppable = Stoppable { qemu: &mut live.qemu, disks: &live.disks, keep_paused: was_paused };
+        let stoppable = Stoppable { qemu: &mut live.qemu, disks: &live.disks, keep_paused: was_paused };
+        let giving = lazy.as_ref().map(|lazy| lazy.giving.clone());
+        let mut stoppable = Lingering { machine: stoppable, giving, linger: lazy::linger(request) };
         let mut braked = Braked::new(&mut stoppable, brake);
         let mut subject =
             Subject { machine: &mut braked, ledgers: &mut live.ledgers, follower: Follower::Migration };
@@ -136,7 +168,8 @@ impl Host {
         let parts = bases::Parts { record: &before, disks: &live.disks, stored: &live.bases };
         let mut record_handover = || {
             self.keep_network(record, &offer, &to)?;
-            record.phase = Phase::HandedOver { handover: offer.handover, to: to.clone() };
+            let keeps = offer.leaves.is_some();
+            record.phase = Phase::HandedOver { handover: offer.handover, to: to.clone(), keeps };
             record.save(&self.layout).or_else(|error| {
                 // The write that failed may have reached the disk all the same: say again who runs it, and only then
                 // let the target forget it.
@@ -148,7 +181,6 @@ impl Host {
             away.iter().for_each(crate::tunnel::AwayEnd::close);
             Ok(())
         };
-        let policy = rates::policy(request, was_paused)?;
         let mut brake = disk_brake::DiskBrake::new(&live.disks);
         let outcome = migrate(Move {
             subject: &mut subject,
@@ -160,7 +192,7 @@ impl Host {
             ports: &|| ports.iter().map(LivePort::addresses).collect(),
             record_handover: &mut record_handover,
             policy: &policy,
-            leaving: None,
+            leaving: lazy.as_mut().map(|lazy| &mut lazy.leaving),
             observe: &mut |progress| {
                 match progress.ended {
                     Some(round) => {
@@ -182,7 +214,18 @@ impl Host {
                     self.leave_home(record);
                 }
                 let HandedOver { handover, rounds, why, paused_at } = done;
-                Ok(Moved { handover, rounds, why, paused_at, network, helped: Helped { slowed, freed } })
+                // From the commit on, so that a machine that waits for pages while it is started gets them.
+                let giving = lazy.map(lazy::Lazy::committed);
+                live.giving = giving.clone();
+                Ok(Moved {
+                    handover,
+                    rounds,
+                    why,
+                    paused_at,
+                    network,
+                    giving,
+                    helped: Helped { slowed, freed },
+                })
             }
             Err(source) => {
                 self.drop_network(record, &offer);
@@ -256,25 +299,27 @@ impl Host {
         })
     }
 
-    /// Tells the target until it says that the machine runs there; then nothing of it is left here. Returns when it
-    /// said so.
-    fn confirm_and_retire(
+    /// Tells the target until it says that the machine runs there. Returns when it said so.
+    fn confirm(
         self: &Arc<Self>,
         machine: &Arc<Machine>,
-        mut turn: Turn<'_>,
         handover: HandoverId,
         to: &HostName,
         link: &dyn Link,
     ) -> Result<Instant, HostError> {
-        let name = machine.name().clone();
         let connect = || {
             let link = PeerLink::connect(self, to).map_err(BoxError::from)?;
             Ok(Box::new(link) as Box<dyn Link>)
         };
         if !confirm(handover, link, &connect, &|pause| self.sleep_unless_closing(pause)) {
-            return Err(HostError::Unconfirmed { name, host: to.clone() });
+            return Err(HostError::Unconfirmed { name: machine.name().clone(), host: to.clone() });
         }
-        let runs_there = Instant::now();
+        Ok(Instant::now())
+    }
+
+    /// The target has all of the machine: nothing of it is left here.
+    fn retire(&self, machine: &Machine, mut turn: Turn<'_>, handover: HandoverId) {
+        let name = machine.name().clone();
         self.handovers.end(handover);
         turn.live.take().into_iter().for_each(crate::live::Live::end);
         // From here on a failure only leaves garbage: the machine is the target's.
@@ -283,7 +328,6 @@ impl Host {
         }
         drop(turn);
         self.remove(&name);
-        Ok(runs_there)
     }
 
     /// Goes on with a handover that an earlier daemon had committed.
@@ -295,9 +339,7 @@ impl Host {
     ) {
         let (host, machine) = (self.clone(), machine.clone());
         let finish = move || {
-            let turn = machine.begin_when_free("migrate");
-            let link = crate::peers::NoLink;
-            if let Err(error) = host.confirm_and_retire(&machine, turn, handover, &to, &link) {
+            if let Err(error) = host.finish_committed(&machine, handover, &to) {
                 tracing::warn!(error = &error as &dyn std::error::Error, "a handover is still unconfirmed");
             }
         };
@@ -305,10 +347,37 @@ impl Host {
             tracing::error!(%error, "no thread to finish a handover");
         }
     }
+
+    fn finish_committed(
+        self: &Arc<Self>,
+        machine: &Arc<Machine>,
+        handover: HandoverId,
+        to: &HostName,
+    ) -> Result<(), HostError> {
+        let mut turn = machine.begin_when_free("migrate");
+        let keeps = matches!(turn.record.phase, Phase::HandedOver { keeps: true, .. });
+        // First, so that a machine that waits for pages while it is started gets them.
+        let giving = keeps.then(|| self.keep_again(&mut turn, handover, to)).transpose()?;
+        if let (Some(live), Some(giving)) = (&mut turn.live, &giving) {
+            live.giving = Some(giving.clone());
+        }
+        turn.publish();
+        self.confirm(machine, handover, to, &crate::peers::NoLink)?;
+        match giving {
+            None => self.retire(machine, turn, handover),
+            Some(giving) => {
+                drop(turn);
+                self.keep_until_whole(machine, giving, handover);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A machine that now belongs to its target.
 struct Moved {
+    /// What the target may lack of it is kept here.
+    giving: Option<Arc<Giving>>,
     handover: HandoverId,
     rounds: Vec<whimbrel_capture::RoundStats>,
     why: StopReason,
@@ -330,6 +399,7 @@ struct Gone {
     rounds: Vec<RoundInfo>,
     stopped_by: StoppedBy,
     network: NetworkHandover,
+    postcopy: Option<PostcopyInfo>,
     helped: Helped,
 }
 

@@ -15,8 +15,8 @@ use std::{
 };
 use tokio::sync::watch;
 use whimbrel_api::{
-    ErrorCode, Operation, OperationId, OperationKind, OperationResult, OperationState, Progress, RoundInfo,
-    Unit,
+    ErrorCode, Operation, OperationId, OperationKind, OperationResult, OperationState, PostcopyInfo,
+    Progress, RoundInfo, Unit,
 };
 
 /// Ended operations that can still be asked about.
@@ -172,14 +172,34 @@ impl Reporter {
         let rate_per_s = (seconds > 0.05).then(|| done as f64 / seconds);
         self.entry.snapshot.send_modify(|operation| {
             let rounds = std::mem::take(&mut operation.progress.rounds);
-            let stage = stage.to_owned();
-            operation.progress = Progress { stage, done, total, unit, rate_per_s, detail: None, rounds };
+            let (stage, postcopy) = (stage.to_owned(), operation.progress.postcopy.take());
+            operation.progress =
+                Progress { stage, done, total, unit, rate_per_s, detail: None, rounds, postcopy };
         });
     }
 
     /// A round has ended. Told at once: each is worth a look, and there are few.
     pub(crate) fn round(&self, round: RoundInfo) {
         self.entry.snapshot.send_modify(|operation| operation.progress.rounds.push(round));
+    }
+
+    /// What a machine lacks that runs on the target already.
+    pub(crate) fn postcopy(&self, rest: PostcopyInfo) {
+        self.entry.snapshot.send_if_modified(|operation| {
+            let changed = operation.progress.postcopy.as_ref() != Some(&rest);
+            let waits = match (rest.faults, &rest.stalled) {
+                (_, Some(why)) => format!("stalled: {why}"),
+                (0, None) => "nothing waited for a page yet".to_owned(),
+                (faults, None) => format!(
+                    "{faults} pages waited for, {:.1} ms each, {:.1} ms at most",
+                    rest.waited_ms / faults as f64,
+                    rest.longest_ms
+                ),
+            };
+            operation.progress.detail = Some(waits);
+            operation.progress.postcopy = Some(rest);
+            changed
+        });
     }
 
     /// The rounds that have ended.

@@ -3,7 +3,7 @@
 //! One JSON file a machine, replaced whole. The phase decides who may run the machine, so it is made durable
 //! before anything acts on it.
 
-use crate::{durable, error::HostError, layout::Layout, live::remove_overlays};
+use crate::{durable, error::HostError, layout::Layout, live::remove_overlays, owing::Owed};
 use serde::{Deserialize, Serialize};
 use std::{fs, path::PathBuf};
 use whimbrel_align::Cuts;
@@ -45,6 +45,9 @@ pub(crate) struct Record {
     /// How it came here: its old host may not have heard yet that it did, and asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) arrived_by: Option<HandoverId>,
+    /// Who keeps pages of it that are not here yet, if anybody does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) owed: Option<Owed>,
 }
 
 /// The unchanging content under a disk's overlay.
@@ -79,7 +82,13 @@ pub(crate) enum Phase {
     /// The host that it was given to, suspended as this capsule.
     Given { to: HostName, capsule: CapsuleId },
     /// The host it went to; it has not confirmed yet.
-    HandedOver { handover: HandoverId, to: HostName },
+    HandedOver {
+        handover: HandoverId,
+        to: HostName,
+        /// Whether that host may lack pages, which are kept here until it says that it does not.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        keeps: bool,
+    },
     /// Its old host, until that one commits.
     Prepared {
         handover: HandoverId,
@@ -133,6 +142,7 @@ impl Record {
             self_service: SelfService::default(),
             tunnel: None,
             arrived_by: None,
+            owed: None,
         }
     }
 

@@ -36,6 +36,7 @@ fn ended(host: &Weak<Host>, machine: &Weak<Machine>, phase: Phase) {
     let mut turn = machine.begin_when_free("cleaning up");
     let Some(live) = turn.live.take() else { return };
     live.end();
+    host.memory_is_gone(&mut turn);
     if turn.record.phase != Phase::Here {
         return;
     }

@@ -32,6 +32,7 @@ impl Host {
             tracing::warn!(error = &error as &dyn std::error::Error, "slots of ended machines are left over");
         }
         for record in &records {
+            crate::owing::recall(self, record);
             if let Phase::HandedOver { handover, .. } = record.phase {
                 self.handovers.is_committed(handover);
             }
@@ -41,6 +42,7 @@ impl Host {
                 self.arrivals().adopt_arrived(handover);
             }
         }
+        self.owings.are_known();
         self.tell_homes();
         for record in records {
             if record.phase == Phase::Here {
@@ -49,13 +51,22 @@ impl Host {
             self.take_up(record);
         }
         self.tell_given_up();
+        self.tell_ended_protections();
     }
 
     fn take_up(self: &Arc<Self>, mut record: Record) {
         let name = record.name.clone();
+        if self.take_up_protected(&record) {
+            return;
+        }
         if crate::landing::is_unfinished(self, &record) {
             crate::landing::drop_unfinished(self, &record);
             return;
+        }
+        if record.owed.is_some() && record.process.is_some() && record.phase == Phase::Here {
+            // A QEMU that waits for a page answers nobody, and the host that has the page cannot be heard before this
+            // daemon serves: not now.
+            return self.take_up_later(record);
         }
         let mut live = match (&record.phase, &record.process) {
             (Phase::Here | Phase::HandedOver { .. } | Phase::Prepared { .. }, Some(process)) => {
@@ -72,7 +83,7 @@ impl Host {
         };
         match record.phase.clone() {
             Phase::Prepared { handover, .. } => crate::landing::wait_on(self, record, live, handover),
-            Phase::HandedOver { handover, to } => {
+            Phase::HandedOver { handover, to, .. } => {
                 let machine = self.enter(Machine::new(record, live));
                 self.finish_handover(&machine, handover, to);
             }
@@ -83,6 +94,44 @@ impl Host {
                 let events = live.as_ref().map(Live::events);
                 let machine = self.enter(Machine::new(record, live));
                 events.into_iter().for_each(|events| supervise::watch(self, &machine, events));
+            }
+        }
+    }
+
+    /// Takes up, on a thread of its own, a machine of which pages are on another host.
+    fn take_up_later(self: &Arc<Self>, record: Record) {
+        let (host, machine) = (self.clone(), self.enter(Machine::new(record, None)));
+        let (taken, has_turn) = std::sync::mpsc::channel();
+        let take_up = move || {
+            let mut turn = machine.begin_when_free("start of the daemon");
+            let _ = taken.send(());
+            host.take_up_owed(&machine, &mut turn);
+        };
+        if let Err(error) = std::thread::Builder::new().name("take-up".into()).spawn(take_up) {
+            tracing::error!(%error, "no thread to take a machine up");
+            return;
+        }
+        // Nobody else works on it before it is taken up.
+        let _ = has_turn.recv();
+    }
+
+    fn take_up_owed(self: &Arc<Self>, machine: &Arc<Machine>, turn: &mut crate::machine::Turn<'_>) {
+        let Some(process) = turn.record.process.clone() else { return };
+        match Live::adopt(self, &turn.record, &process) {
+            Ok(mut live) => {
+                live.open_ports();
+                live.go_on_after_crash();
+                self.give_back(&mut turn.record, &live);
+                let events = live.events();
+                self.bring_the_rest(machine, &mut live);
+                turn.live = Some(live);
+                supervise::watch(self, machine, events);
+            }
+            Err(error) => {
+                let name = machine.name();
+                tracing::warn!(%name, error = &error as &dyn std::error::Error, "cannot be taken up");
+                self.note_crash(&mut turn.record, &error);
+                self.memory_is_gone(turn);
             }
         }
     }

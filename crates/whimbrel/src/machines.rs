@@ -1,6 +1,9 @@
 //! Machines for people: one line, one row, one word for a state.
 
-use crate::table::{ago, table};
+use crate::{
+    rounds,
+    table::{ago, table},
+};
 use whimbrel_api::{MachineInfo, MachineState};
 
 /// `web: running`.
@@ -14,11 +17,20 @@ pub(crate) fn state(state: &MachineState) -> String {
         MachineState::Starting => "starting".to_owned(),
         MachineState::Running => "running".to_owned(),
         MachineState::Paused => "paused".to_owned(),
-        MachineState::Lazy { resident_pages, total_pages, stalled } => {
+        MachineState::Lazy { resident_pages, total_pages, stalled, from } => {
             let percent = resident_pages.saturating_mul(100) / (*total_pages).max(1);
+            let from = from.as_ref().map(|host| format!(", the rest on {host}")).unwrap_or_default();
             match stalled {
-                Some(why) => format!("lazy {percent} %, stalled: {why}"),
-                None => format!("lazy {percent} %"),
+                Some(why) => format!("lazy {percent} %{from}, stalled: {why}"),
+                None => format!("lazy {percent} %{from}"),
+            }
+        }
+        MachineState::Giving { to, missing_pages, stalled } => {
+            let missing = missing_pages.map(|pages| format!(", {} to go", rounds::pages(pages)));
+            let missing = missing.unwrap_or_default();
+            match stalled {
+                Some(why) => format!("giving to {to}{missing}, stalled: {why}"),
+                None => format!("giving to {to}{missing}"),
             }
         }
         MachineState::Migrating => "migrating".to_owned(),
@@ -35,7 +47,7 @@ pub(crate) fn list(machines: &[MachineInfo]) -> String {
     let rows = machines.iter().map(|machine| {
         [
             machine.name.to_string(),
-            state(&machine.state),
+            crate::protection::standby(machine).unwrap_or_else(|| state(&machine.state)),
             machine.memory.to_string(),
             machine.cpus.to_string(),
             machine.disks.len().to_string(),
@@ -45,7 +57,8 @@ pub(crate) fn list(machines: &[MachineInfo]) -> String {
         ]
     });
     let header = ["NAME", "STATE", "MEMORY", "CPUS", "DISKS", "NETWORK", "PID", "SINCE"];
-    table(header, rows, "no machines; start one with `whimbrel run NAME --disk FILE --memory 1G`")
+    let list = table(header, rows, "no machines; start one with `whimbrel run NAME --disk FILE --memory 1G`");
+    list + &crate::protection::lines(machines)
 }
 
 /// The bridges it is in, and beside them which host they belong to if that is another one.
@@ -71,9 +84,21 @@ mod tests {
     #[test]
     fn a_lazy_machine_of_no_pages_is_no_division_by_zero() {
         let lazy = |resident_pages, total_pages, stalled| {
-            state(&MachineState::Lazy { resident_pages, total_pages, stalled })
+            state(&MachineState::Lazy { resident_pages, total_pages, stalled, from: None })
         };
         assert_eq!(lazy(0, 0, None), "lazy 0 %");
         assert_eq!(lazy(33, 100, Some("beta is away".into())), "lazy 33 %, stalled: beta is away");
+    }
+
+    #[test]
+    fn a_machine_between_two_hosts_says_which_has_what() {
+        let from = Some("alpha".parse().expect("a name"));
+        let lazy = MachineState::Lazy { resident_pages: 1, total_pages: 4, stalled: None, from };
+        assert_eq!(state(&lazy), "lazy 25 %, the rest on alpha");
+        let giving = |missing_pages, stalled| {
+            state(&MachineState::Giving { to: "beta".parse().expect("a name"), missing_pages, stalled })
+        };
+        assert_eq!(giving(Some(512), None), "giving to beta, 2 MiB to go");
+        assert_eq!(giving(None, Some("no route".into())), "giving to beta, stalled: no route");
     }
 }

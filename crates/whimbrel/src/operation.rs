@@ -9,7 +9,7 @@ use tokio::{
     pin, select,
     signal::unix::{Signal, SignalKind, signal},
 };
-use whimbrel_api::{Operation, OperationId, OperationResult, OperationState};
+use whimbrel_api::{Operation, OperationId, OperationResult, OperationState, PostcopyInfo};
 use whimbrel_client::ClientError;
 
 /// Does what `begin` begins, to its end, and prints the result.
@@ -51,9 +51,11 @@ fn verdict(result: &OperationResult) -> Result<(), Failure> {
 async fn watch(context: &Context, begun: &Operation, interrupts: &mut Signal) -> Result<Operation, Failure> {
     let display = Display::new(&context.output, begun);
     let mut told = 0;
+    let mut rest = None;
     let follow = context.client.follow(begun.id, |operation| {
         display.show(&operation.progress);
         tell_rounds(context, operation, &mut told, &display);
+        tell_rest(context, operation, &mut rest);
     });
     pin!(follow);
     let mut cancelled = false;
@@ -87,6 +89,17 @@ fn tell_rounds(context: &Context, operation: &Operation, told: &mut usize, displ
         }
     }
     *told = known.len().max(*told);
+}
+
+/// Tells programs how much of a machine that runs elsewhere is still to come, whenever that has changed. People see a bar.
+fn tell_rest(context: &Context, operation: &Operation, told: &mut Option<PostcopyInfo>) {
+    let Some(rest) = operation.progress.postcopy.as_ref().filter(|_| context.output.json) else { return };
+    if told.as_ref() != Some(rest) {
+        *told = Some(rest.clone());
+        if let Err(error) = context.output.event(&rounds::Rest::new(rest)) {
+            tracing::debug!(%error, "the rest of a machine was not told");
+        }
+    }
 }
 
 /// Asks the daemon to cancel. A refusal (it has just ended, or is past its last way back) is told, not fatal:

@@ -26,19 +26,34 @@ pub(crate) fn describe(result: &OperationResult) -> String {
             wire_bytes,
             rounds: passes,
             network,
+            postcopy,
             slowed,
             freed,
         } => {
             format!(
-                "runs on {host}: stood still for {}, took {}, {} on the wire in {}\n{}{}{}",
+                "runs on {host}: stood still for {}, took {}, {} on the wire in {}\n{}{}{}{}",
                 milliseconds(*downtime_ms),
                 milliseconds(*total_ms),
                 ByteSize(*wire_bytes),
                 rounds(passes),
+                postcopy.as_ref().map(crate::rounds::fetched).unwrap_or_default(),
                 freed.map(|freed| format!("its guest freed {freed} ahead\n")).unwrap_or_default(),
                 slowed_down(slowed),
                 handover(network),
             )
+        }
+        OperationResult::Protect { host, witness, pause_ms, total_ms, wire_bytes } => format!(
+            "protected by {host}: stood still for {}, took {}, {} on the wire; {}\n",
+            milliseconds(*pause_ms),
+            milliseconds(*total_ms),
+            ByteSize(*wire_bytes),
+            match witness {
+                Some(witness) => format!("{host} takes over by itself, if {witness} agrees"),
+                None => format!("no witness: {host} takes over only when a person says `whimbrel failover`"),
+            },
+        ),
+        OperationResult::Failover { host, downtime_ms } => {
+            format!("runs on {host}: stood still for {}\n", milliseconds(*downtime_ms))
         }
         OperationResult::Evacuate(report) => crate::evacuated::describe(report),
         OperationResult::Gc { freed, stored, moved, packs_waiting } => {

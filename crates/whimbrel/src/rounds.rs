@@ -4,7 +4,7 @@
 
 use crate::table::milliseconds;
 use serde::Serialize;
-use whimbrel_api::{Operation, OperationResult, OperationState, RoundInfo};
+use whimbrel_api::{Operation, OperationResult, OperationState, PostcopyInfo, RoundInfo};
 use whimbrel_core::{ByteSize, PAGE_SIZE};
 
 /// The rounds of a migration that are known: those that have ended, all of them once the machine has moved.
@@ -42,6 +42,33 @@ pub(crate) fn sentence(number: usize, round: &RoundInfo, last: bool) -> String {
         .map(|ms| format!("; {} of standing still to go", milliseconds(ms)))
         .unwrap_or_default();
     format!("{sent}; {} remain{waited}, dirtied at {}{to_go}", pages(round.left), spoken(dirty_rate(round)))
+}
+
+/// What a machine had to wait for that ran before all of it was there, in one line.
+pub(crate) fn fetched(postcopy: &PostcopyInfo) -> String {
+    let owed = postcopy.owed_pages.map(|owed| format!("{} followed it, ", pages(owed))).unwrap_or_default();
+    let waits = match postcopy.faults {
+        0 => "it waited for none of them".to_owned(),
+        faults => format!(
+            "it waited {faults} times, {} on average and {} at most",
+            milliseconds(postcopy.waited_ms / faults as f64),
+            milliseconds(postcopy.longest_ms)
+        ),
+    };
+    format!("{owed}{} on the wire; {waits}\n", ByteSize(postcopy.bytes))
+}
+
+/// How far the rest is, as a line of JSON.
+#[derive(Serialize)]
+pub(crate) struct Rest<'a> {
+    /// Always there, so that lines of rounds and of this are told apart.
+    postcopy: &'a PostcopyInfo,
+}
+
+impl<'a> Rest<'a> {
+    pub(crate) fn new(postcopy: &'a PostcopyInfo) -> Self {
+        Self { postcopy }
+    }
 }
 
 /// One round as a line of JSON.

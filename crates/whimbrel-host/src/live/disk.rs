@@ -3,7 +3,10 @@
 //! All of it is in bytes of the disk. Cuts are where a stored image comes in, under the overlay, and in the view through which the
 //! store follows the disk; others follow it as it is.
 
-use super::{Patient, Stall};
+use super::{
+    Patient, Stall,
+    owing::{DiskStore, OwedDisk},
+};
 use crate::{
     disk_cuts::content_id,
     error::HostError,
@@ -19,8 +22,9 @@ use whimbrel_block::{
     Tracked, Uncut, ZeroDevice,
 };
 use whimbrel_capture::{Follower, Ledger};
-use whimbrel_core::{Digest, MachineName, PAGE_SIZE, PageSet};
+use whimbrel_core::{Digest, MachineName, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::PageArray;
+use whimbrel_migrate::postcopy::{Taking, taking::Store as PageStore};
 use whimbrel_store::{Store, StoredDisk};
 
 /// One disk.
@@ -49,7 +53,7 @@ pub(crate) enum Overlay {
 impl LiveDisk {
     /// Opens disk `index` of the machine and lets the slot serve it.
     pub(crate) fn open(
-        (host, stall): (&Host, &Arc<Stall>),
+        (host, stall, taking): (&Host, &Arc<Stall>, &Option<Arc<Taking>>),
         record: &Record,
         index: usize,
         overlay: Overlay,
@@ -71,7 +75,12 @@ impl LiveDisk {
         let failed = |source| HostError::Disk { disk: name.clone(), source };
         let place =
             OverlayPlace { dir: layout.machine(machine).join(&name), live_dir: layout.live_bitmaps() };
-        let (base, base_id) = open_base(over, base, size).map_err(failed)?;
+        let (mut base, base_id) = open_base(over, base, size).map_err(failed)?;
+        if let Some(taking) = taking {
+            // Memory is the first array. The content under the overlay is what it was, once what is owed has come.
+            let owed = Arc::new(OwedDisk::new(base, taking.clone(), index + 1));
+            base = patient.insert(Arc::new(Patient::new(owed, stall.clone()))).clone();
+        }
         let cow = match overlay {
             Overlay::New => {
                 place.remove().map_err(|source| failed(source.into()))?;
@@ -123,6 +132,20 @@ impl LiveDisk {
                 "a disk could not be flushed"
             );
         }
+    }
+
+    /// A place for pages that another host keeps.
+    pub(super) fn store(&self) -> Arc<dyn PageStore> {
+        Arc::new(DiskStore(self.cow.clone()))
+    }
+
+    /// Gives pages back to what lies under the overlay. Nobody uses the disk yet.
+    pub(super) fn disown(&self, run: PageRun) -> Result<(), HostError> {
+        let failed = |source: whimbrel_block::BlockError| HostError::Disk {
+            disk: self.name.clone(),
+            source: source.into(),
+        };
+        self.cow.disown(run).map_err(failed)
     }
 
     pub(super) fn patient(&self) -> Option<(String, Arc<Patient>)> {

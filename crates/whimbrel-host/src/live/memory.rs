@@ -1,6 +1,10 @@
 //! The memory of a running machine: our hold on it, and where its missing pages come from.
 
-use super::{Stall, disk::Patients};
+use super::{
+    Stall,
+    disk::Patients,
+    owing::{MemoryStore, OwedMemory},
+};
 use crate::{error::HostError, host::Host, record::Record, slot::Slot};
 use std::{
     fs::File,
@@ -14,6 +18,7 @@ use whimbrel_core::{CapsuleId, Digest, PageRun, PageSet};
 use whimbrel_image::WorkingSet;
 use whimbrel_machine::{PageArray, PageError};
 use whimbrel_memory::{Attachment, Mode, PageSource, Pager, RamTarget};
+use whimbrel_migrate::postcopy::{Taking, taking::Store};
 use whimbrel_qemu::Qemu;
 use whimbrel_store::StoredImage;
 
@@ -22,19 +27,25 @@ pub(crate) struct LiveMemory {
     attachment: Attachment,
     file: File,
     lazy: Option<LazyPart>,
+    /// Whether it is filled on demand, once it is known from where.
+    on_demand: bool,
 }
+
+/// Shared with the views, which look while an operation works.
+pub(super) type PagerSlot = Arc<Mutex<Option<Pager>>>;
 
 /// What only lazily filled memory has.
 struct LazyPart {
     root: Option<Digest>,
-    /// Shared with the views, which look while an operation works.
-    pager: Arc<Mutex<Option<Pager>>>,
+    pager: PagerSlot,
 }
 
 /// What is needed to show how far a lazy machine is, and what it touched.
 #[derive(Clone)]
 pub(crate) struct PagerView {
-    pager: Arc<Mutex<Option<Pager>>>,
+    pager: PagerSlot,
+    /// What another host keeps of it.
+    taking: Option<Arc<Taking>>,
     pub(super) stall: Arc<Stall>,
     pub(super) disks: Patients,
 }
@@ -44,7 +55,7 @@ impl LiveMemory {
     pub(crate) fn attach(qemu: &Qemu, slot: &Slot, lazy: bool) -> Result<Self, HostError> {
         let mode = if lazy { Mode::Lazy } else { Mode::Track };
         let attachment = Attachment::attach(qemu.pid() as i32, RamTarget::Path(slot.ram()), mode);
-        Self::held(attachment.map_err(memory_error)?, slot)
+        Self::held(attachment.map_err(memory_error)?, slot, lazy)
     }
 
     /// Takes hold of the memory of a QEMU that an earlier daemon had attached.
@@ -53,7 +64,7 @@ impl LiveMemory {
         pid: u32,
         slot: &Slot,
         record: &Record,
-        image: Option<Option<Digest>>,
+        (image, taking): (Option<Option<Digest>>, Option<Arc<Taking>>),
     ) -> Result<Self, HostError> {
         let config = &record.config;
         let (pid, ram) = (pid as i32, RamTarget::Path(slot.ram()));
@@ -61,18 +72,22 @@ impl LiveMemory {
             Some(_) => Attachment::adopt(pid, ram, Mode::Lazy),
             None => Attachment::open(pid, ram),
         };
-        let mut memory = Self::held(attachment.map_err(memory_error)?, slot)?;
-        if let Some(root) = image {
-            memory.page_in_from(host, record.origin, root, config.memory_pages())?;
+        let mut memory = Self::held(attachment.map_err(memory_error)?, slot, image.is_some())?;
+        match (image, taking) {
+            (Some(_), Some(taking)) => memory.page_in_owed(&taking)?,
+            (Some(root), None) => {
+                memory.page_in_from(host, record.origin, root, config.memory_pages())?;
+            }
+            (None, _) => {}
         }
         Ok(memory)
     }
 
-    fn held(attachment: Attachment, slot: &Slot) -> Result<Self, HostError> {
+    fn held(attachment: Attachment, slot: &Slot, on_demand: bool) -> Result<Self, HostError> {
         let path = slot.ram();
         let file = File::options().read(true).write(true).open(&path);
         let file = file.map_err(|source| HostError::io("open", &path, source))?;
-        Ok(Self { attachment, file, lazy: None })
+        Ok(Self { attachment, file, lazy: None, on_demand })
     }
 
     /// Fills the memory from the image `root` of a capsule whenever a page is touched.
@@ -92,9 +107,31 @@ impl LiveMemory {
         Ok(())
     }
 
+    /// Fills the memory with what another host keeps of it whenever a page is touched.
+    pub(super) fn page_in_owed(&mut self, taking: &Arc<Taking>) -> Result<(), HostError> {
+        if self.lazy.is_some() || !self.on_demand {
+            return Ok(());
+        }
+        let source = Arc::new(OwedMemory::new(taking.clone()));
+        let pager = Pager::start(&self.attachment, source).map_err(memory_error)?;
+        self.lazy = Some(LazyPart { root: None, pager: Arc::new(Mutex::new(Some(pager))) });
+        Ok(())
+    }
+
+    /// A place for pages that come unasked; none if all of it is here.
+    pub(super) fn store(&self) -> Option<Arc<dyn Store>> {
+        let store = |lazy: &LazyPart| Arc::new(MemoryStore(lazy.pager.clone())) as Arc<dyn Store>;
+        self.lazy.as_ref().map(store)
+    }
+
+    /// The memory to read only.
+    pub(crate) fn view(&self) -> Result<Box<dyn PageArray>, HostError> {
+        self.attachment.ram().map(|ram| Box::new(ram) as Box<dyn PageArray>).map_err(memory_error)
+    }
+
     /// Whether it is filled on demand, and from which image.
     pub(crate) fn origin(&self) -> (bool, Option<Digest>) {
-        (self.lazy.is_some(), self.lazy.as_ref().and_then(|lazy| lazy.root))
+        (self.on_demand, self.lazy.as_ref().and_then(|lazy| lazy.root))
     }
 
     /// The memory as a page array, and a way to look on at what is written to it.
@@ -114,6 +151,11 @@ impl LiveMemory {
         self.file.write_all_at(data, run.offset())
     }
 
+    /// Reads pages before the machine runs.
+    pub(crate) fn read(&self, run: PageRun, out: &mut [u8]) -> std::io::Result<()> {
+        self.file.read_exact_at(out, run.offset())
+    }
+
     /// Empties pages before the machine runs.
     pub(crate) fn zero(&self, run: PageRun) -> std::io::Result<()> {
         use rustix::fs::{FallocateFlags, fallocate};
@@ -121,8 +163,14 @@ impl LiveMemory {
         Ok(fallocate(&self.file, hole, run.offset(), run.bytes() as u64)?)
     }
 
-    pub(super) fn pager_view(&self, stall: &Arc<Stall>, disks: Patients) -> Option<PagerView> {
-        let view = |lazy: &LazyPart| PagerView { pager: lazy.pager.clone(), stall: stall.clone(), disks };
+    pub(super) fn pager_view(
+        &self,
+        stall: &Arc<Stall>,
+        disks: Patients,
+        taking: Option<Arc<Taking>>,
+    ) -> Option<PagerView> {
+        let view =
+            |lazy: &LazyPart| PagerView { pager: lazy.pager.clone(), taking, stall: stall.clone(), disks };
         self.lazy.as_ref().map(view)
     }
 
@@ -162,11 +210,25 @@ impl PagerView {
     pub(crate) fn state(&self) -> MachineState {
         let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
         let waits = self.stall.reason();
+        if let Some(view) = self.taking.as_ref().map(|taking| taking.view())
+            && view.stand.missing > 0
+        {
+            let stalled = pager.as_ref().and_then(|pager| pager.state().stalled);
+            let why = || format!("{} is not connected", view.from);
+            let cut_off = (!view.connected).then(|| stalled.clone().or(waits.clone()).unwrap_or_else(why));
+            return MachineState::Lazy {
+                resident_pages: view.owed.saturating_sub(view.stand.missing),
+                total_pages: view.owed,
+                stalled: cut_off.or(stalled).or(waits).or(view.stalled),
+                from: Some(view.from),
+            };
+        }
         match pager.as_ref().map(Pager::state) {
             Some(state) if state.resident < state.total || waits.is_some() => MachineState::Lazy {
                 resident_pages: state.resident,
                 total_pages: state.total,
                 stalled: state.stalled.or(waits),
+                from: None,
             },
             _ => MachineState::Running,
         }

@@ -9,6 +9,7 @@ mod disk;
 #[cfg(test)]
 mod disk_tests;
 mod memory;
+mod owing;
 mod patient;
 mod port;
 mod template;
@@ -16,6 +17,7 @@ mod template;
 pub(crate) use console::{ConsoleView, Serial};
 pub(crate) use disk::{LiveDisk, Overlay, RestingDisk, remove_overlays};
 pub(crate) use memory::{LiveMemory, PagerView};
+use owing::Bringing;
 use patient::{Patient, Stall};
 pub(crate) use port::{LivePort, Plug};
 pub(crate) use template::{Content as TemplateContent, Templates};
@@ -37,9 +39,10 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_capture::{Follower, Ledger, tap::Tap};
-use whimbrel_core::{Digest, MachineConfig};
+use whimbrel_core::{Digest, MachineConfig, PageSet};
 use whimbrel_image::ImageRef;
 use whimbrel_machine::{Machine as _, MachineError};
+use whimbrel_migrate::postcopy::{Giving, Taking};
 use whimbrel_qemu::{Console, LaunchSpec, MachineEvent, ProcessIdentity, Qemu, RamBacking, Vmgenid};
 use whimbrel_store::Pin;
 
@@ -63,6 +66,11 @@ pub(crate) struct Live {
     paused: bool,
     /// Why it waits for other hosts, if it does.
     stall: Arc<Stall>,
+    /// What another host keeps of it, if one does.
+    taking: Option<Arc<Taking>>,
+    bringing: Option<Bringing>,
+    /// What this host keeps of it for another one, where it runs.
+    pub(crate) giving: Option<Arc<Giving>>,
     /// Keeps the capsule whose pages it still reads, whatever becomes of its refs.
     _origin: Option<Pin>,
     /// Images that the store's sets of changed pages are relative to, by name. An array without one is looked at anew.
@@ -106,7 +114,7 @@ impl Live {
         let slot = Slot::create(&host.layout, &record.config)?;
         let warm = launch(host, &record.config, slot, Start { incoming: true, vmgenid }, Some(record))?;
         let assembly = Assembly::new(host, record, Overlay::New, None);
-        Assembly { arrived: Arrived::ByMigration, ..assembly }.complete(warm)
+        Assembly { arriving: true, arrived: Arrived::ByMigration, ..assembly }.complete(warm)
     }
 
     /// The machine that an earlier daemon left running.
@@ -118,7 +126,8 @@ impl Live {
         }
         let image = process.lazy.then_some(process.memory);
         // Memory first: a QEMU that waits for a page answers no command.
-        let memory = LiveMemory::adopt(host, process.pid, &slot, record, image)?;
+        let taking = crate::owing::taking_of(host, record);
+        let memory = LiveMemory::adopt(host, process.pid, &slot, record, (image, taking))?;
         let identity = ProcessIdentity { pid: process.pid, start_time: process.started };
         let qemu = Qemu::adopt(slot.dir(), identity, process.ram.into());
         let qemu =
@@ -322,6 +331,55 @@ impl Live {
         self.qemu.pid()
     }
 
+    /// The directory of its QEMU.
+    pub(crate) fn slot_dir(&self) -> &std::path::Path {
+        self.slot.dir()
+    }
+
+    /// Loads the device state while pages of the machine are with another host. Devices may touch some: they come over the
+    /// connection of `taking`, and if that is lost the QEMU is ended, since it would wait for them for ever.
+    pub(crate) fn load_with_pages_missing(
+        &mut self,
+        device_state: &[u8],
+        taking: &Arc<Taking>,
+    ) -> Result<(), HostError> {
+        self.memory.page_in_owed(taking)?;
+        let process = self.qemu.process().identity();
+        let guard = owing::LoadGuard::start(taking.clone(), process, self.slot.dir());
+        let loaded = self.load(device_state);
+        drop(guard);
+        loaded
+    }
+
+    /// Gives pages that arrived and are stale back to what they will be fetched as. The machine has not run.
+    pub(crate) fn disown(&self, array: usize, pages: &PageSet) -> Result<(), HostError> {
+        let disk = array.checked_sub(1).and_then(|index| self.disks.get(index));
+        for run in pages.runs() {
+            match disk {
+                Some(disk) => disk.disown(run)?,
+                None => {
+                    let path = self.ram_path();
+                    self.memory.zero(run).map_err(|source| HostError::io("empty", &path, source))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings what another host keeps of it, in the background; `whole` is called when all of it is here.
+    pub(crate) fn bring_the_rest(&mut self, whole: impl FnOnce() + Send + 'static) {
+        let Some(taking) = self.taking.clone() else { return };
+        let memory = self.memory.store();
+        let disks = self.disks.iter().map(|disk| Some(disk.store()));
+        let stores = std::iter::once(memory).chain(disks).collect();
+        self.bringing = Some(Bringing::start(taking, stores, whole));
+    }
+
+    /// Whether nothing of it is on another host any more.
+    pub(crate) fn is_brought(&self) -> bool {
+        self.taking.is_none() || self.bringing.as_ref().is_some_and(Bringing::is_done)
+    }
+
     /// What a later daemon needs to find it again.
     pub(crate) fn process_record(&self) -> ProcessRecord {
         let ProcessIdentity { pid, start_time } = self.qemu.process().identity();
@@ -332,7 +390,7 @@ impl Live {
 
     pub(crate) fn pager_view(&self) -> Option<PagerView> {
         let disks = self.disks.iter().filter_map(LiveDisk::patient).collect();
-        self.memory.pager_view(&self.stall, disks)
+        self.memory.pager_view(&self.stall, disks, self.taking.clone())
     }
 
     pub(crate) fn tap(&self) -> Tap {
@@ -347,6 +405,8 @@ impl Live {
     pub(crate) fn end(self) {
         // Reads that wait for another host would keep QEMU, and those who wait for it.
         self.stall.end();
+        drop(self.bringing);
+        self.giving.iter().for_each(|giving| giving.end());
         drop(self.away);
         drop(self.ports);
         self.qemu.kill();
@@ -446,6 +506,10 @@ struct Assembly<'a> {
     image: Option<Option<Digest>>,
     /// Why it waits for other hosts.
     stall: Arc<Stall>,
+    /// What another host keeps of it.
+    taking: Option<Arc<Taking>>,
+    /// Whether it comes from another host.
+    arriving: bool,
     /// Whether the QEMU is one that an earlier daemon left: somebody's running machine, whatever fails here.
     adopted: bool,
     arrived: Arrived,
@@ -454,12 +518,15 @@ struct Assembly<'a> {
 impl<'a> Assembly<'a> {
     /// For a QEMU that is new.
     fn new(host: &'a Host, record: &'a Record, overlay: Overlay, image: Option<Option<Digest>>) -> Self {
+        let taking = crate::owing::taking_of(host, record);
         Self {
             host,
             record,
             overlay,
             image,
             stall: Arc::default(),
+            taking,
+            arriving: false,
             adopted: false,
             arrived: Arrived::Otherwise,
         }
@@ -488,6 +555,9 @@ impl<'a> Assembly<'a> {
                 slot,
                 paused: true,
                 stall: self.stall,
+                taking: self.taking,
+                bringing: None,
+                giving: None,
                 _origin,
                 bases: BTreeMap::new(),
                 _bases: [None, None],
@@ -506,7 +576,8 @@ impl<'a> Assembly<'a> {
     /// be on another host.
     fn hold_origin(&self) -> Result<Option<Pin>, HostError> {
         let over_image = |base: &DiskBase| matches!(base, DiskBase::Image { .. });
-        if self.image.is_none() && !self.record.bases.iter().any(over_image) {
+        // Empty memory is read from nowhere.
+        if self.image.flatten().is_none() && !self.record.bases.iter().any(over_image) {
             return Ok(None);
         }
         let pin = self.record.origin.map(|origin| self.host.store.pin(&origin)).transpose();
@@ -526,17 +597,18 @@ impl<'a> Assembly<'a> {
         qemu: &Qemu,
         memory: Option<LiveMemory>,
     ) -> Result<(LiveMemory, Vec<LiveDisk>, Vec<LivePort>, Vec<Ledger>, Arc<Console>, Tap), HostError> {
-        let Self { host, record, overlay, image, stall, adopted: _, arrived: _ } = self;
+        let Self { host, record, overlay, image, stall, taking, arriving, adopted: _, arrived: _ } = self;
         let mut memory = match memory {
             Some(memory) => memory,
-            None => LiveMemory::attach(qemu, slot, image.is_some())?,
+            // What arrives with pages missing is filled on demand; what boots again has its own memory.
+            None => LiveMemory::attach(qemu, slot, image.is_some() || (taking.is_some() && *arriving))?,
         };
         if let Some(root) = image {
             memory.page_in_from(host, record.origin, *root, record.config.memory_pages())?;
         }
         let mut disks = Vec::with_capacity(record.bases.len());
         for index in 0..record.config.disks.len().min(record.bases.len()) {
-            disks.push(LiveDisk::open((host, stall), record, index, *overlay, slot)?);
+            disks.push(LiveDisk::open((host, stall, taking), record, index, *overlay, slot)?);
         }
         let ports = record.config.nics.iter().enumerate();
         let plug = if host.is_away(record).is_some() { Plug::Line } else { Plug::Bridge };

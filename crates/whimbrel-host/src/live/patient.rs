@@ -103,6 +103,7 @@ fn passes(error: &BlockError) -> bool {
     match error {
         BlockError::Content { source, .. } => {
             source.downcast_ref::<StoreError>().is_some_and(StoreError::is_retryable)
+                || super::owing::passes(&**source)
         }
         _ => false,
     }

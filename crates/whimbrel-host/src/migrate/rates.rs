@@ -12,6 +12,8 @@ const DOWNTIME_MAX: Duration = Duration::from_millis(10);
 const STEP: u64 = 50 * MBIT;
 /// What the first round of the paper's experiments ran at (section 6).
 const MIN: u64 = 100 * MBIT;
+/// A first copy of everything, and one round of what was written meanwhile.
+const HYBRID_ROUNDS: u32 = 2;
 const MBIT: u64 = 1_000_000 / 8;
 /// Slower than any link that is meant: a GiB would take a day.
 const SLOWEST: u64 = 10_000;
@@ -20,10 +22,17 @@ const SLOWEST: u64 = 10_000;
 pub(super) fn policy(request: &MigrateRequest, was_paused: bool) -> Result<Precopy, HostError> {
     let rates = rates(request)?;
     let downtime_max = request.downtime_max_ms.map_or(DOWNTIME_MAX, Duration::from_millis);
-    if was_paused || request.mode == MigrateMode::Stop {
+    let still = was_paused && !matches!(request.mode, MigrateMode::Lazy | MigrateMode::Hybrid);
+    if still || request.mode == MigrateMode::Stop {
         return Ok(Precopy::stopped(bytes(request.rate_max)));
     }
-    Ok(Precopy::new(rates, downtime_max))
+    let precopy = Precopy::new(rates, downtime_max);
+    Ok(match (request.mode, request.rounds) {
+        (MigrateMode::Lazy, None) => Precopy { rounds_max: 0, ..precopy },
+        (MigrateMode::Hybrid, rounds) => Precopy { rounds_max: rounds.unwrap_or(HYBRID_ROUNDS), ..precopy },
+        (_, None) => precopy,
+        (_, Some(_)) => return Err(HostError::invalid("a number of rounds is for the mode hybrid")),
+    })
 }
 
 /// The limit of what goes before the first round.

@@ -36,7 +36,10 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
 };
-use whimbrel_migrate::protocol::{self, HandoverId};
+use whimbrel_migrate::{
+    postcopy::{Giving, messages},
+    protocol::{self, HandoverId},
+};
 use whimbrel_wire::{
     Answer, BoxFuture, Call, Code, Connection, Endpoint, Peer, PeerIdentity, Refusal, Reply, Request, Rights,
     Service, connect_io, range, serve_tls,
@@ -99,6 +102,46 @@ impl Service for Apart {
     }
 }
 
+/// A new connection to a trusted host, over which that one asks for the pages that `giving` keeps. Anything else is answered as
+/// ever: that host may use the connection for more.
+pub(crate) fn connect_giving(
+    host: &Host,
+    name: &HostName,
+    giving: Arc<Giving>,
+) -> Result<Connection, HostError> {
+    link::connect(host, name, Gives { giving, others: Peers::new(&host.me) })
+}
+
+struct Gives {
+    giving: Arc<Giving>,
+    others: Peers,
+}
+
+impl Service for Gives {
+    fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
+        if !matches!(request.kind, messages::FETCH | messages::WHOLE) {
+            return self.others.handle(peer, request);
+        }
+        let giving = self.giving.clone();
+        Box::pin(async move {
+            let answer = tokio::task::spawn_blocking(move || giving.handle(request.kind, &request.header));
+            let answer = answer.await.map_err(|_| refused("the host failed"))?;
+            let (header, payload) = answer.map_err(|error| refused(&chain(&error)))?;
+            Ok(Reply { header: header.into(), payload: payload.into() })
+        })
+    }
+}
+
+/// The old host of a machine here offers a connection for what it keeps of it.
+fn attend(host: &Host, peer: &HostName, connection: Option<Connection>, request: &Request) -> Answer {
+    let connection = connection.ok_or_else(|| refused("the connection is over"))?;
+    let attend: messages::Attend =
+        postcard::from_bytes(&request.header).map_err(|error| refused(&error.to_string()))?;
+    let attended = host.owings.attend(peer, connection, &attend).map_err(|why| refused(&why))?;
+    let header = postcard::to_stdvec(&attended).map_err(|error| refused(&error.to_string()))?;
+    Ok(Reply { header: header.into(), payload: Bytes::new() })
+}
+
 impl Service for Peers {
     fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Result<Reply, Refusal>> {
         let asker = Asker::of(peer);
@@ -120,6 +163,9 @@ impl Service for Peers {
             AskRoom::KIND => {
                 return on_a_thread(Box::new(move || room(&living(&host)?, &request)));
             }
+            kind if kind & 0xff00 == crate::protect::RANGE => {
+                return on_a_thread(Box::new(move || protection(&living(&host)?, &asker, request)));
+            }
             kind if kind & 0xff00 == tunnel::RANGE => {
                 return Box::pin(async move { tunnel::handle(living(&host)?, peer, request).await });
             }
@@ -132,6 +178,13 @@ impl Service for Peers {
             && let Some(handover) = protocol::handover_of(&request.header)
         {
             lock(&self.offered).entry(address_of(peer)).or_default().push(handover);
+        }
+        if request.kind == messages::ATTEND {
+            let (name, address) = (peer.name.clone(), address_of(peer));
+            return on_a_thread(Box::new(move || {
+                let host = living(&host)?;
+                attend(&host, &name, host.tunnels.connection(address), &request)
+            }));
         }
         on_a_thread(Box::new(move || {
             let host = living(&host)?;
@@ -200,6 +253,16 @@ fn giving(host: &Arc<Host>, asker: &Asker, request: &Request) -> Answer {
             Reply::of::<Claim>(&given, Bytes::new())
         }
     }
+}
+
+/// Standbys and leases.
+fn protection(host: &Arc<Host>, asker: &Asker, request: Request) -> Answer {
+    let Request { kind, header, payload, .. } = request;
+    let answer = host.answer_protection(&asker.name, kind, &header, payload);
+    answer.map(|header| Reply { header: header.into(), payload: Bytes::new() }).map_err(|error| {
+        tracing::warn!(error = &error as &dyn std::error::Error, "a message of a protection was refused");
+        refused(&chain(&error))
+    })
 }
 
 fn migrate(host: &Host, request: Request) -> Answer {

@@ -61,6 +61,11 @@ impl Tunnels {
         lock(&self.connections).insert(address_of(connection.peer()), connection.clone());
     }
 
+    /// A connection that another host made, by the address of its peer.
+    pub(crate) fn connection(&self, peer: usize) -> Option<Connection> {
+        lock(&self.connections).get(&peer).cloned()
+    }
+
     /// A connection is over (named by the address of its peer), and so is every home end that was open over it.
     pub(crate) fn left(&self, peer: usize) {
         lock(&self.connections).remove(&peer);

@@ -40,6 +40,8 @@ pub struct GivingView {
     pub stand: Stand,
     /// Pages that were sent since the pause.
     pub sent: u64,
+    /// Bytes on the wire for that, both ways.
+    pub bytes: u64,
     /// Whether the target asked for anything since this daemon serves.
     pub asked: bool,
     /// Whether the target can ask at the moment.
@@ -113,6 +115,16 @@ impl Giving {
     /// The same for pages that a daemon before this one kept.
     pub fn open_again(&self) {
         self.state().keeper = Some(Keeper::recovered(true).0);
+    }
+
+    /// Whether pages are given: the machine is paused.
+    pub fn is_open(&self) -> bool {
+        self.state().keeper.is_some()
+    }
+
+    /// So many more bytes went over the connections.
+    pub fn carried(&self, bytes: u64) {
+        self.state().view.bytes += bytes;
     }
 
     /// The pages are gone from here.

@@ -54,6 +54,11 @@ impl Leaving {
     /// Tells the target what it is owed, and begins to serve it. The machine is paused for good, unless the migration
     /// fails.
     pub(crate) fn tell(&self, link: &dyn Link, handover: HandoverId) -> Result<(), BoxError> {
+        if !self.giving.view().connected {
+            let why =
+                self.giving.view().stalled.unwrap_or_else(|| "it has made no connection for that".to_owned());
+            return Err(format!("the target cannot ask for them: {why}").into());
+        }
         self.giving.open(self.pages());
         let mut answers = Vec::new();
         for (sets, hot) in [(&self.hot, true), (&self.owed, false)] {
@@ -74,10 +79,16 @@ impl Leaving {
     }
 }
 
-/// A machine that is let run a little longer before it is paused, so that what it writes then shows what is hot.
+/// A target that may fetch has to be able to ask before the machine is paused.
+const ATTEND_PATIENCE: Duration = Duration::from_secs(10);
+
+/// A machine that is let run until the target can ask for its pages, and then a little longer, so that what it writes then
+/// shows what is hot.
 pub struct Lingering<M> {
     /// The machine.
     pub machine: M,
+    /// Who gives its pages, if any may be left.
+    pub giving: Option<Arc<Giving>>,
     /// How much longer.
     pub linger: Duration,
 }
@@ -85,6 +96,10 @@ pub struct Lingering<M> {
 impl<M: Machine> Machine for Lingering<M> {
     fn about_to_pause(&mut self) {
         self.machine.about_to_pause();
+        // Without it the migration fails as soon as it has to leave pages.
+        if let Some(giving) = &self.giving {
+            giving.wait_connected(ATTEND_PATIENCE);
+        }
         std::thread::sleep(self.linger);
     }
 

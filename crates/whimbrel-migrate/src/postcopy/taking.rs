@@ -218,7 +218,7 @@ impl Taking {
     /// stored later, for arrays whose reader does not store it.
     pub fn read(&self, array: usize, run: PageRun, out: &mut [u8], keep: bool) -> Result<(), TakeError> {
         out.fill(0);
-        let wanted = self.owed_runs(array, run);
+        let wanted = self.owed_of(array, run);
         let begun = Instant::now();
         for piece in wanted.into_iter().flat_map(|run| run.chunks(PAGES).collect::<Vec<_>>()) {
             let content = self.fetch_now(array, piece)?;
@@ -229,7 +229,8 @@ impl Taking {
         Ok(())
     }
 
-    fn owed_runs(&self, array: usize, run: PageRun) -> Vec<PageRun> {
+    /// The pages of `run` that were owed when the machine came.
+    pub fn owed_of(&self, array: usize, run: PageRun) -> Vec<PageRun> {
         let state = self.state();
         let Some(owed) = state.owed.get(array) else { return Vec::new() };
         let mut runs: Vec<PageRun> = Vec::new();

@@ -14,13 +14,17 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel migrate web beta
   whimbrel migrate web beta --downtime-max 30ms --rate-max 400Mbit
+  whimbrel migrate web beta --mode lazy        it runs there at once and fetches its pages from here
+  whimbrel migrate web beta --mode hybrid --rounds 3
   whimbrel migrate web beta --free-caches --throttle 50
   whimbrel migrate web beta --network home     beta is on another subnet; web keeps its address
   whimbrel trust add beta KEY 10.0.0.2:7400    before the first time, on both hosts";
 
 /// Move a running machine to another host, disks and all
 ///
-/// Until the other host has taken over, every failure and Ctrl-C leave it running here.
+/// Until the other host has taken over, every failure and Ctrl-C leave it running here. With --mode lazy or hybrid it runs
+/// there before all of it is there: this host keeps the rest until the other one has it, whatever becomes of the link or of
+/// either daemon. Ctrl-C then only stops watching.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -34,6 +38,9 @@ pub(crate) struct Args {
     /// Copy on until it would stand still no longer than this
     #[arg(long, value_name = "DURATION")]
     downtime_max: Option<Span>,
+    /// Rounds of --mode hybrid before it runs there; 2 unless given
+    #[arg(long, value_name = "NUMBER")]
+    rounds: Option<u32>,
     /// Use no more of the link than this
     #[arg(long, value_name = "RATE")]
     rate_max: Option<Rate>,
@@ -60,13 +67,17 @@ pub(crate) struct Args {
     network: Option<NetworkArg>,
 }
 
-/// The two of them, with help.
+/// All of them, with help.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum ModeArg {
     /// Copy while it runs, stop it for the last round only
     Live,
     /// Stop it, copy it, start it there
     Stop,
+    /// Start it there at once; pages follow when it touches them, and in the background
+    Lazy,
+    /// Copy some rounds while it runs, then start it there; the rest follows
+    Hybrid,
 }
 
 impl Args {
@@ -76,7 +87,10 @@ impl Args {
             mode: match self.mode {
                 ModeArg::Live => MigrateMode::Live,
                 ModeArg::Stop => MigrateMode::Stop,
+                ModeArg::Lazy => MigrateMode::Lazy,
+                ModeArg::Hybrid => MigrateMode::Hybrid,
             },
+            rounds: self.rounds,
             downtime_max_ms: self.downtime_max.map(Span::as_ms),
             rate_max: self.rate_max.map(|rate| rate.0),
             rate_min: self.rate_min.map(|rate| rate.0),

@@ -1,0 +1,289 @@
+//! The parts of a machine that may lack pages of which another host keeps the content: memory, disks, and the thread that
+//! brings them.
+
+use super::memory::PagerSlot;
+use std::{
+    path::Path,
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+use whimbrel_block::{BlockError, Cow, Device, Extent, ExtentKind};
+use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+use whimbrel_machine::PageError;
+use whimbrel_memory::PageSource;
+use whimbrel_migrate::{
+    postcopy::{
+        Taking,
+        taking::{Store, TakeError},
+    },
+    source::BoxError,
+};
+
+use whimbrel_qemu::{ProcessIdentity, QemuProcess};
+
+/// Memory is the first array.
+const MEMORY: usize = 0;
+
+/// Where missing pages of memory come from.
+pub(super) struct OwedMemory {
+    taking: Arc<Taking>,
+    owed: PageSet,
+}
+
+impl OwedMemory {
+    pub(super) fn new(taking: Arc<Taking>) -> Self {
+        Self { owed: taking.owed(MEMORY), taking }
+    }
+}
+
+impl PageSource for OwedMemory {
+    fn page_count(&self) -> u64 {
+        self.owed.len()
+    }
+
+    fn present(&self) -> &PageSet {
+        &self.owed
+    }
+
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+        self.taking.read(MEMORY, run, out, false).map_err(|error| PageError::new("memory", "fetch", error))
+    }
+}
+
+/// What lies under the overlay of a disk of which pages are elsewhere.
+pub(super) struct OwedDisk {
+    below: Arc<dyn Device>,
+    taking: Arc<Taking>,
+    array: usize,
+}
+
+impl OwedDisk {
+    /// Over what the disk began as here.
+    pub(super) fn new(below: Arc<dyn Device>, taking: Arc<Taking>, array: usize) -> Self {
+        Self { below, taking, array }
+    }
+
+    fn owed(&self, offset: u64, len: u64) -> Vec<PageRun> {
+        let (start, end) = (offset / PAGE_SIZE as u64, (offset + len).div_ceil(PAGE_SIZE as u64));
+        self.taking.owed_of(self.array, PageRun::new(start, end - start))
+    }
+}
+
+/// Whether a read failed because the other host could not be asked: it may succeed later.
+pub(super) fn passes(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+    error.downcast_ref::<TakeError>().is_some()
+}
+
+impl Device for OwedDisk {
+    fn size(&self) -> u64 {
+        self.below.size()
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BlockError> {
+        self.below.read_at(offset, out)?;
+        let mut page = Vec::new();
+        let end = offset + out.len() as u64;
+        for run in self.owed(offset, out.len() as u64) {
+            page.resize(run.bytes(), 0);
+            let read = self.taking.read(self.array, run, &mut page, true);
+            let len = out.len() as u64;
+            read.map_err(|error| BlockError::Content { offset, len, source: Box::new(error) })?;
+            let (from, to) = (run.offset().max(offset), (run.offset() + run.bytes() as u64).min(end));
+            out[(from - offset) as usize..(to - offset) as usize]
+                .copy_from_slice(&page[(from - run.offset()) as usize..(to - run.offset()) as usize]);
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), BlockError> {
+        Err(BlockError::ReadOnly)
+    }
+
+    fn write_zeroes(&self, _: u64, _: u64) -> Result<(), BlockError> {
+        Err(BlockError::ReadOnly)
+    }
+
+    fn flush(&self) -> Result<(), BlockError> {
+        Ok(())
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, BlockError> {
+        let (mut list, mut at) = (Vec::new(), offset);
+        for run in self.owed(offset, len) {
+            let (from, to) =
+                (run.offset().max(offset), (run.offset() + run.bytes() as u64).min(offset + len));
+            if at < from {
+                list.extend(self.below.extents(at, from - at)?);
+            }
+            list.push(Extent { len: to - from, kind: ExtentKind::Data });
+            at = to;
+        }
+        if at < offset + len {
+            list.extend(self.below.extents(at, offset + len - at)?);
+        }
+        Ok(merged(list))
+    }
+
+    fn may_wait(&self, offset: u64, len: u64) -> bool {
+        !self.owed(offset, len).is_empty() || self.below.may_wait(offset, len)
+    }
+}
+
+/// Neighbours of one kind as one.
+fn merged(list: Vec<Extent>) -> Vec<Extent> {
+    let mut merged: Vec<Extent> = Vec::new();
+    for extent in list {
+        match merged.last_mut() {
+            Some(last) if last.kind == extent.kind => last.len += extent.len,
+            _ => merged.push(extent),
+        }
+    }
+    merged
+}
+
+/// Memory as a place for pages that come.
+pub(super) struct MemoryStore(pub(super) PagerSlot);
+
+impl Store for MemoryStore {
+    fn missing(&self, owed: &PageSet) -> PageSet {
+        let pager = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Without one the machine has ended, and lacks nothing any more.
+        let Some(pager) = pager.as_ref() else { return PageSet::empty(owed.len()) };
+        let mut missing = pager.missing();
+        missing.intersect(owed);
+        missing
+    }
+
+    fn fill(&self, run: PageRun, content: &[u8]) -> Result<(), BoxError> {
+        let pager = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(pager.as_ref().ok_or("the machine has ended")?.fill(run, content)?)
+    }
+
+    fn settle(&self) -> Result<(), BoxError> {
+        Ok(())
+    }
+}
+
+/// A disk as one.
+pub(super) struct DiskStore(pub(super) Arc<Cow>);
+
+impl Store for DiskStore {
+    fn missing(&self, owed: &PageSet) -> PageSet {
+        let mut missing = owed.clone();
+        missing.subtract(&self.0.owned());
+        missing
+    }
+
+    fn fill(&self, run: PageRun, content: &[u8]) -> Result<(), BoxError> {
+        Ok(self.0.fill(run, content)?)
+    }
+
+    fn settle(&self) -> Result<(), BoxError> {
+        Ok(self.0.flush()?)
+    }
+}
+
+/// Ends a QEMU that loads while nobody can give it the pages that it waits for.
+pub(super) struct LoadGuard {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A load whose pages cannot be had for so long is given up.
+const LOAD_PATIENCE: Duration = Duration::from_secs(5);
+/// How often is looked.
+const LOOK: Duration = Duration::from_millis(20);
+
+impl LoadGuard {
+    pub(super) fn start(taking: Arc<Taking>, process: ProcessIdentity, slot: &Path) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let log = slot.join("qemu.log");
+        let guard = {
+            let over = over.clone();
+            move || {
+                let mut cut_off_since = None;
+                while !over.load(Ordering::Acquire) {
+                    thread::sleep(LOOK);
+                    let cut_off = !taking.view().connected;
+                    let since = cut_off.then(|| *cut_off_since.get_or_insert_with(Instant::now));
+                    cut_off_since = since;
+                    if since.is_some_and(|since| since.elapsed() > LOAD_PATIENCE) {
+                        tracing::warn!(from = %taking.from(), "a machine is not loaded: its pages cannot be had");
+                        return QemuProcess::adopt(process, &log).into_iter().for_each(|qemu| qemu.kill());
+                    }
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("loading".into()).spawn(guard);
+        Self { over, thread: thread.ok() }
+    }
+}
+
+impl Drop for LoadGuard {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Release);
+        self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// The thread that brings what is missing; ends with the machine's life here.
+pub(super) struct Bringing {
+    taking: Arc<Taking>,
+    done: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Bringing {
+    /// Begins. `whole` is called once nothing is missing and all of it is durable.
+    pub(super) fn start(
+        taking: Arc<Taking>,
+        stores: Vec<Option<Arc<dyn Store>>>,
+        whole: impl FnOnce() + Send + 'static,
+    ) -> Self {
+        taking.reopen();
+        let done = Arc::new(AtomicBool::new(false));
+        let bring = {
+            let (taking, done) = (taking.clone(), done.clone());
+            move || {
+                if !taking.bring(&stores) {
+                    return;
+                }
+                let settled = stores.iter().flatten().try_for_each(|store| store.settle());
+                match settled {
+                    Ok(()) => {
+                        done.store(true, Ordering::Release);
+                        whole();
+                    }
+                    Err(error) => tracing::error!(error = &*error, "what came of a machine is not durable"),
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("bringing".into()).spawn(bring);
+        let thread = thread.inspect_err(|error| tracing::error!(%error, "no thread to fetch pages")).ok();
+        Self { taking, done, thread }
+    }
+
+    /// Whether nothing is missing.
+    pub(super) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Bringing {
+    fn drop(&mut self) {
+        if !self.is_done() {
+            self.taking.close();
+        }
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("a thread that fetched pages panicked");
+        }
+    }
+}
