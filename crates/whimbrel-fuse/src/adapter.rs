@@ -23,12 +23,13 @@ pub(crate) struct Adapter<F> {
     max_write: u32,
     read_ahead: u32,
     writeback: bool,
+    shared_maps: bool,
 }
 
 impl<F: FileSystem> Adapter<F> {
     pub(crate) fn new(files: F, options: &MountOptions) -> Self {
-        let MountOptions { max_write, read_ahead, writeback, .. } = *options;
-        Self { files, max_write, read_ahead, writeback }
+        let MountOptions { max_write, read_ahead, writeback, shared_maps, .. } = *options;
+        Self { files, max_write, read_ahead, writeback, shared_maps }
     }
 
     /// Runs a method; its panic is an I/O error of one request.
@@ -88,10 +89,12 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         for wanted in [
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_ASYNC_DIO,
-            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
             InitFlags::FUSE_ATOMIC_O_TRUNC,
         ] {
             let _ = config.add_capabilities(wanted);
+        }
+        if self.shared_maps {
+            let _ = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
         }
         if self.writeback {
             let _ = config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE);

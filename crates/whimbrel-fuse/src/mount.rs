@@ -33,6 +33,8 @@ pub struct MountOptions {
     pub read_ahead: u32,
     /// Whether the kernel gathers small writes to cached files.
     pub writeback: bool,
+    /// Whether files that are opened without page cache may be mapped shared; else `mmap` says `ENODEV`.
+    pub shared_maps: bool,
 }
 
 impl MountOptions {
@@ -47,6 +49,7 @@ impl MountOptions {
             max_write: 1 << 20,
             read_ahead: 1 << 20,
             writeback: false,
+            shared_maps: true,
         }
     }
 

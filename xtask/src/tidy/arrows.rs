@@ -71,7 +71,6 @@ const SIDEWAYS: &[(&str, &str, &str)] = &[
     ("whimbrel-sync", "whimbrel-store", "a sync is between two stores"),
     ("whimbrel-protect", "whimbrel-capture", "an epoch is a round of the capture loop"),
     ("whimbrel-protect", "whimbrel-migrate", "a standby is a target whose handover is yet to come"),
-    ("whimbrel-pool", "whimbrel-store", "a benefactor keeps its chunks in a store"),
     ("whimbrel-pool", "whimbrel-fuse", "the file system face of a pool"),
     ("whimbrel-session", "whimbrel-fuse", "the file system face of a session"),
 ];

@@ -1,0 +1,512 @@
+//! The chunks of a benefactor: segment files that only grow, an index in memory, deletion by moving what is left.
+//!
+//! A put is in the page cache when it returns and durable when [`ChunkStore::flush`] returns; a client flushes what it relies
+//! on before it commits. A segment that is full is synced before the next begins, so after a crash only the newest can be
+//! torn, and it is read through with its checksums when the store is opened.
+//!
+//! Why not the store of capsules: there, what may go follows from refs; here another machine decides chunk by chunk.
+//! After a failed write or sync the store refuses to write until it is opened again.
+
+use super::segment::{self, Found, RECORD, open_frame};
+use bytes::Bytes;
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs::{self, File},
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+use whimbrel_core::Digest;
+use whimbrel_image::frame::Frame;
+
+/// A segment is closed at this size.
+pub(crate) const SEGMENT: u64 = 64 << 20;
+const LOCK: &str = "lock";
+
+/// Why a chunk could not be put or got.
+#[derive(Debug, thiserror::Error)]
+pub enum ChunkError {
+    /// The disk failed.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// `write`, `sync`, …
+        action: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// An earlier write or sync failed.
+    #[error("the store refuses writes since an earlier one failed")]
+    Latched,
+    /// Another process has it open.
+    #[error("{} is in use by another process", path.display())]
+    InUse {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// No room.
+    #[error("{needed} bytes do not fit, {free} are free")]
+    Full {
+        /// What was to be put.
+        needed: u64,
+        /// What there is.
+        free: u64,
+    },
+    /// Not here.
+    #[error("no chunk {digest}")]
+    Missing {
+        /// Which.
+        digest: Digest,
+    },
+    /// Here, and damaged; it is forgotten from now on.
+    #[error("the chunk {digest} is damaged")]
+    Damaged {
+        /// Which.
+        digest: Digest,
+        /// How.
+        #[source]
+        source: segment::FrameFault,
+    },
+}
+
+type Result<T> = std::result::Result<T, ChunkError>;
+
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    segment: u32,
+    offset: u64,
+    length: u32,
+    touched: Instant,
+}
+
+#[derive(Debug)]
+struct Segment {
+    file: Arc<File>,
+    length: u64,
+    live: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    index: HashMap<Digest, Slot>,
+    segments: BTreeMap<u32, Segment>,
+    unsynced: bool,
+}
+
+/// The chunks in a folder.
+#[derive(Debug)]
+pub struct ChunkStore {
+    dir: PathBuf,
+    capacity: u64,
+    keep_free: u64,
+    state: Mutex<State>,
+    /// Held while the newest segment grows.
+    writing: Mutex<()>,
+    latched: AtomicBool,
+    _lock: File,
+}
+
+/// How full a store is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes of its files.
+    pub used: u64,
+    /// Bytes it can still take.
+    pub free: u64,
+    /// Chunks.
+    pub chunks: u64,
+}
+
+impl ChunkStore {
+    /// Opens the store in `dir`, or makes it. It takes at most `capacity` bytes and leaves `keep_free` of the disk free.
+    pub fn open(dir: &Path, capacity: u64, keep_free: u64) -> Result<Self> {
+        let io = |action| move |source| ChunkError::Io { action, path: dir.to_owned(), source };
+        fs::create_dir_all(dir).map_err(io("create"))?;
+        let lock = File::options().create(true).append(true).open(dir.join(LOCK)).map_err(io("lock"))?;
+        lock.try_lock().map_err(|_| ChunkError::InUse { path: dir.to_owned() })?;
+        let mut numbers = Vec::new();
+        for entry in fs::read_dir(dir).map_err(io("read"))? {
+            let name = entry.map_err(io("read"))?.file_name();
+            numbers.extend(name.to_str().and_then(number_of));
+        }
+        numbers.sort_unstable();
+        let mut state = State::default();
+        for number in &numbers {
+            load(dir, *number, Some(number) == numbers.last(), &mut state)?;
+        }
+        let (state, writing, latched) = (Mutex::new(state), Mutex::default(), AtomicBool::new(false));
+        Ok(Self { dir: dir.to_owned(), capacity, keep_free, state, writing, latched, _lock: lock })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed(&self, action: &'static str, number: u32) -> impl FnOnce(io::Error) -> ChunkError {
+        self.latched.store(true, Ordering::Relaxed);
+        let path = self.dir.join(name_of(number));
+        move |source| ChunkError::Io { action, path, source }
+    }
+
+    /// Bytes and chunks.
+    pub fn usage(&self) -> Usage {
+        let state = self.state();
+        let used = state.segments.values().map(|segment| segment.length).sum();
+        let chunks = state.index.len() as u64;
+        drop(state);
+        let on_disk = rustix::fs::statvfs(&self.dir).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
+        let free = self.capacity.saturating_sub(used).min(on_disk.saturating_sub(self.keep_free));
+        Usage { used, free, chunks }
+    }
+
+    /// Whether each is here; those that are count as just put.
+    pub fn touch(&self, digests: &[Digest]) -> Vec<bool> {
+        let now = Instant::now();
+        let mut state = self.state();
+        let mut touch = |digest| state.index.get_mut(digest).map(|slot| slot.touched = now).is_some();
+        digests.iter().map(|digest| touch(digest)).collect()
+    }
+
+    /// Keeps chunks whose frames the caller has checked with [`open_frame`].
+    pub fn put(&self, chunks: &[(Digest, Bytes)]) -> Result<()> {
+        if self.latched.load(Ordering::Relaxed) {
+            return Err(ChunkError::Latched);
+        }
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let digests: Vec<Digest> = chunks.iter().map(|(digest, _)| *digest).collect();
+        let here = self.touch(&digests);
+        let mut new: Vec<&(Digest, Bytes)> =
+            chunks.iter().zip(here).filter(|(_, here)| !here).map(|(c, _)| c).collect();
+        new.sort_by_key(|(digest, _)| *digest);
+        new.dedup_by_key(|(digest, _)| *digest);
+        let needed: u64 = new.iter().map(|(_, frame)| (RECORD + frame.len()) as u64).sum();
+        let free = self.usage().free;
+        if needed > free {
+            return Err(ChunkError::Full { needed, free });
+        }
+        if new.is_empty() { Ok(()) } else { self.append(&new, Instant::now()) }
+    }
+
+    /// `writing` is held.
+    fn append(&self, chunks: &[&(Digest, Bytes)], touched: Instant) -> Result<()> {
+        let (number, file, at) = self.newest()?;
+        let mut bytes = Vec::with_capacity(chunks.iter().map(|(_, frame)| RECORD + frame.len()).sum());
+        let mut slots = Vec::with_capacity(chunks.len());
+        for (digest, frame) in chunks {
+            bytes.extend(segment::head(digest, frame.len()));
+            let offset = at + bytes.len() as u64;
+            slots.push((*digest, Slot { segment: number, offset, length: frame.len() as u32, touched }));
+            bytes.extend_from_slice(frame);
+        }
+        file.write_all_at(&bytes, at).map_err(|error| self.failed("write", number)(error))?;
+        let mut state = self.state();
+        state.unsynced = true;
+        if let Some(segment) = state.segments.get_mut(&number) {
+            segment.length = at + bytes.len() as u64;
+            segment.live += bytes.len() as u64;
+        }
+        for (digest, slot) in slots {
+            // What compaction moves is here twice for a moment.
+            if let Some(old) = state.index.insert(digest, slot) {
+                release(&mut state, &old);
+            }
+        }
+        Ok(())
+    }
+
+    /// The segment that grows, or a new one. A full one is synced first.
+    fn newest(&self) -> Result<(u32, Arc<File>, u64)> {
+        let newest = {
+            let state = self.state();
+            state.segments.last_key_value().map(|(number, s)| (*number, s.file.clone(), s.length))
+        };
+        let number = match newest {
+            Some((number, file, length)) if length < SEGMENT => return Ok((number, file, length)),
+            Some((number, file, _)) => {
+                file.sync_data().map_err(|error| self.failed("sync", number)(error))?;
+                number + 1
+            }
+            None => 1,
+        };
+        let path = self.dir.join(name_of(number));
+        let made = File::options().read(true).write(true).create_new(true).open(&path);
+        let file = Arc::new(made.map_err(|error| self.failed("create", number)(error))?);
+        File::open(&self.dir)
+            .and_then(|dir| dir.sync_all())
+            .map_err(|error| self.failed("sync", number)(error))?;
+        self.state().segments.insert(number, Segment { file: file.clone(), length: 0, live: 0 });
+        Ok((number, file, 0))
+    }
+
+    /// Makes everything that was put durable, and says which of `digests` are here.
+    pub fn flush(&self, digests: &[Digest]) -> Result<Vec<bool>> {
+        if self.latched.load(Ordering::Relaxed) {
+            return Err(ChunkError::Latched);
+        }
+        let newest = {
+            let mut state = self.state();
+            let newest = state.segments.last_key_value().map(|(number, s)| (*number, s.file.clone()));
+            newest.filter(|_| std::mem::take(&mut state.unsynced))
+        };
+        if let Some((number, file)) = newest {
+            file.sync_data().map_err(|error| self.failed("sync", number)(error))?;
+        }
+        Ok(self.touch(digests))
+    }
+
+    /// The frame of a chunk, its checksum compared. A damaged one is forgotten.
+    pub fn get(&self, digest: &Digest) -> Result<Bytes> {
+        let found = {
+            let state = self.state();
+            let slot = state.index.get(digest).copied();
+            slot.and_then(|slot| Some((slot, state.segments.get(&slot.segment)?.file.clone())))
+        };
+        let (slot, file) = found.ok_or(ChunkError::Missing { digest: *digest })?;
+        let mut bytes = vec![0; slot.length as usize];
+        let read = file.read_exact_at(&mut bytes, slot.offset);
+        let damage = match (&read, Frame::parse(&bytes)) {
+            (Ok(()), Ok(_)) => return Ok(bytes.into()),
+            (Ok(()), Err(source)) => segment::FrameFault::NoFrame { source },
+            (Err(_), _) => segment::FrameFault::Length,
+        };
+        self.forget_if(digest, |now| now.offset == slot.offset && now.segment == slot.segment);
+        Err(ChunkError::Damaged { digest: *digest, source: damage })
+    }
+
+    fn forget_if(&self, digest: &Digest, condition: impl FnOnce(&Slot) -> bool) -> bool {
+        let mut state = self.state();
+        let Some(slot) = state.index.get(digest).copied().filter(condition) else { return false };
+        state.index.remove(digest);
+        release(&mut state, &slot);
+        true
+    }
+
+    /// Reads every chunk and compares its digest, forgetting what is damaged; returns how many were right, and which not.
+    pub fn verify(&self) -> (u64, Vec<Digest>) {
+        let all: Vec<Digest> = self.state().index.keys().copied().collect();
+        let (mut right, mut damaged) = (0, Vec::new());
+        for digest in all {
+            match self.get(&digest).map(|frame| open_frame(&digest, &frame)) {
+                Ok(Ok(_)) => right += 1,
+                Err(ChunkError::Missing { .. }) => {}
+                Ok(Err(_)) | Err(_) => {
+                    self.forget_if(&digest, |_| true);
+                    damaged.push(digest);
+                }
+            }
+        }
+        (right, damaged)
+    }
+
+    /// Chunks of a range of digests with the seconds since they were last put, in order, at most `most`.
+    pub fn list(&self, from: &Digest, most: usize) -> Vec<(Digest, u32)> {
+        let now = Instant::now();
+        let state = self.state();
+        let age =
+            |slot: &Slot| now.saturating_duration_since(slot.touched).as_secs().min(u32::MAX.into()) as u32;
+        let in_range = state.index.iter().filter(|(digest, _)| *digest >= from);
+        let mut all: Vec<(Digest, u32)> = in_range.map(|(digest, slot)| (*digest, age(slot))).collect();
+        drop(state);
+        all.sort_unstable_by_key(|(digest, _)| *digest);
+        all.truncate(most);
+        all
+    }
+
+    /// Deletes chunks that were not put again since `listed`. Their space comes back with [`ChunkStore::compact`].
+    pub fn delete(&self, digests: &[Digest], listed: Instant) -> u64 {
+        digests.iter().filter(|digest| self.forget_if(digest, |slot| slot.touched < listed)).count() as u64
+    }
+
+    /// Moves what is left of segments that are more than half empty, and removes them; returns the bytes freed.
+    pub fn compact(&self) -> Result<u64> {
+        let mut freed = 0;
+        loop {
+            let sparse = {
+                let state = self.state();
+                let newest = state.segments.last_key_value().map(|(number, _)| *number);
+                let sealed = state.segments.iter().filter(|(number, _)| Some(**number) != newest);
+                let mut sparse = sealed.filter(|(_, segment)| segment.live * 2 < segment.length);
+                sparse.next().map(|(number, segment)| (*number, segment.length))
+            };
+            let Some((number, length)) = sparse else { return Ok(freed) };
+            let moved = self.empty(number)?;
+            freed += length.saturating_sub(moved);
+        }
+    }
+
+    fn empty(&self, number: u32) -> Result<u64> {
+        let left: Vec<(Digest, Slot)> = {
+            let state = self.state();
+            let of_segment = state.index.iter().filter(|(_, slot)| slot.segment == number);
+            of_segment.map(|(digest, slot)| (*digest, *slot)).collect()
+        };
+        let mut moved = 0;
+        for (digest, slot) in left {
+            // A damaged one is forgotten by reading it.
+            let Ok(frame) = self.get(&digest) else { continue };
+            let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.state().index.get(&digest).is_some_and(|now| now.segment == number) {
+                moved += (RECORD + frame.len()) as u64;
+                self.append(&[&(digest, frame)], slot.touched)?;
+            }
+        }
+        // The copies are durable before the originals go.
+        self.flush(&[])?;
+        self.state().segments.remove(&number);
+        fs::remove_file(self.dir.join(name_of(number)))
+            .map_err(|error| self.failed("remove", number)(error))?;
+        Ok(moved)
+    }
+}
+
+fn name_of(number: u32) -> String {
+    format!("{number:08}.seg")
+}
+
+fn number_of(name: &str) -> Option<u32> {
+    name.strip_suffix(".seg").filter(|digits| digits.len() == 8)?.parse().ok()
+}
+
+fn release(state: &mut State, slot: &Slot) {
+    if let Some(segment) = state.segments.get_mut(&slot.segment) {
+        segment.live = segment.live.saturating_sub(RECORD as u64 + u64::from(slot.length));
+    }
+}
+
+/// Reads a segment into the index. The newest is read through and cut where it is torn.
+fn load(dir: &Path, number: u32, newest: bool, state: &mut State) -> Result<()> {
+    let path = dir.join(name_of(number));
+    let io = |action| {
+        let path = path.clone();
+        move |source| ChunkError::Io { action, path, source }
+    };
+    let file = File::options().read(true).write(true).open(&path).map_err(io("open"))?;
+    let (found, end) = segment::scan(&file, newest).map_err(io("read"))?;
+    let length = file.metadata().map_err(io("read"))?.len();
+    if end < length {
+        tracing::warn!(segment = %path.display(), at = end, lost = length - end, "a segment is torn");
+        if newest {
+            file.set_len(end).map_err(io("cut"))?;
+        }
+    }
+    let length = if newest { end } else { length };
+    state.segments.insert(number, Segment { file: Arc::new(file), length, live: 0 });
+    let touched = Instant::now();
+    for Found { digest, offset, length } in found {
+        let slot = Slot { segment: number, offset, length, touched };
+        if let Some(old) = state.index.insert(digest, slot) {
+            release(state, &old);
+        }
+        if let Some(segment) = state.segments.get_mut(&number) {
+            segment.live += RECORD as u64 + u64::from(length);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::{Rng, SeedableRng, rngs::StdRng};
+    use whimbrel_image::frame::{Encoder, Kind};
+
+    fn chunk(seed: u64, len: usize) -> (Digest, Bytes) {
+        let mut raw = vec![0; len];
+        StdRng::seed_from_u64(seed).fill(&mut raw[..]);
+        (Digest::of(&raw), Encoder::new(1).encode(Kind::Blob, &raw, &[len]).unwrap().into())
+    }
+
+    fn open(dir: &Path) -> ChunkStore {
+        ChunkStore::open(dir, 1 << 30, 0).unwrap()
+    }
+
+    #[test]
+    fn chunks_are_there_again_after_a_restart_and_a_torn_tail_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let chunks: Vec<_> = (0..20).map(|seed| chunk(seed, 5000 + seed as usize)).collect();
+        let store = open(dir.path());
+        store.put(&chunks).unwrap();
+        store.put(&chunks[3..6]).unwrap();
+        assert_eq!(store.usage().chunks, 20, "putting twice keeps once");
+        drop(store);
+        let path = dir.path().join(name_of(1));
+        let whole = fs::metadata(&path).unwrap().len();
+        for cut in [1, 47, 3000] {
+            File::options().write(true).open(&path).unwrap().set_len(whole - cut).unwrap();
+            let store = open(dir.path());
+            assert_eq!(store.usage().chunks, 19, "cut by {cut}");
+            let last = chunks.iter().filter(|(digest, _)| store.get(digest).is_err()).count();
+            assert_eq!(last, 1);
+            store.put(&chunks).unwrap();
+            for (digest, frame) in &chunks {
+                assert_eq!(store.get(digest).unwrap(), frame);
+            }
+        }
+    }
+
+    #[test]
+    fn a_damaged_chunk_is_never_served_and_can_be_put_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (digest, frame) = chunk(1, 9000);
+        let store = open(dir.path());
+        store.put(&[(digest, frame.clone())]).unwrap();
+        let file = File::options().write(true).open(dir.path().join(name_of(1))).unwrap();
+        file.write_all_at(b"?", 4000).unwrap();
+        assert!(matches!(store.get(&digest), Err(ChunkError::Damaged { .. })));
+        assert!(matches!(store.get(&digest), Err(ChunkError::Missing { .. })), "forgotten");
+        store.put(&[(digest, frame)]).unwrap();
+        store.get(&digest).unwrap();
+        assert_eq!(store.verify(), (1, vec![]));
+    }
+
+    #[test]
+    fn deleting_frees_space_and_spares_what_was_put_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = open(dir.path());
+        let chunks: Vec<_> = (0..90).map(|seed| chunk(seed, 1 << 20)).collect();
+        chunks.iter().for_each(|chunk| store.put(std::slice::from_ref(chunk)).unwrap());
+        let listed = Instant::now();
+        store.put(&chunks[5..6]).unwrap();
+        let digests: Vec<_> = chunks[..60].iter().map(|(digest, _)| *digest).collect();
+        assert_eq!(store.delete(&digests, listed), 59, "the one put again stays");
+        assert!(store.compact().unwrap() > 50 << 20);
+        for (at, (digest, frame)) in chunks.iter().enumerate() {
+            let here = store.get(digest);
+            assert_eq!(here.is_ok(), at == 5 || at >= 60, "{at}");
+            if let Ok(found) = here {
+                assert_eq!(found, frame);
+            }
+        }
+        drop(store);
+        assert_eq!(open(dir.path()).usage().chunks, 31);
+    }
+
+    #[test]
+    fn a_full_store_refuses_before_it_writes_and_one_folder_has_one_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = ChunkStore::open(dir.path(), 10_000, 0).unwrap();
+        store.put(&[chunk(1, 6000)]).unwrap();
+        assert!(matches!(store.put(&[chunk(2, 6000)]), Err(ChunkError::Full { .. })));
+        assert_eq!(store.usage().chunks, 1);
+        assert!(matches!(ChunkStore::open(dir.path(), 1, 0), Err(ChunkError::InUse { .. })));
+    }
+
+    #[test]
+    fn what_a_malicious_sender_offers_is_no_chunk() {
+        let (digest, frame) = chunk(1, 5000);
+        assert!(open_frame(&digest, &frame).is_ok());
+        assert!(matches!(open_frame(&Digest::of(b"other"), &frame), Err(FrameFault::Digest { .. })));
+        assert!(open_frame(&digest, &frame[..4000]).is_err());
+        let mut longer = frame.to_vec();
+        longer.push(0);
+        assert_eq!(open_frame(&digest, &longer), Err(FrameFault::Length));
+        use segment::FrameFault;
+    }
+}

@@ -1,0 +1,111 @@
+//! The bytes of a segment file: records, one chunk each, and how a file is read back after a crash.
+//!
+//! ```text
+//! 0   magic "WHCK"     4  length of the frame, u32     8  digest of the chunk, 32 bytes
+//! 40  xxh3 of the 40 bytes before, u64                 48 the frame (docs/formats/image.md)     integers little-endian
+//! ```
+//!
+//! Records follow each other without gaps. Reading stops at the first that is torn: what follows it is unknown to the index,
+//! the manager hears so with the next inventory and has it copied from elsewhere.
+
+use crate::protocol::MAX_CHUNK;
+use std::{fs::File, io, os::unix::fs::FileExt};
+use whimbrel_core::Digest;
+use whimbrel_image::frame::{Frame, HEAD, Head};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Bytes before the frame.
+pub(super) const RECORD: usize = 48;
+const MAGIC: [u8; 4] = *b"WHCK";
+/// A frame of the longest chunk, with room for what its head may grow by.
+pub(super) const MAX_FRAME: usize = MAX_CHUNK + HEAD + 4096;
+
+/// The head of a record.
+pub(super) fn head(digest: &Digest, frame: usize) -> [u8; RECORD] {
+    let mut out = [0; RECORD];
+    out[..4].copy_from_slice(&MAGIC);
+    out[4..8].copy_from_slice(&(frame as u32).to_le_bytes());
+    out[8..40].copy_from_slice(&digest.0);
+    let sum = xxh3_64(&out[..40]);
+    out[40..].copy_from_slice(&sum.to_le_bytes());
+    out
+}
+
+/// The digest and frame length that a head names.
+pub(super) fn parse(head: &[u8; RECORD]) -> Option<(Digest, u32)> {
+    let (body, sum) = head.split_at(40);
+    let length = u32::from_le_bytes(body[4..8].try_into().ok()?);
+    let digest = Digest(body[8..].try_into().ok()?);
+    let right = body[..4] == MAGIC && sum == xxh3_64(body).to_le_bytes() && length as usize <= MAX_FRAME;
+    right.then_some((digest, length))
+}
+
+/// A record found in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) digest: Digest,
+    /// Of the frame.
+    pub(super) offset: u64,
+    pub(super) length: u32,
+}
+
+/// The records of a file, and where the first torn one begins. With `whole`, frames are checked too.
+pub(super) fn scan(file: &File, whole: bool) -> io::Result<(Vec<Found>, u64)> {
+    let size = file.metadata()?.len();
+    let (mut out, mut at) = (Vec::new(), 0);
+    let mut frame = Vec::new();
+    while at + RECORD as u64 <= size {
+        let mut bytes = [0; RECORD];
+        file.read_exact_at(&mut bytes, at)?;
+        let Some((digest, length)) = parse(&bytes) else { break };
+        let offset = at + RECORD as u64;
+        let end = offset + u64::from(length);
+        if end > size {
+            break;
+        }
+        if whole {
+            frame.resize(length as usize, 0);
+            file.read_exact_at(&mut frame, offset)?;
+            if Frame::parse(&frame).is_err() {
+                break;
+            }
+        }
+        out.push(Found { digest, offset, length });
+        at = end;
+    }
+    Ok((out, at))
+}
+
+/// Why a frame is not the chunk it should be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FrameFault {
+    /// Not one frame of one chunk.
+    #[error("the bytes are no frame of a chunk")]
+    NoFrame {
+        /// Why.
+        #[source]
+        source: whimbrel_image::frame::FrameError,
+    },
+    /// Too long, or bytes behind it.
+    #[error("the frame has an impossible length")]
+    Length,
+    /// Another chunk.
+    #[error("the bytes have the digest {found}")]
+    Digest {
+        /// What they have.
+        found: Digest,
+    },
+}
+
+/// The raw bytes of a chunk from its frame, if they are what `digest` names.
+pub fn open_frame(digest: &Digest, bytes: &[u8]) -> Result<Vec<u8>, FrameFault> {
+    let no_frame = |source| FrameFault::NoFrame { source };
+    // Before anything is allocated.
+    let head = Head::parse(bytes).map_err(no_frame)?;
+    if head.raw > MAX_CHUNK || head.total() != bytes.len() || head.bases > 0 {
+        return Err(FrameFault::Length);
+    }
+    let raw = Frame::parse(bytes).map_err(no_frame)?.decode(&[]).map_err(no_frame)?;
+    let found = Digest::of(&raw);
+    if found == *digest { Ok(raw) } else { Err(FrameFault::Digest { found }) }
+}

@@ -1,0 +1,151 @@
+//! What a benefactor answers: put, get, flush, copy.
+//!
+//! A chunk is checked against its digest before it is kept, so a client cannot give a chunk a wrong name; and its checksum
+//! when it is read. Disk work runs on threads that may block.
+
+use super::{ChunkError, ChunkStore, open_frame};
+use crate::{
+    link::Links,
+    protocol::{CopyChunks, FlushChunks, GetChunk, MAX_BATCH, Place, PutChunks, code, get_digests, put_bits},
+};
+use bytes::Bytes;
+use std::sync::Arc;
+use whimbrel_core::Digest;
+use whimbrel_wire::{Answer, BoxFuture, Call, Code, Peer, Refusal, Reply, Request, Service};
+
+/// Frames in one request of a copy, in bytes.
+const COPY_BYTES: usize = 4 << 20;
+
+/// Answers for a store of chunks.
+#[derive(Debug, Clone)]
+pub struct BenefactorService {
+    store: Arc<ChunkStore>,
+    /// To other benefactors.
+    links: Arc<Links>,
+}
+
+impl From<ChunkError> for Refusal {
+    fn from(error: ChunkError) -> Self {
+        let (code, again) = match error {
+            ChunkError::Missing { .. } => (code::NOT_FOUND, false),
+            ChunkError::Damaged { .. } => (code::DAMAGED, false),
+            ChunkError::Full { .. } => (code::FULL, false),
+            _ => (code::STORAGE, false),
+        };
+        let refusal = Refusal::new(code, error.to_string());
+        if again { refusal.retryable() } else { refusal }
+    }
+}
+
+/// Runs what blocks where it may.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Refusal> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| Refusal::new(Code::INTERNAL, "the work failed"))
+}
+
+fn invalid(text: &str) -> Refusal {
+    Refusal::new(code::INVALID, text)
+}
+
+impl BenefactorService {
+    /// Serves `store`; copies go out over `links`.
+    pub fn new(store: Arc<ChunkStore>, links: Arc<Links>) -> Self {
+        Self { store, links }
+    }
+
+    async fn put(&self, request: Request) -> Answer {
+        let named = request.decode::<PutChunks>()?;
+        let chunks = split(named, request.payload)?;
+        let store = self.store.clone();
+        blocking(move || -> Result<(), Refusal> {
+            for (digest, frame) in &chunks {
+                open_frame(digest, frame).map_err(|fault| invalid(&fault.to_string()))?;
+            }
+            Ok(store.put(&chunks)?)
+        })
+        .await??;
+        Reply::of::<PutChunks>(&(), Bytes::new())
+    }
+
+    async fn get(&self, request: Request) -> Answer {
+        let digest = request.decode::<GetChunk>()?;
+        let store = self.store.clone();
+        let frame = blocking(move || store.get(&digest)).await??;
+        Reply::of::<GetChunk>(&(), frame)
+    }
+
+    async fn flush(&self, request: Request) -> Answer {
+        let digests = get_digests(&request.payload).ok_or_else(|| invalid("a torn list"))?;
+        let store = self.store.clone();
+        let here = blocking(move || store.flush(&digests)).await??;
+        let missing: Vec<bool> = here.into_iter().map(|here| !here).collect();
+        Reply::of::<FlushChunks>(&(), put_bits(&missing))
+    }
+
+    async fn copy(&self, request: Request) -> Answer {
+        let to = request.decode::<CopyChunks>()?;
+        let digests = get_digests(&request.payload).ok_or_else(|| invalid("a torn list"))?;
+        let mut failed = vec![true; digests.len()];
+        let mut batch: Vec<(usize, Digest, Bytes)> = Vec::new();
+        for (at, digest) in digests.into_iter().enumerate() {
+            let store = self.store.clone();
+            // What is not here, or damaged, stays marked as failed.
+            let Ok(frame) = blocking(move || store.get(&digest)).await? else { continue };
+            batch.push((at, digest, frame));
+            let bytes: usize = batch.iter().map(|(.., frame)| frame.len()).sum();
+            if bytes >= COPY_BYTES || batch.len() >= MAX_BATCH {
+                self.send(&to, std::mem::take(&mut batch), &mut failed).await?;
+            }
+        }
+        self.send(&to, batch, &mut failed).await?;
+        Reply::of::<CopyChunks>(&(), put_bits(&failed))
+    }
+
+    async fn send(
+        &self,
+        to: &Place,
+        batch: Vec<(usize, Digest, Bytes)>,
+        failed: &mut [bool],
+    ) -> Result<(), Refusal> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let away =
+            |error: &dyn std::error::Error| Refusal::new(code::STORAGE, format!("the copy failed: {error}"));
+        let connection = self.links.to(&to.address, to.key).await.map_err(|error| away(&error))?;
+        let named = batch.iter().map(|(_, digest, frame)| (*digest, frame.len() as u32)).collect();
+        let payload = batch.iter().flat_map(|(.., frame)| frame.iter().copied()).collect::<Vec<u8>>();
+        let put = connection.request::<PutChunks>(&named, payload.into()).await;
+        put.map_err(|error| away(&error))?;
+        let digests: Vec<Digest> = batch.iter().map(|(_, digest, _)| *digest).collect();
+        let flush = connection.request::<FlushChunks>(&(), crate::protocol::put_digests(&digests)).await;
+        let (_, missing) = flush.map_err(|error| away(&error))?;
+        let missing = crate::protocol::get_bits(&missing, batch.len());
+        batch.iter().zip(missing).for_each(|((at, ..), missing)| failed[*at] = missing);
+        Ok(())
+    }
+}
+
+/// The frames of a request, by their lengths.
+fn split(named: Vec<(Digest, u32)>, mut payload: Bytes) -> Result<Vec<(Digest, Bytes)>, Refusal> {
+    let total: usize = named.iter().map(|(_, length)| *length as usize).sum();
+    if named.len() > MAX_BATCH || total != payload.len() {
+        return Err(invalid("the frames are not as long as the header says"));
+    }
+    Ok(named.into_iter().map(|(digest, length)| (digest, payload.split_to(length as usize))).collect())
+}
+
+impl Service for BenefactorService {
+    fn handle<'a>(&'a self, _peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
+        Box::pin(async move {
+            match request.kind {
+                PutChunks::KIND => self.put(request).await,
+                GetChunk::KIND => self.get(request).await,
+                FlushChunks::KIND => self.flush(request).await,
+                CopyChunks::KIND => self.copy(request).await,
+                other => Err(Refusal::unknown_kind(other)),
+            }
+        })
+    }
+}

@@ -1,0 +1,217 @@
+//! Cutting a stream of bytes into chunks. Pure.
+//!
+//! A [`Cutting`] says how; [`Cutting::cut`] looks at the bytes since the last cut and says where the next one is. Where it cuts
+//! depends on the bytes of the chunk alone, so equal content is cut equally wherever it stands. The cut points are part of
+//! what is stored: the golden vectors in the tests fail when they change.
+
+mod gear;
+mod window;
+
+use crate::{
+    policy::PolicyError,
+    protocol::{MAX_CHUNK, MIN_CHUNK},
+};
+use serde::{Deserialize, Serialize};
+use whimbrel_core::PAGE_SIZE;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// How a file is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Cutting {
+    /// FsCH of the paper: pieces of one size.
+    Fixed {
+        /// Bytes.
+        size: u32,
+    },
+    /// FastCDC with a gear hash: the default.
+    Content {
+        /// Bytes of a chunk on average; none is under a quarter or over four times that.
+        average: u32,
+    },
+    /// CbCH with the paper's parameters: a cut after a window whose hash has so many zero bits.
+    Window {
+        /// m: bytes of the window.
+        window: u32,
+        /// k: bits that are zero.
+        bits: u8,
+        /// p: bytes the window advances; 1 is the paper's overlap, m its no-overlap.
+        advance: u32,
+    },
+    /// For images of memory: cuts only between pages, after a page whose hash says so.
+    Pages {
+        /// Pages of a chunk on average; 1 makes every page a chunk, which finds pages in any order.
+        average: u32,
+    },
+}
+
+impl Default for Cutting {
+    fn default() -> Self {
+        Self::Content { average: 256 << 10 }
+    }
+}
+
+impl Cutting {
+    /// Refuses parameters out of bounds.
+    pub fn check(&self) -> Result<(), PolicyError> {
+        let within = |field, limits, found: u32, range: std::ops::RangeInclusive<usize>| {
+            let bad = PolicyError { field, limits, found: found.to_string() };
+            if range.contains(&(found as usize)) { Ok(()) } else { Err(bad) }
+        };
+        match *self {
+            Self::Fixed { size } => within("the chunk size", "1 KiB to 4 MiB", size, MIN_CHUNK..=MAX_CHUNK),
+            Self::Content { average } => {
+                within("the average chunk", "4 KiB to 1 MiB", average, 4 << 10..=MAX_CHUNK / 4)
+            }
+            Self::Window { window, bits, advance } => {
+                within("the window m", "4 to 4096 bytes", window, 4..=4096)?;
+                within("the number of bits k", "6 to 24", bits.into(), 6..=24)?;
+                within("the advance p", "1 to 4096 bytes", advance, 1..=4096)
+            }
+            Self::Pages { average } => within("the average chunk", "1 to 256 pages", average, 1..=256),
+        }
+    }
+
+    /// The longest chunk it makes.
+    pub fn longest(&self) -> usize {
+        match *self {
+            Self::Fixed { size } => size as usize,
+            Self::Content { average } => average as usize * 4,
+            Self::Window { .. } => MAX_CHUNK,
+            Self::Pages { average: 1 } => PAGE_SIZE,
+            Self::Pages { average } => average as usize * 4 * PAGE_SIZE,
+        }
+    }
+
+    /// Where the chunk that begins `data` ends. `data` holds at least [`Cutting::longest`] bytes, or all that is left.
+    pub fn cut(&self, data: &[u8]) -> usize {
+        let most = data.len().min(self.longest());
+        let data = &data[..most];
+        match *self {
+            Self::Fixed { .. } | Self::Pages { average: 1 } => most,
+            Self::Content { average } => gear::cut(data, average as usize),
+            Self::Window { window, bits, advance } => {
+                window::cut(data, window as usize, bits, advance as usize)
+            }
+            Self::Pages { average } => cut_pages(data, average),
+        }
+    }
+}
+
+/// A chunk is at least a quarter of the average, then ends with the first page whose hash is a multiple of the average.
+fn cut_pages(data: &[u8], average: u32) -> usize {
+    let least = (average / 4).max(1) as usize;
+    let (pages, _) = data.as_chunks::<PAGE_SIZE>();
+    let ends =
+        |(at, page): &(usize, &[u8; PAGE_SIZE])| at + 1 >= least && xxh3_64(*page) % u64::from(average) == 0;
+    pages.iter().enumerate().find(ends).map_or(data.len(), |(at, _)| (at + 1) * PAGE_SIZE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use whimbrel_core::Digest;
+
+    /// Bytes that look random and never change.
+    fn noise(len: usize) -> Vec<u8> {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 24) as u8
+        };
+        (0..len).map(|_| next()).collect()
+    }
+
+    fn chunks(cutting: Cutting, mut data: &[u8]) -> Vec<&[u8]> {
+        let mut out = Vec::new();
+        while !data.is_empty() {
+            let (chunk, rest) = data.split_at(cutting.cut(data));
+            out.push(chunk);
+            data = rest;
+        }
+        out
+    }
+
+    const WAYS: [Cutting; 6] = [
+        Cutting::Fixed { size: 1 << 16 },
+        Cutting::Content { average: 16 << 10 },
+        Cutting::Window { window: 20, bits: 10, advance: 20 },
+        Cutting::Window { window: 20, bits: 14, advance: 1 },
+        Cutting::Pages { average: 1 },
+        Cutting::Pages { average: 8 },
+    ];
+
+    #[test]
+    fn cut_points_never_change() {
+        let data = noise(2 << 20);
+        let found: Vec<(usize, String)> = WAYS
+            .iter()
+            .map(|way| {
+                let lengths: Vec<u8> =
+                    chunks(*way, &data).iter().flat_map(|chunk| (chunk.len() as u32).to_le_bytes()).collect();
+                (lengths.len() / 4, Digest::of(&lengths).short())
+            })
+            .collect();
+        let golden = [
+            (32, "b2cf302b5c38"),
+            (114, "f9babe00e708"),
+            (96, "1ad3c439a04a"),
+            (120, "2103af546491"),
+            (512, "ad8afab8288d"),
+            (63, "12e1e23eb004"),
+        ];
+        assert_eq!(found, golden.map(|(count, digest)| (count, digest.to_owned())));
+    }
+
+    #[test]
+    fn an_insertion_changes_few_chunks_of_content_and_all_of_fixed() {
+        let data = noise(4 << 20);
+        let mut later = data.clone();
+        later.splice(1000..1000, *b"an insertion");
+        let shared = |way: Cutting| {
+            let before: std::collections::HashSet<_> = chunks(way, &data).into_iter().collect();
+            let after = chunks(way, &later);
+            let same: usize = after.iter().filter(|chunk| before.contains(*chunk)).map(|c| c.len()).sum();
+            same * 100 / later.len()
+        };
+        assert!(shared(Cutting::Content { average: 16 << 10 }) > 90);
+        assert!(shared(Cutting::Window { window: 20, bits: 10, advance: 1 }) > 90);
+        assert_eq!(shared(Cutting::Fixed { size: 1 << 16 }), 0);
+    }
+
+    #[test]
+    fn pages_in_another_order_are_found_when_each_is_a_chunk() {
+        let data = noise(1 << 20);
+        let mut pages: Vec<&[u8]> = data.chunks(PAGE_SIZE).collect();
+        pages.reverse();
+        let turned = pages.concat();
+        let before: std::collections::HashSet<_> =
+            chunks(Cutting::Pages { average: 1 }, &data).into_iter().collect();
+        assert!(chunks(Cutting::Pages { average: 1 }, &turned).iter().all(|page| before.contains(page)));
+    }
+
+    #[test]
+    fn the_average_is_about_what_was_asked_for() {
+        let data = noise(8 << 20);
+        let average = |way| data.len() / chunks(way, &data).len();
+        assert!((48 << 10..100 << 10).contains(&average(Cutting::Content { average: 64 << 10 })));
+        assert!((4..=20).contains(&(average(Cutting::Pages { average: 8 }) / PAGE_SIZE)));
+    }
+
+    proptest! {
+        #[test]
+        fn chunks_are_the_data_and_within_bounds(len in 0..300_000_usize, way in prop::sample::select(&WAYS[..])) {
+            let data = noise(len);
+            let cut = chunks(way, &data);
+            prop_assert!(cut.concat() == data);
+            prop_assert!(cut.iter().all(|chunk| !chunk.is_empty() && chunk.len() <= way.longest()));
+            if let Cutting::Content { average } = way {
+                let inner = &cut[..cut.len().saturating_sub(1)];
+                prop_assert!(inner.iter().all(|chunk| chunk.len() >= average as usize / 4));
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Why the pool did not do what was asked.
+
+use crate::protocol::{ChunkId, code};
+use std::{io, sync::Arc};
+use whimbrel_wire::{CallError, Code, ConnectError, Refusal};
+
+/// Why a call on the pool failed. Cheap to copy, since everybody who waits for a write hears of it.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum PoolError {
+    /// The manager or a benefactor said no.
+    #[error("refused")]
+    Refused {
+        /// What it said.
+        #[source]
+        source: Refusal,
+    },
+    /// No manager could be reached for as long as we wait.
+    #[error("no manager can be reached")]
+    Away {
+        /// The last reason.
+        #[source]
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
+    /// A call failed for another reason.
+    #[error("a call failed")]
+    Call {
+        /// Why.
+        #[source]
+        source: Arc<CallError>,
+    },
+    /// No benefactor that can be reached has a right copy.
+    #[error("no copy of chunk {chunk} can be read")]
+    Unreadable {
+        /// Which.
+        chunk: ChunkId,
+    },
+    /// Nobody is left to write to, or what was written is gone again.
+    #[error("{lost} chunks could not be written")]
+    Unwritten {
+        /// How many.
+        lost: usize,
+    },
+    /// A local file failed.
+    #[error("cannot {action}")]
+    Local {
+        /// What.
+        action: &'static str,
+        /// Why.
+        #[source]
+        source: Arc<io::Error>,
+    },
+    /// An answer makes no sense.
+    #[error("the answer has an impossible {what}")]
+    Answer {
+        /// What.
+        what: &'static str,
+    },
+    /// The writer died, or gave up.
+    #[error("the write was given up")]
+    GivenUp,
+}
+
+/// What calls on the pool return.
+pub type Result<T> = std::result::Result<T, PoolError>;
+
+impl PoolError {
+    /// The code of a refusal.
+    pub fn code(&self) -> Option<Code> {
+        match self {
+            Self::Refused { source } => Some(source.code),
+            _ => None,
+        }
+    }
+
+    /// The pool is full.
+    pub fn is_full(&self) -> bool {
+        self.code() == Some(code::FULL)
+    }
+
+    pub(crate) fn local(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Local { action, source: Arc::new(source) }
+    }
+}
+
+impl From<CallError> for PoolError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Refused { source } => Self::Refused { source },
+            other => Self::Call { source: Arc::new(other) },
+        }
+    }
+}
+
+impl From<ConnectError> for PoolError {
+    fn from(error: ConnectError) -> Self {
+        Self::Away { source: Arc::new(error) }
+    }
+}

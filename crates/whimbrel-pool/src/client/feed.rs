@@ -1,0 +1,173 @@
+//! The thread of a write: bytes in order become chunks, chunks become batches.
+//!
+//! Cutting and hashing happen here, off the thread of whoever writes, so that both cores work.
+
+use super::{PoolError, Result, session::Session};
+use crate::{chunk::Cutting, map::Piece};
+use bytes::{Bytes, BytesMut};
+use std::{
+    collections::HashSet,
+    fs::File,
+    os::unix::fs::FileExt,
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
+    },
+    thread,
+};
+use whimbrel_core::Digest;
+
+/// Bytes and chunks of a batch: about what the paper calls a chunk, in one message.
+const BATCH_BYTES: usize = 1 << 20;
+const BATCH_CHUNKS: usize = 500;
+/// Bytes read at once from a file that was written locally.
+const BLOCK: usize = 1 << 20;
+
+enum Item {
+    /// Bytes that count against the budget.
+    Data(Bytes),
+    /// A file with so many bytes; they do not count yet.
+    Spooled(File, u64),
+    /// Cut what is left, and say what there is since the last time.
+    Settle(SyncSender<Result<Vec<Piece>>>),
+}
+
+/// Takes bytes in order.
+pub(super) struct Feed {
+    items: Sender<Item>,
+    session: Arc<Session>,
+}
+
+impl std::fmt::Debug for Feed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Feed").field("session", &self.session.id()).finish_non_exhaustive()
+    }
+}
+
+impl Feed {
+    pub(super) fn start(session: Arc<Session>, cutting: Cutting) -> Self {
+        let (items, queue) = channel();
+        let cutter = Cutter {
+            session: session.clone(),
+            cutting,
+            buffer: BytesMut::new(),
+            batch: Vec::new(),
+            batch_bytes: 0,
+            seen: HashSet::new(),
+            cut: Vec::new(),
+        };
+        thread::spawn(move || cutter.run(&queue));
+        Self { items, session }
+    }
+
+    pub(super) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    fn give(&self, item: Item) -> Result<()> {
+        self.items.send(item).map_err(|_| PoolError::GivenUp)
+    }
+
+    /// Takes bytes in, waiting for room.
+    pub(super) fn data(&self, data: Bytes) -> Result<()> {
+        self.session.budget.take(data.len(), || self.session.failure().is_some());
+        match self.session.failure() {
+            Some(error) => Err(error),
+            None => self.give(Item::Data(data)),
+        }
+    }
+
+    /// Takes a file in that holds the next bytes.
+    pub(super) fn spooled(&self, file: File, length: u64) -> Result<()> {
+        self.give(Item::Spooled(file, length))
+    }
+
+    /// Ends the last chunk here; returns the pieces since the last call when all of them are safe.
+    pub(super) fn settle(&self) -> Result<Vec<Piece>> {
+        let (reply, answer) = sync_channel(1);
+        self.give(Item::Settle(reply))?;
+        answer.recv().map_err(|_| PoolError::GivenUp)?
+    }
+}
+
+struct Cutter {
+    session: Arc<Session>,
+    cutting: Cutting,
+    buffer: BytesMut,
+    batch: Vec<(Digest, Bytes)>,
+    batch_bytes: usize,
+    /// Chunks that went out, or were found, in this session.
+    seen: HashSet<Digest>,
+    cut: Vec<(Digest, u32)>,
+}
+
+impl Cutter {
+    fn run(mut self, queue: &Receiver<Item>) {
+        for item in queue {
+            match item {
+                Item::Data(data) => self.take(&data),
+                Item::Spooled(file, length) => {
+                    if let Err(error) = self.read(&file, length) {
+                        self.session.fail(error);
+                    }
+                }
+                Item::Settle(reply) => drop(reply.send(self.settle())),
+            }
+        }
+    }
+
+    fn take(&mut self, data: &[u8]) {
+        self.buffer.extend_from_slice(data);
+        while self.buffer.len() >= self.cutting.longest() {
+            self.chunk();
+        }
+    }
+
+    fn read(&mut self, file: &File, length: u64) -> Result<()> {
+        let mut at = 0;
+        while at < length && self.session.failure().is_none() {
+            let mut block = vec![0; BLOCK.min((length - at) as usize)];
+            file.read_exact_at(&mut block, at).map_err(PoolError::local("read what was written locally"))?;
+            self.session.budget.take(block.len(), || self.session.failure().is_some());
+            self.take(&block);
+            at += block.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn chunk(&mut self) {
+        let length = self.cutting.cut(&self.buffer);
+        let chunk = self.buffer.split_to(length).freeze();
+        let digest = Digest::of(&chunk);
+        self.cut.push((digest, length as u32));
+        if !self.seen.insert(digest) {
+            self.session.budget.give_back(length);
+            return;
+        }
+        self.batch.push((digest, chunk));
+        self.batch_bytes += length;
+        if self.batch_bytes >= BATCH_BYTES || self.batch.len() >= BATCH_CHUNKS {
+            self.send();
+        }
+    }
+
+    fn send(&mut self) {
+        if !self.batch.is_empty() {
+            self.session.dispatch(std::mem::take(&mut self.batch), std::mem::take(&mut self.batch_bytes));
+        }
+    }
+
+    fn settle(&mut self) -> Result<Vec<Piece>> {
+        while !self.buffer.is_empty() {
+            self.chunk();
+        }
+        self.send();
+        self.session.wait();
+        self.session.secure_blocking()?;
+        let piece = |(digest, length): (Digest, u32)| {
+            let chunk = self.session.number(&digest).ok_or(PoolError::Answer { what: "chunk" })?;
+            Ok(Piece { chunk, length })
+        };
+        std::mem::take(&mut self.cut).into_iter().map(piece).collect()
+    }
+}

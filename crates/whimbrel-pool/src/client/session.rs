@@ -1,0 +1,431 @@
+//! The network side of a write: batches of chunks go out, those that are known do not; what failed goes elsewhere.
+//!
+//! A batch is asked for, sent to as many benefactors as copies are wanted, and remembered with who took it. Before a commit
+//! [`Session::secure`] has everybody make it durable, makes up for copies that were lost meanwhile, and enrolls the rest.
+
+use super::{
+    Pool, PoolError, Result,
+    budget::Budget,
+    stripe::{Choice, Stripe},
+};
+use crate::{
+    policy::{Policy, Safety},
+    protocol::{
+        AskKnown, BenefactorId, ChunkId, CopyChunks, EndSession, Enroll, FlushChunks, Place, PutChunks,
+        Reserve, ReserveSpace, Reserved, Written, get_bits, get_numbers, put_digests, put_written,
+    },
+};
+use bytes::{Bytes, BytesMut};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{sync::Notify, task::JoinSet};
+use whimbrel_core::Digest;
+use whimbrel_image::frame::{Encoder, Kind};
+
+/// Bytes asked for at once: eagerly, for the size of a file is not known (IV.A).
+const GRANT: u64 = 256 << 20;
+/// What is asked for when that much is not there.
+const SMALL_GRANT: u64 = 1 << 20;
+/// A batch, and a block of what is written, twice.
+const LEAST_BUFFER: usize = 4 << 20;
+/// zstd level of chunks: a fifth of the processor time of sending them.
+const LEVEL: i32 = 1;
+/// Chunks of one enrolment.
+const ENROLLED: usize = 20_000;
+
+/// A chunk that was put and is not enrolled yet.
+type Batch = Vec<(Digest, Bytes)>;
+
+#[derive(Debug, Default)]
+struct State {
+    ids: HashMap<Digest, ChunkId>,
+    pending: Vec<Written>,
+    under_way: usize,
+    failed: Option<PoolError>,
+}
+
+/// A write session.
+#[derive(Debug)]
+pub(super) struct Session {
+    pool: Pool,
+    id: u64,
+    copies: usize,
+    width: u16,
+    stripe: Mutex<Stripe>,
+    /// A queue of the stripe became shorter.
+    room: Notify,
+    granted: AtomicU64,
+    /// Bytes of frames that were sent, once for each chunk.
+    sent: AtomicU64,
+    state: Mutex<State>,
+    idle: Condvar,
+    pub(super) budget: Budget,
+}
+
+impl Session {
+    /// Begins one under `policy`, with `buffer` bytes under way at most, but no fewer than what waits to be cut and sent.
+    pub(super) async fn begin(pool: &Pool, policy: &Policy, buffer: usize) -> Result<Arc<Self>> {
+        let width = policy.width.max(policy.copies.into());
+        let buffer = buffer.max(policy.cutting.longest() * 2 + LEAST_BUFFER);
+        let ask = |bytes| Reserve { session: 0, bytes, width, avoid: Vec::new() };
+        let reserved = match pool.ask::<ReserveSpace>(&ask(GRANT), Bytes::new()).await {
+            Err(error) if error.is_full() => {
+                pool.ask::<ReserveSpace>(&ask(SMALL_GRANT), Bytes::new()).await?.0
+            }
+            other => other?.0,
+        };
+        let Reserved { session, lease, stripe, bytes } = reserved;
+        pool.learn(&stripe);
+        let copies = match policy.safety {
+            Safety::Optimistic => 1,
+            Safety::Pessimistic => usize::from(policy.copies),
+        };
+        let cap = (buffer as u64 * copies as u64 / stripe.len().max(1) as u64).max(4 << 20);
+        let session = Arc::new(Self {
+            pool: pool.clone(),
+            id: session,
+            copies,
+            width,
+            stripe: Mutex::new(Stripe::new(stripe, cap)),
+            room: Notify::new(),
+            granted: AtomicU64::new(bytes),
+            sent: AtomicU64::new(0),
+            state: Mutex::default(),
+            idle: Condvar::new(),
+            budget: Budget::new(buffer),
+        });
+        let every = Duration::from_secs(u64::from(lease.max(3))) / 3;
+        tokio::spawn(keep_alive(Arc::downgrade(&session), every));
+        Ok(session)
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(super) fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stripe(&self) -> MutexGuard<'_, Stripe> {
+        self.stripe.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why the write cannot go on, if it cannot.
+    pub(super) fn failure(&self) -> Option<PoolError> {
+        self.state().failed.clone()
+    }
+
+    /// The write cannot go on.
+    pub(super) fn fail(&self, error: PoolError) {
+        self.state().failed.get_or_insert(error);
+        self.budget.wake();
+    }
+
+    /// Number of a chunk that was secured, or was known.
+    pub(super) fn number(&self, digest: &Digest) -> Option<ChunkId> {
+        self.state().ids.get(digest).copied()
+    }
+
+    /// Sends a batch in the background; `bytes` go back to the budget when it is done.
+    pub(super) fn dispatch(self: &Arc<Self>, batch: Batch, bytes: usize) {
+        self.state().under_way += 1;
+        let session = self.clone();
+        self.pool.inner.runtime.spawn(async move {
+            if session.failure().is_none()
+                && let Err(error) = session.deliver(batch).await
+            {
+                tracing::warn!(%error, session = session.id, "a write fails");
+                session.fail(error);
+            }
+            session.budget.give_back(bytes);
+            session.state().under_way -= 1;
+            session.idle.notify_all();
+        });
+    }
+
+    /// Waits, on a plain thread, until nothing is under way.
+    pub(super) fn wait(&self) {
+        let mut state = self.state();
+        while state.under_way > 0 {
+            state = self.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    async fn deliver(&self, batch: Batch) -> Result<()> {
+        let digests = put_digests(batch.iter().map(|(digest, _)| digest));
+        let (_, known) = self.pool.ask::<AskKnown>(&self.id, digests).await?;
+        let known = get_numbers(&known).filter(|known| known.len() == batch.len());
+        let known = known.ok_or(PoolError::Answer { what: "list of known chunks" })?;
+        let mut new = Vec::new();
+        {
+            let mut state = self.state();
+            for ((digest, bytes), id) in batch.into_iter().zip(known) {
+                match id {
+                    0 => new.push((digest, bytes)),
+                    id => drop(state.ids.insert(digest, id)),
+                }
+            }
+        }
+        if new.is_empty() { Ok(()) } else { self.send(new).await }
+    }
+
+    async fn send(&self, new: Batch) -> Result<()> {
+        let encoded = tokio::task::spawn_blocking(move || encode(new)).await;
+        let (written, payload) = encoded.map_err(|_| PoolError::GivenUp)??;
+        self.reserve_more(payload.len() as u64).await?;
+        let header: Vec<(Digest, u32)> = written.iter().map(|chunk| (chunk.digest, chunk.stored)).collect();
+        let places = self.put(&header, payload).await?;
+        let with_places = written.into_iter().map(|chunk| Written { places: places.clone(), ..chunk });
+        self.state().pending.extend(with_places);
+        Ok(())
+    }
+
+    /// Counts what goes out and asks for more space before the grant is used up.
+    async fn reserve_more(&self, bytes: u64) -> Result<()> {
+        let total = self.sent.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let needed = total * self.copies as u64;
+        if needed + GRANT / 4 < self.granted.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        match self.ask_for(GRANT).await {
+            // What is granted already may still be used up; a benefactor that is full says so itself.
+            Err(error) if error.is_full() && needed <= self.granted.load(Ordering::Relaxed) => Ok(()),
+            Err(error) if error.is_full() => self.ask_for(SMALL_GRANT).await,
+            other => other,
+        }
+    }
+
+    /// More space, and whoever else can be written to.
+    async fn ask_for(&self, bytes: u64) -> Result<()> {
+        let avoid = self.stripe().left_out();
+        let ask = Reserve { session: self.id, bytes, width: self.width, avoid };
+        let (reserved, _) = self.pool.ask::<ReserveSpace>(&ask, Bytes::new()).await?;
+        self.granted.fetch_add(reserved.bytes, Ordering::Relaxed);
+        self.pool.learn(&reserved.stripe);
+        let mut stripe = self.stripe();
+        if stripe.width() < usize::from(self.width) {
+            stripe.extend(reserved.stripe);
+        }
+        Ok(())
+    }
+
+    /// Who has taken the frames in the end: as many as copies are wanted, or as there are.
+    async fn put(&self, header: &Vec<(Digest, u32)>, payload: Bytes) -> Result<Vec<BenefactorId>> {
+        let (mut have, mut tried, mut asked) = (Vec::new(), Vec::new(), false);
+        while have.len() < self.copies {
+            match self.choose(payload.len() as u64, self.copies - have.len(), &tried).await {
+                Choice::Places(places) => {
+                    tried.extend(places.iter().map(|place| place.id));
+                    have.extend(self.put_to(places, header, &payload).await);
+                }
+                Choice::Nobody | Choice::Wait if have.is_empty() && !asked => {
+                    asked = true;
+                    self.ask_for(SMALL_GRANT).await?;
+                }
+                Choice::Nobody | Choice::Wait => break,
+            }
+        }
+        if have.is_empty() { Err(PoolError::Unwritten { lost: header.len() }) } else { Ok(have) }
+    }
+
+    /// As the stripe chooses, waiting while its queues are full.
+    async fn choose(&self, bytes: u64, copies: usize, not: &[BenefactorId]) -> Choice {
+        loop {
+            let mut room = std::pin::pin!(self.room.notified());
+            room.as_mut().enable();
+            match self.stripe().choose(bytes, copies, not) {
+                Choice::Wait => {}
+                other => return other,
+            }
+            room.await;
+        }
+    }
+
+    async fn put_to(
+        &self,
+        places: Vec<Place>,
+        header: &Vec<(Digest, u32)>,
+        payload: &Bytes,
+    ) -> Vec<BenefactorId> {
+        let mut puts = JoinSet::new();
+        for place in places {
+            let (pool, header, payload) = (self.pool.clone(), header.clone(), payload.clone());
+            puts.spawn(async move {
+                let id = place.id;
+                let call = pool.call_benefactor::<PutChunks>(&place, &header, payload);
+                (id, call.await)
+            });
+        }
+        let mut taken = Vec::new();
+        while let Some(done) = puts.join_next().await {
+            let Ok((id, put)) = done else { continue };
+            self.stripe().done(id, payload.len() as u64);
+            match put {
+                Ok(_) => taken.push(id),
+                Err(error) => {
+                    tracing::warn!(%error, benefactor = id, "left out of the write");
+                    self.stripe().leave_out(id);
+                }
+            }
+            self.room.notify_waiters();
+        }
+        taken
+    }
+
+    /// Makes what was written durable and known, so that a commit may name it. Nothing may be under way.
+    pub(super) async fn secure(&self) -> Result<()> {
+        if let Some(error) = self.failure() {
+            return Err(error);
+        }
+        let mut pending = std::mem::take(&mut self.state().pending);
+        self.flush(&mut pending).await;
+        self.make_up(&mut pending).await;
+        let lost = pending.iter().filter(|chunk| chunk.places.is_empty()).count();
+        if lost > 0 {
+            return Err(PoolError::Unwritten { lost });
+        }
+        for batch in pending.chunks(ENROLLED) {
+            let (_, ids) = self.pool.ask::<Enroll>(&self.id, put_written(batch)).await?;
+            let ids = get_numbers(&ids).filter(|ids| ids.len() == batch.len());
+            let ids = ids.ok_or(PoolError::Answer { what: "list of chunk numbers" })?;
+            let mut state = self.state();
+            state.ids.extend(batch.iter().map(|chunk| chunk.digest).zip(ids));
+        }
+        Ok(())
+    }
+
+    /// Has everybody make durable what it took; who cannot, or lost it, does not have it.
+    async fn flush(&self, pending: &mut [Written]) {
+        let mut by_place: BTreeMap<BenefactorId, Vec<usize>> = BTreeMap::new();
+        for (at, chunk) in pending.iter().enumerate() {
+            chunk.places.iter().for_each(|place| by_place.entry(*place).or_default().push(at));
+        }
+        let mut flushes = JoinSet::new();
+        for (id, chunks) in by_place {
+            let digests = put_digests(chunks.iter().map(|at| &pending[*at].digest));
+            let (pool, place) = (self.pool.clone(), self.stripe().place(id));
+            flushes.spawn(async move {
+                let Some(place) = place else { return (id, chunks, None) };
+                let flushed = pool.call_benefactor::<FlushChunks>(&place, &(), digests).await;
+                (id, chunks, flushed.ok().map(|(_, missing)| missing))
+            });
+        }
+        while let Some(done) = flushes.join_next().await {
+            let Ok((id, chunks, missing)) = done else { continue };
+            let gone = match missing {
+                Some(bits) => get_bits(&bits, chunks.len()),
+                None => {
+                    self.stripe().leave_out(id);
+                    vec![true; chunks.len()]
+                }
+            };
+            for (at, _) in chunks.iter().zip(gone).filter(|(_, gone)| *gone) {
+                pending[*at].places.retain(|place| *place != id);
+            }
+        }
+    }
+
+    /// Chunks with fewer copies than wanted are copied among the benefactors, as far as there are others.
+    async fn make_up(&self, pending: &mut [Written]) {
+        let lacks = |chunk: &Written| !chunk.places.is_empty() && chunk.places.len() < self.copies;
+        if !pending.iter().any(lacks) {
+            return;
+        }
+        // Without more benefactors there are fewer copies, and the manager makes the rest when it can.
+        let _ = self.ask_for(SMALL_GRANT).await;
+        let mut orders: BTreeMap<(BenefactorId, BenefactorId), Vec<usize>> = BTreeMap::new();
+        for (at, chunk) in pending.iter().enumerate().filter(|(_, chunk)| lacks(chunk)) {
+            if let Choice::Places(places) =
+                self.stripe().choose(0, self.copies - chunk.places.len(), &chunk.places)
+            {
+                places.iter().for_each(|to| orders.entry((chunk.places[0], to.id)).or_default().push(at));
+            }
+        }
+        for ((from, to), chunks) in orders {
+            let (source, target) = (self.stripe().place(from), self.stripe().place(to));
+            let (Some(source), Some(target)) = (source, target) else { continue };
+            let digests = put_digests(chunks.iter().map(|at| &pending[*at].digest));
+            match self.pool.call_benefactor::<CopyChunks>(&source, &target, digests).await {
+                Ok((_, failed)) => {
+                    let failed = get_bits(&failed, chunks.len());
+                    let copied = chunks.iter().zip(failed).filter(|(_, failed)| !failed);
+                    copied.for_each(|(at, _)| pending[*at].places.push(to));
+                }
+                Err(error) => tracing::warn!(%error, from, to, "copies were not made"),
+            }
+        }
+    }
+
+    /// Tells the manager that no more comes.
+    pub(super) async fn end(&self) {
+        if let Err(error) = self.pool.ask::<EndSession>(&self.id, Bytes::new()).await {
+            tracing::debug!(%error, "the session ends by itself");
+        }
+    }
+}
+
+impl Pool {
+    /// A call of a benefactor, given up after a while without an answer.
+    pub(super) async fn call_benefactor<C: whimbrel_wire::Call>(
+        &self,
+        place: &Place,
+        header: &C::Header,
+        payload: Bytes,
+    ) -> Result<(C::Reply, Bytes)> {
+        let patience = self.inner.options.benefactor_patience;
+        let call = async {
+            let connection = self.inner.links.to(&place.address, place.key).await?;
+            Ok(connection.request::<C>(header, payload).await?)
+        };
+        tokio::time::timeout(patience, call).await.unwrap_or_else(|_| {
+            let slow = std::io::Error::from(std::io::ErrorKind::TimedOut);
+            Err(PoolError::Local { action: "wait any longer", source: Arc::new(slow) })
+        })
+    }
+}
+
+/// The frames of chunks, one after the other.
+fn encode(new: Batch) -> Result<(Vec<Written>, Bytes)> {
+    let mut encoder = Encoder::new(LEVEL);
+    let mut payload = BytesMut::with_capacity(new.iter().map(|(_, bytes)| bytes.len() + 64).sum());
+    let mut written = Vec::with_capacity(new.len());
+    for (digest, bytes) in new {
+        let frame = encoder.encode(Kind::Blob, &bytes, &[bytes.len()]);
+        let frame = frame.map_err(|_| PoolError::Answer { what: "chunk" })?;
+        let (length, stored) = (bytes.len() as u32, frame.len() as u32);
+        written.push(Written { digest, length, stored, places: Vec::new() });
+        payload.extend_from_slice(&frame);
+    }
+    Ok((written, payload.freeze()))
+}
+
+/// Renews the lease for as long as the session is held.
+async fn keep_alive(session: Weak<Session>, every: Duration) {
+    loop {
+        tokio::time::sleep(every).await;
+        let Some(session) = session.upgrade() else { return };
+        let ask = Reserve { session: session.id, bytes: 0, width: 0, avoid: Vec::new() };
+        if let Err(error) = session.pool.ask::<ReserveSpace>(&ask, Bytes::new()).await {
+            session.fail(error);
+            return;
+        }
+    }
+}
+
+impl Session {
+    /// [`Session::secure`] on a plain thread.
+    pub(super) fn secure_blocking(&self) -> Result<()> {
+        self.pool.block(self.secure())
+    }
+}

@@ -1,0 +1,176 @@
+//! Who gets the next chunks of a write. Pure.
+//!
+//! Round robin over the stripe (IV.A of the paper), past those whose queue is full: a slow benefactor is given as much as it
+//! takes and holds up nobody. One that fails, or takes nothing for too long, is left out for the rest of the write.
+
+use crate::protocol::{BenefactorId, Place};
+
+/// One benefactor of a stripe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Lane {
+    place: Place,
+    /// Bytes sent and not yet taken.
+    queued: u64,
+    out: bool,
+}
+
+/// The benefactors of a write.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Stripe {
+    lanes: Vec<Lane>,
+    next: usize,
+    /// Most bytes queued for one benefactor.
+    cap: u64,
+}
+
+/// What a stripe says to a wish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// These, in this order.
+    Places(Vec<Place>),
+    /// All who could take it have full queues.
+    Wait,
+    /// Nobody is left.
+    Nobody,
+}
+
+impl Stripe {
+    pub(crate) fn new(places: Vec<Place>, cap: u64) -> Self {
+        let lanes = places.into_iter().map(|place| Lane { place, queued: 0, out: false }).collect();
+        Self { lanes, next: 0, cap }
+    }
+
+    /// More benefactors, or those it has again.
+    pub(crate) fn extend(&mut self, places: Vec<Place>) {
+        for place in places {
+            if !self.lanes.iter().any(|lane| lane.place.id == place.id) {
+                self.lanes.push(Lane { place, queued: 0, out: false });
+            }
+        }
+    }
+
+    /// Chooses up to `copies` different benefactors for `bytes`, other than `not`, and queues the bytes there.
+    pub(crate) fn choose(&mut self, bytes: u64, copies: usize, not: &[BenefactorId]) -> Choice {
+        let able = |lane: &Lane| !lane.out && !not.contains(&lane.place.id);
+        if !self.lanes.iter().any(able) {
+            return Choice::Nobody;
+        }
+        let count = self.lanes.len();
+        let order = (0..count).map(|step| (self.next + step) % count);
+        // An empty queue takes anything, so that a cap below the size of a batch stops nothing.
+        let room = |lane: &Lane| lane.queued == 0 || lane.queued + bytes <= self.cap;
+        let wanted = copies.min(self.lanes.iter().filter(|lane| able(lane)).count());
+        let chosen: Vec<usize> =
+            order.filter(|at| able(&self.lanes[*at]) && room(&self.lanes[*at])).take(wanted).collect();
+        if chosen.len() < wanted {
+            return Choice::Wait;
+        }
+        self.next = (chosen[0] + 1) % count;
+        chosen.iter().for_each(|at| self.lanes[*at].queued += bytes);
+        Choice::Places(chosen.iter().map(|at| self.lanes[*at].place.clone()).collect())
+    }
+
+    /// `bytes` queued at a benefactor were taken, or will never be.
+    pub(crate) fn done(&mut self, id: BenefactorId, bytes: u64) {
+        if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.place.id == id) {
+            lane.queued = lane.queued.saturating_sub(bytes);
+        }
+    }
+
+    /// Leaves a benefactor out from now on.
+    pub(crate) fn leave_out(&mut self, id: BenefactorId) {
+        self.lanes.iter_mut().filter(|lane| lane.place.id == id).for_each(|lane| lane.out = true);
+    }
+
+    /// Those left out.
+    pub(crate) fn left_out(&self) -> Vec<BenefactorId> {
+        self.lanes.iter().filter(|lane| lane.out).map(|lane| lane.place.id).collect()
+    }
+
+    /// How many still take part.
+    pub(crate) fn width(&self) -> usize {
+        self.lanes.iter().filter(|lane| !lane.out).count()
+    }
+
+    /// Where a benefactor is.
+    pub(crate) fn place(&self, id: BenefactorId) -> Option<Place> {
+        self.lanes.iter().find(|lane| lane.place.id == id).map(|lane| lane.place.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use whimbrel_wire::PublicKey;
+
+    fn stripe(width: u16, cap: u64) -> Stripe {
+        let place = |id| Place { id, address: String::new(), key: PublicKey([0; 32]) };
+        Stripe::new((0..width).map(place).collect(), cap)
+    }
+
+    fn ids(choice: Choice) -> Vec<BenefactorId> {
+        match choice {
+            Choice::Places(places) => places.into_iter().map(|place| place.id).collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn all_take_turns_and_a_slow_one_is_passed_over() {
+        let mut stripe = stripe(3, 2);
+        let turns: Vec<_> = (0..6).map(|_| ids(stripe.choose(1, 1, &[]))[0]).collect();
+        assert_eq!(turns, [0, 1, 2, 0, 1, 2]);
+        assert_eq!(stripe.choose(1, 1, &[]), Choice::Wait);
+        for _ in 0..10 {
+            stripe.done(1, 1);
+            assert_eq!(ids(stripe.choose(1, 1, &[])), [1], "0 and 2 are slow");
+        }
+    }
+
+    #[test]
+    fn copies_are_at_different_places_and_fewer_when_there_are_fewer() {
+        let mut stripe = stripe(3, 100);
+        assert_eq!(ids(stripe.choose(1, 2, &[])), [0, 1]);
+        stripe.leave_out(2);
+        assert_eq!(ids(stripe.choose(1, 3, &[])).len(), 2);
+        stripe.leave_out(0);
+        assert_eq!(ids(stripe.choose(1, 2, &[])), [1]);
+        assert_eq!(stripe.choose(1, 1, &[1]), Choice::Nobody);
+    }
+
+    proptest! {
+        #[test]
+        fn queues_stay_under_the_cap_and_the_dead_get_nothing(
+            steps in prop::collection::vec((1..5_u64, 1..4_usize, any::<u8>()), 1..200),
+        ) {
+            let mut stripe = stripe(4, 8);
+            let mut under_way: Vec<(u16, u64)> = Vec::new();
+            let mut dead = Vec::new();
+            for (bytes, copies, luck) in steps {
+                if luck < 8 {
+                    dead.push(u16::from(luck % 4));
+                    stripe.leave_out(u16::from(luck % 4));
+                }
+                match stripe.choose(bytes, copies, &[]) {
+                    Choice::Places(places) => {
+                        for place in places {
+                            prop_assert!(!dead.contains(&place.id));
+                            under_way.push((place.id, bytes));
+                        }
+                    }
+                    Choice::Wait => prop_assert!(!under_way.is_empty(), "nothing to wait for"),
+                    Choice::Nobody => prop_assert_eq!((0..4).filter(|id| !dead.contains(id)).count(), 0),
+                }
+                for id in 0..4 {
+                    let queued: u64 = under_way.iter().filter(|(at, _)| *at == id).map(|(_, bytes)| bytes).sum();
+                    prop_assert!(queued <= 8);
+                }
+                if luck % 2 == 1 && !under_way.is_empty() {
+                    let (id, bytes) = under_way.remove(usize::from(luck) % under_way.len());
+                    stripe.done(id, bytes);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The manager: all metadata, and the decisions that follow from it. No data goes through it.
+//!
+//! Everything it must not lose is in the database (`meta`); what it has in memory are connections and counters. It is killed
+//! and started again at any instant without loss of anything that was committed.
+
+mod chores;
+mod plan;
+mod run;
+mod service;
+
+pub use chores::ChoreReport;
+pub use run::{Manager, ManagerError, ManagerOptions};
+pub use service::ManagerService;
+
+use crate::{meta::MetaError, protocol::code};
+use std::time::{SystemTime, UNIX_EPOCH};
+use whimbrel_wire::{Code, Refusal};
+
+/// Milliseconds since 1970.
+pub(crate) fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+impl From<MetaError> for Refusal {
+    fn from(error: MetaError) -> Self {
+        let code = match &error {
+            MetaError::NotFound => code::NOT_FOUND,
+            MetaError::Exists => code::EXISTS,
+            MetaError::NotAFolder => code::NOT_A_FOLDER,
+            MetaError::IsAFolder => code::IS_A_FOLDER,
+            MetaError::NotEmpty => code::NOT_EMPTY,
+            MetaError::SessionOver => code::SESSION_OVER,
+            MetaError::Invalid(_) => code::INVALID,
+            MetaError::OtherPool { .. } => code::OTHER_POOL,
+            MetaError::Damaged { .. } => code::DAMAGED,
+            MetaError::Storage { source } => {
+                tracing::error!(error = %source, "the database failed");
+                code::STORAGE
+            }
+        };
+        let refusal = Refusal::new(code, error.to_string());
+        // Another writer was faster, or the disk may recover: the same call may succeed.
+        if code == code::STORAGE { refusal.retryable() } else { refusal }
+    }
+}
+
+fn invalid(text: &str) -> Refusal {
+    Refusal::new(code::INVALID, text)
+}
+
+fn internal(text: &str) -> Refusal {
+    Refusal::new(Code::INTERNAL, text)
+}

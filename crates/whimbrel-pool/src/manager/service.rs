@@ -1,0 +1,329 @@
+//! What the manager answers. One short function a call; the work is in `meta` and `plan`.
+
+use super::{internal, invalid, now, plan};
+use crate::{
+    map,
+    meta::{Member, Meta},
+    protocol::*,
+};
+use bytes::Bytes;
+use serde::Serialize;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+use whimbrel_wire::{
+    Answer, BoxFuture, Call, Connection, Peer, PeerIdentity, PublicKey, Refusal, Reply, Request, Service,
+    Trust,
+};
+
+/// Nodes of one answer to a listing.
+const LISTING: u32 = 1000;
+/// Bytes of a map in one answer.
+const MAP_PIECE: usize = 4 << 20;
+/// Bytes a session is given at once at most.
+const GRANT: u64 = 1 << 30;
+
+/// Answers for one pool.
+#[derive(Debug, Clone)]
+pub struct ManagerService {
+    pub(super) shared: Arc<Shared>,
+}
+
+/// What calls and chores share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) meta: Meta,
+    pub(super) trust: Arc<Trust>,
+    /// Seconds.
+    pub(super) lease: u32,
+    pub(super) interval: u32,
+    pub(super) connections: Mutex<HashMap<PublicKey, Connection>>,
+    pub(super) repaired: AtomicU64,
+    /// Chunks without a copy that can be reached, at the last look.
+    pub(super) lost: AtomicU64,
+    /// Copies a second of late, in thousandths.
+    pub(super) repair_rate: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn connections(&self) -> MutexGuard<'_, HashMap<PublicKey, Connection>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A list as payload.
+fn payload<T: Serialize>(value: &T) -> Result<Bytes, Refusal> {
+    postcard::to_stdvec(value).map(Bytes::from).map_err(|_| internal("the answer cannot be encoded"))
+}
+
+fn place(member: &Member) -> Place {
+    Place { id: member.id, address: member.address.clone(), key: member.key }
+}
+
+impl ManagerService {
+    async fn register(&self, identity: &PeerIdentity, request: Request) -> Answer {
+        let status = request.decode::<Register>()?;
+        let PeerIdentity::Key(key) = identity else { return Err(invalid("a benefactor has a key")) };
+        let (meta, now) = (&self.shared.meta, now());
+        let id = meta.register(key, &status, now).await?;
+        let members = meta.members().await?;
+        let mut may_leave = false;
+        if status.draining {
+            meta.start_drain(id, now).await?;
+            let counted: Vec<BenefactorId> = members
+                .iter()
+                .filter(|m| m.id != id && plan::State::of(m, now) == plan::State::Online)
+                .map(|m| m.id)
+                .collect();
+            may_leave = meta.undrained(id, &counted).await? == 0;
+            if may_leave {
+                meta.dismiss(id).await?;
+            }
+        }
+        let peers = self.shared.trust.list().map_err(|error| internal(&error.to_string()))?;
+        let admitted = peers.iter().filter_map(|peer| Some((peer.name.to_string(), peer.key?))).collect();
+        let pool = meta.pool_id().await?;
+        let said = Registered { id, pool, interval: self.shared.interval, admitted, may_leave };
+        Reply::of::<Register>(&said, Bytes::new())
+    }
+
+    async fn garbage(&self, identity: &PeerIdentity, request: Request) -> Answer {
+        let inventory = request.decode::<AskGarbage>()?;
+        let listed = get_aged(&request.payload).ok_or_else(|| invalid("a torn list"))?;
+        let PeerIdentity::Key(key) = identity else { return Err(invalid("a benefactor has a key")) };
+        let members = self.shared.meta.members().await?;
+        let member = members.iter().find(|member| member.key == *key);
+        let member = member.ok_or_else(|| Refusal::new(code::NOT_FOUND, "not registered"))?;
+        let may_go = self.shared.meta.collect(member.id, &inventory, &listed, now()).await?;
+        Reply::of::<AskGarbage>(&(), put_bits(&may_go))
+    }
+
+    async fn reserve(&self, request: Request) -> Answer {
+        let asked = request.decode::<ReserveSpace>()?;
+        if asked.avoid.len() > 1000 || asked.width > 64 {
+            return Err(invalid("too many benefactors"));
+        }
+        let (meta, now) = (&self.shared.meta, now());
+        let session = match asked.session {
+            0 => meta.begin_session(now).await?,
+            old => meta.renew_session(old, now).await.map(|()| old)?,
+        };
+        let (mut stripe, mut bytes) = (Vec::new(), 0);
+        if asked.bytes > 0 {
+            let members = meta.members().await?;
+            let chosen = plan::stripe(&members, usize::from(asked.width.max(1)), &asked.avoid, now);
+            let chosen: Vec<&Member> = members.iter().filter(|m| chosen.contains(&m.id)).collect();
+            let room: u64 = chosen.iter().map(|member| plan::free(member)).sum();
+            bytes = asked.bytes.min(GRANT);
+            if room < bytes {
+                if asked.session == 0 {
+                    meta.end_session(session).await?;
+                }
+                return Err(Refusal::new(
+                    code::FULL,
+                    format!("{room} bytes are free, {bytes} were asked for"),
+                ));
+            }
+            let share = bytes.div_ceil(chosen.len() as u64);
+            let shares: Vec<_> = chosen.iter().map(|member| (member.id, share)).collect();
+            meta.reserve(session, &shares).await?;
+            stripe = chosen.into_iter().map(place).collect();
+        }
+        let lease = self.shared.lease;
+        Reply::of::<ReserveSpace>(&Reserved { session, lease, stripe, bytes }, Bytes::new())
+    }
+
+    async fn known(&self, request: Request) -> Answer {
+        let digests = get_digests(&request.payload).ok_or_else(|| invalid("a torn list"))?;
+        let now = now();
+        let chunks = self.shared.meta.known(&digests, now - plan::SILENT, now).await?;
+        Reply::of::<AskKnown>(&(), put_numbers(chunks))
+    }
+
+    async fn enroll(&self, request: Request) -> Answer {
+        let session = request.decode::<Enroll>()?;
+        let written = get_written(&request.payload).ok_or_else(|| invalid("a torn list"))?;
+        let chunks = self.shared.meta.enroll(session, &written, now()).await?;
+        Reply::of::<Enroll>(&(), put_numbers(chunks))
+    }
+
+    async fn commit(&self, request: Request) -> Answer {
+        let commit = request.decode::<CommitFile>()?;
+        let pieces = map::decode(&request.payload).map_err(|error| invalid(&error.to_string()))?;
+        let node = self.shared.meta.commit(&commit, &pieces, now()).await?;
+        Reply::of::<CommitFile>(&node, Bytes::new())
+    }
+
+    async fn list(&self, request: Request) -> Answer {
+        let (folder, after) = request.decode::<List>()?;
+        let nodes = self.shared.meta.list(folder, &after, LISTING).await?;
+        let more = nodes.len() == LISTING as usize;
+        Reply::of::<List>(&more, payload(&nodes)?)
+    }
+
+    async fn map(&self, request: Request) -> Answer {
+        let (version, offset) = request.decode::<ReadMap>()?;
+        let map = Bytes::from(self.shared.meta.map(version).await?);
+        let begin = usize::try_from(offset).unwrap_or(usize::MAX).min(map.len());
+        let end = map.len().min(begin.saturating_add(MAP_PIECE));
+        Reply::of::<ReadMap>(&(map.len() as u64), map.slice(begin..end))
+    }
+
+    async fn locate(&self, request: Request) -> Answer {
+        let chunks = get_numbers(&request.payload).ok_or_else(|| invalid("a torn list"))?;
+        let located = self.shared.meta.locate(&chunks).await?;
+        let members = self.shared.meta.members().await?;
+        let named = members.iter().filter(|member| !member.lost).map(place).collect();
+        Reply::of::<Locate>(&named, put_located(&located))
+    }
+
+    async fn status(&self) -> Answer {
+        let (meta, now) = (&self.shared.meta, now());
+        let sums = meta.sums().await?;
+        let info = |member: Member| BenefactorInfo {
+            id: member.id,
+            state: plan::State::of(&member, now).name().to_owned(),
+            name: member.name,
+            address: member.address,
+            capacity: member.capacity,
+            used: member.used,
+            free: member.free,
+            chunks: member.chunks,
+            faults: member.faults,
+            silent: u64::try_from((now - member.seen) / 1000).unwrap_or(0),
+        };
+        let rate = self.shared.repair_rate.load(Ordering::Relaxed);
+        let status = PoolStatus {
+            pool: meta.pool_id().await?,
+            benefactors: meta.members().await?.into_iter().map(info).collect(),
+            files: sums.files,
+            versions: sums.versions,
+            logical: sums.logical,
+            unique: sums.unique,
+            chunks: sums.chunks,
+            repair: sums.repair,
+            lost: self.shared.lost.load(Ordering::Relaxed),
+            repaired: self.shared.repaired.load(Ordering::Relaxed),
+            repair_eta: (sums.repair * 1000).checked_div(rate),
+            sessions: sums.sessions,
+        };
+        Reply::of::<AskStatus>(&status, Bytes::new())
+    }
+
+    async fn name(&self, request: Request) -> Answer {
+        let (meta, now, none) = (&self.shared.meta, now(), Bytes::new());
+        match request.kind {
+            Lookup::KIND => {
+                let (parent, name) = request.decode::<Lookup>()?;
+                Reply::of::<Lookup>(&meta.lookup(parent, &name).await?, none)
+            }
+            GetNode::KIND => Reply::of::<GetNode>(&meta.node(request.decode::<GetNode>()?).await?, none),
+            MakeNode::KIND => {
+                Reply::of::<MakeNode>(&meta.make(&request.decode::<MakeNode>()?, now).await?, none)
+            }
+            Remove::KIND => {
+                let (parent, name, folder) = request.decode::<Remove>()?;
+                Reply::of::<Remove>(&meta.remove(parent, &name, folder, now).await?, none)
+            }
+            Rename::KIND => {
+                let (from, name, to, new_name, replace) = request.decode::<Rename>()?;
+                let done = meta.rename((from, &name), (to, &new_name), replace, now).await?;
+                Reply::of::<Rename>(&done, none)
+            }
+            Change::KIND => {
+                let (node, change) = request.decode::<Change>()?;
+                Reply::of::<Change>(&meta.change(node, &change, now).await?, none)
+            }
+            other => Err(Refusal::unknown_kind(other)),
+        }
+    }
+
+    async fn versions(&self, request: Request) -> Answer {
+        let (meta, now, none) = (&self.shared.meta, now(), Bytes::new());
+        match request.kind {
+            Versions::KIND => {
+                let versions = meta.versions(request.decode::<Versions>()?).await?;
+                Reply::of::<Versions>(&(), payload(&versions)?)
+            }
+            DropVersion::KIND => {
+                let (node, number) = request.decode::<DropVersion>()?;
+                Reply::of::<DropVersion>(&meta.drop_version(node, number, false, now).await?, none)
+            }
+            Pin::KIND => {
+                let (node, number, pinned) = request.decode::<Pin>()?;
+                Reply::of::<Pin>(&meta.pin(node, number, pinned).await?, none)
+            }
+            GetPolicy::KIND => {
+                Reply::of::<GetPolicy>(&meta.policy(request.decode::<GetPolicy>()?).await?, none)
+            }
+            SetPolicy::KIND => {
+                let (folder, policy) = request.decode::<SetPolicy>()?;
+                policy
+                    .iter()
+                    .try_for_each(|policy| policy.check())
+                    .map_err(|error| invalid(&error.to_string()))?;
+                Reply::of::<SetPolicy>(&meta.set_policy(folder, policy.as_ref()).await?, none)
+            }
+            Purge::KIND => {
+                let dry = request.decode::<Purge>()?;
+                let purged = self.apply_policies(dry).await?;
+                Reply::of::<Purge>(&(), payload(&purged)?)
+            }
+            other => Err(Refusal::unknown_kind(other)),
+        }
+    }
+
+    async fn answer(&self, identity: &PeerIdentity, request: Request) -> Answer {
+        match request.kind {
+            Register::KIND => self.register(identity, request).await,
+            AskGarbage::KIND => self.garbage(identity, request).await,
+            ReserveSpace::KIND => self.reserve(request).await,
+            AskKnown::KIND => self.known(request).await,
+            Enroll::KIND => self.enroll(request).await,
+            CommitFile::KIND => self.commit(request).await,
+            EndSession::KIND => {
+                let session = request.decode::<EndSession>()?;
+                Reply::of::<EndSession>(&self.shared.meta.end_session(session).await?, Bytes::new())
+            }
+            List::KIND => self.list(request).await,
+            ReadMap::KIND => self.map(request).await,
+            Locate::KIND => self.locate(request).await,
+            ReportFault::KIND => {
+                let fault = request.decode::<ReportFault>()?;
+                tracing::warn!(?fault, "a copy did not serve");
+                Reply::of::<ReportFault>(&self.shared.meta.fault(&fault, now()).await?, Bytes::new())
+            }
+            AskStatus::KIND => self.status().await,
+            Versions::KIND
+            | DropVersion::KIND
+            | Pin::KIND
+            | GetPolicy::KIND
+            | SetPolicy::KIND
+            | Purge::KIND => self.versions(request).await,
+            _ => self.name(request).await,
+        }
+    }
+}
+
+impl Service for ManagerService {
+    fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
+        // In a task of its own: a transaction that has begun is not torn when its caller goes away.
+        let (service, identity) = (self.clone(), peer.identity.clone());
+        Box::pin(async move {
+            let answered = tokio::spawn(async move { service.answer(&identity, request).await });
+            answered.await.unwrap_or_else(|_| Err(internal("the request failed")))
+        })
+    }
+
+    fn connected(&self, connection: Connection) {
+        if let PeerIdentity::Key(key) = connection.peer().identity {
+            let mut connections = self.shared.connections();
+            connections.retain(|_, connection| connection.close_reason().is_none());
+            connections.insert(key, connection);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The map of a version: its chunks in order, by number and length, compactly.
+//!
+//! A chunk is a zigzag varint of how far its number is from the one before plus one, and a varint of its length. Chunks that
+//! were written together have numbers in a row, so most take one byte, and three for the length. `docs/formats/pool.md`.
+
+use crate::protocol::{ChunkId, MAX_CHUNK};
+
+/// Most chunks of one file: sixteen million, 4 TiB of the usual ones.
+pub const MAX_CHUNKS: usize = 1 << 24;
+
+/// A chunk of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Which.
+    pub chunk: ChunkId,
+    /// Bytes.
+    pub length: u32,
+}
+
+/// Why bytes are no map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum MapError {
+    /// They end in the middle.
+    #[error("the map ends in the middle of a chunk")]
+    Short,
+    /// A number that cannot be.
+    #[error("the map has an impossible {0}")]
+    Value(&'static str),
+}
+
+fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+fn get_varint(bytes: &mut &[u8]) -> Result<u64, MapError> {
+    let mut value = 0_u64;
+    for shift in (0..64).step_by(7) {
+        let (byte, rest) = bytes.split_first().ok_or(MapError::Short)?;
+        *bytes = rest;
+        let bits = u64::from(byte & 0x7f);
+        if shift == 63 && bits > 1 {
+            return Err(MapError::Value("number"));
+        }
+        value |= bits << shift;
+        if byte & 0x80 == 0 {
+            return Ok(value);
+        }
+    }
+    Err(MapError::Value("number"))
+}
+
+/// The bytes of a map.
+pub fn encode(pieces: &[Piece]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(pieces.len() * 4);
+    let mut expected = 1_u64;
+    for piece in pieces {
+        let step = piece.chunk.wrapping_sub(expected) as i64;
+        put_varint(&mut out, ((step << 1) ^ (step >> 63)) as u64);
+        put_varint(&mut out, piece.length.into());
+        expected = piece.chunk.wrapping_add(1);
+    }
+    out
+}
+
+/// The chunks of a map.
+pub fn decode(mut bytes: &[u8]) -> Result<Vec<Piece>, MapError> {
+    let mut out = Vec::new();
+    let mut expected = 1_u64;
+    while !bytes.is_empty() {
+        if out.len() >= MAX_CHUNKS {
+            return Err(MapError::Value("number of chunks"));
+        }
+        let zigzag = get_varint(&mut bytes)?;
+        let step = (zigzag >> 1) as i64 ^ -((zigzag & 1) as i64);
+        let chunk = expected.wrapping_add(step as u64);
+        let length = get_varint(&mut bytes)?;
+        if !(1..=MAX_CHUNK as u64).contains(&length) {
+            return Err(MapError::Value("length of a chunk"));
+        }
+        if chunk == 0 || chunk > i64::MAX as u64 {
+            return Err(MapError::Value("chunk number"));
+        }
+        out.push(Piece { chunk, length: length as u32 });
+        expected = chunk.wrapping_add(1);
+    }
+    Ok(out)
+}
+
+/// Runs of chunk numbers in order, each number once: `first..=last`.
+pub fn runs(pieces: &[Piece]) -> Vec<(ChunkId, ChunkId)> {
+    let mut numbers: Vec<ChunkId> = pieces.iter().map(|piece| piece.chunk).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let mut out: Vec<(ChunkId, ChunkId)> = Vec::new();
+    for number in numbers {
+        match out.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => out.push((number, number)),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn piece() -> impl Strategy<Value = Piece> {
+        (1..=i64::MAX as u64, 1..=MAX_CHUNK as u32).prop_map(|(chunk, length)| Piece { chunk, length })
+    }
+
+    proptest! {
+        #[test]
+        fn a_map_comes_back(pieces in prop::collection::vec(piece(), 0..200)) {
+            prop_assert_eq!(decode(&encode(&pieces)).unwrap(), pieces);
+        }
+
+        #[test]
+        fn any_bytes_are_a_map_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            if let Ok(pieces) = decode(&bytes) {
+                prop_assert!(pieces.iter().all(|piece| piece.chunk > 0 && piece.length > 0));
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_written_together_take_four_bytes() {
+        let pieces: Vec<Piece> = (0..1000).map(|n| Piece { chunk: 70_000 + n, length: 1 << 20 }).collect();
+        assert!(encode(&pieces).len() <= 1000 * 4 + 4, "{}", encode(&pieces).len());
+    }
+
+    #[test]
+    fn runs_name_every_chunk_once() {
+        let pieces: Vec<Piece> = [5, 6, 7, 6, 1, 9].map(|chunk| Piece { chunk, length: 1 }).to_vec();
+        assert_eq!(runs(&pieces), [(1, 1), (5, 7), (9, 9)]);
+    }
+}

@@ -1,0 +1,84 @@
+//! Which chunk of a benefactor may go. Pure.
+//!
+//! A session that writes may rely on a chunk before it commits: because it put it there, or because it was told that the
+//! chunk is known. So nothing goes that was put, freed or asked for since the oldest living session began. All of it is
+//! reckoned in durations, so the clocks of manager and benefactor need not agree.
+
+/// What the manager knows of a chunk that a benefactor lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Knowledge {
+    /// Nothing: it was never enrolled, or is long gone.
+    Unknown,
+    /// Enrolled, and this copy is counted.
+    Counted {
+        /// Versions use it.
+        used: bool,
+        /// When it was last freed, enrolled or asked for.
+        freed: i64,
+    },
+    /// Enrolled, but this copy is not counted.
+    Extra {
+        /// Versions use it.
+        used: bool,
+        /// It has fewer copies than it should.
+        lacking: bool,
+    },
+}
+
+/// What becomes of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It stays.
+    Keep,
+    /// It stays, and is counted from now on.
+    Adopt,
+    /// It may go.
+    Go,
+}
+
+/// Decides on one chunk: `age` is the milliseconds since it was put there, `oldest` when the oldest session began.
+pub(crate) fn judge(knowledge: Knowledge, age: i64, now: i64, oldest: Option<i64>) -> Verdict {
+    let quiet_since = |instant: i64| oldest.is_none_or(|oldest| instant < oldest);
+    let put = now.saturating_sub(age);
+    match knowledge {
+        Knowledge::Counted { used: true, .. } => Verdict::Keep,
+        Knowledge::Extra { used: true, lacking: true } => Verdict::Adopt,
+        Knowledge::Counted { used: false, freed } if quiet_since(freed) => Verdict::Go,
+        Knowledge::Unknown | Knowledge::Extra { .. } if quiet_since(put) => Verdict::Go,
+        _ => Verdict::Keep,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn nothing_goes_that_is_used_or_that_a_living_session_may_rely_on(
+            used: bool, lacking: bool, freed in 0..1000_i64, age in 0..1000_i64, kind in 0..3, oldest in 0..1000_i64,
+        ) {
+            let knowledge = match kind {
+                0 => Knowledge::Unknown,
+                1 => Knowledge::Counted { used, freed },
+                _ => Knowledge::Extra { used, lacking },
+            };
+            let verdict = judge(knowledge, age, 1000, Some(oldest));
+            let touched = match knowledge { Knowledge::Counted { freed, .. } => freed, _ => 1000 - age };
+            if verdict == Verdict::Go {
+                prop_assert!(touched < oldest);
+                let counted_and_used = matches!(knowledge, Knowledge::Counted { used: true, .. });
+                prop_assert!(!counted_and_used);
+            }
+        }
+    }
+
+    #[test]
+    fn without_sessions_all_garbage_goes_at_once() {
+        assert_eq!(judge(Knowledge::Unknown, 0, 50, None), Verdict::Go);
+        assert_eq!(judge(Knowledge::Counted { used: false, freed: 50 }, 0, 50, None), Verdict::Go);
+        assert_eq!(judge(Knowledge::Extra { used: true, lacking: false }, 9, 50, None), Verdict::Go);
+        assert_eq!(judge(Knowledge::Extra { used: true, lacking: true }, 9, 50, None), Verdict::Adopt);
+    }
+}

@@ -1,0 +1,201 @@
+//! What the manager knows, in a transactional database: SQLite in a file, or PostgreSQL, by the same statements.
+//!
+//! Nothing the manager must not lose is anywhere else, so a manager may be killed at any instant and several may run on one
+//! PostgreSQL. what is in `sql` is compiled once for each driver; only the types of columns differ, see `schema`.
+//!
+//! Times are milliseconds since 1970 by the manager's clock. Only their differences decide anything.
+
+mod garbage;
+mod schema;
+
+#[allow(clippy::duplicate_mod, reason = "the same statements, compiled for the other driver")]
+mod postgres;
+mod sqlite;
+
+use crate::{
+    map::Piece,
+    policy::Policy,
+    protocol::{
+        BenefactorId, ChunkId, Commit, Fault, Inventory, Located, Make, Node, NodeChange, NodeId, Status,
+        VersionInfo, Written,
+    },
+};
+pub(crate) use garbage::{Knowledge, Verdict, judge};
+use whimbrel_core::Digest;
+use whimbrel_wire::PublicKey;
+
+/// Why the metadata could not be read or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum MetaError {
+    /// The database failed.
+    #[error("the database failed")]
+    Storage {
+        /// Why.
+        #[from]
+        source: sqlx::Error,
+    },
+    /// No such file, folder or version.
+    #[error("no such file or folder")]
+    NotFound,
+    /// The name is taken.
+    #[error("the name is taken")]
+    Exists,
+    /// A file where a folder is needed.
+    #[error("not a folder")]
+    NotAFolder,
+    /// A folder where a file is needed.
+    #[error("is a folder")]
+    IsAFolder,
+    /// The folder has something in it.
+    #[error("the folder is not empty")]
+    NotEmpty,
+    /// The session's lease ran out.
+    #[error("the session has ended")]
+    SessionOver,
+    /// The request makes no sense.
+    #[error("{0}")]
+    Invalid(&'static str),
+    /// The data is of another pool.
+    #[error("the data belongs to pool {found:016x}, this is {expected:016x}")]
+    OtherPool {
+        /// Whose data it is.
+        found: u64,
+        /// Who we are.
+        expected: u64,
+    },
+    /// Stored metadata cannot be read.
+    #[error("the stored {what} is damaged")]
+    Damaged {
+        /// What.
+        what: &'static str,
+    },
+}
+
+pub(crate) type Result<T> = std::result::Result<T, MetaError>;
+
+/// A benefactor as the database has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) id: BenefactorId,
+    pub(crate) key: PublicKey,
+    pub(crate) name: String,
+    pub(crate) address: String,
+    pub(crate) capacity: u64,
+    pub(crate) used: u64,
+    pub(crate) free: u64,
+    pub(crate) chunks: u64,
+    pub(crate) draining: bool,
+    pub(crate) lost: bool,
+    pub(crate) faults: u64,
+    /// When it was last heard of.
+    pub(crate) seen: i64,
+    /// Bytes promised to sessions.
+    pub(crate) reserved: u64,
+}
+
+/// A chunk that may need copies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Needy {
+    pub(crate) chunk: ChunkId,
+    pub(crate) digest: Digest,
+    pub(crate) length: u64,
+    pub(crate) want: u8,
+    pub(crate) used: bool,
+    pub(crate) places: Vec<BenefactorId>,
+}
+
+/// A version that a policy looks at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Kept {
+    pub(crate) folder: NodeId,
+    pub(crate) node: NodeId,
+    pub(crate) name: String,
+    pub(crate) current: bool,
+    pub(crate) info: VersionInfo,
+}
+
+/// Sums over the whole pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Sums {
+    pub(crate) files: u64,
+    pub(crate) versions: u64,
+    pub(crate) logical: u64,
+    pub(crate) unique: u64,
+    pub(crate) chunks: u64,
+    pub(crate) repair: u64,
+    pub(crate) sessions: u64,
+}
+
+/// The database of a manager.
+#[derive(Debug, Clone)]
+pub(crate) enum Meta {
+    Sqlite(sqlite::statements::Database),
+    Postgres(postgres::statements::Database),
+}
+
+macro_rules! on_either {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
+        impl Meta {
+            $(
+                pub(crate) async fn $name(&self, $($arg: $type),*) -> Result<$out> {
+                    match self {
+                        Self::Sqlite(database) => database.$name($($arg),*).await,
+                        Self::Postgres(database) => database.$name($($arg),*).await,
+                    }
+                }
+            )*
+        }
+    };
+}
+
+on_either! {
+    fn pool_id() -> u64;
+    fn register(key: &PublicKey, status: &Status, now: i64) -> BenefactorId;
+    fn members() -> Vec<Member>;
+    fn mark_lost(benefactor: BenefactorId, now: i64) -> ();
+    fn start_drain(benefactor: BenefactorId, now: i64) -> ();
+    fn undrained(benefactor: BenefactorId, counted: &[BenefactorId]) -> u64;
+    fn dismiss(benefactor: BenefactorId) -> ();
+    fn begin_session(now: i64) -> u64;
+    fn renew_session(session: u64, now: i64) -> ();
+    fn end_session(session: u64) -> ();
+    fn expire_sessions(before: i64) -> u64;
+    fn reserve(session: u64, shares: &[(BenefactorId, u64)]) -> ();
+    fn known(digests: &[Digest], alive_since: i64, now: i64) -> Vec<ChunkId>;
+    fn enroll(session: u64, written: &[Written], now: i64) -> Vec<ChunkId>;
+    fn commit(commit: &Commit, pieces: &[Piece], now: i64) -> Node;
+    fn lookup(parent: NodeId, name: &str) -> Node;
+    fn node(id: NodeId) -> Node;
+    fn list(parent: NodeId, after: &str, most: u32) -> Vec<Node>;
+    fn make(make: &Make, now: i64) -> Node;
+    fn remove(parent: NodeId, name: &str, folder: bool, now: i64) -> ();
+    fn rename(from: (NodeId, &str), to: (NodeId, &str), replace: bool, now: i64) -> ();
+    fn change(id: NodeId, change: &NodeChange, now: i64) -> Node;
+    fn versions(node: NodeId) -> Vec<VersionInfo>;
+    fn map(version: u64) -> Vec<u8>;
+    fn locate(chunks: &[ChunkId]) -> Vec<Located>;
+    fn fault(fault: &Fault, now: i64) -> ();
+    fn collect(benefactor: BenefactorId, inventory: &Inventory, listed: &[(Digest, u32)], now: i64) -> Vec<bool>;
+    fn needy(most: u32) -> Vec<Needy>;
+    fn copied(chunks: &[ChunkId], benefactor: BenefactorId, now: i64) -> ();
+    fn healed(chunks: &[ChunkId]) -> ();
+    fn postpone(chunks: &[ChunkId], now: i64) -> ();
+    fn policy(folder: NodeId) -> (Option<Policy>, Policy);
+    fn set_policy(folder: NodeId, policy: Option<&Policy>) -> ();
+    fn kept() -> Vec<Kept>;
+    fn drop_version(node: NodeId, number: u32, even_current: bool, now: i64) -> ();
+    fn pin(node: NodeId, number: u32, pinned: bool) -> ();
+    fn path(node: NodeId) -> String;
+    fn sums() -> Sums;
+}
+
+impl Meta {
+    /// Opens `location`: a `postgres://` URL, or the path of a SQLite file, made if it is not there.
+    pub(crate) async fn open(location: &str) -> Result<Self> {
+        if location.starts_with("postgres://") || location.starts_with("postgresql://") {
+            Ok(Self::Postgres(postgres::statements::Database::open(location).await?))
+        } else {
+            Ok(Self::Sqlite(sqlite::statements::Database::open(location).await?))
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! The statements of `sql`, compiled for PostgreSQL.
+
+pub(crate) type Driver = sqlx::Postgres;
+pub(crate) const IS_POSTGRES: bool = true;
+
+#[path = "../sql/chunks.rs"]
+pub(crate) mod chunks;
+#[path = "../sql/members.rs"]
+pub(crate) mod members;
+#[path = "../sql/names.rs"]
+pub(crate) mod names;
+#[path = "../sql/statements.rs"]
+pub(crate) mod statements;
+#[path = "../sql/versions.rs"]
+pub(crate) mod versions;

@@ -1,0 +1,392 @@
+//! Chunks: known ones, new ones, where they are, which may go, which need copies. Compiled for each driver; see `meta`.
+
+use super::statements::{BATCH, Database, Tx, list, numbers, rows, signed, unsigned};
+use crate::{
+    meta::{Knowledge, MetaError, Needy, Result, Verdict, judge},
+    protocol::{BenefactorId, ChunkId, Fault, Inventory, Located, Written},
+};
+use sqlx::{AssertSqlSafe, Row};
+use std::collections::HashMap;
+use whimbrel_core::Digest;
+
+/// An inventory does not speak of what came within this time before it was made, in milliseconds.
+const SLACK: i64 = 60_000;
+
+fn digest_of(bytes: Vec<u8>) -> Result<Digest> {
+    bytes.try_into().map(Digest).map_err(|_| MetaError::Damaged { what: "digest" })
+}
+
+impl Database {
+    /// The number of each chunk that can be built upon, 0 for the others. Being asked for keeps one from collection for as
+    /// long as a session lives that began before.
+    pub(crate) async fn known(&self, digests: &[Digest], alive_since: i64, now: i64) -> Result<Vec<ChunkId>> {
+        let mut found: HashMap<Vec<u8>, (u64, bool)> = HashMap::new();
+        for batch in digests.chunks(BATCH) {
+            let text = format!(
+                "SELECT chunk.id, chunk.digest, chunk.refs FROM chunk
+                 WHERE digest IN ({}) AND doomed = 0 AND EXISTS
+                     (SELECT 1 FROM place JOIN benefactor ON benefactor.id = place.benefactor
+                      WHERE place.chunk = chunk.id AND benefactor.seen >= $1 AND benefactor.lost = 0)",
+                list(2, batch.len())
+            );
+            let mut query = sqlx::query(AssertSqlSafe(text)).bind(alive_since);
+            for digest in batch {
+                query = query.bind(digest.0.to_vec());
+            }
+            for row in query.fetch_all(&self.read).await? {
+                let used = row.try_get::<i64, _>(2)? > 0;
+                found.insert(row.try_get(1)?, (unsigned(row.try_get(0)?), used));
+            }
+        }
+        let unused: Vec<u64> = found.values().filter(|(_, used)| !used).map(|(id, _)| *id).collect();
+        if !unused.is_empty() {
+            let touched = self.touch(&unused, now).await?;
+            found.retain(|_, (id, used)| *used || touched.contains(id));
+        }
+        let number = |digest: &Digest| found.get(digest.0.as_slice()).map_or(0, |(id, _)| *id);
+        Ok(digests.iter().map(number).collect())
+    }
+
+    async fn touch(&self, chunks: &[ChunkId], now: i64) -> Result<Vec<ChunkId>> {
+        let mut touched = Vec::new();
+        for batch in chunks.chunks(BATCH) {
+            let text = format!(
+                "UPDATE chunk SET freed = $1 WHERE doomed = 0 AND id IN ({}) RETURNING id",
+                list(2, batch.len())
+            );
+            let mut query = sqlx::query(AssertSqlSafe(text)).bind(now);
+            for chunk in batch {
+                query = query.bind(signed(*chunk)?);
+            }
+            for row in query.fetch_all(&self.write).await? {
+                touched.push(unsigned(row.try_get(0)?));
+            }
+        }
+        Ok(touched)
+    }
+
+    /// Takes in what a session wrote, and returns its numbers.
+    pub(crate) async fn enroll(&self, session: u64, written: &[Written], now: i64) -> Result<Vec<ChunkId>> {
+        let mut tx = self.write.begin().await?;
+        let renewed = sqlx::query("UPDATE session SET seen = $2 WHERE id = $1")
+            .bind(signed(session)?)
+            .bind(now)
+            .execute(&mut *tx)
+            .await?;
+        if renewed.rows_affected() != 1 {
+            return Err(MetaError::SessionOver);
+        }
+        // A statement may not touch a row twice.
+        let mut once: HashMap<Digest, &Written> = HashMap::new();
+        let mut order: Vec<&Written> = Vec::new();
+        for chunk in written {
+            if once.insert(chunk.digest, chunk).is_none() {
+                order.push(chunk);
+            }
+        }
+        let mut ids = HashMap::new();
+        for batch in order.chunks(BATCH) {
+            enroll_batch(&mut tx, batch, now, &mut ids).await?;
+        }
+        let mut places = Vec::new();
+        for chunk in written {
+            let id = *ids.get(&chunk.digest).ok_or(MetaError::Damaged { what: "list of chunks" })?;
+            places.extend(chunk.places.iter().map(|place| (id, *place)));
+        }
+        insert_places(&mut tx, &places, now).await?;
+        tx.commit().await?;
+        Ok(written.iter().map(|chunk| ids.get(&chunk.digest).copied().unwrap_or(0)).collect())
+    }
+
+    pub(crate) async fn locate(&self, chunks: &[ChunkId]) -> Result<Vec<Located>> {
+        let mut digests = HashMap::new();
+        let mut places: HashMap<u64, Vec<BenefactorId>> = HashMap::new();
+        for batch in chunks.chunks(BATCH) {
+            let ids = list(1, batch.len());
+            for (text, is_place) in [
+                (format!("SELECT id, digest FROM chunk WHERE id IN ({ids})"), false),
+                (
+                    format!("SELECT chunk, benefactor FROM place WHERE chunk IN ({ids}) ORDER BY benefactor"),
+                    true,
+                ),
+            ] {
+                let mut query = sqlx::query(AssertSqlSafe(text));
+                for chunk in batch {
+                    query = query.bind(signed(*chunk)?);
+                }
+                for row in query.fetch_all(&self.read).await? {
+                    let id = unsigned(row.try_get(0)?);
+                    if is_place {
+                        places.entry(id).or_default().push(row.try_get::<i64, _>(1)? as u16);
+                    } else {
+                        digests.insert(id, digest_of(row.try_get(1)?)?);
+                    }
+                }
+            }
+        }
+        let located = |id: &u64| Located {
+            digest: digests.get(id).copied().unwrap_or(Digest([0; 32])),
+            places: places.get(id).cloned().unwrap_or_default(),
+        };
+        Ok(chunks.iter().map(located).collect())
+    }
+
+    /// A copy did not serve: it counts no more, and the benefactor is marked.
+    pub(crate) async fn fault(&self, fault: &Fault, now: i64) -> Result<()> {
+        let mut tx = self.write.begin().await?;
+        let gone = sqlx::query("DELETE FROM place WHERE chunk = $1 AND benefactor = $2")
+            .bind(signed(fault.chunk)?)
+            .bind(i64::from(fault.benefactor))
+            .execute(&mut *tx)
+            .await?;
+        if gone.rows_affected() > 0 {
+            sqlx::query("UPDATE benefactor SET faults = faults + 1 WHERE id = $1")
+                .bind(i64::from(fault.benefactor))
+                .execute(&mut *tx)
+                .await?;
+            queue(&mut tx, &[fault.chunk], now).await?;
+        }
+        Ok(tx.commit().await?)
+    }
+
+    /// Which of the listed chunks may go; and what the list lacks counts no more.
+    pub(crate) async fn collect(
+        &self,
+        benefactor: BenefactorId,
+        inventory: &Inventory,
+        listed: &[(Digest, u32)],
+        now: i64,
+    ) -> Result<Vec<bool>> {
+        let mut tx = self.write.begin().await?;
+        let row = sqlx::query("SELECT MIN(started) FROM session").fetch_one(&mut *tx).await?;
+        let oldest: Option<i64> = row.try_get(0)?;
+        let mut counted = counted(&mut tx, benefactor, inventory).await?;
+        let mut verdicts = vec![Verdict::Keep; listed.len()];
+        let mut others = Vec::new();
+        for (at, (digest, age)) in listed.iter().enumerate() {
+            match counted.remove(digest) {
+                Some((id, used, freed, _)) => {
+                    let knowledge = Knowledge::Counted { used, freed };
+                    verdicts[at] = judge(knowledge, i64::from(*age) * 1000, now, oldest);
+                    if verdicts[at] == Verdict::Go && !doom(&mut tx, id, benefactor, freed).await? {
+                        verdicts[at] = Verdict::Keep;
+                    }
+                }
+                None => others.push((at, *digest, i64::from(*age) * 1000)),
+            }
+        }
+        for batch in others.chunks(BATCH) {
+            judge_others(&mut tx, benefactor, batch, (now, oldest), &mut verdicts).await?;
+        }
+        let listed_at = now - i64::from(inventory.age) * 1000 - SLACK;
+        let vanished: Vec<u64> =
+            counted.values().filter(|(.., since)| *since < listed_at).map(|(id, ..)| *id).collect();
+        for id in &vanished {
+            sqlx::query("DELETE FROM place WHERE chunk = $1 AND benefactor = $2")
+                .bind(signed(*id)?)
+                .bind(i64::from(benefactor))
+                .execute(&mut *tx)
+                .await?;
+        }
+        queue(&mut tx, &vanished, now).await?;
+        tx.commit().await?;
+        Ok(verdicts.into_iter().map(|verdict| verdict == Verdict::Go).collect())
+    }
+
+    /// Chunks that may need copies, those that wait longest first.
+    pub(crate) async fn needy(&self, most: u32) -> Result<Vec<Needy>> {
+        let found = sqlx::query(
+            "SELECT chunk.id, chunk.digest, chunk.length, chunk.want, chunk.refs
+             FROM repair JOIN chunk ON chunk.id = repair.chunk ORDER BY repair.since LIMIT $1",
+        )
+        .bind(i64::from(most))
+        .fetch_all(&self.read)
+        .await?;
+        let mut needy = Vec::with_capacity(found.len());
+        for row in found {
+            needy.push(Needy {
+                chunk: unsigned(row.try_get(0)?),
+                digest: digest_of(row.try_get(1)?)?,
+                length: unsigned(row.try_get(2)?),
+                want: row.try_get::<i64, _>(3)? as u8,
+                used: row.try_get::<i64, _>(4)? > 0,
+                places: Vec::new(),
+            });
+        }
+        let ids: Vec<ChunkId> = needy.iter().map(|chunk| chunk.chunk).collect();
+        let located = self.locate(&ids).await?;
+        needy.iter_mut().zip(located).for_each(|(needy, located)| needy.places = located.places);
+        Ok(needy)
+    }
+
+    /// The shadow map is committed: these chunks are there too.
+    pub(crate) async fn copied(&self, chunks: &[ChunkId], benefactor: BenefactorId, now: i64) -> Result<()> {
+        let mut tx = self.write.begin().await?;
+        let places: Vec<_> = chunks.iter().map(|chunk| (*chunk, benefactor)).collect();
+        insert_places(&mut tx, &places, now).await?;
+        Ok(tx.commit().await?)
+    }
+
+    pub(crate) async fn healed(&self, chunks: &[ChunkId]) -> Result<()> {
+        self.of_repair("DELETE FROM repair WHERE chunk IN", chunks).await
+    }
+
+    /// These are tried again after the others.
+    pub(crate) async fn postpone(&self, chunks: &[ChunkId], now: i64) -> Result<()> {
+        self.of_repair(&format!("UPDATE repair SET since = {now} WHERE chunk IN"), chunks).await
+    }
+
+    async fn of_repair(&self, what: &str, chunks: &[ChunkId]) -> Result<()> {
+        for batch in chunks.chunks(BATCH) {
+            let mut query = sqlx::query(AssertSqlSafe(format!("{what} ({})", list(1, batch.len()))));
+            for chunk in batch {
+                query = query.bind(signed(*chunk)?);
+            }
+            query.execute(&self.write).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn enroll_batch(
+    tx: &mut Tx<'_>,
+    batch: &[&Written],
+    now: i64,
+    ids: &mut HashMap<Digest, ChunkId>,
+) -> Result<()> {
+    let first = numbers(tx, "chunk", batch.len()).await?;
+    let text = format!(
+        "INSERT INTO chunk (id, digest, length, stored, refs, freed, want, doomed) VALUES {}
+         ON CONFLICT (digest) DO UPDATE SET doomed = 0, freed = EXCLUDED.freed RETURNING id, digest",
+        rows(1, batch.len(), 8)
+    );
+    let mut query = sqlx::query(AssertSqlSafe(text));
+    for (at, chunk) in batch.iter().enumerate() {
+        query = query
+            .bind(signed(first + at as u64)?)
+            .bind(chunk.digest.0.to_vec())
+            .bind(i64::from(chunk.length))
+            .bind(i64::from(chunk.stored))
+            .bind(0_i64)
+            .bind(now)
+            .bind(1_i64)
+            .bind(0_i64);
+    }
+    for row in query.fetch_all(&mut **tx).await? {
+        ids.insert(digest_of(row.try_get(1)?)?, unsigned(row.try_get(0)?));
+    }
+    Ok(())
+}
+
+async fn insert_places(tx: &mut Tx<'_>, places: &[(ChunkId, BenefactorId)], now: i64) -> Result<()> {
+    for batch in places.chunks(BATCH) {
+        let text = format!(
+            "INSERT INTO place (chunk, benefactor, since) VALUES {} ON CONFLICT (chunk, benefactor) DO NOTHING",
+            rows(1, batch.len(), 3)
+        );
+        let mut query = sqlx::query(AssertSqlSafe(text));
+        for (chunk, benefactor) in batch {
+            query = query.bind(signed(*chunk)?).bind(i64::from(*benefactor)).bind(now);
+        }
+        query.execute(&mut **tx).await?;
+    }
+    Ok(())
+}
+
+/// Chunks in use among these are to be looked at by repair.
+pub(crate) async fn queue(tx: &mut Tx<'_>, chunks: &[ChunkId], now: i64) -> Result<()> {
+    for batch in chunks.chunks(BATCH) {
+        let text = format!(
+            "INSERT INTO repair (chunk, since) SELECT id, CAST($1 AS BIGINT) FROM chunk
+             WHERE refs > 0 AND id IN ({}) ON CONFLICT (chunk) DO NOTHING",
+            list(2, batch.len())
+        );
+        let mut query = sqlx::query(AssertSqlSafe(text)).bind(now);
+        for chunk in batch {
+            query = query.bind(signed(*chunk)?);
+        }
+        query.execute(&mut **tx).await?;
+    }
+    Ok(())
+}
+
+type Counted = HashMap<Digest, (ChunkId, bool, i64, i64)>;
+
+/// The counted copies of a benefactor in a range: number, whether in use, when freed, since when there.
+async fn counted(tx: &mut Tx<'_>, benefactor: BenefactorId, inventory: &Inventory) -> Result<Counted> {
+    let found = sqlx::query(
+        "SELECT chunk.id, chunk.digest, chunk.refs, chunk.freed, place.since
+         FROM place JOIN chunk ON chunk.id = place.chunk
+         WHERE place.benefactor = $1 AND chunk.digest >= $2 AND chunk.digest <= $3",
+    )
+    .bind(i64::from(benefactor))
+    .bind(inventory.from.to_vec())
+    .bind(inventory.to.to_vec())
+    .fetch_all(&mut **tx)
+    .await?;
+    let mut counted = HashMap::with_capacity(found.len());
+    for row in found {
+        let (refs, freed, since) = (row.try_get::<i64, _>(2)?, row.try_get(3)?, row.try_get(4)?);
+        counted.insert(digest_of(row.try_get(1)?)?, (unsigned(row.try_get(0)?), refs > 0, freed, since));
+    }
+    Ok(counted)
+}
+
+/// Gives up a copy, unless the chunk came back into use meanwhile. The last copy takes the chunk with it.
+async fn doom(tx: &mut Tx<'_>, chunk: ChunkId, benefactor: BenefactorId, freed: i64) -> Result<bool> {
+    let doomed = sqlx::query("UPDATE chunk SET doomed = 1 WHERE id = $1 AND refs = 0 AND freed <= $2")
+        .bind(signed(chunk)?)
+        .bind(freed)
+        .execute(&mut **tx)
+        .await?;
+    if doomed.rows_affected() == 0 {
+        return Ok(false);
+    }
+    sqlx::query("DELETE FROM place WHERE chunk = $1 AND benefactor = $2")
+        .bind(signed(chunk)?)
+        .bind(i64::from(benefactor))
+        .execute(&mut **tx)
+        .await?;
+    sqlx::query("DELETE FROM chunk WHERE id = $1 AND NOT EXISTS (SELECT 1 FROM place WHERE chunk = $1)")
+        .bind(signed(chunk)?)
+        .execute(&mut **tx)
+        .await?;
+    Ok(true)
+}
+
+/// Copies that are not counted: adopted where one is lacking, else garbage when nobody can rely on them.
+async fn judge_others(
+    tx: &mut Tx<'_>,
+    benefactor: BenefactorId,
+    batch: &[(usize, Digest, i64)],
+    (now, oldest): (i64, Option<i64>),
+    verdicts: &mut [Verdict],
+) -> Result<()> {
+    let text = format!(
+        "SELECT id, digest, refs, want, (SELECT COUNT(*) FROM place WHERE place.chunk = chunk.id)
+         FROM chunk WHERE digest IN ({})",
+        list(1, batch.len())
+    );
+    let mut query = sqlx::query(AssertSqlSafe(text));
+    for (_, digest, _) in batch {
+        query = query.bind(digest.0.to_vec());
+    }
+    let mut enrolled = HashMap::new();
+    for row in query.fetch_all(&mut **tx).await? {
+        let (refs, want, copies): (i64, i64, i64) = (row.try_get(2)?, row.try_get(3)?, row.try_get(4)?);
+        enrolled.insert(digest_of(row.try_get(1)?)?, (unsigned(row.try_get(0)?), refs > 0, copies < want));
+    }
+    let mut adopted = Vec::new();
+    for (at, digest, age) in batch {
+        let row = enrolled.get(digest);
+        let knowledge = row.map_or(Knowledge::Unknown, |(_, used, lacking)| Knowledge::Extra {
+            used: *used,
+            lacking: *lacking,
+        });
+        verdicts[*at] = judge(knowledge, *age, now, oldest);
+        if let (Verdict::Adopt, Some((id, ..))) = (verdicts[*at], row) {
+            adopted.push((*id, benefactor));
+        }
+    }
+    insert_places(tx, &adopted, now).await
+}

@@ -1,0 +1,191 @@
+//! Benefactors, sessions and reservations. Compiled for each driver; see `meta`.
+
+use super::statements::{Database, numbers, signed, unsigned};
+use crate::{
+    meta::{Member, MetaError, Result},
+    protocol::{BenefactorId, Status},
+};
+use sqlx::{AssertSqlSafe, Row};
+use whimbrel_wire::PublicKey;
+
+impl Database {
+    pub(crate) async fn register(&self, key: &PublicKey, status: &Status, now: i64) -> Result<BenefactorId> {
+        let pool = self.pool_id().await?;
+        if status.pool != 0 && status.pool != pool {
+            return Err(MetaError::OtherPool { found: status.pool, expected: pool });
+        }
+        let mut tx = self.write.begin().await?;
+        let known = sqlx::query("SELECT id FROM benefactor WHERE key = $1")
+            .bind(key.0.to_vec())
+            .fetch_optional(&mut *tx)
+            .await?;
+        let id = match known {
+            Some(row) => unsigned(row.try_get(0)?),
+            None => numbers(&mut tx, "benefactor", 1).await?,
+        };
+        let id = BenefactorId::try_from(id).map_err(|_| MetaError::Invalid("too many benefactors"))?;
+        sqlx::query(
+            "INSERT INTO benefactor
+                 (id, key, name, address, capacity, used, free, chunks, draining, lost, faults, seen)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, $10)
+             ON CONFLICT (id) DO UPDATE SET name = $3, address = $4, capacity = $5, used = $6, free = $7, chunks = $8,
+                 draining = CASE WHEN benefactor.draining > $9 THEN benefactor.draining ELSE $9 END,
+                 lost = 0, seen = $10",
+        )
+        .bind(i64::from(id))
+        .bind(key.0.to_vec())
+        .bind(&status.name)
+        .bind(&status.address)
+        .bind(signed(status.capacity)?)
+        .bind(signed(status.used)?)
+        .bind(signed(status.free)?)
+        .bind(signed(status.chunks)?)
+        .bind(i64::from(status.draining))
+        .bind(now)
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(id)
+    }
+
+    pub(crate) async fn members(&self) -> Result<Vec<Member>> {
+        let rows = sqlx::query(
+            "SELECT id, key, name, address, capacity, used, free, chunks, draining, lost, faults, seen,
+                 (SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM reservation WHERE benefactor = benefactor.id)
+             FROM benefactor ORDER BY id",
+        )
+        .fetch_all(&self.read)
+        .await?;
+        let member = |row: &_| member(row);
+        rows.iter().map(member).collect()
+    }
+
+    /// Its copies count no more; what it held is to be copied from elsewhere.
+    pub(crate) async fn mark_lost(&self, benefactor: BenefactorId, now: i64) -> Result<()> {
+        self.queue_chunks_of(benefactor, "lost", now).await
+    }
+
+    pub(crate) async fn start_drain(&self, benefactor: BenefactorId, now: i64) -> Result<()> {
+        self.queue_chunks_of(benefactor, "draining", now).await
+    }
+
+    async fn queue_chunks_of(&self, benefactor: BenefactorId, column: &str, now: i64) -> Result<()> {
+        let mut tx = self.write.begin().await?;
+        sqlx::query(AssertSqlSafe(format!("UPDATE benefactor SET {column} = 2 WHERE id = $1")))
+            .bind(i64::from(benefactor))
+            .execute(&mut *tx)
+            .await?;
+        sqlx::query(
+            "INSERT INTO repair (chunk, since)
+             SELECT place.chunk, CAST($2 AS BIGINT) FROM place JOIN chunk ON chunk.id = place.chunk
+             WHERE place.benefactor = $1 AND chunk.refs > 0 ON CONFLICT (chunk) DO NOTHING",
+        )
+        .bind(i64::from(benefactor))
+        .bind(now)
+        .execute(&mut *tx)
+        .await?;
+        Ok(tx.commit().await?)
+    }
+
+    /// Chunks in use that only benefactors outside `counted` have enough of, counting this one out.
+    pub(crate) async fn undrained(&self, benefactor: BenefactorId, counted: &[BenefactorId]) -> Result<u64> {
+        let counted: Vec<String> = counted.iter().map(ToString::to_string).collect();
+        let counted = if counted.is_empty() { "0".to_owned() } else { counted.join(", ") };
+        let text = format!(
+            "SELECT COUNT(*) FROM place JOIN chunk ON chunk.id = place.chunk
+             WHERE place.benefactor = $1 AND chunk.refs > 0 AND NOT EXISTS
+                 (SELECT 1 FROM place other WHERE other.chunk = chunk.id AND other.benefactor <> $1
+                  AND other.benefactor IN ({counted}))"
+        );
+        let row = sqlx::query(AssertSqlSafe(text)).bind(i64::from(benefactor)).fetch_one(&self.read).await?;
+        Ok(unsigned(row.try_get(0)?))
+    }
+
+    pub(crate) async fn dismiss(&self, benefactor: BenefactorId) -> Result<()> {
+        let mut tx = self.write.begin().await?;
+        for text in [
+            "DELETE FROM place WHERE benefactor = $1",
+            "DELETE FROM reservation WHERE benefactor = $1",
+            "DELETE FROM benefactor WHERE id = $1",
+        ] {
+            sqlx::query(text).bind(i64::from(benefactor)).execute(&mut *tx).await?;
+        }
+        Ok(tx.commit().await?)
+    }
+
+    pub(crate) async fn begin_session(&self, now: i64) -> Result<u64> {
+        let mut tx = self.write.begin().await?;
+        let id = numbers(&mut tx, "session", 1).await?;
+        sqlx::query("INSERT INTO session (id, started, seen) VALUES ($1, $2, $2)")
+            .bind(signed(id)?)
+            .bind(now)
+            .execute(&mut *tx)
+            .await?;
+        tx.commit().await?;
+        Ok(id)
+    }
+
+    pub(crate) async fn renew_session(&self, session: u64, now: i64) -> Result<()> {
+        let done = sqlx::query("UPDATE session SET seen = $2 WHERE id = $1")
+            .bind(signed(session)?)
+            .bind(now)
+            .execute(&self.write)
+            .await?;
+        if done.rows_affected() == 1 { Ok(()) } else { Err(MetaError::SessionOver) }
+    }
+
+    pub(crate) async fn end_session(&self, session: u64) -> Result<()> {
+        let mut tx = self.write.begin().await?;
+        for text in ["DELETE FROM reservation WHERE session = $1", "DELETE FROM session WHERE id = $1"] {
+            sqlx::query(text).bind(signed(session)?).execute(&mut *tx).await?;
+        }
+        Ok(tx.commit().await?)
+    }
+
+    pub(crate) async fn expire_sessions(&self, before: i64) -> Result<u64> {
+        let mut tx = self.write.begin().await?;
+        let gone = sqlx::query("DELETE FROM session WHERE seen < $1").bind(before).execute(&mut *tx).await?;
+        sqlx::query("DELETE FROM reservation WHERE session NOT IN (SELECT id FROM session)")
+            .execute(&mut *tx)
+            .await?;
+        tx.commit().await?;
+        Ok(gone.rows_affected())
+    }
+
+    /// Promises these bytes of these benefactors, beside what was promised before.
+    pub(crate) async fn reserve(&self, session: u64, shares: &[(BenefactorId, u64)]) -> Result<()> {
+        let mut tx = self.write.begin().await?;
+        for (benefactor, bytes) in shares {
+            sqlx::query(
+                "INSERT INTO reservation (session, benefactor, bytes) VALUES ($1, $2, $3)
+                 ON CONFLICT (session, benefactor) DO UPDATE SET bytes = reservation.bytes + $3",
+            )
+            .bind(signed(session)?)
+            .bind(i64::from(*benefactor))
+            .bind(signed(*bytes)?)
+            .execute(&mut *tx)
+            .await?;
+        }
+        Ok(tx.commit().await?)
+    }
+}
+
+fn member(row: &<super::Driver as sqlx::Database>::Row) -> Result<Member> {
+    let damaged = || MetaError::Damaged { what: "list of benefactors" };
+    let key: Vec<u8> = row.try_get(1)?;
+    Ok(Member {
+        id: u16::try_from(row.try_get::<i64, _>(0)?).map_err(|_| damaged())?,
+        key: PublicKey(key.try_into().map_err(|_| damaged())?),
+        name: row.try_get(2)?,
+        address: row.try_get(3)?,
+        capacity: unsigned(row.try_get(4)?),
+        used: unsigned(row.try_get(5)?),
+        free: unsigned(row.try_get(6)?),
+        chunks: unsigned(row.try_get(7)?),
+        draining: row.try_get::<i64, _>(8)? > 0,
+        lost: row.try_get::<i64, _>(9)? > 0,
+        faults: unsigned(row.try_get(10)?),
+        seen: row.try_get(11)?,
+        reserved: unsigned(row.try_get(12)?),
+    })
+}

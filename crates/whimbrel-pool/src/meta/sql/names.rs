@@ -1,0 +1,275 @@
+//! Files and folders by name. Compiled for each driver; see `meta`.
+
+use super::{
+    Driver,
+    statements::{Database, Tx, numbers, signed, unsigned},
+    versions,
+};
+use crate::{
+    meta::{MetaError, Result},
+    policy::Policy,
+    protocol::{MAX_NAME, Make, Node, NodeChange, NodeId},
+};
+use sqlx::{AssertSqlSafe, Row};
+
+const COLUMNS: &str = "id, parent, name, folder, mode, uid, gid, size, modified, changed, version";
+/// Folders in each other, before something must be wrong.
+const DEEPEST: usize = 256;
+
+fn node_of(row: &<Driver as sqlx::Database>::Row) -> Result<Node> {
+    Ok(Node {
+        id: unsigned(row.try_get(0)?),
+        parent: unsigned(row.try_get(1)?),
+        name: row.try_get(2)?,
+        folder: row.try_get::<i64, _>(3)? != 0,
+        mode: row.try_get::<i64, _>(4)? as u32,
+        uid: row.try_get::<i64, _>(5)? as u32,
+        gid: row.try_get::<i64, _>(6)? as u32,
+        size: unsigned(row.try_get(7)?),
+        modified: row.try_get(8)?,
+        changed: row.try_get(9)?,
+        version: unsigned(row.try_get(10)?),
+    })
+}
+
+pub(crate) async fn find(tx: &mut Tx<'_>, parent: NodeId, name: &str) -> Result<Option<Node>> {
+    let row =
+        sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} FROM node WHERE parent = $1 AND name = $2")))
+            .bind(signed(parent)?)
+            .bind(name)
+            .fetch_optional(&mut **tx)
+            .await?;
+    row.map(|row| node_of(&row)).transpose()
+}
+
+pub(crate) async fn get(tx: &mut Tx<'_>, id: NodeId) -> Result<Option<Node>> {
+    let row = sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} FROM node WHERE id = $1")))
+        .bind(signed(id)?)
+        .fetch_optional(&mut **tx)
+        .await?;
+    row.map(|row| node_of(&row)).transpose()
+}
+
+/// A name that can be given: one component, not `.` or `..`, and not the folder of old versions.
+fn check_name(name: &str) -> Result<()> {
+    let bad = name.is_empty() || name.len() > MAX_NAME || name.contains(['/', '\0']);
+    if bad || [".", "..", ".versions"].contains(&name) {
+        return Err(MetaError::Invalid("the name cannot be given"));
+    }
+    Ok(())
+}
+
+/// Makes a node in a folder that exists; the name must be free.
+pub(crate) async fn make_in(tx: &mut Tx<'_>, make: &Make, now: i64) -> Result<Node> {
+    check_name(&make.name)?;
+    let parent = get(tx, make.parent).await?.ok_or(MetaError::NotFound)?;
+    if !parent.folder {
+        return Err(MetaError::NotAFolder);
+    }
+    if find(tx, make.parent, &make.name).await?.is_some() {
+        return Err(MetaError::Exists);
+    }
+    let id = numbers(tx, "node", 1).await?;
+    sqlx::query(AssertSqlSafe(format!(
+        "INSERT INTO node ({COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, 0, $8, $8, 0)"
+    )))
+    .bind(signed(id)?)
+    .bind(signed(make.parent)?)
+    .bind(&make.name)
+    .bind(i64::from(make.folder))
+    .bind(i64::from(make.mode & 0o7777))
+    .bind(i64::from(make.uid))
+    .bind(i64::from(make.gid))
+    .bind(now * 1_000_000)
+    .execute(&mut **tx)
+    .await?;
+    get(tx, id).await?.ok_or(MetaError::NotFound)
+}
+
+async fn is_empty(tx: &mut Tx<'_>, folder: NodeId) -> Result<bool> {
+    let row = sqlx::query("SELECT 1 FROM node WHERE parent = $1 LIMIT 1")
+        .bind(signed(folder)?)
+        .fetch_optional(&mut **tx)
+        .await?;
+    Ok(row.is_none())
+}
+
+async fn delete(tx: &mut Tx<'_>, id: NodeId) -> Result<()> {
+    sqlx::query("DELETE FROM node WHERE id = $1").bind(signed(id)?).execute(&mut **tx).await?;
+    Ok(())
+}
+
+/// Whether `folder` is `node` or in it.
+async fn is_within(tx: &mut Tx<'_>, mut folder: NodeId, node: NodeId) -> Result<bool> {
+    for _ in 0..DEEPEST {
+        if folder == node {
+            return Ok(true);
+        }
+        match get(tx, folder).await? {
+            Some(found) if found.id > 1 => folder = found.parent,
+            _ => return Ok(false),
+        }
+    }
+    Err(MetaError::Invalid("folders are too deep"))
+}
+
+impl Database {
+    pub(crate) async fn lookup(&self, parent: NodeId, name: &str) -> Result<Node> {
+        let row =
+            sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} FROM node WHERE parent = $1 AND name = $2")))
+                .bind(signed(parent)?)
+                .bind(name)
+                .fetch_optional(&self.read)
+                .await?;
+        node_of(&row.ok_or(MetaError::NotFound)?)
+    }
+
+    pub(crate) async fn node(&self, id: NodeId) -> Result<Node> {
+        let row = sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} FROM node WHERE id = $1")))
+            .bind(signed(id)?)
+            .fetch_optional(&self.read)
+            .await?;
+        node_of(&row.ok_or(MetaError::NotFound)?)
+    }
+
+    pub(crate) async fn list(&self, parent: NodeId, after: &str, most: u32) -> Result<Vec<Node>> {
+        let text =
+            format!("SELECT {COLUMNS} FROM node WHERE parent = $1 AND name > $2 ORDER BY name LIMIT $3");
+        let rows = sqlx::query(AssertSqlSafe(text))
+            .bind(signed(parent)?)
+            .bind(after)
+            .bind(i64::from(most))
+            .fetch_all(&self.read)
+            .await?;
+        rows.iter().map(node_of).collect()
+    }
+
+    pub(crate) async fn make(&self, make: &Make, now: i64) -> Result<Node> {
+        let mut tx = self.write.begin().await?;
+        let node = make_in(&mut tx, make, now).await?;
+        tx.commit().await?;
+        Ok(node)
+    }
+
+    pub(crate) async fn remove(&self, parent: NodeId, name: &str, folder: bool, now: i64) -> Result<()> {
+        let mut tx = self.write.begin().await?;
+        let node = find(&mut tx, parent, name).await?.ok_or(MetaError::NotFound)?;
+        match (node.folder, folder) {
+            (true, false) => return Err(MetaError::IsAFolder),
+            (false, true) => return Err(MetaError::NotAFolder),
+            (true, true) if !is_empty(&mut tx, node.id).await? => return Err(MetaError::NotEmpty),
+            _ => {}
+        }
+        versions::drop_all(&mut tx, node.id, now).await?;
+        delete(&mut tx, node.id).await?;
+        Ok(tx.commit().await?)
+    }
+
+    /// A file in the way gives its versions to the one that comes: a checkpoint written under another name and renamed is
+    /// the next version.
+    pub(crate) async fn rename(
+        &self,
+        from: (NodeId, &str),
+        to: (NodeId, &str),
+        replace: bool,
+        now: i64,
+    ) -> Result<()> {
+        check_name(to.1)?;
+        let mut tx = self.write.begin().await?;
+        let node = find(&mut tx, from.0, from.1).await?.ok_or(MetaError::NotFound)?;
+        let folder = get(&mut tx, to.0).await?.ok_or(MetaError::NotFound)?;
+        if !folder.folder {
+            return Err(MetaError::NotAFolder);
+        }
+        if node.folder && is_within(&mut tx, to.0, node.id).await? {
+            return Err(MetaError::Invalid("a folder cannot be moved into itself"));
+        }
+        if let Some(old) = find(&mut tx, to.0, to.1).await? {
+            match (old.id == node.id, replace, node.folder, old.folder) {
+                (true, ..) => return Ok(()),
+                (_, false, ..) => return Err(MetaError::Exists),
+                (.., false, true) => return Err(MetaError::IsAFolder),
+                (.., true, false) => return Err(MetaError::NotAFolder),
+                (.., true, true) if !is_empty(&mut tx, old.id).await? => return Err(MetaError::NotEmpty),
+                _ => versions::inherit(&mut tx, old.id, node.id).await?,
+            }
+            delete(&mut tx, old.id).await?;
+        }
+        sqlx::query("UPDATE node SET parent = $2, name = $3, changed = $4 WHERE id = $1")
+            .bind(signed(node.id)?)
+            .bind(signed(to.0)?)
+            .bind(to.1)
+            .bind(now * 1_000_000)
+            .execute(&mut *tx)
+            .await?;
+        Ok(tx.commit().await?)
+    }
+
+    pub(crate) async fn change(&self, id: NodeId, change: &NodeChange, now: i64) -> Result<Node> {
+        let mut tx = self.write.begin().await?;
+        let node = get(&mut tx, id).await?.ok_or(MetaError::NotFound)?;
+        sqlx::query(
+            "UPDATE node SET mode = $2, uid = $3, gid = $4, modified = $5, changed = $6 WHERE id = $1",
+        )
+        .bind(signed(id)?)
+        .bind(i64::from(change.mode.map_or(node.mode, |mode| mode & 0o7777)))
+        .bind(i64::from(change.uid.unwrap_or(node.uid)))
+        .bind(i64::from(change.gid.unwrap_or(node.gid)))
+        .bind(change.modified.unwrap_or(node.modified))
+        .bind(now * 1_000_000)
+        .execute(&mut *tx)
+        .await?;
+        let node = get(&mut tx, id).await?.ok_or(MetaError::NotFound)?;
+        tx.commit().await?;
+        Ok(node)
+    }
+
+    /// The policy set on a folder, and the one that holds there: its own, or that of the nearest folder above.
+    pub(crate) async fn policy(&self, folder: NodeId) -> Result<(Option<Policy>, Policy)> {
+        let (mut at, mut own) = (folder, None);
+        for depth in 0..DEEPEST {
+            let row = sqlx::query("SELECT parent, policy FROM node WHERE id = $1")
+                .bind(signed(at)?)
+                .fetch_optional(&self.read)
+                .await?;
+            let row = row.ok_or(MetaError::NotFound)?;
+            if let Some(text) = row.try_get::<Option<String>, _>(1)? {
+                let policy: Policy =
+                    serde_json::from_str(&text).map_err(|_| MetaError::Damaged { what: "policy" })?;
+                if depth == 0 {
+                    own = Some(policy.clone());
+                }
+                return Ok((own, policy));
+            }
+            if at == 1 {
+                break;
+            }
+            at = unsigned(row.try_get(0)?);
+        }
+        Ok((None, Policy::default()))
+    }
+
+    pub(crate) async fn set_policy(&self, folder: NodeId, policy: Option<&Policy>) -> Result<()> {
+        let text = policy.map(serde_json::to_string).transpose();
+        let text = text.map_err(|_| MetaError::Invalid("the policy cannot be kept"))?;
+        let done = sqlx::query("UPDATE node SET policy = $2 WHERE id = $1 AND folder = 1")
+            .bind(signed(folder)?)
+            .bind(text)
+            .execute(&self.write)
+            .await?;
+        if done.rows_affected() == 1 { Ok(()) } else { Err(MetaError::NotAFolder) }
+    }
+
+    /// The path of a node, for people.
+    pub(crate) async fn path(&self, node: NodeId) -> Result<String> {
+        let mut names = Vec::new();
+        let mut at = node;
+        while at != 1 && names.len() < DEEPEST {
+            let node = self.node(at).await?;
+            names.push(node.name);
+            at = node.parent;
+        }
+        names.reverse();
+        Ok(format!("/{}", names.join("/")))
+    }
+}

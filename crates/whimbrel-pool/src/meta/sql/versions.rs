@@ -1,0 +1,280 @@
+//! Versions: the commit of a map, what shares chunks, what frees them. Compiled for each driver; see `meta`.
+
+use super::{
+    names,
+    statements::{Database, Tx, numbers, signed, unsigned},
+};
+use crate::{
+    map::{self, Piece},
+    meta::{Kept, MetaError, Result, Sums},
+    protocol::{Commit, Node, NodeId, VersionInfo},
+};
+use sqlx::Row;
+use std::collections::HashMap;
+
+impl Database {
+    /// The one step that makes what a session wrote visible: all of it, or nothing.
+    pub(crate) async fn commit(&self, commit: &Commit, pieces: &[Piece], now: i64) -> Result<Node> {
+        let mut tx = self.write.begin().await?;
+        let renewed = sqlx::query("UPDATE session SET seen = $2 WHERE id = $1")
+            .bind(signed(commit.session)?)
+            .bind(now)
+            .execute(&mut *tx)
+            .await?;
+        if renewed.rows_affected() != 1 {
+            return Err(MetaError::SessionOver);
+        }
+        let node = target(&mut tx, commit, now).await?;
+        take_chunks(&mut tx, commit, pieces, now).await?;
+        let id = numbers(&mut tx, "version", 1).await?;
+        sqlx::query(
+            "INSERT INTO version (id, node, number, size, created, chunks, sent, pinned, map)
+             SELECT $1, $2, COALESCE(MAX(number), 0) + 1, CAST($3 AS BIGINT), CAST($4 AS BIGINT), CAST($5 AS BIGINT),
+                 CAST($6 AS BIGINT), 0, $7 FROM version WHERE node = $2",
+        )
+        .bind(signed(id)?)
+        .bind(signed(node.id)?)
+        .bind(signed(commit.size)?)
+        .bind(now * 1_000_000)
+        .bind(pieces.len() as i64)
+        .bind(signed(commit.sent)?)
+        .bind(map::encode(pieces))
+        .execute(&mut *tx)
+        .await?;
+        sqlx::query("UPDATE node SET size = $2, modified = $3, changed = $4, version = $5 WHERE id = $1")
+            .bind(signed(node.id)?)
+            .bind(signed(commit.size)?)
+            .bind(commit.modified)
+            .bind(now * 1_000_000)
+            .bind(signed(id)?)
+            .execute(&mut *tx)
+            .await?;
+        let node = names::get(&mut tx, node.id).await?.ok_or(MetaError::NotFound)?;
+        tx.commit().await?;
+        Ok(node)
+    }
+
+    pub(crate) async fn versions(&self, node: NodeId) -> Result<Vec<VersionInfo>> {
+        let rows = sqlx::query(
+            "SELECT id, number, size, created, chunks, sent, pinned FROM version WHERE node = $1 ORDER BY number DESC",
+        )
+        .bind(signed(node)?)
+        .fetch_all(&self.read)
+        .await?;
+        rows.iter().map(|row| info(row, 0)).collect()
+    }
+
+    pub(crate) async fn map(&self, version: u64) -> Result<Vec<u8>> {
+        let row = sqlx::query("SELECT map FROM version WHERE id = $1")
+            .bind(signed(version)?)
+            .fetch_optional(&self.read)
+            .await?;
+        Ok(row.ok_or(MetaError::NotFound)?.try_get(0)?)
+    }
+
+    /// Every version, for policies to look at.
+    pub(crate) async fn kept(&self) -> Result<Vec<Kept>> {
+        let rows = sqlx::query(
+            "SELECT node.parent, node.id, node.name, node.version, version.id, number, version.size, created, chunks,
+                 sent, pinned FROM version JOIN node ON node.id = version.node",
+        )
+        .fetch_all(&self.read)
+        .await?;
+        let kept = |row| -> Result<Kept> {
+            let row: &<super::Driver as sqlx::Database>::Row = row;
+            Ok(Kept {
+                folder: unsigned(row.try_get(0)?),
+                node: unsigned(row.try_get(1)?),
+                name: row.try_get(2)?,
+                current: row.try_get::<i64, _>(3)? == row.try_get::<i64, _>(4)?,
+                info: info(row, 4)?,
+            })
+        };
+        rows.iter().map(kept).collect()
+    }
+
+    /// Drops a version; with the current one, if that is allowed, the file goes.
+    pub(crate) async fn drop_version(
+        &self,
+        node: NodeId,
+        number: u32,
+        even_current: bool,
+        now: i64,
+    ) -> Result<()> {
+        let mut tx = self.write.begin().await?;
+        let file = names::get(&mut tx, node).await?.ok_or(MetaError::NotFound)?;
+        let row = sqlx::query("SELECT id, map FROM version WHERE node = $1 AND number = $2")
+            .bind(signed(node)?)
+            .bind(i64::from(number))
+            .fetch_optional(&mut *tx)
+            .await?;
+        let row = row.ok_or(MetaError::NotFound)?;
+        let (id, map): (i64, Vec<u8>) = (row.try_get(0)?, row.try_get(1)?);
+        if unsigned(id) == file.version {
+            if !even_current {
+                return Err(MetaError::Invalid("the current version goes with its file only"));
+            }
+            drop_all(&mut tx, node, now).await?;
+            sqlx::query("DELETE FROM node WHERE id = $1").bind(signed(node)?).execute(&mut *tx).await?;
+        } else {
+            release(&mut tx, &map, now).await?;
+            sqlx::query("DELETE FROM version WHERE id = $1").bind(id).execute(&mut *tx).await?;
+        }
+        Ok(tx.commit().await?)
+    }
+
+    pub(crate) async fn pin(&self, node: NodeId, number: u32, pinned: bool) -> Result<()> {
+        let done = sqlx::query("UPDATE version SET pinned = $3 WHERE node = $1 AND number = $2")
+            .bind(signed(node)?)
+            .bind(i64::from(number))
+            .bind(i64::from(pinned))
+            .execute(&self.write)
+            .await?;
+        if done.rows_affected() == 1 { Ok(()) } else { Err(MetaError::NotFound) }
+    }
+
+    pub(crate) async fn sums(&self) -> Result<Sums> {
+        let mut numbers = Vec::new();
+        for text in [
+            "SELECT COUNT(*) FROM node WHERE folder = 0",
+            "SELECT COUNT(*) FROM version",
+            "SELECT CAST(COALESCE(SUM(size), 0) AS BIGINT) FROM version",
+            "SELECT CAST(COALESCE(SUM(length), 0) AS BIGINT) FROM chunk WHERE refs > 0",
+            "SELECT COUNT(*) FROM chunk WHERE refs > 0",
+            "SELECT COUNT(*) FROM repair",
+            "SELECT COUNT(*) FROM session",
+        ] {
+            numbers.push(unsigned(sqlx::query(text).fetch_one(&self.read).await?.try_get(0)?));
+        }
+        let [files, versions, logical, unique, chunks, repair, sessions] = numbers[..] else {
+            return Err(MetaError::Damaged { what: "sums" });
+        };
+        Ok(Sums { files, versions, logical, unique, chunks, repair, sessions })
+    }
+}
+
+/// The file that is committed to; a name that was taken meanwhile gets a new version, a file that went is made again.
+async fn target(tx: &mut Tx<'_>, commit: &Commit, now: i64) -> Result<Node> {
+    let known = match commit.node {
+        Some(id) => names::get(tx, id).await?,
+        None => None,
+    };
+    let found = match known {
+        Some(node) => Some(node),
+        None => names::find(tx, commit.make.parent, &commit.make.name).await?,
+    };
+    match found {
+        Some(node) if node.folder => Err(MetaError::IsAFolder),
+        Some(node) => Ok(node),
+        None => names::make_in(tx, &commit.make, now).await,
+    }
+}
+
+/// Counts the version among the users of its chunks, and refuses a map of chunks that are not all there.
+async fn take_chunks(tx: &mut Tx<'_>, commit: &Commit, pieces: &[Piece], now: i64) -> Result<()> {
+    if pieces.iter().map(|piece| u64::from(piece.length)).sum::<u64>() != commit.size {
+        return Err(MetaError::Invalid("the map is not as long as the file"));
+    }
+    let mut lengths: HashMap<u64, u32> = HashMap::with_capacity(pieces.len());
+    for piece in pieces {
+        if *lengths.entry(piece.chunk).or_insert(piece.length) != piece.length {
+            return Err(MetaError::Invalid("a chunk has two lengths"));
+        }
+    }
+    for (first, last) in map::runs(pieces) {
+        let taken = sqlx::query(
+            "UPDATE chunk SET refs = refs + 1, want = CASE WHEN want < $3 THEN $3 ELSE want END
+             WHERE id BETWEEN $1 AND $2 AND doomed = 0 RETURNING id, length,
+                 (SELECT COUNT(*) FROM place WHERE place.chunk = chunk.id), want",
+        )
+        .bind(signed(first)?)
+        .bind(signed(last)?)
+        .bind(i64::from(commit.copies.max(1)))
+        .fetch_all(&mut **tx)
+        .await?;
+        if taken.len() as u64 != last - first + 1 {
+            return Err(MetaError::Invalid("a chunk of the map is not known"));
+        }
+        let mut lacking = Vec::new();
+        for row in taken {
+            let (id, length) = (unsigned(row.try_get(0)?), row.try_get::<i64, _>(1)?);
+            let (copies, want): (i64, i64) = (row.try_get(2)?, row.try_get(3)?);
+            if lengths.get(&id).map(|length| i64::from(*length)) != Some(length) || copies == 0 {
+                return Err(MetaError::Invalid("a chunk of the map is of another length, or nowhere"));
+            }
+            if copies < want {
+                lacking.push(id);
+            }
+        }
+        super::chunks::queue(tx, &lacking, now).await?;
+    }
+    Ok(())
+}
+
+/// The chunks of a map have one user less.
+async fn release(tx: &mut Tx<'_>, map: &[u8], now: i64) -> Result<()> {
+    let pieces = map::decode(map).map_err(|_| MetaError::Damaged { what: "map" })?;
+    for (first, last) in map::runs(&pieces) {
+        sqlx::query("UPDATE chunk SET refs = refs - 1, freed = $3 WHERE id BETWEEN $1 AND $2 AND refs > 0")
+            .bind(signed(first)?)
+            .bind(signed(last)?)
+            .bind(now)
+            .execute(&mut **tx)
+            .await?;
+        sqlx::query(
+            "DELETE FROM repair WHERE chunk IN (SELECT id FROM chunk WHERE id BETWEEN $1 AND $2 AND refs = 0)",
+        )
+        .bind(signed(first)?)
+        .bind(signed(last)?)
+        .execute(&mut **tx)
+        .await?;
+    }
+    Ok(())
+}
+
+/// Every version of a node goes.
+pub(crate) async fn drop_all(tx: &mut Tx<'_>, node: NodeId, now: i64) -> Result<()> {
+    let rows = sqlx::query("SELECT map FROM version WHERE node = $1")
+        .bind(signed(node)?)
+        .fetch_all(&mut **tx)
+        .await?;
+    for row in rows {
+        release(tx, &row.try_get::<Vec<u8>, _>(0)?, now).await?;
+    }
+    sqlx::query("DELETE FROM version WHERE node = $1").bind(signed(node)?).execute(&mut **tx).await?;
+    Ok(())
+}
+
+/// The versions of `old` come before those of `heir`.
+pub(crate) async fn inherit(tx: &mut Tx<'_>, old: NodeId, heir: NodeId) -> Result<()> {
+    let row = sqlx::query("SELECT CAST(COALESCE(MAX(number), 0) AS BIGINT) FROM version WHERE node = $1")
+        .bind(signed(old)?)
+        .fetch_one(&mut **tx)
+        .await?;
+    let before: i64 = row.try_get(0)?;
+    // In two steps: no two numbers of a node may be equal even for a moment.
+    for text in [
+        "UPDATE version SET number = -(number + $2) WHERE node = $1",
+        "UPDATE version SET number = -number WHERE node = $1 AND $2 = $2",
+    ] {
+        sqlx::query(text).bind(signed(heir)?).bind(before).execute(&mut **tx).await?;
+    }
+    sqlx::query("UPDATE version SET node = $2 WHERE node = $1")
+        .bind(signed(old)?)
+        .bind(signed(heir)?)
+        .execute(&mut **tx)
+        .await?;
+    Ok(())
+}
+
+fn info(row: &<super::Driver as sqlx::Database>::Row, first: usize) -> Result<VersionInfo> {
+    Ok(VersionInfo {
+        id: unsigned(row.try_get(first)?),
+        number: row.try_get::<i64, _>(first + 1)? as u32,
+        size: unsigned(row.try_get(first + 2)?),
+        created: row.try_get(first + 3)?,
+        chunks: unsigned(row.try_get(first + 4)?),
+        sent: unsigned(row.try_get(first + 5)?),
+        pinned: row.try_get::<i64, _>(first + 6)? != 0,
+    })
+}

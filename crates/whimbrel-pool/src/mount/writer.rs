@@ -1,0 +1,64 @@
+//! A file being written through the mount: one for all descriptors of it here.
+
+use crate::{client::WriteFile, protocol::Make};
+use std::{
+    fs,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+};
+
+/// An open file.
+#[derive(Debug)]
+pub(super) struct Writing {
+    pub(super) file: WriteFile,
+    pub(super) make: Make,
+    /// Descriptors.
+    pub(super) opens: AtomicU32,
+    /// Its name was removed before it was committed: nobody is to see it.
+    pub(super) unlinked: AtomicBool,
+}
+
+impl Writing {
+    pub(super) fn new(file: WriteFile, make: Make) -> Self {
+        Self { file, make, opens: AtomicU32::new(1), unlinked: AtomicBool::new(false) }
+    }
+
+    pub(super) fn is_unlinked(&self) -> bool {
+        self.unlinked.load(Ordering::Relaxed)
+    }
+}
+
+/// Set in the flags of a task that is ending (`PF_EXITING` of the kernel).
+const EXITING: u64 = 0x4;
+
+/// Whether a process is ending because of a signal: then what it closes was not closed by its program.
+pub(super) fn is_killed(pid: u32) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    killed(&stat)
+}
+
+/// `/proc/PID/stat`: the name may hold anything, so fields are counted behind its last parenthesis.
+fn killed(stat: &str) -> bool {
+    let Some((_, rest)) = stat.rsplit_once(')') else { return false };
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    // The state is field 3 of proc(5), flags are field 9, the exit code is field 52.
+    let number = |field: usize| fields.get(field - 3).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    number(9) & EXITING != 0 && number(52) & 0x7f != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_living_process_is_not_killed_and_one_that_ends_by_a_signal_is() {
+        assert!(!is_killed(std::process::id()));
+        let stat = |flags: u64, code: u64| {
+            let zeros = ["0"; 42].join(" ");
+            format!("7 (a) b) R 1 2 3 4 5 {flags} {zeros} {code}")
+        };
+        assert!(killed(&stat(0x404, 9)));
+        assert!(!killed(&stat(0x404, 0x100)), "exit(1)");
+        assert!(!killed(&stat(0x400, 9)));
+        assert!(!killed("garbage"));
+    }
+}

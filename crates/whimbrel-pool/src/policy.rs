@@ -1,0 +1,255 @@
+//! What a folder wants of its files: copies, cutting, and which versions are kept. Pure.
+//!
+//! A folder is an application (IV.D of the paper). Files named `A.Ni.Tj` are the states of application A on node Ni at
+//! timestep Tj: for a policy all timesteps of one node are versions of one thing. Other files have the versions that were
+//! written under their name.
+
+use crate::chunk::Cutting;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// When a write of a file counts as done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum Safety {
+    /// With one copy; the others are made in the background.
+    Optimistic,
+    /// With all copies.
+    #[default]
+    Pessimistic,
+}
+
+/// Which old versions are kept. Nothing set keeps all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(default, deny_unknown_fields)]
+pub struct Retention {
+    /// The newest so many: 1 is the paper's automated replace.
+    pub last: Option<u32>,
+    /// Those younger than so many seconds: the paper's automated purge.
+    pub seconds: Option<u64>,
+    /// The newest of each of so many days.
+    pub daily: Option<u32>,
+    /// The newest of each of so many weeks.
+    pub weekly: Option<u32>,
+}
+
+/// What holds for the files of a folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Policy {
+    /// Copies of every chunk.
+    pub copies: u8,
+    /// When `close` returns.
+    pub safety: Safety,
+    /// Benefactors a file is written to at once.
+    pub width: u16,
+    /// How files are cut into chunks.
+    pub cutting: Cutting,
+    /// Which old versions are kept.
+    pub keep: Retention,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        let (safety, cutting, keep) = (Safety::default(), Cutting::default(), Retention::default());
+        Self { copies: 2, safety, width: 4, cutting, keep }
+    }
+}
+
+/// A policy that cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field} must be {limits}, this is {found}")]
+pub struct PolicyError {
+    /// Which part.
+    pub field: &'static str,
+    /// What it may be.
+    pub limits: &'static str,
+    /// What it is.
+    pub found: String,
+}
+
+impl Policy {
+    /// Refuses parameters that make no sense.
+    pub fn check(&self) -> Result<(), PolicyError> {
+        let bad = |field, limits, found: u64| Err(PolicyError { field, limits, found: found.to_string() });
+        if !(1..=crate::protocol::MAX_COPIES as u8).contains(&self.copies) {
+            return bad("the number of copies", "1 to 8", self.copies.into());
+        }
+        if !(1..=64).contains(&self.width) {
+            return bad("the stripe width", "1 to 64", self.width.into());
+        }
+        if self.keep.last == Some(0) {
+            return bad("the number of versions to keep", "at least 1", 0);
+        }
+        self.cutting.check()
+    }
+}
+
+/// `A.Ni.Tj` taken apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Timestep<'a> {
+    /// `A.Ni`: what the timesteps are versions of.
+    pub series: &'a str,
+    /// j.
+    pub step: u64,
+}
+
+/// The parts of a name of the form `A.Ni.Tj`, i and j decimal numbers.
+pub fn timestep(name: &str) -> Option<Timestep<'_>> {
+    let number = |text: &str, letter: char| {
+        let digits = text.strip_prefix(letter)?;
+        let plain =
+            !digits.is_empty() && digits.len() < 19 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        plain.then(|| digits.parse::<u64>().ok())?
+    };
+    let (series, step) = name.rsplit_once('.')?;
+    let (application, node) = series.rsplit_once('.')?;
+    number(node, 'N')?;
+    let step = number(step, 'T')?;
+    (!application.is_empty()).then_some(Timestep { series, step })
+}
+
+/// One version of something, as retention sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate<T> {
+    /// Which.
+    pub what: T,
+    /// Order among those of the series: the timestep, or the number of the version.
+    pub order: u64,
+    /// Seconds since 1970 when it was committed.
+    pub created: i64,
+    /// Never goes.
+    pub pinned: bool,
+}
+
+const DAY: i64 = 86_400;
+
+/// Which versions of one series may go, each with the reason; `now` in seconds since 1970. The newest always stays, unless
+/// it is too old by `seconds` and nothing else keeps it and `even_newest` is set.
+pub fn expired<T: Clone>(
+    versions: &[Candidate<T>],
+    keep: &Retention,
+    now: i64,
+    even_newest: bool,
+) -> Vec<(T, &'static str)> {
+    if *keep == Retention::default() {
+        return Vec::new();
+    }
+    let mut sorted: Vec<&Candidate<T>> = versions.iter().collect();
+    sorted.sort_by_key(|version| std::cmp::Reverse((version.order, version.created)));
+    let mut kept = vec![false; sorted.len()];
+    if let Some(last) = keep.last {
+        kept.iter_mut().take(last as usize).for_each(|kept| *kept = true);
+    }
+    if let Some(seconds) = keep.seconds {
+        let begin = now.saturating_sub_unsigned(seconds);
+        sorted.iter().zip(&mut kept).for_each(|(version, kept)| *kept |= version.created >= begin);
+    }
+    for (span, count) in [(DAY, keep.daily), (7 * DAY, keep.weekly)] {
+        keep_newest_of_spans(&sorted, &mut kept, span, count.unwrap_or(0));
+    }
+    let why = match keep {
+        Retention { last: Some(_), .. } => "newer ones replace it",
+        _ => "its time is over",
+    };
+    let newest_stays = !even_newest || keep.last.is_some();
+    let goes = |(at, version): &(usize, &&Candidate<T>)| {
+        !kept[*at] && !version.pinned && !(*at == 0 && newest_stays)
+    };
+    sorted.iter().enumerate().filter(goes).map(|(_, version)| (version.what.clone(), why)).collect()
+}
+
+fn keep_newest_of_spans<T>(sorted: &[&Candidate<T>], kept: &mut [bool], span: i64, count: u32) {
+    let mut newest: BTreeMap<i64, usize> = BTreeMap::new();
+    for (at, version) in sorted.iter().enumerate() {
+        newest.entry(version.created.div_euclid(span)).or_insert(at);
+    }
+    newest.values().rev().take(count as usize).for_each(|at| kept[*at] = true);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn at(order: u64, created: i64) -> Candidate<u64> {
+        Candidate { what: order, order, created, pinned: false }
+    }
+
+    fn gone(versions: &[Candidate<u64>], keep: Retention, now: i64) -> Vec<u64> {
+        let mut gone: Vec<u64> =
+            expired(versions, &keep, now, true).into_iter().map(|(what, _)| what).collect();
+        gone.sort_unstable();
+        gone
+    }
+
+    #[test]
+    fn names_of_the_paper_are_recognised_and_others_are_not() {
+        assert_eq!(timestep("blast.N3.T17"), Some(Timestep { series: "blast.N3", step: 17 }));
+        assert_eq!(timestep("my.app.N0.T5").unwrap().series, "my.app.N0");
+        for other in
+            ["blast", "blast.N3", "N3.T4", ".N1.T1", "a.N.T1", "a.N1.T", "a.N1.T1x", "a.n1.t1", "a.N-1.T1"]
+        {
+            assert_eq!(timestep(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn no_intervention_keeps_all() {
+        assert!(gone(&[at(1, 0), at(2, 0)], Retention::default(), i64::MAX).is_empty());
+    }
+
+    #[test]
+    fn replace_keeps_the_last_and_purge_the_young() {
+        let versions = [at(1, 100), at(2, 200), at(3, 300)];
+        assert_eq!(gone(&versions, Retention { last: Some(1), ..Default::default() }, 1000), [1, 2]);
+        let purge = Retention { seconds: Some(750), ..Default::default() };
+        assert_eq!(gone(&versions, purge, 1000), [1, 2]);
+        assert_eq!(gone(&versions, purge, 5000), [1, 2, 3], "purge takes the newest too");
+        let both = Retention { last: Some(1), seconds: Some(850), ..Default::default() };
+        assert_eq!(gone(&versions, both, 1000), [1], "either reason keeps");
+    }
+
+    #[test]
+    fn daily_and_weekly_keep_the_newest_of_each() {
+        let versions: Vec<_> = (0..40).map(|n| at(n, n as i64 * DAY / 2)).collect();
+        let kept = |keep| 40 - gone(&versions, keep, 20 * DAY).len();
+        assert_eq!(kept(Retention { daily: Some(5), ..Default::default() }), 5);
+        assert_eq!(kept(Retention { weekly: Some(3), ..Default::default() }), 3);
+        let gone = gone(&versions, Retention { daily: Some(2), ..Default::default() }, 20 * DAY);
+        assert!(!gone.contains(&39) && !gone.contains(&37) && gone.contains(&38));
+    }
+
+    #[test]
+    fn absurd_policies_are_refused() {
+        for bad in [
+            Policy { copies: 0, ..Policy::default() },
+            Policy { copies: 9, ..Policy::default() },
+            Policy { width: 0, ..Policy::default() },
+            Policy { keep: Retention { last: Some(0), ..Default::default() }, ..Policy::default() },
+            Policy { cutting: Cutting::Fixed { size: 100 }, ..Policy::default() },
+            Policy { cutting: Cutting::Fixed { size: 1 << 30 }, ..Policy::default() },
+        ] {
+            bad.check().unwrap_err();
+        }
+        Policy::default().check().unwrap();
+    }
+
+    proptest! {
+        #[test]
+        fn pins_and_the_last_n_always_stay(
+            times in prop::collection::vec((0..2_000_000_i64, any::<bool>()), 1..40),
+            last in 1..5_u32, seconds in prop::option::of(0..2_000_000_u64), daily in prop::option::of(0..5_u32),
+        ) {
+            let versions: Vec<_> = times.iter().enumerate().map(|(n, (created, pinned))| Candidate {
+                what: n as u64, order: n as u64, created: *created, pinned: *pinned,
+            }).collect();
+            let keep = Retention { last: Some(last), seconds, daily, weekly: None };
+            let gone = gone(&versions, keep, 2_000_000);
+            for version in &versions {
+                let newest = version.order + u64::from(last) >= versions.len() as u64;
+                prop_assert!(!(gone.contains(&version.what) && (version.pinned || newest)));
+            }
+        }
+    }
+}

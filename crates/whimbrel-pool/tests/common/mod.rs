@@ -1,0 +1,227 @@
+//! A pool on this machine: manager and benefactors with real sockets and TLS, each in a folder of its own, each to be killed
+//! and started again.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+use tokio::{runtime::Runtime, sync::watch, task::JoinHandle};
+use whimbrel_pool::{
+    ManagerAddress,
+    benefactor::{Benefactor, BenefactorError, BenefactorOptions, ChunkStore},
+    client::{Pool, PoolOptions, WriteFile, WriteOptions},
+    link::TlsDialer,
+    manager::{Manager, ManagerError, ManagerOptions, ManagerService},
+    protocol::{Make, Node},
+};
+use whimbrel_wire::{Identity, PublicKey, Rights, Trust, TrustedPeer};
+
+/// Bytes of everything a test writes stay far below.
+const CAPACITY: u64 = 4 << 30;
+
+pub struct Cluster {
+    pub runtime: Runtime,
+    pub dir: TempDir,
+    pub manager: Option<(JoinHandle<Result<(), ManagerError>>, ManagerService)>,
+    pub address: ManagerAddress,
+    pub benefactors: Vec<Member>,
+    pub pool: Pool,
+    pub tweak: fn(&mut ManagerOptions),
+}
+
+pub struct Member {
+    pub data: PathBuf,
+    pub listen: SocketAddr,
+    pub key: PublicKey,
+    pub capacity: u64,
+    pub leave: watch::Sender<bool>,
+    pub store: Option<Arc<ChunkStore>>,
+    pub task: Option<JoinHandle<Result<(), BenefactorError>>>,
+}
+
+/// Polls until it is so.
+pub fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !so() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+pub fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut out = vec![0; len];
+    StdRng::seed_from_u64(seed).fill(&mut out[..]);
+    out
+}
+
+fn admit(dir: &Path, name: &str, key: PublicKey) {
+    let (name, rights) = (name.parse().unwrap(), Rights::all());
+    let peer = TrustedPeer { name, key: Some(key), address: None, rights, read: None, write: None };
+    Trust::load(dir).unwrap().add(peer).unwrap();
+}
+
+impl Cluster {
+    pub fn new(benefactors: usize) -> Self {
+        Self::with(benefactors, |_| {})
+    }
+
+    pub fn with(benefactors: usize, tweak: fn(&mut ManagerOptions)) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let data = dir.path().join("manager");
+        let manager_key = Identity::load_or_create(&data).unwrap().public_key();
+        let client = Arc::new(Identity::load_or_create(&dir.path().join("client")).unwrap());
+        admit(&data, "client", client.public_key());
+        let address = ManagerAddress { address: free_port(), key: manager_key };
+        let dialer = Arc::new(TlsDialer::new(client, "client".parse().unwrap(), ()));
+        let options = PoolOptions {
+            manager_patience: Duration::from_secs(10),
+            benefactor_patience: Duration::from_secs(3),
+            ..PoolOptions::new(vec![address.clone()])
+        };
+        let pool = Pool::new(options, dialer, runtime.handle().clone());
+        let mut cluster = Self { runtime, dir, manager: None, address, benefactors: Vec::new(), pool, tweak };
+        cluster.start_manager();
+        (0..benefactors).for_each(|_| drop(cluster.add_benefactor(CAPACITY)));
+        cluster.wait_online(benefactors);
+        cluster
+    }
+
+    pub fn start_manager(&mut self) {
+        let mut options =
+            ManagerOptions::new(self.dir.path().join("manager"), self.address.address.parse().unwrap());
+        options.interval = 1;
+        options.repair_every = Duration::from_millis(50);
+        (self.tweak)(&mut options);
+        let mut manager = None;
+        until("the manager's address is free", || {
+            manager = self.runtime.block_on(Manager::open(options.clone())).ok();
+            manager.is_some()
+        });
+        let manager = manager.unwrap();
+        let service = manager.service().clone();
+        self.manager = Some((self.runtime.spawn(manager.run()), service));
+    }
+
+    /// As a process that is killed: whatever it was doing stops.
+    pub fn kill_manager(&mut self) {
+        let (task, service) = self.manager.take().unwrap();
+        drop(service);
+        task.abort();
+        let _ = self.runtime.block_on(task);
+    }
+
+    pub fn add_benefactor(&mut self, capacity: u64) -> usize {
+        let number = self.benefactors.len();
+        let data = self.dir.path().join(format!("b{number}"));
+        let key = Identity::load_or_create(&data).unwrap().public_key();
+        admit(&self.dir.path().join("manager"), &format!("b{number}"), key);
+        let listen = free_port().parse().unwrap();
+        let (leave, _) = watch::channel(false);
+        self.benefactors.push(Member { data, listen, key, capacity, leave, store: None, task: None });
+        self.start_benefactor(number);
+        number
+    }
+
+    pub fn start_benefactor(&mut self, number: usize) {
+        let member = &mut self.benefactors[number];
+        let options = BenefactorOptions {
+            name: format!("b{number}").parse().unwrap(),
+            data: member.data.clone(),
+            capacity: member.capacity,
+            keep_free: 0,
+            listen: member.listen,
+            advertise: None,
+            managers: vec![self.address.clone()],
+            inventory_every: Duration::from_millis(300),
+        };
+        let mut opened = None;
+        until("the benefactor's address and folder are free", || {
+            opened = self.runtime.block_on(Benefactor::open(options.clone())).ok();
+            opened.is_some()
+        });
+        let opened = opened.unwrap();
+        member.store = Some(opened.store().clone());
+        member.task = Some(self.runtime.spawn(opened.run(member.leave.subscribe())));
+    }
+
+    pub fn kill_benefactor(&mut self, number: usize) {
+        let member = &mut self.benefactors[number];
+        member.store = None;
+        let task = member.task.take().unwrap();
+        task.abort();
+        let _ = self.runtime.block_on(task);
+    }
+
+    pub fn online(&self) -> usize {
+        let status = self.pool.block(self.pool.status());
+        status.map_or(0, |status| status.benefactors.iter().filter(|b| b.state == "online").count())
+    }
+
+    pub fn wait_online(&self, count: usize) {
+        until("all benefactors are online", || self.online() >= count);
+    }
+
+    pub fn make(name: &str) -> Make {
+        Make { parent: 1, name: name.into(), folder: false, mode: 0o644, uid: 0, gid: 0 }
+    }
+
+    pub fn open(&self, name: &str, options: WriteOptions) -> WriteFile {
+        let node = self.pool.block(self.pool.lookup(1, name)).ok();
+        self.pool.block(WriteFile::open(&self.pool, Self::make(name), node, true, options)).unwrap()
+    }
+
+    pub fn write(&self, name: &str, data: &[u8]) -> Node {
+        let file = self.open(name, WriteOptions::default());
+        for (at, block) in data.chunks(100_000).enumerate() {
+            file.write_at(at as u64 * 100_000, block).unwrap();
+        }
+        file.commit().unwrap().unwrap()
+    }
+
+    /// Through a handle that has nothing cached.
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        let node = self.pool.block(self.pool.lookup(1, name)).unwrap();
+        self.read_version(node.version)
+    }
+
+    pub fn read_version(&self, version: u64) -> Vec<u8> {
+        self.try_read(version).unwrap()
+    }
+
+    pub fn try_read(&self, version: u64) -> whimbrel_pool::client::Result<Vec<u8>> {
+        let fresh = self.fresh_pool();
+        fresh.block(async {
+            let file = fresh.read(version).await?;
+            Ok(file.read_at(0, file.size() as usize).await?.to_vec())
+        })
+    }
+
+    pub fn fresh_pool(&self) -> Pool {
+        let client = Arc::new(Identity::load_or_create(&self.dir.path().join("client")).unwrap());
+        let dialer = Arc::new(TlsDialer::new(client, "client".parse().unwrap(), ()));
+        let options = PoolOptions {
+            manager_patience: Duration::from_secs(10),
+            benefactor_patience: Duration::from_secs(3),
+            ..PoolOptions::new(vec![self.address.clone()])
+        };
+        Pool::new(options, dialer, self.runtime.handle().clone())
+    }
+
+    /// Chunks that every benefactor has, together.
+    pub fn copies(&self) -> u64 {
+        self.benefactors.iter().filter_map(|member| Some(member.store.as_ref()?.usage().chunks)).sum()
+    }
+}
+
+/// A port nobody listens on; somebody else might take it, then the test fails at once.
+pub fn free_port() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().to_string()
+}
