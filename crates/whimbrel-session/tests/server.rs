@@ -1,0 +1,250 @@
+//! What a server gives out, and what it never does, whoever asks how.
+
+mod common;
+
+use bytes::Bytes;
+use common::{connect, server_of};
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
+use whimbrel_session::{
+    proto::{
+        AttrCall, Batch, FileRef, Ident, Keyed, List, ListCall, Lookup, LookupCall, Name, Op, OpCall, Open,
+        OpenCall, Opened, PROTOCOL, Range, Read, ReadCall, RelPath, SessionKey, Time, Write, WriteCall, code,
+        errno, pack_pages, unpack_pages,
+    },
+    server::{Export, Limits, Server},
+};
+use whimbrel_wire::{Call, CallError, Connection, Refusal};
+
+fn path(text: &str) -> RelPath {
+    RelPath::new(text.as_bytes()).unwrap()
+}
+
+async fn open(connection: &Connection, dir: &Path) -> Result<Opened, Refusal> {
+    let directory = dir.as_os_str().as_encoded_bytes().to_vec();
+    answered(connection.request::<OpenCall>(&Open { protocol: PROTOCOL, directory }, Bytes::new()).await)
+}
+
+fn answered<T>(answer: Result<(T, Bytes), CallError>) -> Result<T, Refusal> {
+    match answer {
+        Ok((reply, _)) => Ok(reply),
+        Err(CallError::Refused { source }) => Err(source),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+async fn ask<C, B>(connection: &Connection, key: SessionKey, body: B) -> Result<C::Reply, Refusal>
+where
+    C: Call<Header = Keyed<B>>,
+{
+    answered(connection.request::<C>(&Keyed { key, body }, Bytes::new()).await)
+}
+
+async fn read(connection: &Connection, key: SessionKey, wanted: FileRef) -> Result<Vec<u8>, Refusal> {
+    let body = Read { file: wanted, range: Range { offset: 0, len: 1 << 20 }, level: None };
+    match connection.request::<ReadCall>(&Keyed { key, body }, Bytes::new()).await {
+        Ok((done, packed)) => Ok(unpack_pages(&done.pages, &packed, 1 << 20).unwrap()),
+        Err(CallError::Refused { source }) => Err(source),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+async fn ident(connection: &Connection, key: SessionKey, name: &str) -> Option<Ident> {
+    let found = ask::<LookupCall, _>(connection, key, Lookup { dir: path(name), name: None, list: 0 }).await;
+    found.ok()?.attr.map(|attr| attr.ident)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_named_directories_are_opened_however_they_are_spelt() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    fs::create_dir_all(root.join("vms/deep")).unwrap();
+    fs::create_dir(root.join("vms-secret")).unwrap();
+    symlink(root.join("vms-secret"), root.join("vms/out")).unwrap();
+    let (connection, _server) = connect(server_of(&root.join("vms"))).await.unwrap();
+    for good in ["vms", "vms/", "vms//deep", "vms/deep/"] {
+        open(&connection, &root.join(good)).await.unwrap_or_else(|refusal| panic!("{good}: {refusal}"));
+    }
+    for bad in
+        ["", "vms-secret", "vms/../vms-secret", "vms/deep/../..", "vms/./deep", "vm", "vms/out", "vms/none"]
+    {
+        assert!(open(&connection, &root.join(bad)).await.is_err(), "{bad}");
+    }
+    assert_eq!(open(&connection, Path::new("/")).await.unwrap_err().code, code::EXPORT);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_path_leads_out_and_nothing_but_files_is_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("export");
+    fs::create_dir_all(root.join("sub")).unwrap();
+    fs::write(dir.path().join("secret"), "secret").unwrap();
+    fs::write(root.join("plain"), "plain").unwrap();
+    symlink("../secret", root.join("link")).unwrap();
+    symlink("..", root.join("up")).unwrap();
+    symlink("/proc/self/root", root.join("magic")).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        root.join("null"),
+        rustix::fs::FileType::CharacterDevice,
+        0o666.into(),
+        rustix::fs::makedev(1, 3),
+    )
+    .unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, root.join("fifo"), rustix::fs::FileType::Fifo, 0o666.into(), 0)
+        .unwrap();
+    let (connection, _server) = connect(server_of(&root)).await.unwrap();
+    let key = open(&connection, &root.canonicalize().unwrap()).await.unwrap().key;
+    for name in ["up/secret", "magic/etc/passwd", "link/x", "up", "magic"] {
+        let refused =
+            ask::<LookupCall, _>(&connection, key, Lookup { dir: path(name), name: None, list: 0 }).await;
+        let leads = refused
+            .ok()
+            .and_then(|found| found.attr)
+            .is_some_and(|attr| attr.kind != whimbrel_session::proto::Kind::Symlink);
+        assert!(!leads, "{name}");
+        let refused =
+            ask::<ListCall, _>(&connection, key, List { dir: path(name), listing: 0, from: 0, count: 10 })
+                .await;
+        assert!(refused.is_err(), "{name} is listed");
+    }
+    let plain = ident(&connection, key, "plain").await.unwrap();
+    assert_eq!(
+        read(&connection, key, FileRef { path: path("plain"), ident: plain }).await.unwrap(),
+        b"plain"
+    );
+    for name in ["null", "fifo", "link", "sub"] {
+        let found = ident(&connection, key, name).await.unwrap();
+        let refused = read(&connection, key, FileRef { path: path(name), ident: found }).await;
+        assert_eq!(errno(&refused.unwrap_err()), Some(1), "{name}: not permitted, and not opened");
+    }
+    let other = Ident { ino: plain.ino + 1, ..plain };
+    let refused = read(&connection, key, FileRef { path: path("plain"), ident: other }).await;
+    assert_eq!(refused.unwrap_err().code, code::STALE);
+    for op in [
+        Op::Create { path: path("up/new"), mode: 0o644, stamp: Time::now() },
+        Op::Rename { from: path("plain"), path: path("up/plain"), no_replace: false },
+        Op::Link { from: path("up/secret"), path: path("stolen") },
+        Op::SetAttr { path: path("up/secret"), mode: Some(0o777), uid: None, gid: None, mtime: None },
+    ] {
+        assert!(ask::<OpCall, _>(&connection, key, op.clone()).await.is_err(), "{op:?}");
+    }
+    assert!(fs::read_dir(dir.path()).unwrap().count() == 2, "nothing came about outside");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_that_becomes_a_symlink_again_and_again_never_leads_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("export");
+    fs::create_dir_all(root.join("a")).unwrap();
+    fs::create_dir(dir.path().join("outside")).unwrap();
+    fs::write(dir.path().join("outside/file"), "secret").unwrap();
+    fs::write(root.join("a/file"), "inside").unwrap();
+    symlink("../outside", root.join("evil")).unwrap();
+    let (connection, _server) = connect(server_of(&root)).await.unwrap();
+    let key = open(&connection, &root.canonicalize().unwrap()).await.unwrap().key;
+    let (stop, racing) = (std::sync::Arc::new(AtomicBool::new(false)), root.clone());
+    let stopped = stop.clone();
+    let racer = std::thread::spawn(move || {
+        let exchange = rustix::fs::RenameFlags::EXCHANGE;
+        while !stopped.load(Ordering::Relaxed) {
+            let swapped = rustix::fs::renameat_with(
+                rustix::fs::CWD,
+                racing.join("a"),
+                rustix::fs::CWD,
+                racing.join("evil"),
+                exchange,
+            );
+            swapped.unwrap();
+        }
+    });
+    let (mut inside, secret) = (0, ident_outside(&dir.path().join("outside/file")));
+    for _ in 0..2000 {
+        if let Ok(found) = ask::<AttrCall, _>(&connection, key, Batch { paths: vec![path("a/file")] }).await
+            && let Some(attr) = found[0]
+        {
+            assert_ne!(attr.ident.ino, secret);
+            inside += 1;
+            let content = read(&connection, key, FileRef { path: path("a/file"), ident: attr.ident }).await;
+            assert!(content.is_err() || content == Ok(b"inside".to_vec()));
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    racer.join().unwrap();
+    assert!(inside > 0);
+}
+
+fn ident_outside(file: &Path) -> u64 {
+    std::os::unix::fs::MetadataExt::ino(&fs::metadata(file).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_is_worth_something_to_its_peer_while_its_session_lives() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("file"), "x").unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    let limits = Limits { idle: std::time::Duration::from_millis(300), ..Limits::default() };
+    let server = Server::new(vec![Export::new(&root).unwrap()], false, limits);
+    let (connection, _server) = connect(server.clone()).await.unwrap();
+    let wanted = || Lookup { dir: RelPath::root(), name: Some(Name::new(b"file").unwrap()), list: 0 };
+    let refused = ask::<LookupCall, _>(&connection, SessionKey::random(), wanted()).await;
+    assert_eq!(refused.unwrap_err().code, code::KEY);
+    let key = open(&connection, &root).await.unwrap().key;
+    assert!(ask::<LookupCall, _>(&connection, key, wanted()).await.unwrap().attr.is_some());
+    common::until("the session is over when it was not used", || {
+        std::thread::sleep(std::time::Duration::from_millis(400));
+        tokio::task::block_in_place(|| {
+            let asked = ask::<LookupCall, _>(&connection, key, wanted());
+            tokio::runtime::Handle::current().block_on(asked).is_err_and(|refusal| refusal.code == code::KEY)
+        })
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_over_what_the_writer_does_not_expect_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    fs::write(root.join("file"), "theirs").unwrap();
+    let (connection, _server) = connect(server_of(&root)).await.unwrap();
+    let key = open(&connection, &root).await.unwrap().key;
+    let found = ask::<LookupCall, _>(&connection, key, Lookup { dir: path("file"), name: None, list: 0 })
+        .await
+        .unwrap();
+    let attr = found.attr.unwrap();
+    let (pages, packed) = pack_pages(b"ours", None);
+    let stamp = Time { seconds: 1_000_000, nanos: 77 };
+    let write = |expect: Vec<Time>| Write {
+        file: FileRef { path: path("file"), ident: attr.ident },
+        offset: 2,
+        expect,
+        stamp,
+        cut: None,
+        size: Some(6),
+        pages: pages.clone(),
+    };
+    let send = |body| connection.request::<WriteCall>(&Keyed { key, body }, packed.clone().into());
+    let old = Time { seconds: 5, nanos: 5 };
+    let refused = answered(send(write(vec![old])).await.map(|(grown, rest)| (grown, rest)));
+    assert_eq!(refused.unwrap_err().code, code::CONFLICT);
+    assert_eq!(fs::read_to_string(root.join("file")).unwrap(), "theirs");
+    let grown = answered(send(write(vec![old, attr.mtime])).await).unwrap();
+    assert_eq!((grown.attr.mtime, grown.attr.size), (stamp, 6));
+    assert_eq!(fs::read_to_string(root.join("file")).unwrap(), "thours");
+    // Sent again because its answer was lost: its own stamp is expected, too.
+    answered(send(write(vec![attr.mtime, stamp])).await).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_exported_for_reading_is_not_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    let server = Server::new(vec![Export::new(&root).unwrap()], true, Limits::default());
+    let (connection, _server) = connect(server).await.unwrap();
+    let key = open(&connection, &root).await.unwrap().key;
+    let refused = ask::<OpCall, _>(&connection, key, Op::Mkdir { path: path("dir"), mode: 0o755 }).await;
+    assert_eq!(errno(&refused.unwrap_err()), Some(30));
+}
