@@ -229,13 +229,18 @@ impl Host {
             }
             Err(source) => {
                 self.drop_network(record, &offer);
-                self.handovers.give_up(offer.handover);
-                self.tell_over(&request.host, link);
-                self.tell_given_up();
+                self.call_off(offer.handover, &request.host, link);
                 let name = turn.record.name.clone();
                 Err(HostError::Migrate { name, host: request.host.clone(), source: Box::new(source) })
             }
         }
+    }
+
+    /// The machine stays here: the target is told, now or later.
+    fn call_off(self: &Arc<Self>, handover: HandoverId, to: &HostName, link: &PeerLink) {
+        self.handovers.give_up(handover);
+        self.tell_over(to, link);
+        self.tell_given_up();
     }
 
     /// Where the machine's network is once it was moved; none if it is to be the target's own.

@@ -54,30 +54,50 @@ pub(crate) struct Owed {
     pub(crate) from: HostName,
 }
 
+/// What is known of one.
+enum Entry {
+    Known(Arc<Taking>),
+    /// What was written down cannot be read: nothing of it may be used, and its old host is to keep everything.
+    Unreadable(Arc<str>),
+}
+
 /// All of them on this host.
 #[derive(Default)]
 pub(crate) struct Owings {
-    table: Mutex<HashMap<HandoverId, Arc<Taking>>>,
+    table: Mutex<HashMap<HandoverId, Entry>>,
     /// The records of machines were read: a handover that is not in the table owes nothing.
     known: AtomicBool,
 }
 
 impl Owings {
-    fn table(&self) -> MutexGuard<'_, HashMap<HandoverId, Arc<Taking>>> {
+    fn table(&self) -> MutexGuard<'_, HashMap<HandoverId, Entry>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn enter(&self, taking: Arc<Taking>) {
-        self.table().insert(taking.handover(), taking);
+        self.table().insert(taking.handover(), Entry::Known(taking));
     }
 
     fn of(&self, handover: HandoverId) -> Option<Arc<Taking>> {
-        self.table().get(&handover).cloned()
+        match self.table().get(&handover)? {
+            Entry::Known(taking) => Some(taking.clone()),
+            Entry::Unreadable(_) => None,
+        }
+    }
+
+    fn unreadable(&self, handover: HandoverId) -> Option<Arc<str>> {
+        match self.table().get(&handover)? {
+            Entry::Known(_) => None,
+            Entry::Unreadable(why) => Some(why.clone()),
+        }
     }
 
     /// Nothing is owed by this handover any more, or the machine never came.
     pub(crate) fn strike(&self, handover: HandoverId) -> Option<Arc<Taking>> {
-        self.table().remove(&handover)
+        match self.table().remove(&handover)? {
+            Entry::Known(taking) => Some(taking),
+            Entry::Unreadable(_) => None,
+        }
     }
 
     /// All records were read.
@@ -92,6 +112,9 @@ impl Owings {
         connection: Connection,
         attend: &Attend,
     ) -> Result<Attended, String> {
+        if let Some(why) = self.unreadable(attend.handover) {
+            return Err(why.to_string());
+        }
         let Some(taking) = self.of(attend.handover) else {
             return match self.known.load(Ordering::Acquire) {
                 true => Ok(Attended::Whole),
@@ -186,11 +209,24 @@ pub(crate) fn recall(host: &Host, record: &Record) {
             Ok(sets) => taking.restore(sets),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
-                tracing::error!(path = %path.display(), %error, "what is owed of a machine cannot be read");
+                let why = format!(
+                    "what is owed of {} cannot be read from {}: {error}",
+                    record.name,
+                    path.display()
+                );
+                tracing::error!(why);
+                host.owings.table().insert(owed.handover, Entry::Unreadable(why.into()));
+                return;
             }
         }
     }
     host.owings.enter(Arc::new(taking));
+}
+
+/// Refuses a machine of which it is not known what is elsewhere: what is here would be taken for all of it.
+pub(crate) fn check(host: &Host, record: &Record) -> Result<(), HostError> {
+    let why = record.owed.as_ref().and_then(|owed| host.owings.unreadable(owed.handover));
+    why.map_or(Ok(()), |why| Err(HostError::Memory { source: why.to_string().into() }))
 }
 
 fn read_sets(path: &Path) -> io::Result<Vec<(u32, PageSet)>> {

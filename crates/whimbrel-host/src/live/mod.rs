@@ -126,6 +126,7 @@ impl Live {
         }
         let image = process.lazy.then_some(process.memory);
         // Memory first: a QEMU that waits for a page answers no command.
+        crate::owing::check(host, record)?;
         let taking = crate::owing::taking_of(host, record);
         let memory = LiveMemory::adopt(host, process.pid, &slot, record, (image, taking))?;
         let identity = ProcessIdentity { pid: process.pid, start_time: process.started };
@@ -534,7 +535,7 @@ impl<'a> Assembly<'a> {
 
     fn complete(self, warm: WarmSlot) -> Result<Live, HostError> {
         let WarmSlot { slot, qemu, memory, console_log } = warm;
-        let origin = self.hold_origin();
+        let origin = crate::owing::check(self.host, self.record).and_then(|()| self.hold_origin());
         let parts = origin.and_then(|origin| Ok((origin, self.parts(&slot, &qemu, memory)?)));
         let parts = parts.and_then(|(origin, mut parts)| {
             let away = AwayEnd::of(self.host, self.record, &mut parts.2)?;

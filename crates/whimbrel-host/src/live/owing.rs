@@ -287,3 +287,117 @@ impl Drop for Bringing {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use proptest::prelude::*;
+    use whimbrel_block::MemDevice;
+    use whimbrel_machine::PageArray;
+    use whimbrel_migrate::{
+        link::LinkError,
+        postcopy::{
+            Giving,
+            messages::LaneKind,
+            taking::{Coming, Lane},
+        },
+        protocol::HandoverId,
+    };
+
+    const PAGES: u64 = 16;
+
+    /// The old host's disk: every byte of a page is its number and 0x40.
+    struct Old;
+
+    impl PageArray for Old {
+        fn name(&self) -> &str {
+            "disk0"
+        }
+        fn page_count(&self) -> u64 {
+            PAGES
+        }
+        fn populated(&mut self) -> Result<PageSet, PageError> {
+            Ok(PageSet::full(PAGES))
+        }
+        fn take_dirty(&mut self) -> Result<PageSet, PageError> {
+            Ok(PageSet::empty(PAGES))
+        }
+        fn put_back(&mut self, _: &PageSet) {}
+        fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+            run.pages()
+                .zip(out.chunks_exact_mut(PAGE_SIZE))
+                .for_each(|(page, out)| out.fill(0x40 | page as u8));
+            Ok(())
+        }
+    }
+
+    struct Direct(Arc<Giving>);
+
+    struct Ready(Result<(Bytes, Bytes), LinkError>);
+
+    impl Coming for Ready {
+        fn wait(self: Box<Self>) -> Result<(Bytes, Bytes), LinkError> {
+            self.0
+        }
+    }
+
+    impl Lane for Direct {
+        fn ask(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn Coming>, LinkError> {
+            let answer =
+                self.0.handle(kind, &header).map(|(header, payload)| (header.into(), payload.into()));
+            Ok(Box::new(Ready(answer.map_err(|error| LinkError::Refused { reason: error.to_string() }))))
+        }
+        fn close(&self) {}
+    }
+
+    fn disk(owed: &PageSet, connected: bool) -> OwedDisk {
+        let id = HandoverId([3; 16]);
+        let giving = Arc::new(Giving::new(id, vec![Box::new(Old), Box::new(Old)]));
+        giving.open(owed.count());
+        let taking = Arc::new(Taking::new(id, "alpha".parse().unwrap(), &[PAGES, PAGES]));
+        taking.restore(vec![(1, owed.clone())]);
+        if connected {
+            taking.attend(LaneKind::Urgent, Arc::new(Direct(giving)));
+        }
+        let below = (0..PAGES).flat_map(|page| vec![page as u8; PAGE_SIZE]).collect();
+        OwedDisk::new(Arc::new(MemDevice::new(below)), taking, 1)
+    }
+
+    fn set(pages: &[u64]) -> PageSet {
+        let mut set = PageSet::empty(PAGES);
+        pages.iter().for_each(|page| set.insert_run(PageRun::new(*page, 1)));
+        set
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_the_old_hosts_where_owed_and_those_below_elsewhere(
+            owed in prop::collection::vec(0..PAGES, 0..12), start in 0..PAGES * 4096, len in 0..9000u64,
+        ) {
+            let len = len.min(PAGES * 4096 - start);
+            let owed = set(&owed);
+            let disk = disk(&owed, true);
+            let mut out = vec![0xee; len as usize];
+            disk.read_at(start, &mut out).unwrap();
+            for (at, byte) in (start..).zip(&out) {
+                let page = at / 4096;
+                let expected = if owed.contains(page) { 0x40 | page as u8 } else { page as u8 };
+                prop_assert_eq!(*byte, expected, "byte {}", at);
+            }
+            let extents = disk.extents(start, len).unwrap();
+            prop_assert_eq!(extents.iter().map(|extent| extent.len).sum::<u64>(), len);
+        }
+    }
+
+    #[test]
+    fn what_is_not_owed_needs_nobody_and_what_is_says_who_has_it() {
+        let disk = disk(&set(&[3]), false);
+        assert!(!disk.may_wait(0, 3 * 4096) && disk.may_wait(0, 3 * 4096 + 1));
+        disk.read_at(0, &mut [0; 3 * 4096]).unwrap();
+        let Err(BlockError::Content { source, .. }) = disk.read_at(3 * 4096 + 17, &mut [0; 8]) else {
+            panic!("nobody is connected");
+        };
+        assert!(passes(&*source) && source.to_string().contains("alpha is not connected"), "{source}");
+    }
+}

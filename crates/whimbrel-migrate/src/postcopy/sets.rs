@@ -1,4 +1,5 @@
-//! Sets of pages as bytes: runs in postcard form, compressed. For messages and for what a target writes down.
+//! Sets of pages as bytes: runs in postcard form, compressed. For messages and for what a target writes down
+//! (docs/formats/owed.md). What is damaged, too long or outside its array is refused.
 
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{PageRun, PageSet};
