@@ -28,6 +28,10 @@ pub const MACHINE_CHECKPOINT: &str = "/v1/machines/{name}/checkpoint";
 pub const MACHINE_SUSPEND: &str = "/v1/machines/{name}/suspend";
 /// `POST`: move it to another host.
 pub const MACHINE_MIGRATE: &str = "/v1/machines/{name}/migrate";
+/// `POST`: keep a standby of it on another host; `DELETE`: no longer.
+pub const MACHINE_PROTECT: &str = "/v1/machines/{name}/protect";
+/// `POST`: let its standby have it.
+pub const MACHINE_FAILOVER: &str = "/v1/machines/{name}/failover";
 /// `POST`: sample what it dirties, as a trace that is sent while it grows.
 pub const MACHINE_WWS: &str = "/v1/machines/{name}/wws";
 /// `POST`: move all machines of the host to others.

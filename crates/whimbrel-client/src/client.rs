@@ -137,6 +137,29 @@ impl Client {
         self.post(routes::machine(routes::MACHINE_MIGRATE, name), request).await
     }
 
+    /// Begins to keep a standby of a machine on another host.
+    pub async fn protect(
+        &self,
+        name: &MachineName,
+        request: &ProtectRequest,
+    ) -> Result<Operation, ClientError> {
+        self.post(routes::machine(routes::MACHINE_PROTECT, name), request).await
+    }
+
+    /// Keeps no standby of a machine any longer.
+    pub async fn unprotect(&self, name: &MachineName) -> Result<MachineInfo, ClientError> {
+        Call::new(Method::DELETE, routes::machine(routes::MACHINE_PROTECT, name)).read(&self.socket).await
+    }
+
+    /// Lets its standby have a machine.
+    pub async fn failover(
+        &self,
+        name: &MachineName,
+        request: &FailoverRequest,
+    ) -> Result<Operation, ClientError> {
+        self.post(routes::machine(routes::MACHINE_FAILOVER, name), request).await
+    }
+
     /// How machines moved away from the host, newest first.
     pub async fn migrations(&self) -> Result<Vec<MigrationRecord>, ClientError> {
         self.get(routes::MIGRATIONS).await

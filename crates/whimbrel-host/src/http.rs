@@ -43,6 +43,8 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
         .route(routes::MACHINE_CHECKPOINT, post(checkpoint))
         .route(routes::MACHINE_SUSPEND, post(suspend))
         .route(routes::MACHINE_MIGRATE, post(migrate))
+        .route(routes::MACHINE_PROTECT, post(protect).delete(unprotect))
+        .route(routes::MACHINE_FAILOVER, post(failover))
         .route(routes::MIGRATIONS, get(migrations))
         .route(routes::MACHINE_WWS, post(wws))
         .route(routes::EVACUATE, post(evacuate))
@@ -153,7 +155,13 @@ async fn run(State(host): Shared, body: Bytes) -> Answer<whimbrel_api::MachineIn
 
 async fn machine(State(host): Shared, Path(name): Path<String>) -> Answer<whimbrel_api::MachineInfo> {
     let name: MachineName = named(&name)?;
-    blocking(host, move |host| Ok(host.machine(&name)?.info())).await
+    blocking(host, move |host| {
+        let mut info = [host.machine(&name)?.info()];
+        host.protecting.add_to(&mut info);
+        let [info] = info;
+        Ok(info)
+    })
+    .await
 }
 
 async fn forget(State(host): Shared, Path(name): Path<String>) -> Answer<()> {
@@ -207,6 +215,21 @@ async fn suspend(State(host): Shared, Path(name): Path<String>, body: Bytes) -> 
 async fn migrate(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Answer<Operation> {
     let (name, request): (MachineName, _) = (named(&name)?, parse(&body)?);
     blocking(host, move |host| host.migrate(&name, request)).await
+}
+
+async fn protect(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Answer<Operation> {
+    let (name, request): (MachineName, _) = (named(&name)?, parse(&body)?);
+    blocking(host, move |host| host.protect(&name, request)).await
+}
+
+async fn unprotect(State(host): Shared, Path(name): Path<String>) -> Answer<whimbrel_api::MachineInfo> {
+    let name: MachineName = named(&name)?;
+    blocking(host, move |host| host.unprotect(&name)).await
+}
+
+async fn failover(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Answer<Operation> {
+    let (name, request): (MachineName, _) = (named(&name)?, parse(&body)?);
+    blocking(host, move |host| host.failover(&name, request)).await
 }
 
 async fn evacuate(State(host): Shared, body: Bytes) -> Answer<Operation> {

@@ -7,6 +7,7 @@
 //! DATA/tunnels/        machines whose network is here while they run elsewhere
 //! DATA/machines/NAME/  machine.json, disk0/ …, console.log
 //! DATA/migrations/     how machines moved away from here
+//! DATA/protections/    standbys of machines, here and of here     DATA/leases/  those that this host is the witness of
 //! DATA/handovers.json  machines that are on their way to other hosts
 //! RUN/slots/ID/        sockets, RAM file, live bitmaps of one QEMU; RUN is on a tmpfs
 //! ```
@@ -75,6 +76,16 @@ impl Layout {
     /// Records of migrations that have ended.
     pub(crate) fn migrations(&self) -> PathBuf {
         self.data.join("migrations")
+    }
+
+    /// Protections that this host takes part in.
+    pub(crate) fn protections(&self) -> PathBuf {
+        self.data.join("protections")
+    }
+
+    /// Protections of others that this host decides about.
+    pub(crate) fn leases(&self) -> PathBuf {
+        self.data.join("leases")
     }
 
     pub(crate) fn machines(&self) -> PathBuf {

@@ -18,6 +18,7 @@ mod outcome;
 mod output;
 mod picture;
 mod progress;
+mod protection;
 mod rounds;
 mod settings;
 mod table;

@@ -224,6 +224,7 @@ fn describe(note: &HomeNote, tunnel: TunnelInfo) -> MachineInfo {
         operation: None,
         vmgenid: None,
         tunnel: Some(tunnel),
+        protection: None,
     }
 }
 

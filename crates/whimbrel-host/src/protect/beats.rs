@@ -1,0 +1,177 @@
+//! The primary's lease at work: asks for it again and again, and shuts the machine off from the world the moment it runs out.
+//!
+//! Three threads a protection: one renews at the witness, one beats to the standby, one watches the clock. The last one does not
+//! wait for anybody, so nothing that hangs can keep the gates open. A standby that is silent for a whole term has its link cut,
+//! which ends whatever waits for it.
+
+use super::{
+    guard::Guard,
+    link::{Line, PageLink},
+};
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+use whimbrel_net::{Gates, Port};
+use whimbrel_protect::{
+    clock::Moment,
+    lease::{Primary, Question},
+    protocol::{self, Heard, ProtectionId},
+};
+
+/// How often the clock is looked at.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// The lease of one protection.
+pub(super) struct Beats {
+    pub(super) id: ProtectionId,
+    pub(super) term: Duration,
+    pub(super) standby: Arc<Line>,
+    pub(super) witness: Option<Arc<Line>>,
+    lease: Mutex<Primary>,
+    /// From when on the standby might take over: only then is anything shut.
+    armed: AtomicBool,
+    stop: AtomicBool,
+    ports: Vec<Weak<Port>>,
+    link: Weak<PageLink>,
+    guard: Weak<Guard>,
+}
+
+impl Beats {
+    pub(super) fn new(
+        id: ProtectionId,
+        lease: Primary,
+        term: Duration,
+        (standby, witness): (Arc<Line>, Option<Arc<Line>>),
+        (ports, link): (Vec<Weak<Port>>, Weak<PageLink>),
+        guard: Weak<Guard>,
+    ) -> Self {
+        let (armed, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { id, term, standby, witness, lease: Mutex::new(lease), armed, stop, ports, link, guard }
+    }
+
+    pub(super) fn lease(&self) -> MutexGuard<'_, Primary> {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether anything of the machine may be seen now.
+    pub(super) fn may_run(&self) -> bool {
+        !self.is_armed() || self.lease().may_run(Moment::now())
+    }
+
+    /// From now on the standby might take over.
+    pub(super) fn arm(&self) {
+        self.armed.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::SeqCst)
+    }
+
+    /// Every port that is still there.
+    pub(super) fn ports(&self) -> impl Iterator<Item = Arc<Port>> {
+        self.ports.iter().filter_map(Weak::upgrade)
+    }
+
+    /// How long an answer is waited for.
+    pub(super) fn patience(&self) -> Duration {
+        self.term.max(Duration::from_millis(200))
+    }
+
+    /// Asks the witness, if there is one, and enters what it says.
+    pub(super) fn ask_witness(&self, question: &Question) {
+        let Some(witness) = &self.witness else { return };
+        let asked = Moment::now();
+        let verdict = witness.witness(self.id, question, self.patience());
+        if let Some(guard) = self.guard.upgrade() {
+            guard.witness_answered(verdict.is_some());
+        }
+        if let Some(verdict) = verdict {
+            self.lease().witness_said(question, verdict, asked);
+        }
+    }
+
+    fn beat(&self) {
+        let asked = Moment::now();
+        let heard: Option<Heard> = self.standby.ask(protocol::HEARTBEAT, &self.id, self.patience());
+        if let Some(heard) = heard {
+            self.lease().standby_heard(heard, asked);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+
+    fn every(&self, span: Duration, work: impl Fn()) {
+        while !self.is_over() {
+            work();
+            std::thread::sleep(span);
+        }
+    }
+
+    /// Shuts and opens the gates as the lease says, and cuts off a silent standby.
+    fn watch(&self) {
+        let (begun, mut shut) = (Moment::now(), false);
+        while !self.is_over() {
+            let (now, lease) = (Moment::now(), *self.lease());
+            if self.is_armed() {
+                let may = lease.may_run(now);
+                if may == shut {
+                    let gates = if may { Gates::OPEN } else { Gates::BLOCKED };
+                    self.ports().for_each(|port| port.set_gates(gates));
+                    shut = !may;
+                    if shut {
+                        tracing::error!(standby = %self.standby.to(), "the lease has run out: nothing of the machine is seen any more");
+                    }
+                }
+            }
+            let silent = now > lease.promise_until().max(begun.after(self.term * 4));
+            if (silent || shut)
+                && let Some(link) = self.link.upgrade()
+            {
+                link.cut();
+            }
+            std::thread::sleep(LOOK.min(self.term / 32));
+        }
+    }
+}
+
+/// The threads of a lease. They end when this is dropped.
+pub(super) struct Beating {
+    beats: Arc<Beats>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Beating {
+    pub(super) fn start(beats: Arc<Beats>) -> std::io::Result<Self> {
+        let mut beating = Self { beats, threads: Vec::new() };
+        let (term, has_witness) = (beating.beats.term, beating.beats.witness.is_some());
+        beating.spawn("lease-watch", Beats::watch)?;
+        beating.spawn("lease-beat", move |beats| beats.every(term / 4, || beats.beat()))?;
+        if has_witness {
+            let renew = move |beats: &Beats| beats.every(term / 4, || beats.ask_witness(&Question::Renew));
+            beating.spawn("lease-renew", renew)?;
+        }
+        Ok(beating)
+    }
+
+    fn spawn(&mut self, name: &str, work: impl FnOnce(&Beats) + Send + 'static) -> std::io::Result<()> {
+        let beats = self.beats.clone();
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || work(&beats))?;
+        self.threads.push(thread);
+        Ok(())
+    }
+}
+
+impl Drop for Beating {
+    fn drop(&mut self) {
+        self.beats.stop.store(true, Ordering::SeqCst);
+        // They sleep a quarter of a term at most, or wait for an answer as long as they are patient: nobody waits for that.
+        self.threads.drain(..).for_each(drop);
+    }
+}

@@ -1,0 +1,291 @@
+//! Epoch after epoch of one machine: when the next one is cut, what holds its output back, and what ends it.
+
+use super::{
+    beats::Beats,
+    guard::{Command, Guard, Told},
+    link::PageLink,
+    settings::Settings,
+};
+use crate::{
+    error::HostError,
+    host::Host,
+    live::{Live, LivePort, Stoppable},
+};
+use std::{
+    ops::ControlFlow,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, Sender, TryRecvError},
+    },
+    time::{Duration, Instant},
+};
+use whimbrel_api::ProtectState;
+use whimbrel_capture::{Follower, Pace, Subject};
+use whimbrel_machine::{Machine, MachineError};
+use whimbrel_migrate::link::Link;
+use whimbrel_net::{Epoch, HoldLimits, Port};
+use whimbrel_protect::{
+    PrimaryError,
+    clock::Moment,
+    primary::{Sender as Sending, was_cancelled},
+    protocol::ProtectionId,
+    stats::EpochStats,
+};
+use whimbrel_qemu::MachineEvent;
+
+/// Rounds of the first copy: until an epoch's worth is left, or they no longer help.
+const FIRST_COPY: Pace = Pace { pages_left_max: 1024, rounds_max: 8 };
+
+/// What ended the epochs.
+pub(super) enum Outcome {
+    /// The standby was lost, or something else failed.
+    Failed(HostError),
+    /// Somebody wants no protection any more.
+    Unprotect(Sender<Result<(), HostError>>),
+    /// Somebody wants the standby to have the machine. Its last epoch is there, and it stands still here.
+    Failover { answer: Sender<Result<f64, HostError>>, paused_at: Instant },
+    /// Its QEMU has died.
+    QemuGone,
+    /// Its guest has switched it off.
+    SwitchedOff,
+    /// The daemon ends.
+    Closing,
+}
+
+/// The sending side, as the host's settings want it.
+pub(super) fn sender<'a>(
+    link: &'a dyn Link,
+    id: ProtectionId,
+    settings: &Settings,
+    memory: u64,
+) -> Result<Sending<'a>, HostError> {
+    let hash_bytes_max = settings.hash_bytes_max(memory);
+    Sending::new(link, id, settings.coding, rand::random(), hash_bytes_max).map_err(failed)
+}
+
+/// The machine during its first copy: before it goes on after the last pause, its output is held.
+struct Holding<'a> {
+    machine: Stoppable<'a>,
+    beats: &'a Beats,
+    cut: &'a Mutex<Vec<(Arc<Port>, Epoch)>>,
+}
+
+impl Machine for Holding<'_> {
+    fn about_to_pause(&mut self) {
+        self.machine.about_to_pause();
+    }
+
+    fn pause(&mut self) -> Result<(), MachineError> {
+        self.machine.pause()
+    }
+
+    fn unpause(&mut self) -> Result<(), MachineError> {
+        self.beats.ports().for_each(|port| port.hold(HoldLimits::default()));
+        // From the seal on the standby might take over, so the lease counts from before it.
+        self.beats.arm();
+        *lock(self.cut) = barriers(self.beats);
+        self.machine.unpause()
+    }
+
+    fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
+        self.machine.device_state()
+    }
+}
+
+/// Ends the epoch of every port.
+fn barriers(beats: &Beats) -> Vec<(Arc<Port>, Epoch)> {
+    let barrier = |port: Arc<Port>| port.barrier().ok().map(|epoch| (port, epoch));
+    beats.ports().filter_map(barrier).collect()
+}
+
+/// Lets go what was held up to these epochs, if anything of the machine may be seen now.
+fn release(beats: &Beats, cut: &Mutex<Vec<(Arc<Port>, Epoch)>>) {
+    for (port, epoch) in lock(cut).drain(..) {
+        if beats.may_run()
+            && let Err(error) = port.release(epoch)
+        {
+            tracing::warn!(%error, "output of a protected machine is not released");
+        }
+    }
+}
+
+/// Protects the machine until something ends it.
+pub(super) fn run(
+    host: &Host,
+    guard: &Guard,
+    live: &mut Live,
+    memory: u64,
+    (link, beats): (&PageLink, &Beats),
+    has_pages: bool,
+    told: &Sender<Told>,
+) -> Outcome {
+    let events = live.events();
+    let mut sending = match sender(link, beats.id, &guard.settings, memory) {
+        Ok(sending) => sending,
+        Err(error) => return Outcome::Failed(error),
+    };
+    let mut epochs =
+        Epochs { host, guard, live, beats, sending: &mut sending, events, cut: Mutex::default() };
+    if let Err(error) = epochs.sending.follow(&mut epochs.live.ledgers, has_pages) {
+        return epochs.ended(failed(error));
+    }
+    match epochs.fill(told) {
+        Ok(pause) => {
+            guard.set_state(ProtectState::Protected);
+            let pause_ms = pause.as_secs_f64() * 1e3;
+            let _ = told.send(Told::Protected { pause_ms, wire_bytes: link.bytes_both_ways() });
+            tracing::info!(machine = %guard.name, standby = %guard.settings.request.host, "the machine is protected");
+        }
+        Err(error) => return epochs.ended(error),
+    }
+    epochs.all(told)
+}
+
+struct Epochs<'a, 'l> {
+    host: &'a Host,
+    guard: &'a Guard,
+    live: &'a mut Live,
+    beats: &'a Beats,
+    sending: &'a mut Sending<'l>,
+    events: Receiver<MachineEvent>,
+    cut: Mutex<Vec<(Arc<Port>, Epoch)>>,
+}
+
+impl Epochs<'_, '_> {
+    /// The first copy, or one that catches up: how long the machine stood still.
+    fn fill(&mut self, told: &Sender<Told>) -> Result<Duration, HostError> {
+        self.guard.set_state(ProtectState::Filling);
+        let Live { qemu, ledgers, disks, ports, .. } = &mut *self.live;
+        let machine = Stoppable { qemu, disks, keep_paused: false };
+        let mut machine = Holding { machine, beats: self.beats, cut: &self.cut };
+        let mut subject = Subject { machine: &mut machine, ledgers, follower: Follower::Standby };
+        let addresses = || ports.iter().map(LivePort::addresses).collect();
+        let guard = self.guard;
+        let captured = self.sending.fill(&mut subject, &FIRST_COPY, &addresses, &mut |progress| {
+            let _ = told.send(Told::Progress(progress));
+            if guard.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        let captured = captured.map_err(failed)?;
+        release(self.beats, &self.cut);
+        self.guard.committed(0, self.sending.hash_bytes(), |_| {});
+        self.guard.set_state(ProtectState::Protected);
+        Ok(captured.pause)
+    }
+
+    fn all(&mut self, told: &Sender<Told>) -> Outcome {
+        let length = self.guard.settings.epoch;
+        let mut due = Instant::now() + length;
+        let mut last_cut = Instant::now();
+        loop {
+            match self.guard.wait_command(due) {
+                Some(Command::Unprotect(answer)) => return Outcome::Unprotect(answer),
+                Some(Command::Failover(answer)) => {
+                    let paused_at = Instant::now();
+                    return match self.epoch(true, &mut last_cut) {
+                        Ok(()) => Outcome::Failover { answer, paused_at },
+                        Err(error) => {
+                            let text = crate::peers::chain(&error);
+                            let _ = answer.send(Err(HostError::invalid(text)));
+                            self.ended(error)
+                        }
+                    };
+                }
+                None => {}
+            }
+            if let Some(outcome) = self.news() {
+                return outcome;
+            }
+            let begun = Instant::now();
+            match self.epoch(false, &mut last_cut) {
+                Ok(()) => {}
+                Err(HostError::Protect { source }) if is_too_much(&*source) => {
+                    // Never more than is bounded: the standby is filled anew, and output waits for that long.
+                    tracing::warn!(machine = %self.guard.name, "more is dirty than an epoch may hold; the standby catches up");
+                    if let Err(error) = self.fill(told) {
+                        return self.ended(error);
+                    }
+                }
+                Err(error) => return self.ended(error),
+            }
+            let now = Instant::now();
+            due = begun + length;
+            if due <= now {
+                // The link does not follow: the next epoch is as long as it takes.
+                due = now + (now - begun) / 4;
+                self.guard.committed_late();
+            }
+        }
+    }
+
+    /// What has happened to the machine or the daemon meanwhile.
+    fn news(&mut self) -> Option<Outcome> {
+        if self.host.is_closing() {
+            return Some(Outcome::Closing);
+        }
+        loop {
+            match self.events.try_recv() {
+                Ok(MachineEvent::Shutdown(_)) => return Some(Outcome::SwitchedOff),
+                Ok(MachineEvent::Disconnected) | Err(TryRecvError::Disconnected) => {
+                    return Some(Outcome::QemuGone);
+                }
+                Ok(_) => {}
+                Err(TryRecvError::Empty) => return None,
+            }
+        }
+    }
+
+    /// What an error comes to: a QEMU that is gone fails in many ways.
+    fn ended(&mut self, error: HostError) -> Outcome {
+        if self.host.is_closing() {
+            return Outcome::Closing;
+        }
+        if !self.live.qemu.process().is_alive() {
+            return if self.beats.is_armed() { Outcome::QemuGone } else { Outcome::Failed(error) };
+        }
+        Outcome::Failed(error)
+    }
+
+    /// Cuts an epoch, sends it, and lets its output go. With `stay` the machine does not go on.
+    fn epoch(&mut self, stay: bool, last_cut: &mut Instant) -> Result<(), HostError> {
+        let Live { qemu, ledgers, disks, ports, .. } = &mut *self.live;
+        let mut machine = Stoppable { qemu, disks, keep_paused: stay };
+        let mut subject = Subject { machine: &mut machine, ledgers, follower: Follower::Standby };
+        let addresses = || ports.iter().map(LivePort::addresses).collect();
+        let (beats, cut) = (self.beats, &self.cut);
+        let mut stopped = || *lock(cut) = barriers(beats);
+        let committed = self.sending.epoch(&mut subject, &addresses, &mut stopped).map_err(failed)?;
+        release(self.beats, &self.cut);
+        let (pause, cut_at) = self.sending.last_pause();
+        let stats = EpochStats {
+            pause,
+            length: cut_at.saturating_duration_since(*last_cut),
+            delay: cut_at.elapsed(),
+            volume: committed.volume,
+        };
+        *last_cut = cut_at;
+        self.guard.committed(committed.epoch, self.sending.hash_bytes(), |all| {
+            all.add(stats);
+            all.again += committed.again;
+            all.device_bytes += committed.device_bytes;
+        });
+        if !beats.lease().may_run(Moment::now()) {
+            return Err(HostError::invalid("the lease has run out"));
+        }
+        Ok(())
+    }
+}
+
+fn is_too_much(error: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(error.downcast_ref::<PrimaryError>(), Some(PrimaryError::TooMuch { .. }))
+}
+
+pub(super) fn failed(error: PrimaryError) -> HostError {
+    match was_cancelled(&error) {
+        true => HostError::Cancelled { left: "the machine runs on unprotected".into() },
+        false => HostError::Protect { source: error.into() },
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

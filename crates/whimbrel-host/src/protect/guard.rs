@@ -1,0 +1,504 @@
+//! The primary's side on this host: a machine that is protected, from the first copy until somebody else has it or nobody does.
+//!
+//! One thread a machine. While it is protected the thread has the machine's turn, so nothing else changes it: whoever wants to
+//! stop it, or to end the protection, asks the thread. When the standby is lost the thread settles whose the machine is
+//! (`settle`), lets go of the turn, and comes back when the standby does.
+
+use super::{
+    beats::{Beating, Beats},
+    epochs::{self, Outcome},
+    link::{Line, PageLink},
+    notes::{Note, Side},
+    settings::Settings,
+    settle::{self, Settled},
+};
+use crate::{
+    error::HostError,
+    host::Host,
+    machine::{Machine, Turn},
+};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, Sender},
+    },
+    time::{Duration, Instant},
+};
+use whimbrel_api::{ProtectFigures, ProtectRole, ProtectState, ProtectionInfo};
+use whimbrel_capture::{Follower, Ledger, Progress};
+use whimbrel_core::{ByteSize, MachineName};
+use whimbrel_migrate::protocol::HandoverId;
+use whimbrel_protect::{
+    code::Volume,
+    lease::{self, PrimaryStand, Question},
+    protocol::{Begin, ProtectionId},
+    stats::Stats,
+};
+
+/// How long a standby that was lost is left alone before it is tried again.
+const TRY_AGAIN: Duration = Duration::from_secs(2);
+
+/// A protected machine, as others see it.
+pub(crate) struct Guard {
+    pub(super) name: MachineName,
+    pub(super) settings: Settings,
+    /// The same for all protections of this machine to this standby, so that pages it keeps are known to be of it.
+    pub(super) handover: HandoverId,
+    shared: Mutex<Shared>,
+    wake: Condvar,
+}
+
+struct Shared {
+    state: ProtectState,
+    epoch: u64,
+    stats: Stats,
+    hash_bytes: usize,
+    committed_at: Instant,
+    commands: VecDeque<Command>,
+    cancelled: bool,
+    witness_answers: Option<bool>,
+}
+
+/// What somebody wants of the thread; it answers.
+pub(super) enum Command {
+    /// End the protection, the machine stays here.
+    Unprotect(Sender<Result<(), HostError>>),
+    /// Let the standby have the machine; how long it stood still.
+    Failover(Sender<Result<f64, HostError>>),
+}
+
+/// What whoever began the protection is told.
+pub(super) enum Told {
+    Progress(Progress),
+    Protected { pause_ms: f64, wire_bytes: u64 },
+    Failed(HostError),
+}
+
+/// How one protection ended.
+pub(super) enum End {
+    /// There is nothing left to protect here, or nobody wants it protected.
+    Over,
+    /// It did not begin, or lost its standby: the machine runs here alone.
+    Alone { reason: String, error: Option<HostError> },
+}
+
+impl Guard {
+    pub(super) fn new(name: MachineName, settings: Settings, handover: HandoverId) -> Self {
+        let shared = Shared {
+            state: ProtectState::Filling,
+            epoch: 0,
+            stats: Stats::default(),
+            hash_bytes: 0,
+            committed_at: Instant::now(),
+            commands: VecDeque::new(),
+            cancelled: false,
+            witness_answers: None,
+        };
+        Self { name, settings, handover, shared: Mutex::new(shared), wake: Condvar::new() }
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the thread for something.
+    pub(super) fn command(&self, command: Command) {
+        self.shared().commands.push_back(command);
+        self.wake.notify_all();
+    }
+
+    /// Whoever began it does not want it any more.
+    pub(super) fn cancel(&self) {
+        self.shared().cancelled = true;
+        self.wake.notify_all();
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.shared().cancelled
+    }
+
+    /// What somebody wants, waited for until `until`.
+    pub(super) fn wait_command(&self, until: Instant) -> Option<Command> {
+        let mut shared = self.shared();
+        loop {
+            if let Some(command) = shared.commands.pop_front() {
+                return Some(command);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || shared.cancelled {
+                return None;
+            }
+            shared = self.wake.wait_timeout(shared, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    pub(super) fn set_state(&self, state: ProtectState) {
+        self.shared().state = state;
+    }
+
+    pub(super) fn witness_answered(&self, answers: bool) {
+        let before = self.shared().witness_answers.replace(answers);
+        if before != Some(answers) {
+            match answers {
+                true => tracing::info!(machine = %self.name, "the witness answers"),
+                false => {
+                    tracing::warn!(machine = %self.name, "the witness does not answer; the machine goes on as long as its standby does")
+                }
+            }
+        }
+    }
+
+    pub(super) fn committed(&self, epoch: u64, hash_bytes: usize, add: impl FnOnce(&mut Stats)) {
+        let mut shared = self.shared();
+        shared.epoch = epoch;
+        shared.hash_bytes = hash_bytes;
+        shared.committed_at = Instant::now();
+        add(&mut shared.stats);
+    }
+
+    /// The epoch began later than it was to.
+    pub(super) fn committed_late(&self) {
+        self.shared().stats.stretched += 1;
+    }
+
+    /// What is told about it.
+    pub(super) fn info(&self) -> ProtectionInfo {
+        let shared = self.shared();
+        ProtectionInfo {
+            role: ProtectRole::Primary,
+            host: self.settings.request.host.clone(),
+            witness: self.settings.request.witness.clone(),
+            witness_answers: shared.witness_answers,
+            state: shared.state.clone(),
+            epoch: shared.epoch,
+            figures: Some(figures(&shared.stats, shared.hash_bytes)),
+            lag_ms: shared.committed_at.elapsed().as_millis() as u64,
+        }
+    }
+}
+
+fn figures(stats: &Stats, hash_bytes: usize) -> ProtectFigures {
+    let ms = |span: Duration| span.as_secs_f64() * 1e3;
+    let Volume { dirty, changed, unshared, sent, .. } = stats.volume;
+    ProtectFigures {
+        epochs: stats.epochs,
+        epoch_ms: ms(stats.quantile(0.5, |epoch| epoch.length)),
+        stretched: stats.stretched,
+        pause_p50_ms: ms(stats.quantile(0.5, |epoch| epoch.pause)),
+        pause_p99_ms: ms(stats.quantile(0.99, |epoch| epoch.pause)),
+        output_delay_p50_ms: ms(stats.quantile(0.5, |epoch| epoch.delay)),
+        output_delay_p99_ms: ms(stats.quantile(0.99, |epoch| epoch.delay)),
+        dirty_pages: stats.pages(),
+        dirty_bytes: ByteSize(dirty),
+        changed_bytes: ByteSize(changed),
+        unshared_bytes: ByteSize(unshared),
+        sent_bytes: ByteSize(sent),
+        device_bytes: ByteSize(stats.device_bytes),
+        again_pages: stats.again,
+        hash_bytes: ByteSize(hash_bytes as u64),
+    }
+}
+
+/// The thread of a guard. `after` is a protection of which the standby may still have pages.
+pub(super) fn run(
+    host: &Arc<Host>,
+    machine: &Arc<Machine>,
+    guard: &Arc<Guard>,
+    mut after: Option<ProtectionId>,
+    told: &Sender<Told>,
+) {
+    let mut first = after.is_none();
+    loop {
+        let id = ProtectionId(rand::random());
+        let end = Attempt { host, machine, guard, id, after, told }.run();
+        let End::Alone { reason, error } = end else { break };
+        if first && !guard.was_protected() {
+            let error = error.unwrap_or_else(|| HostError::invalid(reason));
+            let _ = told.send(Told::Failed(error));
+            break;
+        }
+        first = false;
+        after = Some(id);
+        tracing::error!(machine = %guard.name, standby = %guard.settings.request.host, reason, "the machine runs unprotected");
+        guard.set_state(ProtectState::Unprotected { reason: reason.clone() });
+        if !wait_unprotected(host, guard) {
+            break;
+        }
+    }
+    host.protecting.leave_guard(&guard.name);
+}
+
+/// Waits before the standby is tried again; whether it is to be.
+fn wait_unprotected(host: &Host, guard: &Guard) -> bool {
+    let until = Instant::now() + TRY_AGAIN;
+    while Instant::now() < until {
+        if guard.is_cancelled() || host.is_closing() {
+            return false;
+        }
+        match guard.wait_command(until.min(Instant::now() + Duration::from_millis(100))) {
+            Some(Command::Unprotect(answer)) => {
+                let _ = answer.send(Ok(()));
+                return false;
+            }
+            Some(Command::Failover(answer)) => {
+                let name = guard.name.clone();
+                let _ =
+                    answer.send(Err(HostError::State { name, state: "unprotected", needed: "protected" }));
+            }
+            None => {}
+        }
+    }
+    true
+}
+
+/// One protection, from its beginning to its end.
+struct Attempt<'a> {
+    host: &'a Arc<Host>,
+    machine: &'a Arc<Machine>,
+    guard: &'a Arc<Guard>,
+    id: ProtectionId,
+    after: Option<ProtectionId>,
+    told: &'a Sender<Told>,
+}
+
+impl Guard {
+    fn was_protected(&self) -> bool {
+        self.shared().stats.epochs > 0
+            || self.shared().epoch > 0
+            || self.shared().state != ProtectState::Filling
+    }
+}
+
+impl Attempt<'_> {
+    fn run(&self) -> End {
+        let failed =
+            |error: HostError| End::Alone { reason: crate::peers::chain(&error), error: Some(error) };
+        let mut turn = match self.machine.begin("protection", None) {
+            Ok(turn) => turn,
+            Err(error) => return failed(error),
+        };
+        // Somebody may have ended it since the turn was let go of.
+        if let Err(error) = self.host.check_current(self.machine).and_then(|()| turn.live().map(drop)) {
+            return match self.guard.was_protected() {
+                true => End::Over,
+                false => failed(error),
+            };
+        }
+        match self.begin(&mut turn) {
+            Ok((link, beats, has_pages)) => self.protect(turn, link, beats, has_pages),
+            Err(error) => failed(error),
+        }
+    }
+
+    /// Up to where the standby has room for the machine and all is written down.
+    fn begin(&self, turn: &mut Turn<'_>) -> Result<(Arc<PageLink>, Arc<Beats>, bool), HostError> {
+        let (host, settings) = (self.host, &self.guard.settings);
+        let request = &settings.request;
+        let (record, live) = turn.parts()?;
+        if live.is_paused() {
+            return Err(HostError::State { name: record.name.clone(), state: "paused", needed: "running" });
+        }
+        if live.away.is_some() {
+            return Err(HostError::invalid(format!("{} runs away from its network", record.name)));
+        }
+        let offer = super::offer::of(host, record, live, self.guard.handover)?;
+        let link = Arc::new(PageLink::connect(host, &request.host)?);
+        let standby = Arc::new(Line::new(host, &request.host));
+        let witness = request.witness.as_ref().map(|witness| Arc::new(Line::new(host, witness)));
+        let ports = live.ports.iter().map(crate::live::LivePort::port).collect();
+        let rules = lease::Primary::begin(witness.is_some(), settings.term);
+        let beats = Arc::new(Beats::new(
+            self.id,
+            rules,
+            settings.term,
+            (standby, witness),
+            (ports, Arc::downgrade(&link)),
+            Arc::downgrade(self.guard),
+        ));
+        if let Some(witness) = &beats.witness {
+            let term_ms = settings.term.as_millis() as u32;
+            let question = Question::Register { standby: request.host.clone(), term_ms };
+            let verdict = witness.witness(self.id, &question, Duration::from_secs(5));
+            if verdict != Some(lease::Verdict::Yes) {
+                return Err(HostError::invalid(format!(
+                    "{} does not act as a witness: {verdict:?}",
+                    witness.to()
+                )));
+            }
+            beats.ask_witness(&Question::Renew);
+        }
+        let side = Side::Primary { request: request.clone(), gave_up: false };
+        host.protecting.put_note(Note::new(self.id, &self.guard.name, self.guard.handover, side))?;
+        let begin = Begin {
+            id: self.id,
+            after: self.after,
+            offer,
+            coding: settings.coding,
+            lease_ms: settings.term.as_millis() as u32,
+            witness: request.witness.clone(),
+        };
+        let read =
+            |digest| std::fs::read(host.layout.boot_file(&digest)).map_err(whimbrel_protect::BoxError::from);
+        let begun = epochs::sender(&*link, self.id, settings, record.config.memory.0)
+            .and_then(|sender| sender.begin(&begin, &read).map_err(epochs::failed));
+        match begun {
+            Ok(has_pages) => Ok((link, beats, has_pages)),
+            Err(error) => {
+                // The standby has never had a whole epoch of this one: it cannot take over by it.
+                self.call_off(&beats);
+                Err(error)
+            }
+        }
+    }
+
+    /// Nothing came of it, and nothing can: no epoch was ever sealed.
+    fn call_off(&self, beats: &Beats) {
+        let keep = self.guard.was_protected();
+        let _ = beats.standby.end(self.id, keep, Duration::from_secs(1));
+        if let Some(witness) = &beats.witness {
+            let _ = witness.witness(self.id, &Question::Close, Duration::from_secs(1));
+            let _ = witness.witness(self.id, &Question::Forget, Duration::from_secs(1));
+        }
+        self.host.protecting.remove_note(self.id);
+    }
+
+    fn protect(&self, mut turn: Turn<'_>, link: Arc<PageLink>, beats: Arc<Beats>, has_pages: bool) -> End {
+        let beating = match Beating::start(beats.clone()) {
+            Ok(beating) => beating,
+            Err(error) => {
+                self.call_off(&beats);
+                return End::Alone { reason: error.to_string(), error: None };
+            }
+        };
+        let outcome = match turn.parts() {
+            Ok((record, live)) => {
+                let memory = record.config.memory.0;
+                epochs::run(self.host, self.guard, live, memory, (&link, &beats), has_pages, self.told)
+            }
+            Err(error) => Outcome::Failed(error),
+        };
+        link.cut();
+        let end = self.after_epochs(turn, outcome, &beats);
+        drop(beating);
+        end
+    }
+
+    fn after_epochs(&self, mut turn: Turn<'_>, outcome: Outcome, beats: &Arc<Beats>) -> End {
+        if let Some(live) = &mut turn.live {
+            live.ledgers.iter_mut().for_each(|ledger: &mut Ledger| ledger.unfollow(Follower::Standby));
+        }
+        match outcome {
+            Outcome::Closing => End::Over,
+            Outcome::Failed(error) if !beats.is_armed() => {
+                self.call_off(beats);
+                End::Alone { reason: crate::peers::chain(&error), error: Some(error) }
+            }
+            Outcome::Unprotect(answer) => match self.settle(&mut turn, beats, false) {
+                Settled::Alone => {
+                    self.let_out(&mut turn, beats);
+                    let _ = answer.send(Ok(()));
+                    End::Over
+                }
+                settled => {
+                    let _ = answer.send(Err(HostError::invalid("the standby has taken the machine over")));
+                    self.done(turn, beats, settled)
+                }
+            },
+            Outcome::Failover { answer, paused_at } => {
+                let given = settle::give(self.host, self.guard, beats);
+                match given {
+                    Settled::Gone => {
+                        let _ = answer.send(Ok(paused_at.elapsed().as_secs_f64() * 1e3));
+                    }
+                    _ => {
+                        let _ = answer.send(Err(HostError::invalid("the standby did not take it")));
+                        turn.live.iter_mut().for_each(crate::live::Live::go_on);
+                    }
+                }
+                self.done(turn, beats, given)
+            }
+            Outcome::QemuGone => {
+                // Its guest is lost here, and the standby has all of it that anybody has seen.
+                let given = settle::give(self.host, self.guard, beats);
+                self.done(turn, beats, given)
+            }
+            Outcome::SwitchedOff => {
+                let settled = self.settle(&mut turn, beats, false);
+                if matches!(settled, Settled::Alone) {
+                    self.let_out(&mut turn, beats);
+                    return End::Over;
+                }
+                self.done(turn, beats, settled)
+            }
+            Outcome::Failed(error) => {
+                let reason = crate::peers::chain(&error);
+                tracing::warn!(machine = %self.guard.name, reason, "the standby is lost");
+                let settled = self.settle(&mut turn, beats, true);
+                match settled {
+                    Settled::Alone => {
+                        self.let_out(&mut turn, beats);
+                        End::Alone { reason, error: None }
+                    }
+                    settled => self.done(turn, beats, settled),
+                }
+            }
+        }
+    }
+
+    fn settle(&self, turn: &mut Turn<'_>, beats: &Arc<Beats>, keep: bool) -> Settled {
+        settle::settle(self.host, self.guard, beats, turn.live.as_mut(), keep)
+    }
+
+    /// The machine is this host's alone: whatever it has said may be heard.
+    fn let_out(&self, turn: &mut Turn<'_>, beats: &Arc<Beats>) {
+        settle::note_alone(self.host, beats);
+        beats.ports().for_each(|port| port.set_gates(whimbrel_net::Gates::OPEN));
+        beats.ports().for_each(|port| port.release_all());
+        if let Some(live) = &mut turn.live
+            && live.is_paused()
+        {
+            live.go_on();
+        }
+    }
+
+    fn done(&self, turn: Turn<'_>, beats: &Arc<Beats>, settled: Settled) -> End {
+        match settled {
+            Settled::Gone => settle::retire(self.host, self.machine, turn, self.guard, self.id),
+            Settled::Alone => {
+                // It was to be given away and was not: it is this host's, whatever is left of it.
+                let mut turn = turn;
+                self.let_out(&mut turn, beats);
+            }
+            // A later daemon settles it: the note says that it must.
+            Settled::Closing => {}
+        }
+        debug_assert!(
+            beats.lease().stand() != PrimaryStand::Guarded
+                || beats.witness.is_none()
+                || self.host.is_closing()
+        );
+        End::Over
+    }
+}
+
+/// Waits for word on a protection, passing progress on; ends it if whoever waits is told to.
+pub(super) fn wait_protected(
+    guard: &Guard,
+    hears: &Receiver<Told>,
+    mut progress: impl FnMut(Progress) -> bool,
+) -> Result<(f64, u64), HostError> {
+    loop {
+        match hears.recv_timeout(Duration::from_millis(100)) {
+            Ok(Told::Protected { pause_ms, wire_bytes }) => return Ok((pause_ms, wire_bytes)),
+            Ok(Told::Failed(error)) => return Err(error),
+            Ok(Told::Progress(now)) => {
+                if !progress(now) {
+                    guard.cancel();
+                }
+            }
+            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
+            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return Err(HostError::Panicked),
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Protection of machines by hot standbys, on this host: as the primary, as the standby, as the witness.
+//!
+//! The rules are those of `whimbrel-protect`. Here is who works on what: `guard` and `epochs` protect a machine of this host,
+//! `beats` keeps its lease, `settle` finds out whose it is when hosts lose each other, `standing` keeps machines of others,
+//! `witness` decides between two others, `notes` is what outlives the daemon, `recover` what a daemon does with it.
+
+mod beats;
+mod epochs;
+mod guard;
+mod link;
+mod notes;
+mod offer;
+mod recover;
+mod requests;
+mod settings;
+mod settle;
+mod standing;
+mod witness;
+
+use crate::{error::HostError, layout::Layout};
+use guard::Guard;
+use notes::{Note, Notes, Side};
+use standing::Standing;
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use whimbrel_api::{MachineInfo, MachineState};
+use whimbrel_core::MachineName;
+use whimbrel_protect::protocol::{Fate, ProtectionId};
+use witness::Leases;
+
+/// Kinds of messages of a protection.
+pub(crate) const RANGE: u16 = whimbrel_wire::range::PROTECT;
+
+/// Everything about protections that a host knows.
+pub(crate) struct Protecting {
+    leases: Leases,
+    notes: Notes,
+    /// Notes of this host as a primary, by machine.
+    noted: Mutex<HashMap<ProtectionId, Note>>,
+    guards: Mutex<BTreeMap<MachineName, Arc<Guard>>>,
+    standings: Mutex<HashMap<ProtectionId, Arc<Standing>>>,
+    /// Protections that ended here without the standby's knowledge: it is told when it can be.
+    to_tell: Mutex<BTreeSet<ProtectionId>>,
+}
+
+impl Protecting {
+    /// What earlier daemons left.
+    pub(crate) fn open(layout: &Layout) -> Result<Self, HostError> {
+        let notes = Notes::open(layout.protections())?;
+        let noted = notes.all()?.into_iter().map(|note| (note.id, note)).collect();
+        Ok(Self {
+            leases: Leases::open(layout.leases())?,
+            notes,
+            noted: Mutex::new(noted),
+            guards: Mutex::default(),
+            standings: Mutex::default(),
+            to_tell: Mutex::default(),
+        })
+    }
+
+    fn standing(&self, id: ProtectionId) -> Option<Arc<Standing>> {
+        lock(&self.standings).get(&id).cloned()
+    }
+
+    fn enter(&self, standing: Arc<Standing>) {
+        lock(&self.standings).insert(standing.id(), standing);
+    }
+
+    fn leave(&self, id: ProtectionId) {
+        lock(&self.standings).remove(&id);
+    }
+
+    /// What has become of a protection that nobody stands by for here.
+    fn fate(&self, id: ProtectionId) -> Fate {
+        match lock(&self.noted).get(&id) {
+            Some(Note { side: Side::TookOver { .. }, .. }) => Fate::TakenOver,
+            // What a daemon did not note it cannot take over: its memory of the epochs is gone.
+            _ => Fate::Ended,
+        }
+    }
+
+    fn put_note(&self, note: Note) -> Result<(), HostError> {
+        self.notes.put(&note)?;
+        lock(&self.noted).insert(note.id, note);
+        Ok(())
+    }
+
+    /// A takeover's note is known as soon as it is tried: after a failed write nobody is told that it did not happen.
+    fn take_note(&self, note: Note) -> Result<(), HostError> {
+        lock(&self.noted).insert(note.id, note.clone());
+        self.notes.put(&note)
+    }
+
+    fn remove_note(&self, id: ProtectionId) {
+        lock(&self.noted).remove(&id);
+        self.notes.remove(id);
+    }
+
+    /// The protections of machine `name` that this host must settle before it runs it.
+    fn unsettled(&self, name: &MachineName) -> Vec<Note> {
+        let noted = lock(&self.noted);
+        let ours = |note: &&Note| note.name == *name && matches!(note.side, Side::Primary { .. });
+        noted.values().filter(ours).cloned().collect()
+    }
+
+    fn tell_ended(&self, id: ProtectionId) {
+        lock(&self.to_tell).insert(id);
+    }
+
+    fn leave_guard(&self, name: &MachineName) {
+        lock(&self.guards).remove(name);
+    }
+
+    fn guard(&self, name: &MachineName) -> Option<Arc<Guard>> {
+        lock(&self.guards).get(name).cloned()
+    }
+
+    fn standing_of(&self, name: &MachineName) -> Option<Arc<Standing>> {
+        lock(&self.standings).values().find(|standing| standing.name() == name).cloned()
+    }
+
+    /// Adds what is known of protections to what is told of machines.
+    pub(crate) fn add_to(&self, machines: &mut [MachineInfo]) {
+        for machine in machines {
+            machine.protection = match (self.guard(&machine.name), self.standing_of(&machine.name)) {
+                (Some(guard), _) => Some(guard.info()),
+                (None, Some(standing)) if machine.state == MachineState::Migrating => Some(standing.info()),
+                (None, _) => None,
+            };
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

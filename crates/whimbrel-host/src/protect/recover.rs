@@ -1,0 +1,222 @@
+//! What a daemon does with protections of its predecessor: nothing of such a machine is seen, and it stands still, until those
+//! who know have said whose it is.
+//!
+//! Its guest may have run on without a daemon meanwhile, but had neither network nor disks: both are the daemon's.
+
+use super::{
+    beats::Beats,
+    guard::Guard,
+    link::Line,
+    lock,
+    notes::{Note, Side},
+    settings::Settings,
+    settle::{self, Settled},
+};
+use crate::{
+    error::HostError,
+    host::Host,
+    live::Live,
+    machine::{Machine, Turn},
+    record::{Phase, Record},
+    slot, supervise,
+};
+use std::{
+    sync::{Arc, Weak, mpsc},
+    time::Duration,
+};
+use whimbrel_api::{ProtectRequest, ProtectState};
+use whimbrel_protect::{lease, protocol::ProtectionId};
+
+/// How often a standby is told that it need not stand by any more.
+const TELL_AGAIN: Duration = Duration::from_secs(5);
+
+impl Host {
+    /// Whether a machine is to be settled with others before anything else; then that has begun.
+    pub(crate) fn take_up_protected(self: &Arc<Self>, record: &Record) -> bool {
+        let notes = self.protecting.unsettled(&record.name);
+        let Some(note) = notes.first().cloned() else { return false };
+        let Side::Primary { request, gave_up } = note.side.clone() else { return false };
+        match record.phase {
+            Phase::Here => {}
+            // Its record says already whose it is.
+            Phase::HandedOver { .. } => {
+                notes.iter().for_each(|note| self.protecting.remove_note(note.id));
+                return false;
+            }
+            _ => {
+                notes.iter().for_each(|note| self.protecting.remove_note(note.id));
+                return false;
+            }
+        }
+        let settings = match Settings::of(&request) {
+            Ok(settings) => settings,
+            Err(error) => {
+                tracing::error!(machine = %record.name, error = &error as &dyn std::error::Error, "a note of a protection makes no sense");
+                return true;
+            }
+        };
+        let live = record.process.as_ref().and_then(|process| {
+            let adopted = Live::adopt(self, record, process);
+            adopted.inspect_err(|error| {
+                tracing::warn!(machine = %record.name, error = error as &dyn std::error::Error, "cannot be taken up");
+            }).ok()
+        });
+        tracing::warn!(machine = %record.name, standby = %request.host, "a protected machine: asking whose it is");
+        let machine = self.enter(Machine::new(record.clone(), live));
+        let guard = Arc::new(Guard::new(record.name.clone(), settings, note.handover));
+        guard.set_state(ProtectState::Fenced { reason: format!("{} is being asked", request.host) });
+        lock(&self.protecting.guards).insert(record.name.clone(), guard.clone());
+        let (host, (begun, has_turn)) = (self.clone(), mpsc::channel());
+        let work = move || {
+            let turn = machine.begin_when_free("protection");
+            let _ = begun.send(());
+            let unsettled = Unsettled { host: &host, machine: &machine, guard: &guard, notes: &notes };
+            let goes_on = unsettled.settle(turn, &note, gave_up);
+            host.protecting.leave_guard(&guard.name);
+            if goes_on {
+                protect_again(&host, &machine, &request, &note);
+            }
+        };
+        match std::thread::Builder::new().name("settle".into()).spawn(work) {
+            // Nobody else gets the turn before it.
+            Ok(_) => drop(has_turn.recv()),
+            Err(error) => tracing::error!(%error, "no thread to settle whose a machine is"),
+        }
+        true
+    }
+
+    /// Tells standbys, over and over, of protections that ended without their knowledge.
+    pub(crate) fn tell_ended_protections(self: &Arc<Self>) {
+        let host = Arc::downgrade(self);
+        let tell = move || {
+            while let Some(host) = Weak::upgrade(&host) {
+                if !host.sleep_unless_closing(TELL_AGAIN) {
+                    return;
+                }
+                host.tell_ended_once();
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("tell-ended".into()).spawn(tell) {
+            tracing::error!(%error, "no thread to tell standbys that they need not stand by");
+        }
+    }
+
+    fn tell_ended_once(self: &Arc<Self>) {
+        let ids: Vec<ProtectionId> = lock(&self.protecting.to_tell).iter().copied().collect();
+        for id in ids {
+            let note = lock(&self.protecting.noted).get(&id).cloned();
+            let Some(Note { side: Side::Primary { request, .. }, name, .. }) = note else {
+                lock(&self.protecting.to_tell).remove(&id);
+                continue;
+            };
+            match Line::new(self, &request.host).end(id, true, Duration::from_secs(2)) {
+                Some(whimbrel_protect::protocol::Fate::Ended) => {
+                    lock(&self.protecting.to_tell).remove(&id);
+                    self.protecting.remove_note(id);
+                }
+                Some(whimbrel_protect::protocol::Fate::TakenOver) => {
+                    tracing::error!(machine = %name, host = %request.host, "a person let it take the machine over although it ran here; it is stopped here");
+                    lock(&self.protecting.to_tell).remove(&id);
+                    self.stop_taken_over(&name, id);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Without a witness a person decided. The machine is the other host's, whatever it has done here meanwhile.
+    fn stop_taken_over(self: &Arc<Self>, name: &whimbrel_core::MachineName, id: ProtectionId) {
+        let Some(note) = lock(&self.protecting.noted).get(&id).cloned() else { return };
+        let (Side::Primary { request, .. }, Ok(machine)) = (&note.side, self.machine(name)) else { return };
+        let Ok(settings) = Settings::of(request) else { return };
+        if let Some(guard) = self.protecting.guard(name) {
+            guard.cancel();
+        }
+        let guard = Guard::new(name.clone(), settings, note.handover);
+        let turn = machine.begin_when_free("protection");
+        if turn.record.phase == Phase::Here {
+            settle::retire(self, &machine, turn, &guard, id);
+        }
+    }
+}
+
+struct Unsettled<'a> {
+    host: &'a Arc<Host>,
+    machine: &'a Arc<Machine>,
+    guard: &'a Arc<Guard>,
+    notes: &'a [Note],
+}
+
+impl Unsettled<'_> {
+    /// Settles every protection of the machine that is noted; whether it runs here afterwards.
+    fn settle(&self, mut turn: Turn<'_>, last: &Note, gave_up: bool) -> bool {
+        for note in self.notes {
+            let beats = self.beats(note);
+            let alive = turn.live.as_ref().is_some_and(|live| live.qemu.process().is_alive());
+            let settled = match gave_up || !alive {
+                // Its guest is lost here: the standby is to have it, if it has all of it.
+                true => settle::give(self.host, self.guard, &beats),
+                false => settle::settle(self.host, self.guard, &beats, turn.live.as_mut(), true),
+            };
+            match settled {
+                Settled::Alone => self.host.protecting.remove_note(note.id),
+                Settled::Gone => {
+                    settle::retire(self.host, self.machine, turn, self.guard, last.id);
+                    return false;
+                }
+                Settled::Closing => return false,
+            }
+        }
+        self.go_on(turn)
+    }
+
+    fn beats(&self, note: &Note) -> Beats {
+        let settings = &self.guard.settings;
+        let witness = settings.request.witness.as_ref();
+        let witness = witness.map(|witness| Arc::new(Line::new(self.host, witness)));
+        let rules = lease::Primary::recovered(witness.is_some(), settings.term);
+        let standby = Arc::new(Line::new(self.host, &settings.request.host));
+        let nothing = (Vec::new(), Weak::new());
+        Beats::new(note.id, rules, settings.term, (standby, witness), nothing, Arc::downgrade(self.guard))
+    }
+
+    /// The machine is this host's.
+    fn go_on(&self, mut turn: Turn<'_>) -> bool {
+        let alive = turn.live.as_ref().is_some_and(|live| live.qemu.process().is_alive());
+        if !alive {
+            if let Some(process) = &turn.record.process {
+                slot::end(&self.host.layout.slot(&process.slot));
+            }
+            turn.live.take().into_iter().for_each(Live::end);
+            let reason =
+                "it was gone when the daemon came back, and its standby had no whole epoch".to_owned();
+            turn.record.phase = Phase::Crashed { reason };
+            turn.record.process = None;
+            turn.record.since_ms = crate::now_ms();
+            if let Err(error) = turn.record.save(&self.host.layout) {
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "a crash could not be written down"
+                );
+            }
+            return false;
+        }
+        let Ok((record, live)) = turn.parts() else { return false };
+        live.open_ports();
+        live.go_on();
+        self.host.give_back(record, live);
+        let events = live.events();
+        drop(turn);
+        supervise::watch(self.host, self.machine, events);
+        true
+    }
+}
+
+/// What was protected is protected again.
+fn protect_again(host: &Arc<Host>, machine: &Arc<Machine>, request: &ProtectRequest, note: &Note) {
+    let started: Result<(), HostError> = Settings::of(request)
+        .and_then(|settings| host.start_guard(machine, settings, note.handover, Some(note.id)).map(drop));
+    if let Err(error) = started {
+        tracing::error!(machine = %note.name, error = &error as &dyn std::error::Error, "the machine runs unprotected");
+    }
+}

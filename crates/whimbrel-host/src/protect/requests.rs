@@ -1,0 +1,139 @@
+//! What users ask: protect, unprotect, failover.
+
+use super::{
+    guard::{self, Command, Guard, Told},
+    lock,
+    settings::Settings,
+};
+use crate::{capture::report, error::HostError, host::Host, machine::Machine};
+use std::{
+    sync::{Arc, mpsc},
+    time::{Duration, Instant},
+};
+use whimbrel_api::{FailoverRequest, MachineInfo, Operation, OperationKind, OperationResult, ProtectRequest};
+use whimbrel_core::MachineName;
+use whimbrel_migrate::protocol::HandoverId;
+use whimbrel_protect::protocol::ProtectionId;
+
+/// How long an answer of a guard's thread is waited for: it may be settling with hosts that do not answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+impl Host {
+    /// Keeps a standby of a machine on another host from now on.
+    pub(crate) fn protect(
+        self: &Arc<Self>,
+        name: &MachineName,
+        request: ProtectRequest,
+    ) -> Result<Operation, HostError> {
+        let settings = Settings::of(&request)?;
+        let machine = self.machine(name)?;
+        if request.host == self.name || request.witness.as_ref() == Some(&self.name) {
+            return Err(HostError::invalid("a standby and a witness are other hosts than the machine's"));
+        }
+        if request.witness.as_ref() == Some(&request.host) {
+            return Err(HostError::invalid("the witness is a third host: the standby cannot be its own"));
+        }
+        self.route(&request.host)?;
+        request.witness.iter().try_for_each(|witness| self.route(witness).map(drop))?;
+        let handover = HandoverId(rand::random());
+        let (guard, hears) = self.start_guard(&machine, settings, handover, None)?;
+        Ok(self.operations().start(OperationKind::Protect, name.to_string(), move |reporter| {
+            let begun = Instant::now();
+            let (pause_ms, wire_bytes) = guard::wait_protected(&guard, &hears, |progress| {
+                report(reporter, progress);
+                reporter.flow().is_continue()
+            })?;
+            let ProtectRequest { host, witness, .. } = request;
+            let total_ms = begun.elapsed().as_secs_f64() * 1e3;
+            Ok(OperationResult::Protect { host, witness, pause_ms, total_ms, wire_bytes })
+        }))
+    }
+
+    /// Starts the thread that protects a machine.
+    pub(super) fn start_guard(
+        self: &Arc<Self>,
+        machine: &Arc<Machine>,
+        settings: Settings,
+        handover: HandoverId,
+        after: Option<ProtectionId>,
+    ) -> Result<(Arc<Guard>, mpsc::Receiver<Told>), HostError> {
+        let name = machine.name().clone();
+        let guard = Arc::new(Guard::new(name.clone(), settings, handover));
+        {
+            let mut guards = lock(&self.protecting.guards);
+            if guards.contains_key(&name) {
+                return Err(HostError::Busy { name, with: "a protection".into() });
+            }
+            guards.insert(name.clone(), guard.clone());
+        }
+        let (told, hears) = mpsc::channel();
+        let (host, machine, its) = (self.clone(), machine.clone(), guard.clone());
+        let work = move || guard::run(&host, &machine, &its, after, &told);
+        match std::thread::Builder::new().name("protect".into()).spawn(work) {
+            Ok(_) => Ok((guard, hears)),
+            Err(source) => {
+                self.protecting.leave_guard(&name);
+                Err(HostError::io("start a thread for", self.layout.data(), source))
+            }
+        }
+    }
+
+    /// Ends the protection of a machine; it runs on here.
+    pub(crate) fn unprotect(self: &Arc<Self>, name: &MachineName) -> Result<MachineInfo, HostError> {
+        let machine = self.machine(name)?;
+        self.end_protection(name)?;
+        Ok(machine.info())
+    }
+
+    /// Ends the protection of a machine, if it has one.
+    fn end_protection(&self, name: &MachineName) -> Result<(), HostError> {
+        let Some(guard) = self.protecting.guard(name) else {
+            let name = name.clone();
+            return Err(HostError::State { name, state: "not protected", needed: "protected" });
+        };
+        let (answer, answered) = mpsc::channel();
+        guard.command(Command::Unprotect(answer));
+        let answered = answered.recv_timeout(PATIENCE);
+        answered.map_err(|_| HostError::Busy { name: name.clone(), with: "a protection".into() })?
+    }
+
+    /// Before its user switches a machine off: a standby must not take it for dead.
+    pub(crate) fn unprotect_before_stop(&self, name: &MachineName) -> Result<(), HostError> {
+        match self.protecting.guard(name) {
+            Some(_) => self.end_protection(name),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets the standby have a machine: asked of its host, or of the standby if that host is dead.
+    pub(crate) fn failover(
+        self: &Arc<Self>,
+        name: &MachineName,
+        request: FailoverRequest,
+    ) -> Result<Operation, HostError> {
+        let host = self.clone();
+        if let Some(standing) = self.protecting.standing_of(name) {
+            if !standing.has_witness() && !request.primary_is_dead {
+                return Err(HostError::NoWitness { name: name.clone() });
+            }
+            return Ok(self.operations().start(OperationKind::Failover, name.to_string(), move |_| {
+                let begun = Instant::now();
+                standing.by_hand()?;
+                let downtime_ms = begun.elapsed().as_secs_f64() * 1e3;
+                Ok(OperationResult::Failover { host: host.name.clone(), downtime_ms })
+            }));
+        }
+        self.machine(name)?;
+        let Some(guard) = self.protecting.guard(name) else {
+            let name = name.clone();
+            return Err(HostError::State { name, state: "not protected", needed: "protected" });
+        };
+        Ok(self.operations().start(OperationKind::Failover, name.to_string(), move |_| {
+            let (answer, answered) = mpsc::channel();
+            guard.command(Command::Failover(answer));
+            let busy = |_| HostError::Busy { name: guard.name.clone(), with: "a protection".into() };
+            let downtime_ms = answered.recv_timeout(PATIENCE).map_err(busy)??;
+            Ok(OperationResult::Failover { host: guard.settings.request.host.clone(), downtime_ms })
+        }))
+    }
+}

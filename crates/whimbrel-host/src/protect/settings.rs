@@ -1,0 +1,95 @@
+//! What was asked for, checked, as the engine takes it.
+
+use crate::error::HostError;
+use std::time::Duration;
+use whimbrel_api::{CodeStep, ProtectBlock, ProtectMode, ProtectRequest};
+use whimbrel_protect::code::{BlockSize, Coding};
+
+/// Lengths of epochs, in milliseconds.
+const EPOCHS: std::ops::RangeInclusive<u64> = 25..=1000;
+const EPOCH: u64 = 50;
+/// Terms of leases, in milliseconds. The default is what takes over within half a second; a host that may be busy for longer
+/// than that at once needs more.
+const TERMS: std::ops::RangeInclusive<u64> = 200..=60_000;
+const TERM: u64 = 400;
+
+/// The settings of a protection.
+#[derive(Debug, Clone)]
+pub(super) struct Settings {
+    pub(super) request: ProtectRequest,
+    pub(super) epoch: Duration,
+    pub(super) term: Duration,
+    pub(super) coding: Coding,
+}
+
+impl Settings {
+    pub(super) fn of(request: &ProtectRequest) -> Result<Self, HostError> {
+        let within = |what, value: Option<u64>, range: std::ops::RangeInclusive<u64>, usual| {
+            let value = value.unwrap_or(usual);
+            match range.contains(&value) {
+                true => Ok(Duration::from_millis(value)),
+                false => Err(HostError::invalid(format!(
+                    "{what} of {value} ms is not between {} and {} ms",
+                    range.start(),
+                    range.end()
+                ))),
+            }
+        };
+        let epoch = within("an epoch", request.epoch_ms, EPOCHS, EPOCH)?;
+        let term = within("a lease", request.lease_ms, TERMS, TERM)?;
+        Ok(Self { request: request.clone(), epoch, term, coding: coding(request)? })
+    }
+
+    /// Most that the table of hashes takes: what it needs if every page of the guest is written to, which is 1/16 of its memory with
+    /// blocks of 64 bytes, 1/32 with 128, 1/64 with 256.
+    pub(super) fn hash_bytes_max(&self, memory: u64) -> usize {
+        let blocks = self.coding.block.in_page() as u64;
+        (memory / 4096 * blocks * 4 + (1 << 20)) as usize
+    }
+}
+
+fn coding(request: &ProtectRequest) -> Result<Coding, HostError> {
+    if request.mode == ProtectMode::Remus {
+        return match (request.block, &request.without[..]) {
+            (None | Some(ProtectBlock::Page), []) => Ok(Coding::REMUS),
+            _ => Err(HostError::invalid(
+                "mode remus sends whole pages as they are: it takes no block and leaves nothing out",
+            )),
+        };
+    }
+    let block = match request.block.unwrap_or_default() {
+        ProtectBlock::B64 => BlockSize::B64,
+        ProtectBlock::B128 => BlockSize::B128,
+        ProtectBlock::B256 => BlockSize::B256,
+        ProtectBlock::Page => BlockSize::Page,
+    };
+    let with = |step| !request.without.contains(&step);
+    Ok(Coding {
+        block,
+        share: with(CodeStep::Share),
+        sparse: with(CodeStep::Sparse),
+        wkdm: with(CodeStep::Wkdm),
+        general: with(CodeStep::Zstd),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(text: &str) -> Result<Settings, HostError> {
+        Settings::of(&serde_json::from_str(text).unwrap())
+    }
+
+    #[test]
+    fn what_is_out_of_bounds_or_contradicts_itself_is_refused() {
+        let usual = request(r#"{"host":"beta"}"#).unwrap();
+        assert_eq!((usual.epoch, usual.coding), (Duration::from_millis(50), Coding::fine(BlockSize::B64)));
+        assert!(request(r#"{"host":"beta","epoch_ms":24}"#).is_err());
+        assert!(request(r#"{"host":"beta","lease_ms":100}"#).is_err());
+        assert!(request(r#"{"host":"beta","mode":"remus","block":"64"}"#).is_err());
+        assert_eq!(request(r#"{"host":"beta","mode":"remus"}"#).unwrap().coding, Coding::REMUS);
+        let left_out = request(r#"{"host":"beta","block":"256","without":["wkdm","zstd"]}"#).unwrap().coding;
+        assert!(left_out.share && left_out.sparse && !left_out.wkdm && !left_out.general);
+    }
+}

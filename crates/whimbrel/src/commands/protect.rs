@@ -1,0 +1,109 @@
+//! `whimbrel protect`.
+
+use crate::{context::Context, failure::Failure, operation, values::Span};
+use clap::ValueEnum;
+use whimbrel_api::{CodeStep, ProtectBlock, ProtectMode, ProtectRequest};
+use whimbrel_core::{HostName, MachineName};
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel protect web beta --witness gamma     beta takes over by itself when this host dies
+  whimbrel protect web beta                     beta takes over when a person says so
+  whimbrel protect web beta --witness gamma --epoch 25ms --block 256
+  whimbrel ps                                   how well it is protected, and what that costs
+  whimbrel failover web                         let beta have it now; whimbrel unprotect web ends it";
+
+/// Keep a standby of a running machine on another host, no older than the last epoch
+///
+/// Every epoch the machine stands still for a few milliseconds while what it changed is copied aside. What it sends to the
+/// network waits until the standby has all of that, so nobody ever sees more than the standby knows. When this host dies,
+/// the machine goes on there. Who may run it when the two hosts lose each other is the witness's to say; without one
+/// nothing is taken over by itself.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The machine
+    name: MachineName,
+    /// Where its standby is to be; see `whimbrel trust ls`
+    host: HostName,
+    /// A third host, which all three trust; it decides who runs the machine
+    #[arg(long, value_name = "HOST")]
+    witness: Option<HostName>,
+    /// How what has changed travels
+    #[arg(long, value_enum, default_value = "epoch")]
+    mode: ModeArg,
+    /// Time between two cuts, 25ms to 1s; the delay of what it sends is about that
+    #[arg(long, value_name = "DURATION", default_value = "50ms")]
+    epoch: Span,
+    /// The unit in which changes are found; smaller sends less and takes more memory
+    #[arg(long, value_enum)]
+    block: Option<BlockArg>,
+    /// How long the primary may be silent before the standby asks for it, 200ms to 60s
+    #[arg(long, value_name = "DURATION", default_value = "400ms")]
+    lease: Span,
+    /// Leave steps of the code out, to see what each brings
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "STEPS")]
+    without: Vec<StepArg>,
+}
+
+/// The two of them, with help.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ModeArg {
+    /// Changed blocks only, each as small as is cheap
+    Epoch,
+    /// Whole pages as they are, as Remus did
+    Remus,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum BlockArg {
+    #[value(name = "64")]
+    B64,
+    #[value(name = "128")]
+    B128,
+    #[value(name = "256")]
+    B256,
+    Page,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum StepArg {
+    /// Identical blocks travel once
+    Share,
+    /// Blocks of mostly zeros as offsets and values
+    Sparse,
+    /// Blocks of similar words by a dictionary
+    Wkdm,
+    /// All others by zstd
+    Zstd,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let block = self.block.map(|block| match block {
+            BlockArg::B64 => ProtectBlock::B64,
+            BlockArg::B128 => ProtectBlock::B128,
+            BlockArg::B256 => ProtectBlock::B256,
+            BlockArg::Page => ProtectBlock::Page,
+        });
+        let step = |step: StepArg| match step {
+            StepArg::Share => CodeStep::Share,
+            StepArg::Sparse => CodeStep::Sparse,
+            StepArg::Wkdm => CodeStep::Wkdm,
+            StepArg::Zstd => CodeStep::Zstd,
+        };
+        let request = ProtectRequest {
+            host: self.host,
+            witness: self.witness,
+            mode: match self.mode {
+                ModeArg::Epoch => ProtectMode::Epoch,
+                ModeArg::Remus => ProtectMode::Remus,
+            },
+            epoch_ms: Some(self.epoch.as_ms()),
+            block,
+            lease_ms: Some(self.lease.as_ms()),
+            without: self.without.into_iter().map(step).collect(),
+        };
+        operation::perform(context, context.client.protect(&self.name, &request)).await
+    }
+}
