@@ -95,7 +95,9 @@ fn three_machines_leave_for_where_there_is_room_and_what_stays_is_named() {
         assert_same_life(before, &after);
         assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
     }
-    let nothing = alpha.json(&["evacuate", "--to", "gamma"]);
+    let other = alpha.refuse(&["evacuate", "beta"]);
+    assert!(other.code == 2 && other.text.contains("this is alpha and not beta"), "{other:?}");
+    let nothing = alpha.json(&["evacuate", "alpha", "--to", "gamma"]);
     assert_eq!(nothing["result"]["empty"], true, "an empty host is empty: {nothing}");
 }
 

@@ -43,6 +43,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "cuts", run: cuts, seeds: seeds::cuts },
     Target { name: "disk_layout", run: disk_layout, seeds: seeds::disks },
+    Target { name: "guest_port", run: guest_port, seeds: seeds::guest_ports },
     Target { name: "hash_cache", run: hash_cache, seeds: hash_cache::seeds },
     Target { name: "image_node", run: image_node, seeds: seeds::image_nodes },
     Target { name: "image_frame", run: image_frame, seeds: seeds::image_frames },
@@ -56,6 +57,28 @@ pub const TARGETS: &[Target] = &[
     Target { name: "wire_frame", run: wire_frame, seeds: seeds::wire_frames },
     Target { name: "wire_hello", run: wire_hello, seeds: seeds::wire_hellos },
 ];
+
+/// What comes through the port of a guest, either way: frames are found in whatever it is, and what is understood is said the
+/// same way again.
+pub fn guest_port(data: &[u8]) {
+    let mut decoder = whimbrel_guest::frame::Decoder::default();
+    for piece in data.chunks(61) {
+        decoder.push(piece);
+        while let Some(frame) = decoder.next_frame() {
+            let again = |other: whimbrel_guest::frame::Frame| assert_eq!(other.payload, frame.payload);
+            if let Ok(order) = whimbrel_guest::Order::of(&frame) {
+                // A beginning has no text, so one that came with a text is said without.
+                let beginning = whimbrel_guest::Order::Told(whimbrel_guest::Outcome::Begun);
+                if order != beginning {
+                    again(order.to_frame(frame.session, frame.id));
+                }
+            }
+            if let Ok(word) = whimbrel_guest::Word::of(&frame) {
+                again(word.to_frame(frame.session, frame.id));
+            }
+        }
+    }
+}
 
 /// Frames of a tunnel: a whole number of them up to the first that is none, which is the last thing that is said.
 pub fn tunnel_batch(data: &[u8]) {

@@ -232,6 +232,23 @@ pub(crate) fn sync_answers() -> Vec<Vec<u8>> {
     seeds
 }
 
+pub(crate) fn guest_ports() -> Vec<Vec<u8>> {
+    use whimbrel_guest::{Ask, Order, Outcome, Process, Word};
+    let process = Process { pid: 7, pages: 900, name: "muncher".into() };
+    let orders = [
+        Order::Hello { host: "alpha".into(), machine: "web".into(), pages: 81_920 },
+        Order::Stun { lease_ms: 3000, limit: 40, spare: 10, each: 4, sample: vec![1, 2, 70_000] },
+        Order::Told(Outcome::Refused("no".into())),
+    ];
+    let words = [
+        Word::Here { features: 7, version: "0.1.0".into() },
+        Word::Stunned { held: vec![process.clone()], spared: vec![process] },
+        Word::Ask(Ask::Migrate { host: "beta".into() }),
+    ];
+    let orders = orders.iter().map(|order| order.to_frame(5, 1).encode());
+    orders.chain(words.iter().map(|word| word.to_frame(5, 1).encode())).collect()
+}
+
 pub(crate) fn tunnel_batches() -> Vec<Vec<u8>> {
     let frame = |port: u8, length: u32| {
         let mut frame = vec![port];

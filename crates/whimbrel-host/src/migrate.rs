@@ -214,6 +214,7 @@ impl Host {
                     self.leave_home(record);
                 }
                 let HandedOver { handover, rounds, why, paused_at } = done;
+                self.send_permits(&request.host, &record.name, handover, &record.self_service);
                 // From the commit on, so that a machine that waits for pages while it is started gets them.
                 let giving = lazy.map(lazy::Lazy::committed);
                 live.giving = giving.clone();

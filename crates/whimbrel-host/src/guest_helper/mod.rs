@@ -6,8 +6,10 @@
 
 mod brake;
 mod caches;
+mod permits;
 mod port;
 mod wishes;
 
 pub(crate) use brake::{Brake, Braked};
+pub(crate) use permits::Permit;
 pub(crate) use port::{Arrived, GuestPort};

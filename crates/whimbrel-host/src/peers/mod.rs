@@ -21,6 +21,7 @@ use whimbrel_core::HostName;
 use crate::{
     error::HostError,
     evacuate::{AskRoom, HasRoom},
+    guest_helper::Permit,
     host::Host,
     refs,
     rights::{self, Access as Way},
@@ -166,6 +167,9 @@ impl Service for Peers {
             kind if kind & 0xff00 == crate::protect::RANGE => {
                 return on_a_thread(Box::new(move || protection(&living(&host)?, &asker, request)));
             }
+            Permit::KIND => {
+                return on_a_thread(Box::new(move || permit(&living(&host)?, &request)));
+            }
             kind if kind & 0xff00 == tunnel::RANGE => {
                 return Box::pin(async move { tunnel::handle(living(&host)?, peer, request).await });
             }
@@ -221,6 +225,12 @@ fn room(host: &Arc<Host>, request: &Request) -> Answer {
     let asked = request.decode::<AskRoom>()?;
     let room: HasRoom = host.room(&asked).map_err(|error| refused(&chain(&error)))?;
     Reply::of::<AskRoom>(&room, Bytes::new())
+}
+
+/// What a machine that came from there may ask for. Only who knows its handover can say.
+fn permit(host: &Arc<Host>, request: &Request) -> Answer {
+    let taken = host.take_permits(request.decode::<Permit>()?);
+    Reply::of::<Permit>(&taken, Bytes::new())
 }
 
 /// Who may resume a suspended machine.

@@ -12,7 +12,7 @@ use whimbrel_core::HostName;
 const EXAMPLES: &str = "\
 Examples:
   whimbrel evacuate --dry-run              what would go where?
-  whimbrel evacuate
+  whimbrel evacuate alpha                  this host, and no other by mistake
   whimbrel evacuate --to beta,gamma --parallel 2 --rate-max 400Mbit";
 
 /// Move every machine that runs on this host to others, those that write least memory first
@@ -22,6 +22,8 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
+    /// The host, which is the one that is asked: a guard against emptying another one than was meant
+    host: Option<HostName>,
     /// Where to; every trusted host unless given
     #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
     to: Vec<HostName>,
@@ -44,6 +46,15 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        if let Some(meant) = &self.host {
+            let asked = context.client.host().await?.name;
+            if asked != *meant {
+                return Err(Failure::Usage {
+                    problem: format!("this is {asked} and not {meant}: a host is emptied by its own daemon"),
+                    hint: format!("call it on {meant}, or name its socket with --socket"),
+                });
+            }
+        }
         let request = EvacuateRequest {
             to: self.to,
             parallel: Some(self.parallel),

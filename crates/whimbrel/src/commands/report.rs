@@ -29,6 +29,9 @@ pub(crate) struct Args {
     /// Write the picture to a file
     #[arg(long, value_name = "FILE", requires = "migration")]
     svg: Option<PathBuf>,
+    /// The same as PNG
+    #[arg(long, value_name = "FILE", requires = "migration")]
+    png: Option<PathBuf>,
 }
 
 impl Args {
@@ -44,15 +47,18 @@ impl Args {
             return Err(Failure::Operation(ApiError::new(ErrorCode::NotFound, text).with_hint(hint)));
         };
         if let Some(path) = &self.svg {
-            write(path, record)?;
+            write(path, svg::draw(record).map(String::into_bytes))?;
+        }
+        if let Some(path) = &self.png {
+            write(path, svg::draw_png(record))?;
         }
         context.output.result(record, describe)
     }
 }
 
-fn write(path: &Path, record: &MigrationRecord) -> Result<(), Failure> {
+fn write(path: &Path, picture: Result<Vec<u8>, String>) -> Result<(), Failure> {
     let failed = Failure::io("write the picture");
-    let picture = svg::draw(record).map_err(std::io::Error::other);
+    let picture = picture.map_err(std::io::Error::other);
     picture.and_then(|picture| std::fs::write(path, picture)).map_err(failed)
 }
 

@@ -65,6 +65,9 @@ pub(crate) struct Args {
     /// Draw it: what was written over time, and the predictions for migrations that begin then
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// The same as PNG
+    #[arg(long, value_name = "FILE")]
+    png: Option<PathBuf>,
 }
 
 impl Args {
@@ -82,9 +85,17 @@ impl Args {
         let model = Model { page_bytes: self.page_bytes.into(), fixed: self.fixed.0 };
         let bandwidths: Vec<u64> = self.bandwidth.iter().map(|rate| rate.0.0).collect();
         let report = Report::of(&trace, self.window()?, &bandwidths, self.rounds, &model);
+        let plot = plot::Plot {
+            trace: &trace,
+            window: self.window()?,
+            bandwidths: &bandwidths,
+            rounds: self.rounds,
+        };
         if let Some(path) = &self.svg {
-            let picture = plot::svg(&trace, self.window()?, &bandwidths, self.rounds, &model)?;
-            fs::write(path, picture).map_err(Failure::io("write the picture"))?;
+            fs::write(path, plot.svg(&model)?).map_err(Failure::io("write the picture"))?;
+        }
+        if let Some(path) = &self.png {
+            fs::write(path, plot.png(&model)?).map_err(Failure::io("write the picture"))?;
         }
         context.output.result(&report, Report::describe)
     }

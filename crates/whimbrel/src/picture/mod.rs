@@ -5,6 +5,7 @@
 //! be seen, none is wider than it need be, and the edges are labelled with their times. What is here is where things are;
 //! [`text`] and [`svg`] draw them.
 
+pub(crate) mod raster;
 pub(crate) mod svg;
 pub(crate) mod text;
 

@@ -1,6 +1,6 @@
-//! The picture as SVG. Text stays text: no fonts are needed here, and it can be searched.
+//! The picture as SVG, whose text stays text and can be searched, and as PNG.
 
-use super::{Bar, bars, headline, highest};
+use super::{Bar, bars, headline, highest, raster::Canvas};
 use crate::rounds::spoken;
 use plotters::{
     coord::Shift,
@@ -33,6 +33,15 @@ pub(crate) fn draw(record: &MigrationRecord) -> Result<String, String> {
     paint(&area, record).and_then(|()| area.present()).map_err(|error| error.to_string())?;
     drop(area);
     Ok(document)
+}
+
+/// The picture as a PNG file.
+pub(crate) fn draw_png(record: &MigrationRecord) -> Result<Vec<u8>, String> {
+    let mut canvas = Canvas::new(SIZE);
+    let area = (&mut canvas).into_drawing_area();
+    paint(&area, record).map_err(|error| error.to_string())?;
+    drop(area);
+    canvas.to_png().map_err(|error| error.to_string())
 }
 
 fn paint<B: DrawingBackend>(area: &DrawingArea<B, Shift>, record: &MigrationRecord) -> Result<(), Failed<B>> {
@@ -126,6 +135,17 @@ mod tests {
         for words in ["specweb from alpha to beta", "stood still for 210 ms", "645 MiB", "724 Mbit/s"] {
             assert!(svg.contains(words), "{words}");
         }
+    }
+
+    #[test]
+    fn the_same_picture_has_pixels() {
+        let file = draw_png(&figure_9()).unwrap();
+        let mut reader = png::Decoder::new(std::io::Cursor::new(file)).read_info().unwrap();
+        let mut pixels = vec![0; (SIZE.0 * SIZE.1 * 3) as usize];
+        reader.next_frame(&mut pixels).unwrap();
+        let of = |color: RGBColor| pixels.chunks(3).filter(|p| **p == [color.0, color.1, color.2]).count();
+        assert!(of(SENT) > 10_000 && of(DIRTIED) > 1000 && of(STOPPED) > 100, "bars");
+        assert!(of(RGBColor(0, 0, 0)) > 1000, "axes and letters");
     }
 
     #[test]

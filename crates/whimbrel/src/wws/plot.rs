@@ -2,8 +2,8 @@
 //! written, and a line a number of rounds: how long a migration that begins then would stand still.
 
 use super::report::bits;
-use crate::failure::Failure;
-use plotters::prelude::*;
+use crate::{failure::Failure, picture::raster::Canvas};
+use plotters::{coord::Shift, prelude::*};
 use std::time::Duration;
 use whimbrel_capture::{
     predict::{Model, Simulation},
@@ -33,24 +33,42 @@ struct Chart {
     lines: Vec<Vec<(f64, f64)>>,
 }
 
-/// The picture as SVG text, a chart a bandwidth.
-pub(crate) fn svg(
-    trace: &Trace,
-    window: Duration,
-    bandwidths: &[u64],
-    rounds: u32,
-    model: &Model,
-) -> Result<String, Failure> {
-    let Some(simulation) = Simulation::new(trace) else {
-        return Err(failed("there is nothing to draw: the trace has no samples".to_owned()));
-    };
-    let charts: Vec<Chart> = bandwidths
-        .iter()
-        .map(|bandwidth| chart(trace, &simulation, window, *bandwidth, rounds, model))
-        .collect();
-    let mut text = String::new();
-    draw(&mut text, &charts).map_err(|error| failed(error.to_string()))?;
-    Ok(text)
+/// What is drawn: a chart a bandwidth.
+pub(crate) struct Plot<'a> {
+    pub(crate) trace: &'a Trace,
+    pub(crate) window: Duration,
+    pub(crate) bandwidths: &'a [u64],
+    pub(crate) rounds: u32,
+}
+
+impl Plot<'_> {
+    /// The picture as SVG text.
+    pub(crate) fn svg(&self, model: &Model) -> Result<String, Failure> {
+        let (charts, mut text) = (self.charts(model)?, String::new());
+        let root = SVGBackend::with_string(&mut text, size(&charts)).into_drawing_area();
+        draw(&root, &charts).map_err(|error| failed(error.to_string()))?;
+        drop(root);
+        Ok(text)
+    }
+
+    /// The picture as a PNG file.
+    pub(crate) fn png(&self, model: &Model) -> Result<Vec<u8>, Failure> {
+        let charts = self.charts(model)?;
+        let mut canvas = Canvas::new(size(&charts));
+        let root = (&mut canvas).into_drawing_area();
+        draw(&root, &charts).map_err(|error| failed(error.to_string()))?;
+        drop(root);
+        canvas.to_png().map_err(|error| failed(error.to_string()))
+    }
+
+    fn charts(&self, model: &Model) -> Result<Vec<Chart>, Failure> {
+        let Some(simulation) = Simulation::new(self.trace) else {
+            return Err(failed("there is nothing to draw: the trace has no samples".to_owned()));
+        };
+        let one =
+            |bandwidth: &u64| chart(self.trace, &simulation, self.window, *bandwidth, self.rounds, model);
+        Ok(self.bandwidths.iter().map(one).collect())
+    }
 }
 
 fn failed(reason: String) -> Failure {
@@ -84,11 +102,13 @@ fn chart(
     Chart { title: format!("Migration throughput: {}", bits(bandwidth)), writes, lines }
 }
 
-type Drawn<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
+type Drawn<B> = Result<(), DrawingAreaErrorKind<<B as DrawingBackend>::ErrorType>>;
 
-fn draw<'a>(text: &'a mut String, charts: &[Chart]) -> Drawn<'a> {
-    let height = HEIGHT * charts.len().max(1) as u32;
-    let root = SVGBackend::with_string(text, (WIDTH, height)).into_drawing_area();
+fn size(charts: &[Chart]) -> (u32, u32) {
+    (WIDTH, HEIGHT * charts.len().max(1) as u32)
+}
+
+fn draw<B: DrawingBackend>(root: &DrawingArea<B, Shift>, charts: &[Chart]) -> Drawn<B> {
     root.fill(&WHITE)?;
     for (area, chart) in root.split_evenly((charts.len().max(1), 1)).iter().zip(charts) {
         draw_one(area, chart)?;
@@ -96,7 +116,7 @@ fn draw<'a>(text: &'a mut String, charts: &[Chart]) -> Drawn<'a> {
     root.present()
 }
 
-fn draw_one<'a>(area: &DrawingArea<SVGBackend<'a>, plotters::coord::Shift>, chart: &Chart) -> Drawn<'a> {
+fn draw_one<B: DrawingBackend>(area: &DrawingArea<B, Shift>, chart: &Chart) -> Drawn<B> {
     // A scale needs two ends.
     let top = |values: &mut dyn Iterator<Item = f64>| values.fold(1e-3, f64::max) * 1.1;
     let end = chart.writes.last().map_or(1.0, |stretch| stretch.1);
@@ -158,7 +178,10 @@ mod tests {
     #[test]
     fn a_picture_has_a_chart_a_bandwidth_and_a_line_a_number_of_rounds() {
         let window = Duration::from_secs(1);
-        let picture = svg(&trace(60), window, &[1 << 20, 125_000_000], 3, &Model::default()).unwrap();
+        let trace = trace(60);
+        let plot = Plot { trace: &trace, window, bandwidths: &[1 << 20, 125_000_000], rounds: 3 };
+        let picture = plot.svg(&Model::default()).unwrap();
+        assert!(plot.png(&Model::default()).unwrap().starts_with(b"\x89PNG"));
         assert!(picture.starts_with("<svg") && picture.trim_end().ends_with("</svg>"), "{picture}");
         for title in ["8 Mbit/s", "1 Gbit/s"] {
             assert_eq!(picture.matches(title).count(), 1, "{title}");
@@ -170,7 +193,10 @@ mod tests {
 
     #[test]
     fn a_trace_of_nothing_is_not_drawn_and_one_of_one_sample_is() {
-        let draw = |samples| svg(&trace(samples), Duration::from_secs(1), &[1], 1, &Model::default());
+        let draw = |samples| {
+            let window = Duration::from_secs(1);
+            Plot { trace: &trace(samples), window, bandwidths: &[1], rounds: 1 }.svg(&Model::default())
+        };
         assert!(draw(0).is_err());
         assert!(draw(1).is_ok());
     }
