@@ -73,6 +73,27 @@ fn to_a_host_with_an_older_capsule_travels_what_changed() {
 }
 
 #[test]
+fn over_a_slow_link_pages_that_another_machine_of_the_target_has_are_not_sent() {
+    let cluster = Cluster::start(&["alpha", "beta"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    // Both booted from the same files, which is all that they have in common.
+    Guest { address: None, ..Guest::small("twin") }.run(&cluster, beta);
+    Guest::small("web").run(&cluster, alpha);
+    let before = write(&cluster, 100);
+    beta.run(&["pause", "twin"]);
+    beta.run(&["cache", "add", "--machine", "twin"]);
+    let moved = alpha.json(&["migrate", "web", "beta", "--rate-max", "25M"]);
+    let bytes = moved["result"]["wire_bytes"].as_u64().expect("bytes");
+    let after = assert_intact(&cluster, &before);
+    beta.run(&["cache", "forget", beta.slot("twin").join("ram").to_str().expect("a path in UTF-8")]);
+    let back = beta.json(&["migrate", "web", "alpha", "--rate-max", "25M"]);
+    let without = back["result"]["wire_bytes"].as_u64().expect("bytes");
+    println!("{bytes} bytes where another machine has pages, {without} without");
+    assert!(bytes < without / 10 * 8, "{bytes} bytes where another machine has pages, {without} without");
+    assert_intact(&cluster, &after);
+}
+
+#[test]
 fn a_guest_that_gave_memory_back_since_the_capsule_does_not_find_it_full_again() {
     let cluster = Cluster::start(&["alpha", "beta"]);
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));

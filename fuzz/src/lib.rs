@@ -7,11 +7,13 @@
 
 mod disk;
 mod hash_cache;
+mod migrate;
 mod nbd;
 mod seeds;
 
 pub use disk::disk_layout;
 pub use hash_cache::{accepts_hash_cache_seed, hash_cache};
+pub use migrate::migrate_message;
 pub use nbd::nbd_session;
 
 use bytes::BufMut as _;
@@ -49,6 +51,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "image_frame", run: image_frame, seeds: seeds::image_frames },
     Target { name: "manifest", run: manifest, seeds: seeds::manifests },
     Target { name: "migrate_batch", run: migrate_batch, seeds: seeds::migrate_batches },
+    Target { name: "migrate_message", run: migrate_message, seeds: migrate::seeds },
     Target { name: "nbd_session", run: nbd_session, seeds: seeds::nbd_sessions },
     Target { name: "qemu_state", run: qemu_state, seeds: seeds::qemu_states },
     Target { name: "sync_answer", run: sync_answer, seeds: seeds::sync_answers },

@@ -27,10 +27,10 @@ use std::{
 use whimbrel_capture::{Batch, Sink, SinkError, StopReason};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 
-/// Most page messages that wait for an answer. The link bounds their bytes.
-const UNANSWERED_MAX: usize = 64;
+/// Most bytes of page messages that wait for an answer: a Gbit/s over 130 ms.
+const UNANSWERED_MAX: usize = 16 << 20;
 /// Room for what is known of pages that were sent: an eighth of the pages it is about.
-const KNOWN_BYTES_MAX: usize = 32 << 20;
+const KNOWN_BYTES_MAX: usize = 24 << 20;
 /// More threads than this fill 10 Gbit/s.
 const ENCODERS_MAX: usize = 8;
 /// Threads beside the encoders.
@@ -61,7 +61,8 @@ struct Queue {
     jobs: VecDeque<Job>,
     /// Jobs that encoders have taken and not finished.
     busy: usize,
-    unanswered: VecDeque<Box<dyn Answer>>,
+    unanswered: VecDeque<(Box<dyn Answer>, usize)>,
+    unanswered_bytes: usize,
     failed: Option<BoxError>,
     closed: bool,
 }
@@ -182,7 +183,7 @@ impl<'a> Pipeline<'a> {
         let header = postcard::to_stdvec(&Pages { handover: self.handover, batch })?;
         let (encoding, wire) = (begun.elapsed() - asked, (header.len() + payload.len()) as u64);
         let answer = self.link.send(protocol::PAGES, header, payload.into())?;
-        self.answered_but(UNANSWERED_MAX, Some(answer))?;
+        self.answered_but(UNANSWERED_MAX, Some((answer, wire as usize)))?;
         let (link, idle) = (begun.elapsed() - encoding - asked, waited + asked);
         self.choice().spent(Spent { encoding, link, idle, raw, wire });
         Ok(())
@@ -229,19 +230,20 @@ impl<'a> Pipeline<'a> {
         self.choice.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters an answer to wait for, and waits until at most `max` are outstanding.
-    fn answered_but(&self, max: usize, more: Option<Box<dyn Answer>>) -> Result<(), BoxError> {
-        self.queue().unanswered.extend(more);
-        loop {
-            let oldest = {
-                let mut queue = self.queue();
-                if queue.unanswered.len() <= max {
-                    return Ok(());
-                }
-                queue.unanswered.pop_front()
-            };
-            oldest.map_or(Ok(()), |answer| answer.wait().map(drop))?;
+    /// Enters an answer to a message of so many bytes, and waits until those of at most `max` bytes are outstanding.
+    fn answered_but(&self, max: usize, more: Option<(Box<dyn Answer>, usize)>) -> Result<(), BoxError> {
+        let mut queue = self.queue();
+        queue.unanswered_bytes += more.as_ref().map_or(0, |(_, bytes)| *bytes);
+        queue.unanswered.extend(more);
+        while queue.unanswered_bytes > max {
+            let Some((oldest, bytes)) = queue.unanswered.pop_front() else { break };
+            drop(queue);
+            oldest.wait()?;
+            queue = self.queue();
+            // Counted until it is answered, also while another thread looks.
+            queue.unanswered_bytes -= bytes;
         }
+        Ok(())
     }
 
     fn fail(&self, error: BoxError) {

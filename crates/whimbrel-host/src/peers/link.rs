@@ -3,8 +3,15 @@
 use super::ssh;
 use crate::{error::HostError, host::Host};
 use bytes::Bytes;
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
 use whimbrel_core::{ByteSize, HostName};
-use whimbrel_migrate::link::{Answer, Link, LinkError};
+use whimbrel_migrate::{
+    link::{Answer, Link, LinkError},
+    protocol::PAGES,
+};
 use whimbrel_wire::{
     CallError, ConnectError, Connection, Endpoint, Pending, Request, Route, Service, connect_tls,
 };
@@ -23,9 +30,38 @@ impl Host {
     }
 }
 
-/// A connection to another host, as a migration sees it. For plain threads.
+/// The connections to another host, as a migration sees them. For plain threads.
+///
+/// All but pages goes over the first. Pages may overtake each other within a round, so they go over whichever has least under
+/// way, and there are more connections while those there are carry so much that sealing what goes over them takes most of a
+/// processor each. Under a limit there is one, and the limit is its.
 pub(crate) struct PeerLink {
     connection: Connection,
+    bulk: Mutex<Bulk>,
+    /// Makes another connection.
+    another: Box<dyn Fn() -> Result<Connection, HostError> + Send + Sync>,
+}
+
+/// Connections for pages beside the first.
+#[derive(Default)]
+struct Bulk {
+    more: Vec<Connection>,
+    is_limited: bool,
+    /// Since when, and from which count of bytes, the rate is measured.
+    since: Option<(Instant, u64)>,
+}
+
+/// Most connections.
+const CONNECTIONS_MAX: usize = 4;
+/// Bytes a second over one connection at which another pays: TLS seals about 1 to 2 GB a second on one processor, beside all
+/// else that a connection's two tasks do.
+const BUSY: f64 = 300e6;
+/// As long as a rate is measured.
+const MEASURED: Duration = Duration::from_millis(100);
+
+/// Whether another connection pays, where `have` carry so many bytes a second.
+fn pays(rate: f64, have: usize) -> bool {
+    have < CONNECTIONS_MAX && rate > BUSY * have as f64
 }
 
 /// A new connection to a trusted host, whose calls over it `service` answers.
@@ -46,24 +82,64 @@ pub(crate) fn connect(host: &Host, name: &HostName, service: impl Service) -> Re
 
 impl PeerLink {
     pub(crate) fn connect(host: &Host, name: &HostName) -> Result<Self, HostError> {
-        Ok(Self { connection: connect(host, name, ())? })
+        let connection = connect(host, name, ())?;
+        let (me, to) = (host.me.clone(), name.clone());
+        let another = move || {
+            let host = me.upgrade().ok_or_else(|| HostError::invalid("the host is closing down"))?;
+            connect(&host, &to, ())
+        };
+        Ok(Self { connection, bulk: Mutex::default(), another: Box::new(another) })
+    }
+
+    fn bulk(&self) -> MutexGuard<'_, Bulk> {
+        self.bulk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection for the next pages.
+    fn for_pages(&self) -> Connection {
+        let mut bulk = self.bulk();
+        if bulk.is_limited {
+            return self.connection.clone();
+        }
+        let sent = self.sent(&bulk);
+        let (since, before) = *bulk.since.get_or_insert_with(|| (Instant::now(), sent));
+        let took = since.elapsed();
+        if took > MEASURED {
+            bulk.since = Some((Instant::now(), sent));
+            if pays((sent - before) as f64 / took.as_secs_f64(), bulk.more.len() + 1) {
+                // One more is a help, not a need.
+                bulk.more.extend((self.another)().inspect_err(|error| {
+                    tracing::debug!(error = error as &dyn std::error::Error, "no further connection");
+                }));
+            }
+        }
+        let all = std::iter::once(&self.connection).chain(&bulk.more);
+        let least = all.min_by_key(|connection| connection.traffic().in_flight);
+        least.unwrap_or(&self.connection).clone()
+    }
+
+    fn sent(&self, bulk: &Bulk) -> u64 {
+        let all = std::iter::once(&self.connection).chain(&bulk.more);
+        all.map(|connection| connection.traffic().sent).sum()
     }
 
     /// Limits what is sent, in bytes a second.
     pub(crate) fn limit(&self, rate: Option<ByteSize>) {
-        self.connection.limit_rate(rate.map(|rate| rate.0));
+        self.limit_rate(rate.map(|rate| rate.0));
     }
 
     pub(crate) fn bytes_both_ways(&self) -> u64 {
-        let traffic = self.connection.traffic();
-        traffic.sent + traffic.received
+        let bulk = self.bulk();
+        let all = std::iter::once(&self.connection).chain(&bulk.more);
+        all.map(|connection| connection.traffic()).map(|traffic| traffic.sent + traffic.received).sum()
     }
 }
 
 impl Link for PeerLink {
     fn send(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError> {
         let request = Request::new(kind, header.into(), payload).ordered(STREAM);
-        let pending = self.connection.send_blocking(request).map_err(link_error)?;
+        let connection = if kind == PAGES { self.for_pages() } else { self.connection.clone() };
+        let pending = connection.send_blocking(request).map_err(link_error)?;
         Ok(Box::new(OnItsWay(pending)))
     }
 
@@ -75,10 +151,11 @@ impl Link for PeerLink {
 
     fn limit_rate(&self, rate: Option<u64>) {
         self.connection.limit_rate(rate);
+        self.bulk().is_limited = rate.is_some();
     }
 
     fn bytes_sent(&self) -> u64 {
-        self.connection.traffic().sent
+        self.sent(&self.bulk())
     }
 }
 
@@ -117,5 +194,17 @@ impl Link for NoLink {
 
     fn bytes_sent(&self) -> u64 {
         0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_that_one_connection_fills_gets_no_other() {
+        assert!(!pays(125e6, 1), "a Gbit/s");
+        assert!(pays(400e6, 1) && !pays(400e6, 2));
+        assert!(pays(1.2e9, 3) && !pays(1.2e9, 4) && !pays(9e9, CONNECTIONS_MAX));
     }
 }

@@ -1,0 +1,142 @@
+//! Messages of a migration to a host on which one machine is arriving: whatever they say, pages stay inside its memory.
+
+use bytes::Bytes;
+use std::sync::Arc;
+use whimbrel_core::{Accel, ByteSize, Digest, MachineConfig, PAGE_SIZE, PageRun};
+use whimbrel_migrate::{
+    protocol::{self, ArrayOffer, AskPages, Finish, HandoverId, Offer},
+    target::{Arrival, Arrivals, HostError, Landing},
+};
+
+/// Pages of the machine's memory.
+const PAGES: u64 = 1024;
+const ID: HandoverId = HandoverId([7; 16]);
+
+/// Takes every machine, and has every page whose digest begins with an even byte.
+struct Ground;
+
+impl Landing for Ground {
+    fn reserve(&self, _: &Offer) -> Result<Box<dyn Arrival>, HostError> {
+        Ok(Box::new(Memory))
+    }
+
+    fn page(&self, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool {
+        out.fill(1);
+        digest.0[0].is_multiple_of(2)
+    }
+}
+
+/// Memory that holds nothing and knows its bounds.
+struct Memory;
+
+fn check(array: usize, run: PageRun, bytes: usize) {
+    assert_eq!(array, 0, "an array that the machine has not");
+    assert!(run.start.checked_add(run.len).is_some_and(|end| end <= PAGES), "{run:?} is outside");
+    assert_eq!(run.bytes(), bytes);
+}
+
+impl Arrival for Memory {
+    fn blobs_missing(&self) -> Vec<Digest> {
+        Vec::new()
+    }
+
+    fn put_blob(&mut self, _: Digest, _: Vec<u8>) -> Result<(), HostError> {
+        panic!("no blob was offered")
+    }
+
+    fn write(&mut self, array: usize, run: PageRun, data: &[u8]) -> Result<(), HostError> {
+        check(array, run, data.len());
+        Ok(())
+    }
+
+    fn zero(&mut self, array: usize, run: PageRun) -> Result<(), HostError> {
+        check(array, run, run.bytes());
+        Ok(())
+    }
+
+    fn read(&self, array: usize, run: PageRun, out: &mut [u8]) -> Result<(), HostError> {
+        check(array, run, out.len());
+        Ok(())
+    }
+
+    fn prepare(&mut self, _: &Finish, _: &[u8]) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn run(&mut self) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn discard(&mut self) {}
+}
+
+/// Two bytes of kind, two of header length, the header, the payload.
+pub fn migrate_message(data: &[u8]) {
+    let Some((kind, rest)) = data.split_first_chunk::<2>() else { return };
+    let Some((length, rest)) = rest.split_first_chunk::<2>() else { return };
+    let Some((header, payload)) = rest.split_at_checked(u16::from_le_bytes(*length).into()) else { return };
+    let arrivals = Arrivals::new(Arc::new(Ground));
+    let offered = arrivals.handle(protocol::OFFER, &encode(&offer()), Bytes::new());
+    offered.expect("a machine that is taken");
+    // Refused or not is its own business.
+    let _ = arrivals.handle(u16::from_le_bytes(*kind), header, Bytes::copy_from_slice(payload));
+}
+
+fn encode(header: &impl serde::Serialize) -> Vec<u8> {
+    postcard::to_stdvec(header).expect("a header can be written")
+}
+
+fn offer() -> Offer {
+    let config = MachineConfig {
+        memory: ByteSize(PAGES * PAGE_SIZE as u64),
+        cpus: 1,
+        machine: "q35".into(),
+        cpu: "max".into(),
+        accel: Accel::Tcg,
+        disks: vec![],
+        nics: vec![],
+        boot: None,
+    };
+    Offer {
+        handover: ID,
+        name: "guest".parse().expect("a name"),
+        config,
+        arrays: vec![ArrayOffer { name: "memory".into(), pages: PAGES }],
+        vmgenid: "none".into(),
+        origin: None,
+        blobs: vec![],
+        qemu_version: "7.2".into(),
+        disk_bytes: 0,
+        processor: String::new(),
+        tunnel: None,
+        bases: vec![],
+        files: vec![],
+        leaves: None,
+    }
+}
+
+/// One message of each kind.
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let message = |kind: u16, header: Vec<u8>, payload: &[u8]| {
+        [&kind.to_le_bytes()[..], &(header.len() as u16).to_le_bytes(), &header, payload].concat()
+    };
+    let ask = AskPages {
+        handover: ID,
+        array: 0,
+        runs: vec![PageRun::new(3, 2), PageRun::new(1023, 1)],
+        digests: vec![Digest([2; 32]), Digest([3; 32]), Digest([4; 32])],
+    };
+    let batch = crate::seeds::migrate_batches().into_iter().map(|batch| {
+        let (length, rest) = batch.split_first_chunk::<2>().expect("a length");
+        let (header, payload) = rest.split_at(u16::from_le_bytes(*length).into());
+        // The header of a message is the id, then that of the batch.
+        message(protocol::PAGES, [&ID.0[..], header].concat(), payload)
+    });
+    let words = [protocol::COMMIT, protocol::ABORT].map(|kind| message(kind, encode(&ID), &[]));
+    let mut seeds = vec![
+        message(protocol::ASK_PAGES, encode(&ask), &[]),
+        message(protocol::FINISH, encode(&Finish { handover: ID, ports: vec![vec![1, 2]] }), b"state"),
+    ];
+    seeds.extend(batch.chain(words));
+    seeds
+}
