@@ -318,3 +318,32 @@ fn a_large_directory_is_listed_whole_and_a_sparse_file_costs_nothing() {
     assert!(world.session().status().received - received < 20_000);
     assert!(world.session().status().used < 1 << 20, "zeros take no room in the cache");
 }
+
+#[test]
+fn a_mount_that_is_served_again_is_a_cache_between() {
+    let bytes = pattern(700_000, 23);
+    let far = World::new(|_| {}, |server| fs::write(server.join("golden.raw"), &bytes).unwrap());
+    let near = World::over(&far, |_| {});
+    let other = World::over(&far, |_| {});
+    assert_eq!(fs::read(near.mount().join("golden.raw")).unwrap(), bytes);
+    let received = far.session().status().received;
+    assert_eq!(fs::read(other.mount().join("golden.raw")).unwrap(), bytes);
+    assert!(far.session().status().received - received < 20_000, "the second comes from the cache between");
+    fs::write(near.mount().join("new"), &bytes[..5000]).unwrap();
+    assert_eq!(fs::read(far.server().join("new")).unwrap(), bytes[..5000]);
+    drop((near, other));
+}
+
+#[test]
+fn a_file_with_another_name_keeps_what_was_written_under_the_first() {
+    let world = World::new(back, |server| {
+        fs::write(server.join("one"), "old").unwrap();
+        fs::hard_link(server.join("one"), server.join("two")).unwrap();
+    });
+    fs::write(world.mount().join("one"), "new").unwrap();
+    fs::remove_file(world.mount().join("one")).unwrap();
+    world.session().flush().unwrap();
+    assert_eq!(fs::read_to_string(world.server().join("two")).unwrap(), "new");
+    assert!(!world.server().join("one").exists());
+    assert_eq!(fs::read_to_string(world.mount().join("two")).unwrap(), "new");
+}

@@ -61,6 +61,8 @@ pub(crate) enum Command {
     Call(Call),
     Host(host::Args),
     Doctor(doctor::Args),
+    Mount(mount::Args),
+    Session(session::Args),
     Completions(completions::Args),
 }
 

@@ -28,13 +28,15 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-/// The daemon and the offline verbs run as they are, everything else in a small runtime of its own.
+/// The daemon and the verbs that need none run as they are, everything else in a small runtime of its own.
 fn dispatch(cli: Cli) -> Result<(), Failure> {
     let context = Context::new(&cli);
     match cli.command {
         Command::Host(args) => args.run(cli.socket),
         Command::Completions(args) => args.run(),
         Command::Doctor(args) => args.run(&context),
+        Command::Mount(args) => args.run(&context),
+        Command::Session(args) => args.run(&context),
         Command::Call(call) => {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()

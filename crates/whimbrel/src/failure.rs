@@ -82,6 +82,24 @@ pub(crate) enum Failure {
         /// How many were made.
         checks: usize,
     },
+    /// A session could not be begun, served or asked.
+    #[error("the session failed")]
+    Session(#[source] Box<dyn Error + Send + Sync>),
+    /// No server of sessions, or it lets nobody in.
+    #[error("the session cannot be begun")]
+    NoSession(#[source] Box<dyn Error + Send + Sync>),
+    /// What was written is not all on the server.
+    #[error("not everything was written back: {left}")]
+    NotWrittenBack {
+        /// What is left where.
+        left: String,
+    },
+    /// No mount of that name.
+    #[error("no session is called {name:?}")]
+    UnknownSession {
+        /// The name asked for.
+        name: String,
+    },
     /// The daemon could not start or had to stop.
     #[error("the host daemon ended")]
     Daemon(#[source] Box<dyn Error + Send + Sync>),
@@ -139,6 +157,9 @@ impl Failure {
             Self::Damaged { .. } => exit::DAMAGED,
             Self::Trace { .. } => exit::USAGE,
             Self::Io { .. } | Self::Unhealthy { .. } | Self::NotEmpty { .. } => exit::FAILED,
+            Self::NoSession(_) => exit::UNREACHABLE,
+            Self::UnknownSession { .. } => exit::NOT_FOUND,
+            Self::Session(_) | Self::NotWrittenBack { .. } => exit::FAILED,
             Self::Daemon(_) => exit::FAILED,
         }
     }
@@ -159,6 +180,7 @@ impl Failure {
     fn code(&self) -> ErrorCode {
         match self.exit_code() {
             exit::USAGE => ErrorCode::Invalid,
+            exit::NOT_FOUND => ErrorCode::NotFound,
             exit::UNREACHABLE => ErrorCode::Unreachable,
             exit::DAMAGED => ErrorCode::Damaged,
             exit::INTERRUPTED => ErrorCode::Cancelled,
@@ -182,6 +204,13 @@ impl Failure {
             Self::Unhealthy { .. } => {
                 Some("do what stands under `fix`, then run `whimbrel doctor` again".to_owned())
             }
+            Self::NoSession(_) => Some(
+                "try what it runs: `ssh HOST whimbrel serve /PATH --stdio`; by TLS both sides need the other's key".to_owned(),
+            ),
+            Self::NotWrittenBack { .. } => {
+                Some("it stays in the cache: mount the same directory again when the server is there".to_owned())
+            }
+            Self::UnknownSession { .. } => Some("`whimbrel session ls` lists them".to_owned()),
             _ => None,
         }
     }

@@ -20,6 +20,7 @@ mod picture;
 mod progress;
 mod protection;
 mod rounds;
+mod sessions;
 mod settings;
 mod table;
 mod terminal;

@@ -303,8 +303,10 @@ impl Core {
             let mut nodes = self.nodes();
             let Some(node) = nodes.get_mut(id) else { return Ok(()) };
             node.opens = node.opens.saturating_sub(1);
+            // A file may have names that were never looked up: only one that was removed is nobody's.
+            let removed = |file: &FileId| self.cache.file(*file).is_some_and(|record| record.removed);
             let last = node.opens == 0 && node.names.is_empty();
-            let file = if last { node.file.take() } else { None };
+            let file = if last && node.file.as_ref().is_some_and(removed) { node.file.take() } else { None };
             nodes.reap(id);
             file
         };
@@ -326,14 +328,15 @@ impl Core {
             return self.cache.sync().map_err(errno_of);
         }
         self.flush_file(file)?;
-        self.server_sync(file)
+        self.link.runtime().block_on(self.server_sync(file))
     }
 
-    pub(super) fn server_sync(&self, file: FileId) -> Result<()> {
+    /// Has the server make a file durable.
+    pub(super) async fn server_sync(&self, file: FileId) -> Result<()> {
         let Some(record) = self.cache.file(file) else { return Ok(()) };
         let Some(ident) = record.ident else { return Ok(()) };
-        let wanted = FileRef { path: record.path, ident };
-        self.link.call::<SyncCall, _>(Sync { file: wanted }).map_err(|fail| fail.errno())?;
-        Ok(())
+        let sync = Sync { file: FileRef { path: record.path, ident } };
+        let synced = self.link.ask::<SyncCall, _>(sync, bytes::Bytes::new(), None).await.0;
+        synced.map(drop).map_err(|fail| fail.errno())
     }
 }

@@ -28,14 +28,6 @@ const PART: u32 = 8192;
 /// How often a directory is listed again that changes here meanwhile.
 const TRIES: usize = 8;
 
-/// What became of a change.
-pub(super) enum Made {
-    /// The server made it; what the name is now.
-    There(Option<Attr>),
-    /// The server will; its number.
-    Later(u64),
-}
-
 pub(super) fn no_name(error: PathError) -> Errno {
     match error {
         PathError::Name => Errno::EINVAL,
@@ -314,7 +306,7 @@ impl Core {
         if self.later(&path, &[parent])? {
             return self.create_later(parent, name, kind, mode, target, (path, op, stamp));
         }
-        let Made::There(Some(attr)) = self.make(op)? else { return Err(Errno::EIO) };
+        let Some(attr) = self.make(op)? else { return Err(Errno::EIO) };
         let mut nodes = self.nodes();
         let (id, _) = nodes.adopt(parent, name, attr);
         if let Some(dir) = nodes.dir(parent) {
@@ -412,6 +404,7 @@ impl Core {
             (false, true) => return Err(Errno::EISDIR),
             _ => {}
         }
+        self.flush_before_unlink(id)?;
         let later = self.later(&path, &[parent])?;
         if later && dir {
             self.whole(id)?;
@@ -443,6 +436,15 @@ impl Core {
             self.writeback.queue(number, id);
         }
         self.removed(&mut nodes, parent, name, id)
+    }
+
+    /// What is dirty of a file with other names goes to the server under the name it is known by.
+    fn flush_before_unlink(&self, id: u64) -> Result<()> {
+        let file = self.nodes().get(id).filter(|node| node.attr.links > 1 && !node.local).and_then(|node| node.file);
+        match file {
+            Some(file) if self.cache.file(file).is_some_and(|record| record.dirty) => self.flush_file(file),
+            _ => Ok(()),
+        }
     }
 
     fn removal(&self, path: &RelPath, id: u64, dir: bool) -> Op {
@@ -649,15 +651,12 @@ impl Core {
         }
         let Some(path) = path else { return Ok(()) };
         let op = Op::SetAttr { path: path.clone(), mode, uid, gid, mtime };
-        let made = match self.policy_of(&path) {
+        let attr = match self.policy_of(&path) {
             Policy::None => return Err(Errno::EROFS),
             Policy::Through => self.make(op)?,
-            Policy::Back => Made::Later(self.cache.add_op(op).map_err(errno_of)?),
-        };
-        let attr = match made {
-            Made::There(attr) => attr,
-            Made::Later(number) => {
+            Policy::Back => {
                 let mut nodes = self.nodes();
+                let number = self.cache.add_op(op).map_err(errno_of)?;
                 if let Some(node) = nodes.get_mut(id) {
                     if node.local {
                         node.ops.push(number);

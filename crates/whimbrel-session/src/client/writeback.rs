@@ -6,7 +6,6 @@
 
 use super::{
     link::Fail,
-    names::Made,
     session::{Core, errno_of, errno_of_fail},
 };
 use crate::{
@@ -181,8 +180,8 @@ impl Core {
         self.drain().map_err(errno_of_fail)
     }
 
-    /// Makes a change on the server now, after all that were to be made before.
-    pub(super) fn make(&self, op: Op) -> Result<Made> {
+    /// Makes a change on the server now, after all that were to be made before. What its name is then.
+    pub(super) fn make(&self, op: Op) -> Result<Option<Attr>> {
         if self.writeback.queued() > 0 {
             let _turn = self.writeback.turn.lock().unwrap_or_else(PoisonError::into_inner);
             self.drain().map_err(errno_of_fail)?;
@@ -190,9 +189,9 @@ impl Core {
         let (asked, again) =
             self.link.runtime().block_on(self.link.ask::<OpCall, _>(op.clone(), Bytes::new(), Some(0)));
         match asked {
-            Ok((OpDone { attr }, _)) => Ok(Made::There(attr)),
+            Ok((OpDone { attr }, _)) => Ok(attr),
             Err(fail) if again && was_done(&op, &fail) => {
-                Ok(Made::There(self.attr_at(op.path()).map_err(errno_of_fail)?))
+                self.attr_at(op.path()).map_err(errno_of_fail)
             }
             Err(fail) => Err(fail.errno()),
         }
@@ -207,11 +206,10 @@ impl Core {
     fn drain(&self) -> std::result::Result<(), Fail> {
         let mut again = false;
         loop {
-            let ops: Vec<(u64, Op)> = self.cache.ops().into_iter().take(CHANGES).collect();
+            let ops = self.next_changes();
             if ops.is_empty() {
                 return Ok(());
             }
-            self.writeback.state().sending.extend(ops.iter().map(|(number, _)| *number));
             let answers = self.link.runtime().block_on(self.link.ask_in_order(&ops));
             for ((number, op), answer) in ops.into_iter().zip(answers) {
                 match answer {
@@ -229,6 +227,18 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// The next changes to send, which can be taken back no more.
+    fn next_changes(&self) -> Vec<(u64, Op)> {
+        // A change is in the journal and in the queue before its maker lets go of the nodes.
+        let nodes = self.nodes();
+        let mut state = self.writeback.state();
+        let ops = self.cache.ops().into_iter().filter(|(number, _)| state.queue.contains_key(number));
+        let ops: Vec<(u64, Op)> = ops.take(CHANGES).collect();
+        state.sending.extend(ops.iter().map(|(number, _)| *number));
+        drop(nodes);
+        ops
     }
 
     /// The server made a change.
@@ -362,9 +372,7 @@ impl Core {
             first = first.and(self.outcome(file, sent));
         }
         if durable {
-            for file in files {
-                first = first.and(self.server_sync(file));
-            }
+            first = first.and(self.link.runtime().block_on(self.sync_all(files)));
         }
         first
     }
@@ -381,6 +389,18 @@ impl Core {
             });
         }
         tasks.join_all().await
+    }
+
+    async fn sync_all(&self, files: Vec<FileId>) -> Result<()> {
+        let (mut tasks, places) = (JoinSet::new(), Arc::new(Semaphore::new(FILES)));
+        for file in files {
+            let (Some(core), places) = (self.me.upgrade(), places.clone()) else { break };
+            tasks.spawn(async move {
+                let _place = places.acquire().await;
+                core.server_sync(file).await
+            });
+        }
+        tasks.join_all().await.into_iter().fold(Ok(()), |first, synced| first.and(synced))
     }
 
     /// Notes in the journal what the server's last change will be.

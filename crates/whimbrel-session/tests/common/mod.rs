@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses some of it")]
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex,
@@ -102,20 +103,27 @@ impl World {
     /// `change` may set what the session begins with; `fill` makes what is on the server.
     pub fn new(change: impl FnOnce(&mut SessionOptions), fill: impl FnOnce(&Path)) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["server", "mount"] {
-            std::fs::create_dir(dir.path().join(name)).unwrap();
-        }
-        fill(&dir.path().join("server"));
-        let runtime = Arc::new(
-            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap(),
-        );
-        let wire = InProcess::new(server_of(&dir.path().join("server")));
-        let exported = dir.path().join("server").canonicalize().unwrap();
-        let mut options =
-            SessionOptions::new(exported.into_os_string().into_encoded_bytes(), dir.path().join("cache"));
+        let server = dir.path().join("server");
+        fs::create_dir(&server).unwrap();
+        fill(&server);
+        Self::on(dir, &server, change)
+    }
+
+    /// A session on the mount of another.
+    pub fn over(world: &World, change: impl FnOnce(&mut SessionOptions)) -> Self {
+        Self::on(tempfile::tempdir().unwrap(), &world.mount(), change)
+    }
+
+    fn on(dir: TempDir, served: &Path, change: impl FnOnce(&mut SessionOptions)) -> Self {
+        fs::create_dir(dir.path().join("mount")).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let wire = InProcess::new(server_of(served));
+        let exported = served.canonicalize().unwrap().into_os_string().into_encoded_bytes();
+        let mut options = SessionOptions::new(exported, dir.path().join("cache"));
         options.capacity = 64 << 20;
         options.settings.patience = 5;
         change(&mut options);
+        let runtime = Arc::new(runtime.unwrap());
         let mut world = Self { session: None, mounted: None, wire, options, runtime, dir };
         world.begin();
         world

@@ -1,43 +1,100 @@
-//! `whimbrel serve --stdio`: what another host's ssh runs here.
+//! `whimbrel serve`: directories for sessions, or, without any, what another host's ssh runs here to reach the daemon.
 //!
-//! Only bytes are carried, between standard input and output and the daemon; the daemon speaks. Nothing else may
+//! For the daemon only bytes are carried, between standard input and output and the daemon; the daemon speaks. Nothing else may
 //! go to standard output, and what fails is told on standard error, which ssh takes to the other host.
 
+use super::serve_dirs::Serving;
 use crate::{context::Context, failure::Failure};
-use std::io::{self, IsTerminal};
+use std::{
+    io::{self, IsTerminal},
+    net::SocketAddr,
+    path::PathBuf,
+    time::Duration,
+};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, copy_buf};
+use whimbrel_wire::PublicKey;
 
 const EXAMPLES: &str = "\
 Examples:
+  whimbrel serve /vms --listen 0.0.0.0:7788 --allow KEY    let the holder of that key mount /vms
+  whimbrel serve /vms --stdio             what `whimbrel mount ada@state:/vms DIR` runs there by ssh
   ssh root@beta whimbrel serve --stdio    what the daemon runs that trusts beta with --ssh root@beta
 
-To let a key of ssh do this and nothing else, write in authorized_keys on beta:
+`whimbrel session key` prints the key of who mounts.
+
+To let a key of ssh do one of these and nothing else, write in authorized_keys:
+  restrict,command=\"whimbrel serve /vms --stdio\" ssh-ed25519 AAAA...
   restrict,command=\"whimbrel serve --stdio\" ssh-ed25519 AAAA...";
 
 /// Much for one system call, little for a process.
 const BUFFER: usize = 256 << 10;
 
-/// Let the host whose ssh runs this talk to the daemon here
+/// Let others mount directories of this host, or talk to its daemon
+///
+/// Only the directories named can be opened; names are resolved beneath them, following no symlink. What can be read
+/// and written there is what the user who runs this can.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
+    /// Directories that sessions may open; none is for the daemon
+    dirs: Vec<PathBuf>,
     /// Over standard input and output
-    #[arg(long, required = true)]
+    #[arg(long, required_unless_present = "listen")]
     stdio: bool,
+    /// Over TLS, for hosts whose keys are trusted
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "dirs", conflicts_with = "stdio")]
+    listen: Option<SocketAddr>,
+    /// Let a key open sessions, now and later; may be given several times
+    #[arg(long, value_name = "KEY", requires = "listen")]
+    allow: Vec<PublicKey>,
+    /// Folder of the own key and of the trusted ones, ~/.config/whimbrel unless given
+    #[arg(long, value_name = "DIR", requires = "listen")]
+    keys: Option<PathBuf>,
+    /// Let nothing be changed
+    #[arg(long, requires = "dirs")]
+    read_only: bool,
+    /// End sessions that were not used for so many hours
+    #[arg(long, value_name = "HOURS", default_value = "24", requires = "dirs")]
+    idle: u64,
 }
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
-        if io::stdin().is_terminal() || io::stdout().is_terminal() {
+        if self.stdio && (io::stdin().is_terminal() || io::stdout().is_terminal()) {
             return Err(Failure::Usage {
                 problem: "this speaks to a host, not to a terminal".to_owned(),
-                hint: "trust this host on another one: `whimbrel trust add NAME --ssh DESTINATION`"
+                hint: "mount a directory from another host with `whimbrel mount HOST:/PATH DIR`, or trust this host \
+                       there: `whimbrel trust add NAME --ssh DESTINATION`"
                     .to_owned(),
             });
+        }
+        if !self.dirs.is_empty() {
+            return self.serve_dirs(context).await;
         }
         let daemon = context.client.wire().await?;
         let (input, output) = whimbrel_wire::stdio().map_err(Failure::io("use standard input and output"))?;
         relay(input, output, daemon).await.map_err(Failure::io("carry bytes to the other host"))
+    }
+}
+
+impl Args {
+    async fn serve_dirs(self, context: &Context) -> Result<(), Failure> {
+        let (dirs, read_only, keys, allow) = (self.dirs, self.read_only, self.keys, self.allow);
+        let serving = Serving { dirs, read_only, keys, allow, idle: Duration::from_secs(self.idle * 3600) };
+        let output = context.output;
+        // Files are read by many at once: several threads carry what they read.
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.map_err(Failure::io("start the runtime"))?;
+        let listen = self.listen;
+        let served = tokio::task::spawn_blocking(move || {
+            let served = match listen {
+                Some(address) => runtime.block_on(serving.listen(address, |text| output.remark(text))),
+                None => runtime.block_on(serving.stdio()),
+            };
+            runtime.shutdown_background();
+            served
+        });
+        served.await.map_err(|error| Failure::Session(Box::new(error)))?
     }
 }
 

@@ -1,0 +1,36 @@
+//! `whimbrel mount`.
+
+use super::session_mount;
+use crate::{context::Context, failure::Failure};
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel mount ada@state.example:/vms /mnt/vms                 by ssh; nothing to set up there but the program
+  whimbrel mount ada@state:/vms /mnt/vms --write back            write at local speed, send it later
+  whimbrel mount state:7788:/vms /mnt/vms --key KEY              by TLS, where `whimbrel serve /vms --listen` runs
+  whimbrel mount state:/gold /mnt/gold --write none --rule '*.redo=back' --fresh session
+  whimbrel session show vms                                      how it is doing
+  umount /mnt/vms                                                writes back and ends it
+
+What is read stays in a cache on this disk, and is there at the next mount. Under --write back a sync makes data durable
+here; what the server does not have yet survives a crash and is written back by the next mount of the same target.
+Signals to its process: USR1 writes back, USR2 forgets what is clean, TERM ends it.";
+
+/// Mount a directory of a server, with a cache on this disk
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// [USER@]HOST:/PATH by ssh, or HOST:PORT:/PATH by TLS with --key
+    target: String,
+    /// The directory to mount on
+    dir: PathBuf,
+    #[command(flatten)]
+    session: session_mount::Args,
+}
+
+impl Args {
+    pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
+        self.session.run(&self.target, &self.dir, context)
+    }
+}

@@ -1,0 +1,238 @@
+//! `whimbrel session`: what runs behind mounts.
+
+use crate::{
+    context::Context,
+    failure::Failure,
+    sessions,
+    table::{fields, milliseconds, table},
+};
+use clap::Subcommand;
+use serde::Serialize;
+use std::path::PathBuf;
+use whimbrel_core::ByteSize;
+use whimbrel_session::client::{ControlRequest, ControlResponse, ask, sockets};
+use whimbrel_wire::Identity;
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel session ls
+  whimbrel session show vms
+  whimbrel session set vms write=back delay=never   writes go to the server only when told
+  whimbrel session set vms '*.log=none'             another policy for some files; `=default` takes it away
+  whimbrel session flush vms                        write everything back, durably, now
+  whimbrel session invalidate vms                   ask the server again for everything
+  whimbrel session end vms                          write back and unmount
+  whimbrel session key                              the key that `whimbrel serve --allow` takes
+
+Settings are write, fresh, delay, patience, whole, direct, and patterns of files.";
+
+/// See and change the sessions behind mounts
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Folder of control sockets
+    #[arg(long, global = true, value_name = "DIR")]
+    control: Option<PathBuf>,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List them
+    Ls,
+    /// Show one: hits, what is not written back, latency, events
+    Show {
+        /// Its name
+        name: String,
+    },
+    /// Change settings while it is mounted
+    Set {
+        /// Its name
+        name: String,
+        /// Settings or patterns of files, each with its value
+        #[arg(required = true, value_name = "SETTING=VALUE")]
+        settings: Vec<String>,
+    },
+    /// Write everything back
+    Flush {
+        /// Its name
+        name: String,
+    },
+    /// Forget what is believed and clean
+    Invalidate {
+        /// Its name
+        name: String,
+    },
+    /// Write everything back, unmount and end
+    End {
+        /// Its name
+        name: String,
+    },
+    /// Print this user's key for sessions
+    Key {
+        /// Folder of keys, ~/.config/whimbrel unless given
+        #[arg(long, value_name = "DIR")]
+        keys: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Serialize)]
+struct Listed {
+    name: String,
+    mount: PathBuf,
+    server: String,
+    directory: String,
+    connected: bool,
+    dirty: u64,
+    hit_ratio: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Key {
+    key: String,
+}
+
+impl Args {
+    pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
+        if let Action::Key { keys } = &self.action {
+            let identity = Identity::load_or_create(&sessions::keys(keys.as_deref()));
+            let key = identity.map_err(|error| Failure::Session(error.into()))?.public_key().to_string();
+            return context.output.result(&Key { key }, |key| format!("{}\n", key.key));
+        }
+        let dir = sessions::control(self.control.as_deref())?;
+        let one = |name: &str, request: ControlRequest| -> Result<ControlResponse, Failure> {
+            let path = dir.join(format!("{name}.sock"));
+            if name.contains('/') || !path.exists() {
+                return Err(Failure::UnknownSession { name: name.to_owned() });
+            }
+            let response = ask(&path, &request).map_err(|error| Failure::NoSession(error.into()))?;
+            match &response.error {
+                Some(error) if matches!(request, ControlRequest::Set { .. }) => Err(Failure::Usage {
+                    problem: error.clone(),
+                    hint: "see `whimbrel session --help`".to_owned(),
+                }),
+                Some(error) => Err(Failure::NotWrittenBack { left: error.clone() }),
+                None => Ok(response),
+            }
+        };
+        let response = match &self.action {
+            Action::Ls => return list(&dir, context),
+            Action::Key { .. } => return Ok(()),
+            Action::Show { name } => one(name, ControlRequest::Show)?,
+            Action::Flush { name } => one(name, ControlRequest::Flush)?,
+            Action::Invalidate { name } => one(name, ControlRequest::Invalidate)?,
+            Action::End { name } => one(name, ControlRequest::End)?,
+            Action::Set { name, settings } => set(name, settings, one)?,
+        };
+        context.output.result(&response, describe)
+    }
+}
+
+fn set(
+    name: &str,
+    settings: &[String],
+    one: impl Fn(&str, ControlRequest) -> Result<ControlResponse, Failure>,
+) -> Result<ControlResponse, Failure> {
+    let mut last = one(name, ControlRequest::Show)?;
+    for setting in settings {
+        let (key, value) = setting.rsplit_once('=').ok_or_else(|| Failure::Usage {
+            problem: format!("{setting:?} sets nothing"),
+            hint: "write SETTING=VALUE, like write=back".to_owned(),
+        })?;
+        last = one(name, ControlRequest::Set { name: key.to_owned(), value: value.to_owned() })?;
+    }
+    Ok(last)
+}
+
+fn list(dir: &std::path::Path, context: &Context) -> Result<(), Failure> {
+    let listed: Vec<Listed> = sockets(dir)
+        .into_iter()
+        .filter_map(|path| {
+            // One that does not answer has died; its mount clears it away when it is made again.
+            let response = ask(&path, &ControlRequest::Show).ok()?;
+            let status = response.status;
+            Some(Listed {
+                name: path.file_stem()?.to_string_lossy().into_owned(),
+                mount: response.mount,
+                server: status.server,
+                directory: status.directory,
+                connected: status.connected,
+                dirty: status.dirty,
+                hit_ratio: status.hit_ratio,
+            })
+        })
+        .collect();
+    context.output.result(&listed, |listed| {
+        let rows = listed.iter().map(|row| {
+            let server = if row.connected { row.server.clone() } else { format!("{} (gone)", row.server) };
+            let mount = row.mount.display().to_string();
+            [row.name.clone(), mount, server, row.directory.clone(), size(row.dirty), ratio(row.hit_ratio)]
+        });
+        table(["NAME", "MOUNT", "SERVER", "DIRECTORY", "DIRTY", "HITS"], rows, "no session is mounted")
+    })
+}
+
+fn size(bytes: u64) -> String {
+    ByteSize(bytes).to_string()
+}
+
+fn ratio(ratio: Option<f64>) -> String {
+    ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{:.1} %", ratio * 100.0))
+}
+
+fn describe(response: &ControlResponse) -> String {
+    let status = &response.status;
+    let settings = &status.settings;
+    let seconds = |seconds: Option<u64>, none: &str| {
+        seconds.map_or_else(|| none.to_owned(), |seconds| format!("{seconds} s"))
+    };
+    let rules: Vec<String> =
+        settings.rules.iter().map(|rule| format!("{}={}", rule.files, rule.policy)).collect();
+    let link = match (status.connected, status.round_trip_ms) {
+        (false, _) => "gone".to_owned(),
+        (true, None) => "connected".to_owned(),
+        (true, Some(time)) => format!("connected, round trip {}", milliseconds(time)),
+    };
+    let mut text = fields(&[
+        ("mount", response.mount.display().to_string()),
+        ("server", format!("{}:{} ({link})", status.server, status.directory)),
+        (
+            "calls",
+            format!(
+                "{}, {} each, connection broke {} times",
+                status.calls,
+                milliseconds(status.call_ms),
+                status.broken
+            ),
+        ),
+        ("traffic", format!("{} sent, {} received", size(status.sent), size(status.received))),
+        (
+            "cache",
+            format!(
+                "{} of {} used, {} of reads hit",
+                size(status.used),
+                size(status.capacity),
+                ratio(status.hit_ratio)
+            ),
+        ),
+        (
+            "not written back",
+            format!(
+                "{} in {} files, {} changes of names",
+                size(status.dirty),
+                status.dirty_files,
+                status.queued
+            ),
+        ),
+        ("damaged pages", format!("{} fetched again", status.damaged)),
+        ("write", [vec![settings.policy.to_string()], rules].concat().join(" ")),
+        ("fresh", seconds(settings.fresh, "the whole session")),
+        ("delay", seconds(settings.delay, "never")),
+        ("patience", format!("{} s", settings.patience)),
+    ]);
+    for event in status.events.iter().rev().take(20).rev() {
+        text += &format!("event  {}\n", event.text);
+    }
+    text
+}
