@@ -4,7 +4,7 @@ use super::{
     attributes::{TTL, nanoseconds, of_folder, of_node, of_version},
     errno_of,
     inode::Inode,
-    writer::{Writing, is_killed},
+    writer::{Writing, holds_another, is_killed},
 };
 use crate::{
     client::{Pool, Protocol, ReadFile, WriteFile, WriteOptions},
@@ -180,6 +180,10 @@ impl PoolFiles {
     /// One descriptor less.
     fn leave(&self, inode: u64, writing: &Arc<Writing>) {
         if writing.opens.fetch_sub(1, Ordering::Relaxed) == 1 {
+            // Only what no close has committed: nobody can be told of an error any more.
+            if writing.file.is_changed() && self.commit(writing).is_err() {
+                tracing::warn!(name = writing.make.name, "what was written is not kept");
+            }
             self.state().writers.retain(|at, other| *at != inode || !Arc::ptr_eq(other, writing));
         }
     }
@@ -450,6 +454,9 @@ impl FileSystem for PoolFiles {
         if caller.pid != 0 && is_killed(caller.pid) {
             tracing::info!(name = writing.make.name, "its writer was killed; what it wrote is not kept");
             writing.file.give_up();
+            return Ok(());
+        }
+        if caller.pid != 0 && holds_another(caller.pid, &writing.make.name) {
             return Ok(());
         }
         self.commit(&writing)

@@ -36,6 +36,26 @@ pub(super) fn is_killed(pid: u32) -> bool {
     killed(&stat)
 }
 
+/// Whether a process has more descriptors through which it may write a file called `name`. A shell that redirects closes copies
+/// of the one it holds, and the file is not complete for that. Should it be another file of that name, the last descriptor
+/// commits.
+pub(super) fn holds_another(pid: u32, name: &str) -> bool {
+    let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    let is_it = |entry: &fs::DirEntry| {
+        let link = fs::read_link(entry.path()).unwrap_or_default();
+        link.file_name().is_some_and(|last| last == name)
+            && is_writable(pid, &entry.file_name().to_string_lossy())
+    };
+    descriptors.flatten().any(|entry| is_it(&entry))
+}
+
+/// The line `flags:` of proc_pid_fdinfo(5), in octal; the lowest two bits are the access mode.
+fn is_writable(pid: u32, descriptor: &str) -> bool {
+    let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}")).unwrap_or_default();
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+    flags.and_then(|text| u64::from_str_radix(text.trim(), 8).ok()).is_some_and(|flags| flags & 0o3 != 0)
+}
+
 /// `/proc/PID/stat`: the name may hold anything, so fields are counted behind its last parenthesis.
 fn killed(stat: &str) -> bool {
     let Some((_, rest)) = stat.rsplit_once(')') else { return false };

@@ -1,0 +1,111 @@
+//! `whimbrel pool`: its members as processes, and questions to the manager. Nothing of it needs the host daemon.
+
+use super::{pool_members, pool_questions};
+use crate::{context::Context, failure::Failure};
+use clap::Subcommand;
+use std::{path::PathBuf, sync::Arc};
+use whimbrel_core::HostName;
+use whimbrel_pool::{
+    ManagerAddress,
+    client::{Pool, PoolOptions},
+    link::TlsDialer,
+};
+use whimbrel_wire::Identity;
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel pool manager --data /var/lib/pool --listen 10.0.0.1:7500     on one machine; prints MANAGER
+  whimbrel pool key --data /srv/spare                                   on each member: prints its key
+  whimbrel pool admit --data /var/lib/pool b1 KEY                       on the manager: let it in
+  whimbrel pool benefactor --name b1 --data /srv/spare --capacity 20G --manager MANAGER
+  whimbrel mount pool:MANAGER /mnt/ckpt                                 use it
+  whimbrel pool status --manager MANAGER
+  whimbrel pool policy /blast --keep-last 3 --manager MANAGER
+  whimbrel pool purge --dry-run --manager MANAGER
+
+MANAGER is HOST:PORT/KEY; it can stand in WHIMBREL_POOL instead of --manager.";
+
+/// Run a checkpoint pool made of spare disk, and ask it
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+enum Action {
+    Manager(pool_members::Manager),
+    Benefactor(pool_members::Benefactor),
+    Key(pool_members::Key),
+    Admit(pool_members::Admit),
+    Status(pool_questions::Status),
+    Policy(pool_questions::SetPolicy),
+    Versions(pool_questions::Versions),
+    Pin(pool_questions::Pin),
+    Purge(pool_questions::Purge),
+}
+
+impl Args {
+    /// Whether it runs until it is stopped.
+    pub(crate) fn is_daemon(&self) -> bool {
+        matches!(self.action, Action::Manager(_) | Action::Benefactor(_))
+    }
+
+    pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
+        let runtime = runtime()?;
+        match self.action {
+            Action::Manager(args) => runtime.block_on(args.run(context)),
+            Action::Benefactor(args) => runtime.block_on(args.run(context)),
+            Action::Key(args) => args.run(context),
+            Action::Admit(args) => args.run(context),
+            Action::Status(args) => args.run(context, &runtime),
+            Action::Policy(args) => args.run(context, &runtime),
+            Action::Versions(args) => args.run(context, &runtime),
+            Action::Pin(args) => args.run(context, &runtime),
+            Action::Purge(args) => args.run(context, &runtime),
+        }
+    }
+}
+
+pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    let built = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    built.map_err(Failure::io("start the runtime"))
+}
+
+/// A failure of a member or of its folder.
+pub(super) fn failed<E: std::error::Error + Send + Sync + 'static>(error: E) -> Failure {
+    Failure::PoolMember(Box::new(error))
+}
+
+/// Which pool, and as whom.
+#[derive(Debug, clap::Args)]
+pub(super) struct Member {
+    /// The manager, as it says when it starts; several may be given
+    #[arg(long = "manager", value_name = "HOST:PORT/KEY", env = "WHIMBREL_POOL", hide_env_values = true, required = true)]
+    managers: Vec<ManagerAddress>,
+    /// Folder of the own key, ~/.config/whimbrel unless given
+    #[arg(long, value_name = "DIR")]
+    keys: Option<PathBuf>,
+}
+
+impl Member {
+    pub(super) fn pool(&self, runtime: &tokio::runtime::Runtime) -> Result<Pool, Failure> {
+        let keys = crate::sessions::keys(self.keys.as_deref());
+        let options = PoolOptions { manager_patience: std::time::Duration::from_secs(5), ..PoolOptions::new(self.managers.clone()) };
+        open(options, &keys, runtime)
+    }
+}
+
+/// A handle on a pool, as the member whose key is in `keys`.
+pub(super) fn open(
+    options: PoolOptions,
+    keys: &std::path::Path,
+    runtime: &tokio::runtime::Runtime,
+) -> Result<Pool, Failure> {
+    let identity = Arc::new(Identity::load_or_create(keys).map_err(failed)?);
+    let name: HostName = "client".parse().map_err(failed)?;
+    let dialer = TlsDialer::new(identity, name, ());
+    Ok(Pool::new(options, Arc::new(dialer), runtime.handle().clone()))
+}
