@@ -1,7 +1,7 @@
 //! `whimbrel mount`.
 
-use super::session_mount;
-use crate::{context::Context, failure::Failure};
+use super::{pool_mount, session_mount};
+use crate::{context::Context, failure::Failure, sessions};
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
@@ -11,26 +11,33 @@ Examples:
   whimbrel mount state:7788:/vms /mnt/vms --key KEY              by TLS, where `whimbrel serve /vms --listen` runs
   whimbrel mount state:/gold /mnt/gold --write none --rule '*.redo=back' --fresh session
   whimbrel session show vms                                      how it is doing
+  whimbrel mount pool:MANAGER /mnt/ckpt                          a checkpoint pool; see `whimbrel pool --help`
   umount /mnt/vms                                                writes back and ends it
 
 What is read stays in a cache on this disk, and is there at the next mount. Under --write back a sync makes data durable
 here; what the server does not have yet survives a crash and is written back by the next mount of the same target.
 Signals to its process: USR1 writes back, USR2 forgets what is clean, TERM ends it.";
 
-/// Mount a directory of a server, with a cache on this disk
+/// Mount a directory of a server, with a cache on this disk, or a checkpoint pool
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// [USER@]HOST:/PATH by ssh, or HOST:PORT:/PATH by TLS with --key
+    /// [USER@]HOST:/PATH by ssh, HOST:PORT:/PATH by TLS with --key, or pool:HOST:PORT/KEY
     target: String,
     /// The directory to mount on
     dir: PathBuf,
     #[command(flatten)]
-    session: session_mount::Args,
+    session: session_mount::MountSession,
+    #[command(flatten)]
+    pool: pool_mount::Args,
 }
 
 impl Args {
     pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
-        self.session.run(&self.target, &self.dir, context)
+        let Some(managers) = self.target.strip_prefix("pool:") else {
+            return self.session.run(&self.target, &self.dir, context);
+        };
+        let keys = sessions::keys(self.session.keys.as_deref());
+        self.pool.run(managers, &self.dir, (&keys, self.session.others), context)
     }
 }

@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(200);
 
 /// A server's directory and how it is used.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct MountSession {
     /// Where the cache lies; one of its own for each target unless given
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
@@ -63,7 +63,7 @@ pub(crate) struct Args {
     key: Option<PublicKey>,
     /// Folder of the own key, ~/.config/whimbrel unless given
     #[arg(long, value_name = "DIR")]
-    keys: Option<PathBuf>,
+    pub(super) keys: Option<PathBuf>,
     /// An option for ssh, like 'Port=2222'; may be given several times
     #[arg(long, value_name = "OPTION")]
     ssh_option: Vec<String>,
@@ -75,7 +75,7 @@ pub(crate) struct Args {
     same_ids: bool,
     /// Let other users of this host use the mount, as modes and owners say
     #[arg(long)]
-    others: bool,
+    pub(super) others: bool,
     /// What `whimbrel session` calls it; the name of the directory unless given
     #[arg(long)]
     name: Option<String>,
@@ -147,7 +147,7 @@ fn usage(problem: String, hint: &str) -> Failure {
     Failure::Usage { problem, hint: hint.to_owned() }
 }
 
-impl Args {
+impl MountSession {
     fn settings(&self) -> Result<Settings, Failure> {
         let mut settings = Settings { policy: self.write, patience: self.patience, ..Settings::default() };
         let mut set = |name: &str, value: &str| {
