@@ -62,6 +62,7 @@ pub(crate) enum Command {
     Host(host::Args),
     Doctor(doctor::Args),
     Mount(mount::Args),
+    Pool(pool::Args),
     Session(session::Args),
     Completions(completions::Args),
 }
@@ -69,7 +70,11 @@ pub(crate) enum Command {
 impl Command {
     /// Whether this process is to be the daemon.
     pub(crate) fn is_daemon(&self) -> bool {
-        matches!(self, Self::Host(_))
+        match self {
+            Self::Host(_) => true,
+            Self::Pool(args) => args.is_daemon(),
+            _ => false,
+        }
     }
 }
 

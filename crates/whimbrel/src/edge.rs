@@ -36,6 +36,7 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Completions(args) => args.run(),
         Command::Doctor(args) => args.run(&context),
         Command::Mount(args) => args.run(&context),
+        Command::Pool(args) => args.run(&context),
         Command::Session(args) => args.run(&context),
         Command::Call(call) => {
             let runtime = tokio::runtime::Builder::new_current_thread()

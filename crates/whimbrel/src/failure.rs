@@ -5,6 +5,7 @@ use std::io;
 use std::{error::Error, path::PathBuf};
 use whimbrel_api::{ApiError, Damage, ErrorCode, OperationId};
 use whimbrel_client::ClientError;
+use whimbrel_pool::{client::PoolError, protocol::code};
 
 /// Why a command did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +101,12 @@ pub(crate) enum Failure {
         /// The name asked for.
         name: String,
     },
+    /// A pool did not do what was asked.
+    #[error("the pool did not do it")]
+    Pool(#[source] PoolError),
+    /// A member of a pool could not start, or had to stop.
+    #[error("the member of the pool failed")]
+    PoolMember(#[source] Box<dyn Error + Send + Sync>),
     /// The daemon could not start or had to stop.
     #[error("the host daemon ended")]
     Daemon(#[source] Box<dyn Error + Send + Sync>),
@@ -139,6 +146,17 @@ fn exit_of(code: ErrorCode) -> u8 {
     }
 }
 
+fn exit_of_pool(error: &PoolError) -> u8 {
+    match (error, error.code()) {
+        (PoolError::Away { .. }, _) => exit::UNREACHABLE,
+        (_, Some(code::NOT_FOUND)) => exit::NOT_FOUND,
+        (_, Some(code::EXISTS | code::NOT_EMPTY)) => exit::CONFLICT,
+        (_, Some(code::INVALID)) => exit::USAGE,
+        (PoolError::Unreadable { .. }, _) | (_, Some(code::DAMAGED)) => exit::DAMAGED,
+        _ => exit::FAILED,
+    }
+}
+
 impl Failure {
     /// Writing to stdout or the terminal failed.
     pub(crate) fn io(action: &'static str) -> impl FnOnce(io::Error) -> Self {
@@ -160,6 +178,8 @@ impl Failure {
             Self::NoSession(_) => exit::UNREACHABLE,
             Self::UnknownSession { .. } => exit::NOT_FOUND,
             Self::Session(_) | Self::NotWrittenBack { .. } => exit::FAILED,
+            Self::Pool(error) => exit_of_pool(error),
+            Self::PoolMember(_) => exit::FAILED,
             Self::Daemon(_) => exit::FAILED,
         }
     }
@@ -200,6 +220,9 @@ impl Failure {
             }
             Self::NotEmpty { .. } => {
                 Some("what has moved stays moved: `whimbrel evacuate` again goes on".to_owned())
+            }
+            Self::Pool(PoolError::Away { .. }) => {
+                Some("is it admitted? `whimbrel pool key` here, then `whimbrel pool admit` on the manager".to_owned())
             }
             Self::Unhealthy { .. } => {
                 Some("do what stands under `fix`, then run `whimbrel doctor` again".to_owned())

@@ -83,7 +83,13 @@ pub(super) fn failed<E: std::error::Error + Send + Sync + 'static>(error: E) -> 
 #[derive(Debug, clap::Args)]
 pub(super) struct Member {
     /// The manager, as it says when it starts; several may be given
-    #[arg(long = "manager", value_name = "HOST:PORT/KEY", env = "WHIMBREL_POOL", hide_env_values = true, required = true)]
+    #[arg(
+        long = "manager",
+        value_name = "HOST:PORT/KEY",
+        env = "WHIMBREL_POOL",
+        hide_env_values = true,
+        required = true
+    )]
     managers: Vec<ManagerAddress>,
     /// Folder of the own key, ~/.config/whimbrel unless given
     #[arg(long, value_name = "DIR")]
@@ -93,7 +99,10 @@ pub(super) struct Member {
 impl Member {
     pub(super) fn pool(&self, runtime: &tokio::runtime::Runtime) -> Result<Pool, Failure> {
         let keys = crate::sessions::keys(self.keys.as_deref());
-        let options = PoolOptions { manager_patience: std::time::Duration::from_secs(5), ..PoolOptions::new(self.managers.clone()) };
+        let options = PoolOptions {
+            manager_patience: std::time::Duration::from_secs(5),
+            ..PoolOptions::new(self.managers.clone())
+        };
         open(options, &keys, runtime)
     }
 }

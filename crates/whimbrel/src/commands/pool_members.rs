@@ -55,7 +55,13 @@ pub(super) struct Benefactor {
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Option<String>,
     /// The manager, as it says when it starts; several may be given
-    #[arg(long = "manager", value_name = "HOST:PORT/KEY", env = "WHIMBREL_POOL", hide_env_values = true, required = true)]
+    #[arg(
+        long = "manager",
+        value_name = "HOST:PORT/KEY",
+        env = "WHIMBREL_POOL",
+        hide_env_values = true,
+        required = true
+    )]
     managers: Vec<ManagerAddress>,
     /// Leave: stay until everything it holds is elsewhere, then end
     #[arg(long)]
@@ -141,7 +147,8 @@ impl Benefactor {
 
 /// Waits for TERM or INT.
 async fn told_to_end() {
-    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
         return std::future::pending().await;
     };
     tokio::select! {
@@ -162,7 +169,14 @@ impl Admit {
     pub(super) fn run(self, context: &Context) -> Result<(), Failure> {
         let Self { data, name, key } = self;
         let rights = Rights(vec![Right::Pool]);
-        let peer = TrustedPeer { name: name.clone(), key: Some(key), address: None, rights, read: None, write: None };
+        let peer = TrustedPeer {
+            name: name.clone(),
+            key: Some(key),
+            address: None,
+            rights,
+            read: None,
+            write: None,
+        };
         Trust::load(&data).and_then(|trust| trust.add(peer)).map_err(failed)?;
         context.output.result(&Admitted { name, key }, |admitted| format!("{}: admitted\n", admitted.name))
     }

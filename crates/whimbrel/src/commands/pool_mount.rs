@@ -89,7 +89,9 @@ impl Args {
         let said = MountedPool { manager: target.to_owned(), mount: mounted.path().to_owned() };
         context.output.result(&said, |said| format!("mounted on {}\n", said.mount.display()))?;
         runtime.block_on(async {
-            let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+            let (Ok(mut term), Ok(mut int)) =
+                (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+            else {
                 return;
             };
             loop {

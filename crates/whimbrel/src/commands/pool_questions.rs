@@ -85,9 +85,11 @@ impl FromStr for Cut {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || format!("{text:?} is no way to cut: write fixed:1M, content:256K, window:20,14,20 or pages:1");
+        let bad =
+            || format!("{text:?} is no way to cut: write fixed:1M, content:256K, window:20,14,20 or pages:1");
         let (way, value) = text.split_once(':').ok_or_else(bad)?;
-        let size = || value.parse::<ByteSize>().ok().and_then(|size| u32::try_from(size.0).ok()).ok_or_else(bad);
+        let size =
+            || value.parse::<ByteSize>().ok().and_then(|size| u32::try_from(size.0).ok()).ok_or_else(bad);
         let cutting = match way {
             "fixed" => Cutting::Fixed { size: size()? },
             "content" => Cutting::Content { average: size()? },
@@ -173,7 +175,15 @@ fn for_people(status: &PoolStatus) -> String {
         ("writing", count(status.sessions, "session")),
     ]);
     let rows = status.benefactors.iter().map(|b| {
-        [b.name.clone(), b.state.clone(), size(b.used), size(b.free), b.chunks.to_string(), b.faults.to_string(), b.address.clone()]
+        [
+            b.name.clone(),
+            b.state.clone(),
+            size(b.used),
+            size(b.free),
+            b.chunks.to_string(),
+            b.faults.to_string(),
+            b.address.clone(),
+        ]
     });
     let header = ["BENEFACTOR", "STATE", "USED", "FREE", "CHUNKS", "FAULTS", "ADDRESS"];
     format!("{about}\n{}", table(header, rows, "no benefactors"))
@@ -212,7 +222,10 @@ fn metrics(status: &PoolStatus) -> String {
 impl SetPolicy {
     fn changes(&self) -> bool {
         let numbers = self.copies.is_some() || self.width.is_some() || self.keep_last.is_some();
-        let keeps = self.keep_for.is_some() || self.keep_daily.is_some() || self.keep_weekly.is_some() || self.keep_all;
+        let keeps = self.keep_for.is_some()
+            || self.keep_daily.is_some()
+            || self.keep_weekly.is_some()
+            || self.keep_all;
         numbers || keeps || self.safety.is_some() || self.cut.is_some()
     }
 
@@ -274,9 +287,9 @@ impl Versions {
         let versions = pool.block(async { pool.versions(pool.find(&self.path).await?.id).await });
         context.output.result(versions.map_err(Failure::Pool)?.as_slice(), |versions: &[VersionInfo]| {
             let pinned = |v: &VersionInfo| if v.pinned { "pinned" } else { "" }.to_owned();
-            let rows = versions.iter().map(|v| {
-                [v.number.to_string(), size(v.size), size(v.sent), v.chunks.to_string(), pinned(v)]
-            });
+            let rows = versions
+                .iter()
+                .map(|v| [v.number.to_string(), size(v.size), size(v.sent), v.chunks.to_string(), pinned(v)]);
             table(["VERSION", "SIZE", "SENT", "CHUNKS", ""], rows, "no versions")
         })
     }
@@ -297,7 +310,12 @@ impl Pin {
         let done = pool.block(async { pool.pin(pool.find(&path).await?.id, version, pinned).await });
         done.map_err(Failure::Pool)?;
         context.output.result(&Pinned { path, version, pinned }, |done| {
-            format!("{} version {}: {}\n", done.path, done.version, if done.pinned { "pinned" } else { "released" })
+            format!(
+                "{} version {}: {}\n",
+                done.path,
+                done.version,
+                if done.pinned { "pinned" } else { "released" }
+            )
         })
     }
 }
@@ -308,7 +326,8 @@ impl Purge {
         let purged = pool.block(pool.purge(self.dry_run)).map_err(Failure::Pool)?;
         let verb = if self.dry_run { "would go" } else { "gone" };
         context.output.result(purged.as_slice(), |purged: &[Purged]| {
-            let rows = purged.iter().map(|p| [p.path.clone(), p.version.to_string(), size(p.size), p.why.clone()]);
+            let rows =
+                purged.iter().map(|p| [p.path.clone(), p.version.to_string(), size(p.size), p.why.clone()]);
             let bytes = purged.iter().map(|p| p.size).sum();
             let sum = format!("{} {verb}, {}\n", count(purged.len() as u64, "version"), size(bytes));
             if purged.is_empty() { sum } else { table(["FILE", "VERSION", "SIZE", "WHY"], rows, "") + &sum }
