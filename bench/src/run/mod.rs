@@ -9,6 +9,7 @@ mod images;
 mod keeper;
 mod migrate;
 mod move_cost;
+mod muncher;
 mod nbd;
 mod ours;
 pub(crate) mod patch;
@@ -96,6 +97,11 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         ],
         about: "move a running guest over a Gbit/s",
         run: migrate::run,
+    },
+    Experiment {
+        rows: &["migrate.muncher.downtime", "migrate.muncher.time"],
+        about: "move a guest that writes half of its memory flat out",
+        run: muncher::run,
     },
     Experiment {
         rows: &["migrate.disk.time", "migrate.disk.bytes"],

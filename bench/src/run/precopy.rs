@@ -60,6 +60,19 @@ pub(super) fn moved(lab: &Lab, plan: &GuestPlan, mbit: u64) -> Result<Moved> {
     })
 }
 
+/// The same with `auto-converge`: QEMU throttles the guest's CPUs more and more while it dirties faster than can be sent. The guest
+/// has `settle` before.
+pub(super) fn moved_converging(lab: &Lab, plan: &GuestPlan, mbit: u64, settle: Duration) -> Result<Moved> {
+    let pair = Pair::start(lab, [plan, plan], mbit)?;
+    let on = json!({ "capabilities": [{ "capability": "auto-converge", "state": true }] });
+    pair.source.execute("migrate-set-capabilities", on)?;
+    sleep(settle);
+    watch(lab, || {
+        pair.source.execute("migrate", json!({ "uri": pair.place }))?;
+        pair.source.wait_for("completed")
+    })
+}
+
 /// A guest on `alpha` and a QEMU on `beta` that waits for it.
 pub(super) struct Pair {
     source: Side,

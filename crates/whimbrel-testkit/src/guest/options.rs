@@ -17,6 +17,15 @@ pub enum Work {
         /// Bytes changed in each page, 8 to 4096.
         bytes_per_page: u32,
     },
+    /// A process beside the witness dirties memory as fast as it goes (the small guest only).
+    Munch {
+        /// Size of the region in MiB.
+        region_mib: u32,
+        /// Bytes changed in each page, 8 to 4096.
+        bytes_per_page: u32,
+        /// Whether the program for guests runs too.
+        helper: bool,
+    },
     /// Compiles C files for ever (the Debian guest only).
     Compile,
 }
@@ -44,6 +53,10 @@ impl fmt::Display for Work {
             Work::Idle => write!(f, "idle"),
             Work::Dirty { region_mib, pages_per_second, bytes_per_page } => {
                 write!(f, "dirty:{region_mib}:{pages_per_second}:{bytes_per_page}")
+            }
+            Work::Munch { region_mib, bytes_per_page, helper } => {
+                let helper = if *helper { " helper=on" } else { "" };
+                write!(f, "idle munch={region_mib}:0:{bytes_per_page}{helper}")
             }
             Work::Compile => write!(f, "compile"),
         }
