@@ -11,7 +11,7 @@ use crate::format::{Geometry, HEADER_SIZE, Header, HeaderError};
 use crate::mapped::Mapped;
 use crate::place::{Location, SourceId};
 use crate::random::Random;
-use crate::reader::{Reader, Stream};
+use crate::reader::{Reader, Sought, Stream};
 use crate::sources::Sources;
 use crate::stats::Counters;
 use crate::table::Table;
@@ -22,7 +22,7 @@ use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 use whimbrel_core::{Digest, PAGE_SIZE};
 
 /// Keys on their way from memory while one is looked at.
@@ -125,7 +125,18 @@ impl HashCache {
     /// Reads the page of `digest` from wherever it lies and checks it. Entries that turn out wrong are dropped. If it
     /// returns false, `page` holds anything.
     pub fn get(&self, digest: &Digest, page: &mut [u8; PAGE_SIZE]) -> bool {
-        self.shared.lock().unwrap_or_else(|e| e.into_inner()).get(self, digest, page)
+        self.stream().get(self, &Sought::Digest(*digest), page)
+    }
+
+    /// The same for a page of which only the first half of the digest is known: reads the first page found whose digest begins so.
+    pub fn get_by_half(&self, half: &[u8; 16], page: &mut [u8; PAGE_SIZE]) -> bool {
+        let mut digest = Digest([0; 32]);
+        digest.0[..half.len()].copy_from_slice(half);
+        self.stream().get(self, &Sought::Half(digest), page)
+    }
+
+    fn stream(&self) -> MutexGuard<'_, Stream> {
+        self.shared.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// For one thread that gets many pages: read-ahead that others do not disturb.

@@ -13,9 +13,34 @@ use crate::stats::Counter;
 use crate::table::Inserted;
 use whimbrel_core::{Digest, PAGE_SIZE};
 
+/// Bytes of the first half of a digest.
+const HALF: usize = 16;
 const WINDOW: usize = 64 << 10;
 /// Windows kept: a few streams that alternate.
 const WINDOWS: usize = 4;
+
+/// What page is looked for. The table knows no more of a digest than its first half.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Sought {
+    /// The one of this digest.
+    Digest(Digest),
+    /// One whose digest begins like this one; the rest of it counts for nothing.
+    Half(Digest),
+}
+
+impl Sought {
+    fn digest(&self) -> &Digest {
+        let (Self::Digest(digest) | Self::Half(digest)) = self;
+        digest
+    }
+
+    fn is(&self, found: &Digest) -> bool {
+        match self {
+            Self::Digest(digest) => digest == found,
+            Self::Half(digest) => digest.0[..HALF] == found.0[..HALF],
+        }
+    }
+}
 
 /// Bytes of a source as they were a moment ago.
 #[derive(Debug)]
@@ -50,14 +75,14 @@ enum Fetched {
 }
 
 impl Stream {
-    /// Finds the page of `digest`; `page` means nothing if it returns false.
-    pub(crate) fn get(&mut self, cache: &HashCache, digest: &Digest, page: &mut [u8; PAGE_SIZE]) -> bool {
+    /// Finds the page that is sought; `page` means nothing if it returns false.
+    pub(crate) fn get(&mut self, cache: &HashCache, sought: &Sought, page: &mut [u8; PAGE_SIZE]) -> bool {
         let table = cache.table();
         let (counters, sources) = (cache.counters(), cache.sources());
-        let key = table.key(digest);
+        let key = table.key(sought.digest());
         for seen in table.all(&key) {
             let location = seen.place.location();
-            match self.fetch(cache, location, digest, page) {
+            match self.fetch(cache, location, sought, page) {
                 Fetched::Right => {
                     table.used(seen);
                     sources.hit(location.source);
@@ -73,21 +98,22 @@ impl Stream {
                 Fetched::Unavailable => {}
             }
         }
-        let found = std::mem::take(&mut self.guess) && self.follow(cache, digest, page);
+        let found = std::mem::take(&mut self.guess) && self.follow(cache, sought, page);
         counters.add(if found { Counter::Hits } else { Counter::Misses }, 1);
         found
     }
 
     /// Whether the page behind the last hit is the one; only if it was read already.
-    fn follow(&mut self, cache: &HashCache, digest: &Digest, page: &mut [u8; PAGE_SIZE]) -> bool {
+    fn follow(&mut self, cache: &HashCache, sought: &Sought, page: &mut [u8; PAGE_SIZE]) -> bool {
         let Some(last) = self.last else { return false };
         let next = Location { offset: last.offset + PAGE_SIZE as u64, ..last };
         let Some(bytes) = self.windows.iter().find_map(|window| window.page(next)) else { return false };
         page.copy_from_slice(bytes);
-        if Digest::of(page) != *digest {
+        let digest = Digest::of(page);
+        if !sought.is(&digest) {
             return false;
         }
-        cache.insert(digest, next, |id| cache.is_volatile(id));
+        cache.insert(&digest, next, |id| cache.is_volatile(id));
         cache.sources().hit(next.source);
         cache.counters().add(Counter::ReadAhead, 1);
         (self.last, self.guess) = (Some(next), true);
@@ -98,12 +124,12 @@ impl Stream {
         &mut self,
         cache: &HashCache,
         location: Location,
-        digest: &Digest,
+        sought: &Sought,
         page: &mut [u8; PAGE_SIZE],
     ) -> Fetched {
         if let Some(bytes) = self.windows.iter().find_map(|window| window.page(location)) {
             page.copy_from_slice(bytes);
-            if Digest::of(page) == *digest {
+            if sought.is(&Digest::of(page)) {
                 return Fetched::Right;
             }
             // The window may be older than the file.
@@ -114,7 +140,7 @@ impl Stream {
             cache.read(location, page)
         };
         match read {
-            Ok(PAGE_SIZE) if Digest::of(page) == *digest => Fetched::Right,
+            Ok(PAGE_SIZE) if sought.is(&Digest::of(page)) => Fetched::Right,
             Ok(_) | Err(NotRead::Gone) => Fetched::Wrong,
             Err(NotRead::Unavailable) => Fetched::Unavailable,
         }
@@ -166,7 +192,7 @@ impl<'a> Reader<'a> {
 
     /// Like [`HashCache::get`].
     pub fn get(&mut self, digest: &Digest, page: &mut [u8; PAGE_SIZE]) -> bool {
-        self.stream.get(self.cache, digest, page)
+        self.stream.get(self.cache, &Sought::Digest(*digest), page)
     }
 }
 

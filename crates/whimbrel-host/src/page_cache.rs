@@ -13,6 +13,7 @@ use whimbrel_api::{
     CacheAddRequest, CacheInfo, CacheSource, Operation, OperationKind, OperationResult, Unit,
 };
 use whimbrel_core::{ByteSize, Digest, PAGE_SIZE};
+use whimbrel_image::Key;
 use whimbrel_hashcache::{CacheError, Geometry, HashCache, Missing, SourceKind};
 
 /// Bytes of the table: the pages of 14 GiB. It is sparse until it is used.
@@ -112,6 +113,10 @@ impl whimbrel_sync::Holder for CachedPages {
             Ok(out) => self.0.get(digest, out),
             Err(_) => false,
         }
+    }
+
+    fn page_of(&self, key: &Key, out: &mut [u8]) -> bool {
+        <&mut [u8; PAGE_SIZE]>::try_from(out).is_ok_and(|out| self.0.get_by_half(&key.0, out))
     }
 }
 

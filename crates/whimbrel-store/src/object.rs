@@ -156,6 +156,12 @@ impl Objects {
         Err(failure.unwrap_or_else(|| wanted.missing()))
     }
 
+    /// The whole digest of an object with this key, if one is here and undamaged.
+    pub(crate) fn digest_of(&self, key: Key) -> Option<Digest> {
+        let Object { frame, location } = self.fetch_once(Wanted::Key(key), u8::MAX).ok()?;
+        frame.digest(location.slot).copied()
+    }
+
     fn read(&self, wanted: Wanted<'_>, location: Location) -> Result<Object> {
         let frame = self.frame(&location.place).map_err(|error| match error {
             StoreError::Damaged { pack, offset, source, .. } => {

@@ -16,7 +16,7 @@ use std::{
     sync::{Arc, OnceLock, Weak},
 };
 use whimbrel_core::{CapsuleId, Digest};
-use whimbrel_image::{Manifest, delta};
+use whimbrel_image::{Key, Manifest, delta};
 
 /// How a store is used. The stored bytes do not depend on any of it.
 #[derive(Debug, Clone)]
@@ -142,6 +142,11 @@ impl Store {
     /// Whether the store holds each object, by its index; those just fetched count.
     pub fn has(&self, digests: &[Digest]) -> Vec<bool> {
         digests.iter().map(|digest| Here(&self.inner).has(digest)).collect()
+    }
+
+    /// The digest of an object with this key, if one is in a pack here and undamaged; it is read for that.
+    pub fn digest_of(&self, key: &Key) -> Option<Digest> {
+        self.inner.objects.digest_of(*key)
     }
 
     /// Keeps a capsule whole, whatever happens to its refs, for as long as the pin lives: for a machine that reads

@@ -9,7 +9,7 @@ use crate::{
     plan::{Action, Ask, Item, Limits, Plan},
     protocol::*,
     pull::{Options, Progress, Report},
-    receive::{Asked, Came, CameLeaf, CamePages, open_objects, open_pages, open_piece},
+    receive::{Asked, AskedSlots, Came, CameLeaf, CamePages, open_objects, open_pages, open_piece},
     request::{piece, request},
     walk::Walk,
 };
@@ -109,6 +109,7 @@ impl<'a> Driver<'a> {
         loop {
             each(self)?;
             self.walk.plan.demand = !self.urgent && self.sources.is_demanded();
+            self.walk.short = !self.urgent && self.sources.rate().is_none_or(|rate| rate < BASES_RATE);
             match self.walk.plan.next(self.sources.now()) {
                 Action::Done => return Ok(()),
                 Action::Ask(ask) => self.send(ask)?,
@@ -299,12 +300,17 @@ impl<'a> Driver<'a> {
                 Came::Long(total) => {
                     self.walk.plan.want(Item::Piece { digest: want.digest, offset: 0, total })
                 }
+                Came::Object(keys) if kind == ObjectKind::ShortLeaf => {
+                    if !self.walk.keys_came(want.digest, &keys)? {
+                        return Err(Taken::Wrong(want.digest));
+                    }
+                }
                 Came::Object(bytes) => {
                     self.keep(kind.into(), &[&bytes])?;
                     match kind {
                         ObjectKind::Manifest => self.begin(&bytes)?,
                         ObjectKind::Node => self.walk.came(want.digest, &bytes)?,
-                        ObjectKind::Blob => {}
+                        ObjectKind::Blob | ObjectKind::ShortLeaf => {}
                     }
                 }
             }
@@ -359,7 +365,12 @@ impl<'a> Driver<'a> {
                     self.walk.pages.zero += (pages.len() - contents.len()) as u64;
                     self.keep(Kind::Pages, &contents)?;
                     node.iter().try_for_each(|node| self.keep(Kind::Nodes, &[node]))?;
-                    self.walk.pages_came(&asked.leaf, pages.iter().map(|(slot, _)| *slot));
+                    match &asked.slots {
+                        AskedSlots::Short(..) => {
+                            self.walk.keyed_pages_came(contents.iter().map(|page| Digest::of(page)))?;
+                        }
+                        _ => self.walk.pages_came(&asked.leaf, pages.iter().map(|(slot, _)| *slot)),
+                    }
                 }
                 CameLeaf::NoBases => {
                     self.base_images.clear();

@@ -28,6 +28,7 @@ mod request;
 mod serve_pages;
 mod server;
 mod shelf;
+mod short_leaf;
 mod similar_pages;
 mod sketch;
 mod slots;

@@ -252,6 +252,7 @@ impl Plan {
                     5 << 10
                 }
             }
+            Item::Object(ObjectKind::ShortLeaf, _) => 3 << 10,
             Item::Object(ObjectKind::Blob, want) => {
                 if want.similar.is_some() {
                     8 << 10

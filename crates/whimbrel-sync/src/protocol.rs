@@ -88,13 +88,15 @@ pub enum ObjectKind {
     Node,
     /// Blobs of at most [`RAW_MAX`]; longer ones come in pieces.
     Blob,
+    /// Tree nodes that are leaves, by the first halves of their digests.
+    ShortLeaf,
 }
 
 impl From<ObjectKind> for Kind {
     fn from(kind: ObjectKind) -> Self {
         match kind {
             ObjectKind::Manifest => Kind::Manifest,
-            ObjectKind::Node => Kind::Nodes,
+            ObjectKind::Node | ObjectKind::ShortLeaf => Kind::Nodes,
             ObjectKind::Blob => Kind::Blob,
         }
     }

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE};
-use whimbrel_image::{Node, frame::Kind};
+use whimbrel_image::{Key, Node, frame::Kind};
 use whimbrel_store::{Elsewhere, ElsewhereError, ObjectWant, PageWant};
 
 /// Leaves remembered from one call to the next: those that a store has just fetched and asks pages of.
@@ -179,6 +179,10 @@ impl Shelf for Basket<'_> {
 
     fn object(&self, digest: &Digest) -> Option<Vec<u8>> {
         self.shelf.object(digest)
+    }
+
+    fn digest_of(&self, key: &Key) -> Option<Digest> {
+        self.shelf.digest_of(key)
     }
 
     fn keep(&self, _: Kind, objects: &[&[u8]]) -> Result<(), BoxError> {

@@ -21,7 +21,8 @@ pub(crate) fn request(ask: &Ask, rate: Option<u64>, bases: &[BaseImage]) -> Resu
                 _ => None,
             });
             // Digests do not shrink; a manifest and a blob are worth some time.
-            let level = if *kind == ObjectKind::Node { 1 } else { plain };
+            let digests = matches!(kind, ObjectKind::Node | ObjectKind::ShortLeaf);
+            let level = if digests { 1 } else { plain };
             let ask = ObjectsAsk { kind: *kind, wants: wants.collect(), level, max_bytes };
             Request::of::<Objects>(&ask, Bytes::new())
         }

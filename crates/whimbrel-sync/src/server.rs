@@ -8,6 +8,7 @@ use crate::{
     pack::{PackError, pack},
     protocol::*,
     shelf::Shelf,
+    short_leaf::ShortLeaf,
 };
 use bytes::Bytes;
 use whimbrel_core::{CapsuleId, Digest, RefName};
@@ -134,6 +135,12 @@ impl Server {
         let Some(bytes) = self.readable(access, kind, &want.digest) else { return absent };
         let delta = match kind {
             ObjectKind::Node => self.node_delta(want, &bytes),
+            ObjectKind::ShortLeaf => {
+                let leaf = Node::decode(&bytes).ok().filter(|node| node.level() == 0 && !node.is_empty());
+                let Some(leaf) = leaf else { return absent };
+                let short = ShortLeaf::of(&leaf).encode();
+                return (ObjectAnswer::Whole(short.len() as u32), short);
+            }
             ObjectKind::Blob => self.blob_delta(access, want, &bytes),
             ObjectKind::Manifest => None,
         };
@@ -156,7 +163,7 @@ impl Server {
         let is_manifest = || bytes.len() <= MAX_MANIFEST && Manifest::decode(&bytes).is_ok();
         let fits = match kind {
             ObjectKind::Manifest => is_manifest(),
-            ObjectKind::Node => Node::decode(&bytes).is_ok(),
+            ObjectKind::Node | ObjectKind::ShortLeaf => Node::decode(&bytes).is_ok(),
             // A manifest must not come out by the back door.
             ObjectKind::Blob => !is_manifest() || access.allowed(&CapsuleId(*digest)),
         };

@@ -4,7 +4,7 @@
 
 use std::error::Error;
 use whimbrel_core::{CapsuleId, Digest};
-use whimbrel_image::{Node, frame::Kind};
+use whimbrel_image::{Key, Node, frame::Kind};
 use whimbrel_store::Store;
 
 /// The cause of a failure on this side.
@@ -17,6 +17,9 @@ pub trait Shelf: Send + Sync {
 
     /// The object, if it is here and undamaged.
     fn object(&self, digest: &Digest) -> Option<Vec<u8>>;
+
+    /// The whole digest of an object with this key, if one is here. It may be missed.
+    fn digest_of(&self, key: &Key) -> Option<Digest>;
 
     /// Keeps objects, each under its own digest. They are here at once, and durable after [`Shelf::flush`].
     fn keep(&self, kind: Kind, objects: &[&[u8]]) -> Result<(), BoxError>;
@@ -32,6 +35,9 @@ pub trait Shelf: Send + Sync {
 pub trait Holder: Send + Sync {
     /// Fills `out` with the page of this digest, if it is there. The caller checks the digest.
     fn page(&self, digest: &Digest, out: &mut [u8]) -> bool;
+
+    /// Fills `out` with a page whose digest has this key, if there is one. The caller makes the digest.
+    fn page_of(&self, key: &Key, out: &mut [u8]) -> bool;
 }
 
 impl Shelf for Store {
@@ -41,6 +47,10 @@ impl Shelf for Store {
 
     fn object(&self, digest: &Digest) -> Option<Vec<u8>> {
         self.blob(digest).ok()
+    }
+
+    fn digest_of(&self, key: &Key) -> Option<Digest> {
+        Store::digest_of(self, key)
     }
 
     fn keep(&self, kind: Kind, objects: &[&[u8]]) -> Result<(), BoxError> {

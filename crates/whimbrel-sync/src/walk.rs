@@ -11,13 +11,14 @@ use crate::{
     protocol::{ObjectKind, WantObject},
     receive::{Asked, AskedSlots},
     shelf,
+    short_leaf::{Built, ShortLeaf, ShortLeaves},
 };
 use std::{
     collections::{HashMap, HashSet},
     rc::Rc,
 };
 use whimbrel_core::{Digest, PAGE_SIZE};
-use whimbrel_image::{Manifest, Node, NodeError, frame::Kind, tree};
+use whimbrel_image::{Key, Manifest, Node, NodeError, frame::Kind, tree};
 
 /// An older node of the same place.
 #[derive(Debug, Clone, Copy)]
@@ -49,6 +50,13 @@ pub struct PageCounts {
     pub zero: u64,
 }
 
+/// A page with this key from another place on this host.
+fn held_of(holders: &[&dyn Holder], key: &Key) -> Option<Vec<u8>> {
+    let mut page = vec![0; PAGE_SIZE];
+    let mut right = |holder: &&dyn Holder| holder.page_of(key, &mut page) && key.matches(&Digest::of(&page));
+    holders.iter().any(&mut right).then_some(page)
+}
+
 /// A pull's knowledge of its capsule.
 pub(crate) struct Walk<'a> {
     pub(crate) shelf: &'a dyn Shelf,
@@ -64,12 +72,16 @@ pub(crate) struct Walk<'a> {
     pairs: HashMap<(Digest, Digest), Rc<(Node, Node)>>,
     /// Pages under way.
     wanted: HashSet<Digest>,
+    /// Whether new leaves come by the halves of their digests: where bytes count more than reading what is here.
+    pub(crate) short: bool,
+    short_leaves: ShortLeaves,
 }
 
 impl<'a> Walk<'a> {
     pub(crate) fn new(shelf: &'a dyn Shelf, holders: &'a [&'a dyn Holder], plan: Plan) -> Self {
         let (seen, awaited, leaves, pairs, wanted) = Default::default();
-        Self { shelf, holders, plan, pages: PageCounts::default(), seen, awaited, leaves, pairs, wanted }
+        let (pages, short, short_leaves) = Default::default();
+        Self { shelf, holders, plan, pages, seen, awaited, leaves, pairs, wanted, short, short_leaves }
     }
 
     /// Begins with the blobs and images of a capsule; `bases` are older ones and whether they are whole.
@@ -120,6 +132,10 @@ impl<'a> Walk<'a> {
         match place.bases.first() {
             Some(base) if place.level == 0 && base.digest != digest => {
                 self.plan.want(Item::Leaf { leaf: digest, similar: base.digest });
+            }
+            None if place.level == 0 && self.short => {
+                self.want_object(ObjectKind::ShortLeaf, digest, None);
+                self.awaited.insert(digest, place);
             }
             base => {
                 let similar = base.map(|base| base.digest).filter(|base| *base != digest);
@@ -227,6 +243,54 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// The keys of a leaf that was awaited have come; false if they are none.
+    pub(crate) fn keys_came(&mut self, digest: Digest, bytes: &[u8]) -> Result<bool, SyncError> {
+        let Some(short) = ShortLeaf::decode(bytes) else { return Ok(false) };
+        if self.awaited.remove(&digest).is_none() {
+            return Ok(true);
+        }
+        let (shelf, holders, pages) = (self.shelf, self.holders, &mut self.pages);
+        let mut found = Vec::new();
+        let (slots, built) = self.short_leaves.begin(digest, short, |key| {
+            if let Some(here) = shelf.digest_of(key) {
+                pages.had += 1;
+                return Some(here);
+            }
+            let page = held_of(holders, key)?;
+            pages.cache += 1;
+            let digest = Digest::of(&page);
+            found.push(page);
+            Some(digest)
+        });
+        let found: Vec<&[u8]> = found.iter().map(Vec::as_slice).collect();
+        // What cannot be kept is noticed by whoever keeps what comes over the line.
+        drop(self.shelf.keep(Kind::Pages, &found));
+        if !slots.is_empty() {
+            self.plan.want(Item::Pages { leaf: digest, similar: None, slots });
+        }
+        built.map_or(Ok(()), |built| self.built(built)).map(|()| true)
+    }
+
+    /// Pages of a leaf have come of which only the keys were known.
+    pub(crate) fn keyed_pages_came(&mut self, pages: impl Iterator<Item = Digest>) -> Result<(), SyncError> {
+        for digest in pages {
+            self.short_leaves.came(digest).into_iter().try_for_each(|built| self.built(built))?;
+        }
+        Ok(())
+    }
+
+    fn built(&mut self, built: Built) -> Result<(), SyncError> {
+        match built {
+            Built::Right(_, bytes) => {
+                self.shelf.keep(Kind::Nodes, &[&bytes]).map_err(|source| SyncError::Keep { source })
+            }
+            Built::Wrong(leaf) => {
+                self.leaf_instead(leaf, None);
+                Ok(())
+            }
+        }
+    }
+
     /// The differing pages of a leaf cannot be had by themselves: first the leaf, then its pages.
     pub(crate) fn leaf_instead(&mut self, leaf: Digest, similar: Option<Digest>) {
         self.want_object(ObjectKind::Node, leaf, similar);
@@ -265,6 +329,10 @@ impl<'a> Walk<'a> {
                     Asked { leaf: *leaf, old, similar: true, slots: AskedSlots::Differing },
                     item.clone(),
                 )])
+            }
+            Item::Pages { leaf, slots, .. } if let Some(short) = self.short_leaves.get(leaf) => {
+                let slots = AskedSlots::Short(*slots, short.clone());
+                Some(vec![(Asked { leaf: *leaf, old: None, similar: false, slots }, item.clone())])
             }
             Item::Pages { leaf, similar, slots } => {
                 let node = self.leaves.get(leaf)?.clone();

@@ -1,0 +1,211 @@
+//! Leaves that are new here, by the first halves of their digests.
+//!
+//! A digest takes 32 bytes and does not shrink. To look a page up in the store or the hash cache the first 16 do, which is all
+//! that those keep; of a page that comes over the line the digest is made here anyway. So a leaf comes as its keys, and is built out of
+//! the pages that were found or came. It counts only once its own digest is the one that was asked for: until then
+//! nothing is known by it, and if it never is (two pages with one key), the leaf is fetched whole.
+
+use crate::Slots;
+use std::collections::HashMap;
+use whimbrel_core::Digest;
+use whimbrel_image::{Key, Node};
+
+/// Keys of pages that came and are remembered, for leaves that have the same page again.
+const REMEMBERED: usize = 1 << 20;
+
+/// The keys of a leaf's pages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ShortLeaf {
+    slots: Slots,
+    keys: Vec<Key>,
+}
+
+impl ShortLeaf {
+    pub(crate) fn of(leaf: &Node) -> Self {
+        let (slots, keys) =
+            leaf.children().map(|(slot, digest)| (slot, Key::from(&digest))).unzip::<_, _, Vec<_>, _>();
+        Self { slots: slots.into_iter().collect(), keys }
+    }
+
+    /// The bitmap of the slots, then a key for each.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bitmap = [0u8; 32];
+        self.slots.iter().for_each(|slot| bitmap[slot / 8] |= 1 << (slot % 8));
+        bitmap.into_iter().chain(self.keys.iter().flat_map(|key| key.0)).collect()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (bitmap, keys) = bytes.split_first_chunk::<32>()?;
+        let slots: Slots = (0..256).filter(|slot| bitmap[slot / 8] >> (slot % 8) & 1 == 1).collect();
+        let (keys, rest) = keys.as_chunks::<{ Key::LEN }>();
+        let fits = rest.is_empty() && keys.len() == slots.len() && !keys.is_empty();
+        fits.then(|| Self { slots, keys: keys.iter().map(|key| Key(*key)).collect() })
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, Key)> {
+        self.slots.iter().zip(self.keys.iter().copied())
+    }
+
+    pub(crate) fn key(&self, slot: usize) -> Option<Key> {
+        self.iter().find(|(at, _)| *at == slot).map(|(_, key)| key)
+    }
+}
+
+/// A leaf that is being built.
+#[derive(Debug)]
+struct Building {
+    short: ShortLeaf,
+    node: Node,
+    missing: usize,
+}
+
+/// What became of a leaf when digests were filled in.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Built {
+    /// It is the one that was asked for: its bytes.
+    Right(Digest, Vec<u8>),
+    /// It is another one, so some page has the key and not the digest.
+    Wrong(Digest),
+}
+
+/// All leaves that are being built.
+#[derive(Debug, Default)]
+pub(crate) struct ShortLeaves {
+    leaves: HashMap<Digest, Building>,
+    waiting: HashMap<Key, Vec<(Digest, usize)>>,
+    came: HashMap<Key, Digest>,
+}
+
+impl ShortLeaves {
+    /// A leaf's keys have come: `find` looks for a page on this host. Gives the slots to be asked for, and the leaf if nothing is.
+    pub(crate) fn begin(
+        &mut self,
+        leaf: Digest,
+        short: ShortLeaf,
+        mut find: impl FnMut(&Key) -> Option<Digest>,
+    ) -> (Slots, Option<Built>) {
+        if self.leaves.contains_key(&leaf) {
+            return (Slots::NONE, None);
+        }
+        let mut building = Building { node: Node::empty(0), missing: 0, short };
+        let mut slots = Slots::NONE;
+        for (slot, key) in building.short.iter().collect::<Vec<_>>() {
+            if let Some(digest) = self.came.get(&key).copied().or_else(|| find(&key)) {
+                building.node.set(slot, Some(digest));
+                continue;
+            }
+            building.missing += 1;
+            let waiting = self.waiting.entry(key).or_default();
+            if waiting.is_empty() {
+                slots.insert(slot);
+            }
+            waiting.push((leaf, slot));
+        }
+        self.leaves.insert(leaf, building);
+        (slots, self.finish(leaf))
+    }
+
+    /// The keys of a leaf that is being built.
+    pub(crate) fn get(&self, leaf: &Digest) -> Option<&ShortLeaf> {
+        self.leaves.get(leaf).map(|building| &building.short)
+    }
+
+    /// A page has come: the leaves that are built by it.
+    pub(crate) fn came(&mut self, digest: Digest) -> Vec<Built> {
+        let key = Key::from(&digest);
+        if self.came.len() >= REMEMBERED {
+            self.came.clear();
+        }
+        self.came.insert(key, digest);
+        let mut built = Vec::new();
+        for (leaf, slot) in self.waiting.remove(&key).unwrap_or_default() {
+            let Some(building) = self.leaves.get_mut(&leaf) else { continue };
+            building.node.set(slot, Some(digest));
+            building.missing -= 1;
+            built.extend(self.finish(leaf));
+        }
+        built
+    }
+
+    fn finish(&mut self, leaf: Digest) -> Option<Built> {
+        if self.leaves.get(&leaf).is_none_or(|building| building.missing > 0) {
+            return None;
+        }
+        let bytes = self.leaves.remove(&leaf)?.node.encode();
+        match bytes.filter(|bytes| Digest::of(bytes) == leaf) {
+            Some(bytes) => Some(Built::Right(leaf, bytes)),
+            None => Some(Built::Wrong(leaf)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn leaf(pages: &[(usize, u64)]) -> (Digest, Node) {
+        let mut node = Node::empty(0);
+        pages.iter().for_each(|(slot, page)| node.set(*slot, Some(digest(*page))));
+        (Digest::of(&node.encode().unwrap()), node)
+    }
+
+    fn digest(page: u64) -> Digest {
+        Digest::of(&page.to_le_bytes())
+    }
+
+    proptest! {
+        #[test]
+        fn keys_come_back_and_garbage_does_not_pass(
+            pages in prop::collection::btree_map(0..256usize, any::<u64>(), 1..256), cut in 1..40usize,
+            garbage in prop::collection::vec(any::<u8>(), 0..600),
+        ) {
+            let (_, node) = leaf(&pages.into_iter().collect::<Vec<_>>());
+            let short = ShortLeaf::of(&node);
+            let bytes = short.encode();
+            prop_assert_eq!(ShortLeaf::decode(&bytes), Some(short));
+            prop_assert_eq!(ShortLeaf::decode(&bytes[..bytes.len() - cut.min(bytes.len())]), None);
+            if let Some(short) = ShortLeaf::decode(&garbage) { prop_assert_eq!(short.encode(), garbage); }
+        }
+
+        #[test]
+        fn leaves_are_built_whatever_comes_first_and_no_page_is_asked_for_twice(
+            first in prop::collection::btree_map(0..256usize, 0..40u64, 1..60),
+            second in prop::collection::btree_map(0..256usize, 0..40u64, 1..60),
+            here in prop::collection::hash_set(0..40u64, 0..20), turn in any::<bool>(),
+        ) {
+            let leaves = [first, second].map(|pages| leaf(&pages.into_iter().collect::<Vec<_>>()));
+            let mut building = ShortLeaves::default();
+            let (mut asked, mut built) = (Vec::new(), Vec::new());
+            let found: HashMap<Key, Digest> = here.iter().map(|page| (Key::from(&digest(*page)), digest(*page))).collect();
+            for (digest, node) in &leaves {
+                let (slots, done) = building.begin(*digest, ShortLeaf::of(node), |key| found.get(key).copied());
+                asked.extend(slots.iter().map(|slot| node.child(slot).unwrap()));
+                built.extend(done);
+            }
+            let distinct: std::collections::HashSet<_> = asked.iter().collect();
+            // The same leaf twice is one leaf; its pages may be asked for once more only then.
+            prop_assert!(distinct.len() == asked.len() || leaves[0].0 == leaves[1].0);
+            if turn { asked.reverse() }
+            asked.iter().for_each(|page| built.extend(building.came(*page)));
+            for (digest, node) in &leaves {
+                prop_assert!(built.contains(&Built::Right(*digest, node.encode().unwrap())));
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_with_the_key_and_not_the_digest_is_noticed() {
+        let (asked, node) = leaf(&[(3, 1), (9, 2)]);
+        let mut building = ShortLeaves::default();
+        let other = |key: &Key| {
+            let mut other = digest(1);
+            other.0[31] ^= 1;
+            (Key::from(&digest(1)) == *key).then_some(other)
+        };
+        let (slots, built) = building.begin(asked, ShortLeaf::of(&node), other);
+        assert_eq!((slots.iter().collect::<Vec<_>>(), built), (vec![9], None));
+        assert_eq!(building.came(digest(2)), [Built::Wrong(asked)]);
+        assert!(building.get(&asked).is_none());
+    }
+}
