@@ -329,7 +329,9 @@ fn a_mount_that_is_served_again_is_a_cache_between() {
     let received = far.session().status().received;
     assert_eq!(fs::read(other.mount().join("golden.raw")).unwrap(), bytes);
     assert!(far.session().status().received - received < 20_000, "the second comes from the cache between");
-    fs::write(near.mount().join("new"), &bytes[..5000]).unwrap();
+    let new = File::create(near.mount().join("new")).unwrap();
+    new.write_all_at(&bytes[..5000], 0).unwrap();
+    new.sync_all().unwrap();
     assert_eq!(fs::read(far.server().join("new")).unwrap(), bytes[..5000]);
     drop((near, other));
 }

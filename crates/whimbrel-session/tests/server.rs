@@ -226,7 +226,11 @@ async fn a_write_over_what_the_writer_does_not_expect_changes_nothing() {
         size: Some(6),
         pages: pages.clone(),
     };
-    let send = |body| connection.request::<WriteCall>(&Keyed { key, body }, packed.clone().into());
+    let (connection, packed) = (&connection, Bytes::from(packed));
+    let send = |body| {
+        let packed = packed.clone();
+        async move { connection.request::<WriteCall>(&Keyed { key, body }, packed).await }
+    };
     let old = Time { seconds: 5, nanos: 5 };
     let refused = answered(send(write(vec![old])).await.map(|(grown, rest)| (grown, rest)));
     assert_eq!(refused.unwrap_err().code, code::CONFLICT);

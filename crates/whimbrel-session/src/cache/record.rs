@@ -3,7 +3,7 @@
 //! Length, sum, postcard. The sum starts from the journal's generation, so that what an older journal left in the file is
 //! no record. A record that does not fit its sum ends the journal: what follows was never promised.
 
-use crate::proto::{Ident, Op, RelPath, Time, Version};
+use crate::proto::{Attr, Ident, Op, RelPath, Time, Version};
 use serde::{Deserialize, Serialize};
 
 /// A file of the cache. Numbers are never used again within a cache.
@@ -37,6 +37,14 @@ pub struct FileRecord {
     pub dirty: bool,
     /// It was removed; what is dirty of it is nobody's.
     pub removed: bool,
+}
+
+impl FileRecord {
+    /// Whether the server had this content after it said `attr`: answers overtake each other, and its clock of inodes
+    /// does not go back.
+    pub fn is_newer_than(&self, attr: &Attr) -> bool {
+        self.base.ctime > attr.ctime
+    }
 }
 
 /// One record.

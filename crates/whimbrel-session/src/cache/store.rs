@@ -118,7 +118,10 @@ pub struct CacheStats {
 /// A file and how often its content was declared void.
 pub(super) struct Held {
     pub(super) record: FileRecord,
+    /// Goes up when what was asked for before may not be taken in any more.
     pub(super) epoch: u64,
+    /// Goes up when what was read before is not so any more.
+    pub(super) content: u64,
 }
 
 pub(super) struct State {
@@ -193,7 +196,7 @@ impl Cache {
         let files: HashMap<FileId, Held> = files
             .into_iter()
             .filter(|(_, record)| !record.removed)
-            .map(|(file, record)| (file, Held { record, epoch: 0 }))
+            .map(|(file, record)| (file, Held { record, epoch: 0, content: 0 }))
             .collect();
         let journal = Journal::begin(&*medium, old.as_ref(), geometry, snapshot(&index, &files, &ops));
         let journal = journal.map_err(io_error("open"))?;
@@ -345,6 +348,11 @@ impl Cache {
     /// What fills have to show, so that what was asked for before the content became void is not taken for it.
     pub fn epoch(&self, file: FileId) -> Option<u64> {
         self.shared().files.get(&file).map(|held| held.epoch)
+    }
+
+    /// Tells contents of a file apart that were read at different times.
+    pub fn content_epoch(&self, file: FileId) -> Option<u64> {
+        self.shared().files.get(&file).map(|held| held.content)
     }
 
     /// Takes in content from the server, from `offset` (a page's start) on; pages that are here already stay. Content that

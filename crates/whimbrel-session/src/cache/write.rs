@@ -5,7 +5,7 @@ use super::{
     record::{FileId, FileRecord, Record},
     store::{Cache, CacheError, DirtyBlock, Held, Read, State, each, record_of},
 };
-use crate::proto::{Op, PAGE};
+use crate::proto::{Op, PAGE, Version};
 
 impl Cache {
     /// A new file; its number.
@@ -13,7 +13,7 @@ impl Cache {
         let mut state = self.alone();
         let file = state.next_file;
         state.next_file += 1;
-        state.files.insert(file, Held { record: record.clone(), epoch: 0 });
+        state.files.insert(file, Held { record: record.clone(), epoch: 0, content: 0 });
         self.log(&mut state, &[Record::File { file, record }])?;
         Ok(file)
     }
@@ -139,6 +139,7 @@ impl Cache {
         held.record.zero_from = held.record.zero_from.min(size);
         held.record.dirty = true;
         held.epoch += 1;
+        held.content += 1;
         let mut records = vec![Record::File { file, record: held.record.clone() }];
         self.cut_from(&mut state, file, size.div_ceil(page) * page, &mut records);
         self.log(&mut state, &records)?;
@@ -223,11 +224,30 @@ impl Cache {
         self.log(&mut state, &[record])
     }
 
+    /// The server has everything of a file as it was when `content` was its count: it is not dirty any more. Otherwise only
+    /// notes what the server has.
+    pub fn settled(&self, file: FileId, content: u64, base: Version) -> Result<(), CacheError> {
+        let mut state = self.alone();
+        let more = state.index.blocks(file).any(|(_, block)| block.dirty != 0);
+        let held = state.files.get_mut(&file).ok_or(CacheError::Unknown)?;
+        let record = &mut held.record;
+        record.base = base;
+        record.stamp = None;
+        if !more && held.content == content && record.size == base.size {
+            record.dirty = false;
+            record.mtime = None;
+            record.zero_from = record.size;
+        }
+        let record = record.clone();
+        self.log(&mut state, &[Record::File { file, record }])
+    }
+
     /// Forgets what is clean of a file; what comes from before this is void.
     pub fn invalidate(&self, file: FileId) -> Result<(), CacheError> {
         let mut state = self.alone();
         let Some(held) = state.files.get_mut(&file) else { return Ok(()) };
         held.epoch += 1;
+        held.content += 1;
         let clean: Vec<(u64, u64)> =
             state.index.blocks(file).map(|(block, found)| (block, found.valid & !found.dirty)).collect();
         let mut records = Vec::new();

@@ -5,6 +5,7 @@
 
 use super::{
     fetch::Source,
+    link::Fail,
     policy::Policy,
     readahead::Reader,
     session::{Core, errno_of},
@@ -47,7 +48,7 @@ impl Core {
         let known = self.known_files.lock().unwrap_or_else(PoisonError::into_inner).get(&attr.ident).copied();
         let file = match known.and_then(|file| Some((file, self.cache.file(file)?))) {
             Some((file, record)) => {
-                if record.base != attr.version() && !record.dirty {
+                if record.base != attr.version() && !record.dirty && !record.is_newer_than(&attr) {
                     self.adopt_version(file, &attr);
                 }
                 self.cache.update_file(file, |record| record.path = path).map_err(errno_of)?;
@@ -92,7 +93,7 @@ impl Core {
             self.truncate(id, 0)?;
         }
         let record = self.cache.file(file).ok_or(Errno::ESTALE)?;
-        let epoch = self.cache.epoch(file);
+        let epoch = self.cache.content_epoch(file);
         let settings = self.settings();
         let direct =
             record.size >= DIRECT && settings.direct.iter().any(|glob| glob.matches(path.as_bytes()));
@@ -158,27 +159,29 @@ impl Core {
         for _ in 0..TRIES {
             self.settle_names()?;
             let source = self.source(id, file).ok_or(Errno::ESTALE)?;
+            let epoch = self.cache.epoch(file);
             let mut brought = Vec::new();
             for flight in self.fetch(&source, &missing, false) {
-                brought.push(flight.wait().map_err(|fail| fail.errno())?);
+                match flight.wait() {
+                    Ok(content) => brought.push(content),
+                    // It met a change: what it brought is older than what is so now.
+                    Err(Fail::Old) => {}
+                    Err(fail) => return Err(fail.errno()),
+                }
             }
             match self.cache.read(file, offset, out).map_err(errno_of)? {
                 Read::Here => return Ok(()),
-                Read::Missing(still) if self.epoch_is(file, &source) => {
+                Read::Missing(still) => {
                     // A cache full of what the server lacks keeps nothing else: page by page, from where it is.
-                    if self.compose(file, offset, out, &brought)? {
+                    let whole = self.compose(file, offset, out, &brought)?;
+                    if whole && self.cache.epoch(file) == epoch {
                         return Ok(());
                     }
                     missing = still;
                 }
-                Read::Missing(still) => missing = still,
             }
         }
         Err(Errno::EIO)
-    }
-
-    fn epoch_is(&self, file: FileId, source: &Source) -> bool {
-        self.cache.file(file).is_some_and(|record| record.ident == Some(source.wanted.ident))
     }
 
     fn compose(
@@ -245,7 +248,10 @@ impl Core {
         self.settle_names()?;
         let source = self.source(id, file).ok_or(Errno::ESTALE)?;
         for flight in self.fetch(&source, blocks, false) {
-            flight.wait().map_err(|fail| fail.errno())?;
+            match flight.wait() {
+                Ok(_) | Err(Fail::Old) => {}
+                Err(fail) => return Err(fail.errno()),
+            }
         }
         Ok(())
     }
@@ -277,7 +283,7 @@ impl Core {
             return Ok(());
         }
         self.cache.truncate(file, size).map_err(errno_of)?;
-        if let (Some(node), Some(epoch)) = (self.nodes().get_mut(id), self.cache.epoch(file)) {
+        if let (Some(node), Some(epoch)) = (self.nodes().get_mut(id), self.cache.content_epoch(file)) {
             // The kernel cut its own pages.
             node.epoch = Some(epoch);
         }

@@ -22,6 +22,8 @@ type Brought = Result<(u64, Arc<Vec<u8>>), Fail>;
 
 /// One request.
 pub(super) struct Flight {
+    /// The file's count when it began: who needs the content as it is later has to ask again.
+    epoch: Option<u64>,
     brought: Mutex<Option<Brought>>,
     landed: Condvar,
 }
@@ -63,12 +65,15 @@ impl Core {
     /// Has these blocks (in order) on their way. Those that are here already are not asked for if `ahead`.
     pub(super) fn fetch(&self, source: &Source, blocks: &[u64], ahead: bool) -> Vec<Arc<Flight>> {
         let block = self.cache.block_size();
+        let epoch = self.cache.epoch(source.file);
         let mut flights = Vec::new();
         let mut started: Vec<(Vec<u64>, Arc<Flight>)> = Vec::new();
         {
             let mut under_way = self.fetcher.flights();
             for number in blocks.iter().copied() {
-                if let Some(flight) = under_way.get(&(source.file, number)) {
+                if let Some(flight) =
+                    under_way.get(&(source.file, number)).filter(|flight| flight.epoch == epoch)
+                {
                     flights.push(flight.clone());
                     continue;
                 }
@@ -80,7 +85,8 @@ impl Core {
                         && (run.len() as u64) < REQUEST / block.min(REQUEST)
                 });
                 if !joins {
-                    let flight = Arc::new(Flight { brought: Mutex::default(), landed: Condvar::new() });
+                    let flight =
+                        Arc::new(Flight { epoch, brought: Mutex::default(), landed: Condvar::new() });
                     started.push((Vec::new(), flight.clone()));
                     flights.push(flight);
                 }
@@ -102,7 +108,6 @@ impl Core {
             let block = core.cache.block_size();
             let offset = run.first().map_or(0, |first| first * block);
             let len = (run.len() as u64 * block).min(source.size.saturating_sub(offset));
-            let epoch = core.cache.epoch(source.file);
             let read = Read {
                 file: source.wanted.clone(),
                 range: Range { offset, len: len as u32 },
@@ -110,10 +115,15 @@ impl Core {
             };
             let asked = core.link.ask::<ReadCall, _>(read, Bytes::new(), None).await.0;
             let landing = tokio::task::spawn_blocking(move || {
-                let brought = asked.and_then(|answer| core.take_in(&source, epoch, offset, answer));
+                let brought = asked.and_then(|answer| core.take_in(&source, flight.epoch, offset, answer));
                 let mut under_way = core.fetcher.flights();
                 for number in run {
-                    under_way.remove(&(source.file, number));
+                    let ours = under_way
+                        .get(&(source.file, number))
+                        .is_some_and(|known| Arc::ptr_eq(known, &flight));
+                    if ours {
+                        under_way.remove(&(source.file, number));
+                    }
                 }
                 drop(under_way);
                 flight.land(brought);
@@ -132,13 +142,16 @@ impl Core {
     ) -> Brought {
         let (ReadDone { attr, pages }, packed) = answer;
         let content = unpack_pages(&pages, &packed, REQUEST as usize * 8).map_err(|_| Fail::Nonsense)?;
-        let epoch = match self.same_content(source, &attr) {
-            true => epoch,
-            false => self.cache.epoch(source.file),
+        let epoch = match self.compare(source, &attr) {
+            Content::Same => epoch,
+            Content::Old => return Err(Fail::Old),
+            Content::New => self.cache.epoch(source.file),
         };
-        if let Some(epoch) = epoch {
-            let filled = self.cache.fill(source.file, epoch, offset, &content);
-            if let Err(error) = filled {
+        let Some(epoch) = epoch else { return Err(Fail::Old) };
+        match self.cache.fill(source.file, epoch, offset, &content) {
+            Ok(true) => {}
+            Ok(false) => return Err(Fail::Old),
+            Err(error) => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
                     "the cache did not take what was fetched"
@@ -148,14 +161,26 @@ impl Core {
         Ok((offset, Arc::new(content)))
     }
 
-    /// Whether the file is what its clean pages are of. If not, those are void, and what is dirty is kept aside.
-    fn same_content(&self, source: &Source, attr: &Attr) -> bool {
-        let Some(record) = self.cache.file(source.file) else { return true };
+    /// Compares what the server says of a file with what its clean pages are of. If the server has a newer content, those
+    /// are void, and what is dirty is kept aside.
+    fn compare(&self, source: &Source, attr: &Attr) -> Content {
+        let Some(record) = self.cache.file(source.file) else { return Content::Old };
         let ours = record.base == attr.version()
             || (record.dirty && (record.base.mtime == attr.mtime || record.stamp == Some(attr.mtime)));
-        if !ours {
-            self.server_changed(source.file, attr);
+        if ours {
+            return Content::Same;
         }
-        ours
+        if record.is_newer_than(attr) {
+            return Content::Old;
+        }
+        self.server_changed(source.file, attr);
+        Content::New
     }
+}
+
+/// What the server says, beside what is known.
+enum Content {
+    Same,
+    Old,
+    New,
 }

@@ -54,12 +54,14 @@ pub(super) enum Fail {
     Refused(Refusal),
     /// The answer makes no sense.
     Nonsense,
+    /// The answer was overtaken by a change.
+    Old,
 }
 
 impl Fail {
     pub(super) fn errno(&self) -> Errno {
         match self {
-            Self::Gone | Self::Nonsense => Errno::EIO,
+            Self::Gone | Self::Nonsense | Self::Old => Errno::EIO,
             Self::Refused(refusal) => match refusal.code {
                 code::STALE | code::CONFLICT => Errno::ESTALE,
                 _ => errno(refusal).map_or(Errno::EIO, Errno::from_number),
@@ -78,6 +80,7 @@ impl std::fmt::Display for Fail {
             Self::Gone => f.write_str("the server is gone"),
             Self::Refused(refusal) => f.write_str(&refusal.text),
             Self::Nonsense => f.write_str("the server's answer makes no sense"),
+            Self::Old => f.write_str("the answer was overtaken by a change"),
         }
     }
 }
@@ -93,6 +96,7 @@ pub(super) struct Link {
     runtime: Handle,
     up: watch::Sender<Option<Up>>,
     patience: RwLock<Duration>,
+    over: watch::Sender<bool>,
     calls: AtomicU64,
     waited: AtomicU64,
     broken: AtomicU64,
@@ -134,6 +138,7 @@ impl Link {
             runtime: Handle::current(),
             up: watch::Sender::new(Some(up)),
             patience: RwLock::new(settings.patience),
+            over: watch::Sender::new(false),
             calls: AtomicU64::new(0),
             waited: AtomicU64::new(0),
             broken: AtomicU64::new(0),
@@ -185,6 +190,11 @@ impl Link {
         *self.patience.write().unwrap_or_else(std::sync::PoisonError::into_inner) = patience;
     }
 
+    /// No call waits for the server any more.
+    pub(super) fn give_up(&self) {
+        self.over.send_replace(true);
+    }
+
     fn patience(&self) -> Duration {
         *self.patience.read().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -212,9 +222,12 @@ impl Link {
     }
 
     async fn current(&self, deadline: Instant) -> Result<Up, Fail> {
-        let mut watch = self.up.subscribe();
+        let (mut watch, mut over) = (self.up.subscribe(), self.over.subscribe());
         let left = deadline.saturating_duration_since(Instant::now());
-        let found = timeout(left, watch.wait_for(Option::is_some)).await;
+        let found = tokio::select! {
+            found = timeout(left, watch.wait_for(Option::is_some)) => found,
+            _ = over.wait_for(|over| *over) => return Err(Fail::Gone),
+        };
         let found = found.map_err(|_| Fail::Gone)?.map_err(|_| Fail::Gone)?;
         found.clone().ok_or(Fail::Gone)
     }

@@ -102,16 +102,17 @@ impl Core {
 
     /// The server said what a node is by now.
     pub(super) fn seen(&self, id: u64, attr: Attr) {
-        let file = {
-            let mut nodes = self.nodes();
-            let Some(node) = nodes.get_mut(id) else { return };
-            node.attr = attr;
+        let Some(file) = self.nodes().get(id).map(|node| node.file) else { return };
+        let record = file.and_then(|file| self.cache.file(file));
+        let old = record.as_ref().is_some_and(|record| record.is_newer_than(&attr));
+        if let Some(node) = self.nodes().get_mut(id) {
             node.seen = Some(Instant::now());
-            node.file
-        };
-        let Some(file) = file else { return };
-        let Some(record) = self.cache.file(file) else { return };
-        if !record.dirty && record.base != attr.version() {
+            if !old {
+                node.attr = attr;
+            }
+        }
+        let (Some(file), Some(record)) = (file, record) else { return };
+        if !old && !record.dirty && record.base != attr.version() {
             self.adopt_version(file, &attr);
             self.kernel_forgets(id);
         }
@@ -440,7 +441,8 @@ impl Core {
 
     /// What is dirty of a file with other names goes to the server under the name it is known by.
     fn flush_before_unlink(&self, id: u64) -> Result<()> {
-        let file = self.nodes().get(id).filter(|node| node.attr.links > 1 && !node.local).and_then(|node| node.file);
+        let file =
+            self.nodes().get(id).filter(|node| node.attr.links > 1 && !node.local).and_then(|node| node.file);
         match file {
             Some(file) if self.cache.file(file).is_some_and(|record| record.dirty) => self.flush_file(file),
             _ => Ok(()),

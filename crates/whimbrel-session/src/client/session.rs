@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     cache::{Cache, CacheError, FileId, Folder, Geometry},
-    proto::{Ident, RelPath, Time},
+    proto::{End, EndCall, Ident, RelPath, Time},
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -187,21 +187,28 @@ impl Session {
     /// which then carries the session's connections.
     pub async fn begin(connector: Arc<dyn Connector>, options: SessionOptions) -> Result<Self, SessionError> {
         let to = connector.destination();
+        let geometry = Geometry::new(options.block, options.capacity);
+        let geometry =
+            geometry.ok_or(SessionError::Shape { block: options.block, capacity: options.capacity })?;
+        // First, so that a cache that is in use costs the server nothing.
+        let dir = options.cache.clone();
+        let folder = Folder::open(&dir).map_err(|source| SessionError::Folder { dir, source })?;
         let patience = Duration::from_secs(options.settings.patience);
         let settings = LinkSettings { directory: options.directory.clone(), patience };
         let beginning = Link::begin(connector, settings).await?;
-        let session = tokio::task::spawn_blocking(move || Self::on(beginning, to, options)).await;
+        let session =
+            tokio::task::spawn_blocking(move || Self::on(beginning, to, options, (folder, geometry))).await;
         session
             .map_err(|error| SessionError::Folder { dir: PathBuf::new(), source: io::Error::other(error) })?
     }
 
-    fn on(beginning: Beginning, to: String, options: SessionOptions) -> Result<Self, SessionError> {
+    fn on(
+        beginning: Beginning,
+        to: String,
+        options: SessionOptions,
+        (folder, geometry): (Folder, Geometry),
+    ) -> Result<Self, SessionError> {
         let dir = options.cache.clone();
-        let geometry = Geometry::new(options.block, options.capacity);
-        let geometry =
-            geometry.ok_or(SessionError::Shape { block: options.block, capacity: options.capacity })?;
-        let folder =
-            Folder::open(&dir).map_err(|source| SessionError::Folder { dir: dir.clone(), source })?;
         let opened = Cache::open(Box::new(folder), geometry);
         let (cache, recovered) = opened.map_err(|source| SessionError::Cache { dir, source })?;
         let known =
@@ -263,13 +270,17 @@ impl Session {
         let flushed = self.core.flush_all(true);
         let ended = self.core.cache.end().map_err(errno_of);
         self.core.writeback.stop();
+        if self.core.link.is_up() {
+            // A server that does not hear it ends the session by itself.
+            let _ = self.core.link.call::<EndCall, _>(End {});
+        }
         flushed.and(ended)
     }
 
     /// Ends it as the death of the process would: nothing is written back, nothing is said to anybody.
     pub fn abandon(self) {
         self.core.writeback.stop();
-        self.core.link.set_patience(Duration::ZERO);
+        self.core.link.give_up();
     }
 
     /// What is to be known of it.

@@ -153,6 +153,8 @@ struct Sending {
     wanted: FileRef,
     stamp: Time,
     expect: Vec<Time>,
+    /// The content's count when this began.
+    content: u64,
 }
 
 impl Core {
@@ -190,9 +192,7 @@ impl Core {
             self.link.runtime().block_on(self.link.ask::<OpCall, _>(op.clone(), Bytes::new(), Some(0)));
         match asked {
             Ok((OpDone { attr }, _)) => Ok(attr),
-            Err(fail) if again && was_done(&op, &fail) => {
-                self.attr_at(op.path()).map_err(errno_of_fail)
-            }
+            Err(fail) if again && was_done(&op, &fail) => self.attr_at(op.path()).map_err(errno_of_fail),
             Err(fail) => Err(fail.errno()),
         }
     }
@@ -345,8 +345,9 @@ impl Core {
         self.drain().map_err(errno_of_fail)?;
         let Some(sending) = self.prepare(file)? else { return Ok(()) };
         let core = self.me.upgrade().ok_or(Errno::EIO)?;
+        let content = sending.content;
         let sent = self.link.runtime().block_on(core.send(sending));
-        self.outcome(file, sent)
+        self.outcome(file, content, sent)
     }
 
     /// Writes everything back; with `durable` the server has it on its disk when this returns.
@@ -368,8 +369,8 @@ impl Core {
             self.cache.sync().map_err(errno_of)?;
         }
         let files: Vec<FileId> = sendings.iter().map(|sending| sending.file).collect();
-        for (file, sent) in self.link.runtime().block_on(self.send_all(sendings)) {
-            first = first.and(self.outcome(file, sent));
+        for (file, content, sent) in self.link.runtime().block_on(self.send_all(sendings)) {
+            first = first.and(self.outcome(file, content, sent));
         }
         if durable {
             first = first.and(self.link.runtime().block_on(self.sync_all(files)));
@@ -377,7 +378,7 @@ impl Core {
         first
     }
 
-    async fn send_all(&self, sendings: Vec<Sending>) -> Vec<(FileId, std::result::Result<Attr, Fail>)> {
+    async fn send_all(&self, sendings: Vec<Sending>) -> Vec<(FileId, u64, std::result::Result<Attr, Fail>)> {
         let (mut tasks, places) = (JoinSet::new(), Arc::new(Semaphore::new(FILES)));
         for sending in sendings {
             let Some(core) = self.me.upgrade() else { break };
@@ -385,7 +386,7 @@ impl Core {
             tasks.spawn(async move {
                 // The semaphore is never closed.
                 let _place = places.acquire().await;
-                (sending.file, core.send(sending).await)
+                (sending.file, sending.content, core.send(sending).await)
             });
         }
         tasks.join_all().await
@@ -409,12 +410,15 @@ impl Core {
             return Ok(None);
         };
         let Some(ident) = record.ident else { return Ok(None) };
+        let content = self.cache.content_epoch(file).unwrap_or_default();
+        // Again, so that it is not older than its count.
+        let Some(record) = self.cache.file(file) else { return Ok(None) };
         let stamp = record.mtime.unwrap_or_else(|| self.stamp());
         let expect = [Some(record.base.mtime), record.stamp, Some(stamp)].into_iter().flatten().collect();
         self.cache.update_file(file, |record| record.stamp = Some(stamp)).map_err(errno_of)?;
         self.writeback.state().since.remove(&file);
         let wanted = FileRef { path: record.path.clone(), ident };
-        Ok(Some(Sending { file, record, wanted, stamp, expect }))
+        Ok(Some(Sending { file, record, wanted, stamp, expect, content }))
     }
 
     async fn send(self: Arc<Self>, sending: Sending) -> std::result::Result<Attr, Fail> {
@@ -497,9 +501,9 @@ impl Core {
     }
 
     /// What a write-back of a file means for it.
-    fn outcome(&self, file: FileId, sent: std::result::Result<Attr, Fail>) -> Result<()> {
+    fn outcome(&self, file: FileId, content: u64, sent: std::result::Result<Attr, Fail>) -> Result<()> {
         match sent {
-            Ok(attr) => self.written_back(file, attr),
+            Ok(attr) => self.written_back(file, content, attr),
             Err(fail) if fail.is(code::CONFLICT) || fail.is(code::STALE) || is_absent(&fail) => {
                 self.conflict(file, "the server's file is another one by now");
                 Err(Errno::ESTALE)
@@ -521,20 +525,13 @@ impl Core {
         }
     }
 
-    fn written_back(&self, file: FileId, attr: Attr) -> Result<()> {
+    fn written_back(&self, file: FileId, content: u64, attr: Attr) -> Result<()> {
         self.writeback.state().refused.remove(&file);
-        let more = !self.cache.dirty_blocks(file).is_empty();
-        let updated = self.cache.update_file(file, |record| {
-            record.base = attr.version();
-            record.stamp = None;
-            // Written, cut or grown again meanwhile: there is another round.
-            if !more && record.size == attr.size && record.zero_from <= attr.size {
-                record.dirty = false;
-                record.mtime = None;
-                record.zero_from = record.size;
-            }
-        });
-        updated.map_err(errno_of)?;
+        // Written, cut or grown again meanwhile: there is another round.
+        self.cache.settled(file, content, attr.version()).map_err(errno_of)?;
+        if self.cache.file(file).is_some_and(|record| record.dirty) {
+            self.writeback.wrote(file);
+        }
         let mut nodes = self.nodes();
         if let Some(node) = nodes.by_ident(&attr.ident).and_then(|id| nodes.get_mut(id)) {
             let links = node.attr.links;

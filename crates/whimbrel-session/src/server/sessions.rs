@@ -70,16 +70,18 @@ impl Sessions {
         self.living.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a session in, unless there are too many.
-    pub(super) fn add(&self, session: Session, limits: &Limits) -> Result<Arc<Session>, Refusal> {
+    /// Takes a session in. If there are too many, the one that was not used for longest is over: whose it was begins
+    /// another.
+    pub(super) fn add(&self, session: Session, limits: &Limits) -> Arc<Session> {
         let mut living = self.living();
         living.retain(|session| session.idle() < limits.idle);
-        if living.len() >= limits.sessions {
-            return Err(Refusal::new(code::KEY, "too many sessions").retryable());
+        if living.len() >= limits.sessions.max(1) {
+            let longest = (0..living.len()).max_by_key(|at| living[*at].idle());
+            longest.map(|at| living.swap_remove(at));
         }
         let session = Arc::new(session);
         living.push(session.clone());
-        Ok(session)
+        session
     }
 
     /// The session of this key, if it is this peer's.
