@@ -20,6 +20,8 @@ Signals to its process: USR1 writes back, USR2 forgets what is clean, TERM ends 
 
 /// Mount a directory of a server, with a cache on this disk, or a checkpoint pool
 #[derive(Debug, clap::Args)]
+// The options below come of structures that are groups by themselves, one of the same name as this.
+#[group(skip)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// [USER@]HOST:/PATH by ssh, HOST:PORT:/PATH by TLS with --key, or pool:HOST:PORT/KEY
