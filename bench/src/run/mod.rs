@@ -85,6 +85,11 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         run: clone::run,
     },
     Experiment {
+        rows: &["migrate.downtime", "migrate.bytes", "migrate.time"],
+        about: "move a guest that writes over a Gbit/s",
+        run: migrate::busy,
+    },
+    Experiment {
         rows: &[
             "migrate.downtime",
             "migrate.bytes",
@@ -95,8 +100,8 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
             "migrate.cost.cpu",
             "migrate.cost.memory",
         ],
-        about: "move a running guest over a Gbit/s",
-        run: migrate::run,
+        about: "move an idle guest over a Gbit/s",
+        run: migrate::idle,
     },
     Experiment {
         rows: &["migrate.muncher.downtime", "migrate.muncher.time"],

@@ -97,7 +97,7 @@ impl Pair {
     }
 
     /// Moves the guest with its disk as QEMU's documentation has it (live block operations, "drive-mirror and NBD"): mirrored until
-    /// both are equal and from then on written to both, then memory, then the mirror is ended before the target runs.
+    /// both are equal, the guest writing to both from the start (else a disk that is written flat out is never mirrored), then memory, then the mirror is ended before the target runs.
     pub(super) fn migrate_with_disk(&self, lab: &Lab) -> Result<()> {
         let (host, port) = (lab.host("beta").address().to_string(), DISK_PORT.to_string());
         let server = json!({ "type": "inet", "host": host, "port": port });
@@ -107,7 +107,7 @@ impl Pair {
         self.target.execute("block-export-add", export)?;
         let there = json!({ "driver": "nbd", "node-name": "there", "server": server, "export": DISK_NODE });
         self.source.execute("blockdev-add", there)?;
-        let mirror = json!({ "job-id": MIRROR, "device": DISK_NODE, "target": "there", "sync": "full" });
+        let mirror = json!({ "job-id": MIRROR, "device": DISK_NODE, "target": "there", "sync": "full", "copy-mode": "write-blocking" });
         self.source.execute("blockdev-mirror", mirror)?;
         self.source.wait_job(|job| job["ready"] == true)?;
         let capability =

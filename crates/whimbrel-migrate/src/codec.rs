@@ -184,9 +184,11 @@ impl Encoder {
                 self.zstd.set_compression_level(level)?;
                 self.level = level;
             }
-            let packed = self.zstd.compress(&raw)?;
+            let mut packed = self.zstd.compress(&raw)?;
             if (packed.len() as f64) < raw.len() as f64 * WORTH_PACKING {
                 header.packing = Packing::Zstd;
+                // It may wait for a slow link, and was made as large as it might have become.
+                packed.shrink_to_fit();
                 raw.clear();
                 self.whole = raw;
                 return Ok((header, packed));
