@@ -104,8 +104,14 @@ pub(crate) fn slower_and_larger(context: &Context) -> Result<Vec<Row>> {
     Ok(vec![time.goal(Goal::PeerAtMost(0.6)), growth.goal(Goal::PeerAtMost(2.0))])
 }
 
+/// Two hosts with a link between them. Both have the files that the small guest boots from, as QEMU's have theirs.
 pub(super) fn linked(mbit: u64) -> Result<Hosts> {
     let hosts = Hosts::start(&["alpha", "beta"])?;
+    let (alpha, beta) = (hosts.get("alpha")?, hosts.get("beta")?);
+    let options = GuestOptions { address: None, buffer_mib: 8, work: Work::Idle };
+    Machine::small(ByteSize(192 << 20), options).run(alpha, "first")?;
+    alpha.run(&["migrate", "first", "beta"])?;
+    beta.discard("first")?;
     for host in ["alpha", "beta"] {
         hosts.lab.limit(host, mbit)?;
     }
