@@ -6,6 +6,7 @@ use crate::{
     BaseImage, BoxError, Shelf, Slots, node_delta,
     protocol::*,
     receive::{Asked, AskedSlots, open_objects, open_pages, open_piece},
+    short_leaf::ShortLeaf,
 };
 use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE};
 use whimbrel_image::{Key, Node, frame::Kind};
@@ -65,7 +66,7 @@ pub fn open_anything(bytes: &[u8]) -> bool {
     let Some((header, payload)) = rest.split_at_checked(u16::from_le_bytes(*len).into()) else {
         return false;
     };
-    let sorts: [Sort; 5] = [pages, objects, piece, delta, requests];
+    let sorts: [Sort; 6] = [pages, objects, piece, delta, short_leaf, requests];
     // All of them, whatever the first says.
     sorts.map(|sort| sort(header, payload)).contains(&true)
 }
@@ -79,7 +80,14 @@ fn pages(header: &[u8], payload: &[u8]) -> bool {
         similar: false,
         slots: AskedSlots::These((0..2).collect::<Slots>(), leaf()),
     };
-    let orders = [[differing.clone(), known.clone()], [known, differing]];
+    let slots = AskedSlots::Short((0..4).collect::<Slots>(), ShortLeaf::of(&leaf()));
+    let short = Asked { slots, ..known.clone() };
+    let orders = [
+        [differing.clone(), known.clone()],
+        [known, differing.clone()],
+        [short.clone(), differing.clone()],
+        [differing, short],
+    ];
     let bases = [BaseImage { root: LEAF, pages: 200 }];
     orders.iter().any(|asked| open_pages(&Little, asked, &bases, &answer, payload).is_ok())
 }
@@ -105,6 +113,13 @@ fn piece(header: &[u8], payload: &[u8]) -> bool {
 fn delta(_: &[u8], payload: &[u8]) -> bool {
     node_delta::decode(&leaf(), payload).is_ok_and(|bytes| {
         assert!(Node::decode(&bytes).is_ok(), "a difference leads to a node or nowhere");
+        true
+    })
+}
+
+fn short_leaf(_: &[u8], payload: &[u8]) -> bool {
+    ShortLeaf::decode(payload).is_some_and(|short| {
+        assert_eq!(short.encode(), payload, "one encoding for a leaf");
         true
     })
 }
