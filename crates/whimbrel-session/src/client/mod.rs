@@ -6,6 +6,7 @@
 //!
 //! Methods block the calling thread. What the server has to be asked for is asked for while others go on.
 
+mod changes;
 mod content;
 mod control;
 mod face;
