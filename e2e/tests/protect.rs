@@ -1,0 +1,250 @@
+//! Machines with a hot standby: whatever of the primary's host dies, the machine goes on at the other one, its clients see a
+//! short pause, and nobody ever sees two of it.
+//!
+//! The open TCP stream is the strictest witness of all: were anything seen outside that the standby did not have, its guest
+//! would get acknowledgements for what it never sent, and the connection would break.
+
+use serde_json::Value;
+use std::time::{Duration, Instant};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess};
+use whimbrel_testkit::{
+    guest::{Identity, Verdict, Work, assert_same_life},
+    lab::StreamEnd,
+};
+
+/// A lease that a busy machine does not lose by being busy.
+const LEASE: &str = "2s";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn busy(name: &str) -> Guest {
+    let work = Work::Dirty { region_mib: 8, pages_per_second: 500, bytes_per_page: 64 };
+    Guest { work, ..Guest::small(name) }
+}
+
+fn protect(host: &HostProcess, more: &[&str]) -> Value {
+    let arguments = [&["protect", "web", "beta", "--lease", LEASE], more].concat();
+    host.json(&arguments)
+}
+
+fn protection(host: &HostProcess) -> Value {
+    let machines = host.json(&["ps"]);
+    let machines = machines.as_array().expect("a list of machines").clone();
+    machines.into_iter().find(|one| one["name"] == "web").map_or(Value::Null, |one| one["protection"].clone())
+}
+
+/// Waits until the machine has been protected for some epochs.
+fn wait_epochs(host: &HostProcess, epochs: u64) -> Value {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let now = protection(host);
+        if now["state"]["kind"] == "protected" && now["epoch"].as_u64().unwrap_or(0) >= epochs {
+            return now;
+        }
+        assert!(Instant::now() < deadline, "not protected: {now}\n{}", host.log_text());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn end_qemu(host: &HostProcess) {
+    let (_, record) = host.record("web");
+    let pid = record["process"]["pid"].as_u64().expect("a machine with a process").to_string();
+    host.exec("kill", &["-9", &pid]);
+}
+
+/// It is the machine it was, with all of its memory and everything it wrote to its disk.
+fn assert_whole(before: &Identity, cluster: &Cluster) -> Identity {
+    let now = cluster.witness(GUEST_ADDRESS).check().expect("an answer");
+    assert_same_life(before, &now);
+    assert!(matches!(now.ram, Verdict::Good(_)) && matches!(now.disk, Verdict::Good(_)), "{now:?}");
+    now
+}
+
+/// What dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Victim {
+    Qemu,
+    Daemon,
+    Everything,
+}
+
+fn dies(victim: Victim) {
+    let mut cluster = Cluster::start(&["alpha", "beta", "gamma"]);
+    busy("web").run(&cluster, cluster.host("alpha"));
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    witness.write(200).expect("a first life");
+    println!("{}", protect(cluster.host("alpha"), &["--witness", "gamma"]));
+    let (probe, stream) = (cluster.probe(GUEST_ADDRESS), cluster.stream(GUEST_ADDRESS));
+    wait_epochs(cluster.host("alpha"), 40);
+    let before = witness.write(50).expect("a machine that writes");
+    println!("{:#}", protection(cluster.host("alpha")));
+
+    match victim {
+        Victim::Qemu => end_qemu(cluster.host("alpha")),
+        Victim::Daemon => cluster.host_mut("alpha").kill_daemon(),
+        Victim::Everything => {
+            cluster.lab.unplug("alpha").expect("a cable to pull");
+            cluster.host("alpha").start_program("sh", &["-c", "kill -9 -1"]).wait().expect("an end");
+        }
+    }
+    let died = Instant::now();
+    cluster.host("beta").wait_state("web", &["running"]);
+    println!("{victim:?}: runs on beta after {:.0} ms", died.elapsed().as_secs_f64() * 1e3);
+    let after = witness.check().expect("an answer on the connection that was open all the time");
+    assert_same_life(&before, &after);
+    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    std::thread::sleep(Duration::from_millis(300));
+    let (stream, probe) = (stream.stop(), probe.stop());
+    println!("{stream:?}\n{:?} {}", probe.downtime, probe.answered);
+    assert_eq!(stream.end, StreamEnd::Stopped, "the TCP stream broke: {stream:?}");
+
+    // The old primary comes back, and never runs what was taken over.
+    match victim {
+        Victim::Qemu => {}
+        Victim::Daemon => cluster.host_mut("alpha").start_daemon(),
+        Victim::Everything => {
+            cluster.host_mut("alpha").kill_daemon();
+            cluster.host_mut("alpha").start_daemon();
+            assert_ne!(cluster.host("alpha").machines(), [("web".to_owned(), "running".to_owned())]);
+            cluster.lab.replug("alpha").expect("a cable to put back");
+        }
+    }
+    cluster.host("alpha").wait_empty();
+    assert_whole(&after, &cluster);
+    assert_eq!(cluster.host("beta").machines(), [("web".to_owned(), "running".to_owned())]);
+}
+
+#[test]
+fn a_machine_whose_qemu_is_killed_goes_on_at_its_standby() {
+    dies(Victim::Qemu);
+}
+
+#[test]
+fn a_machine_whose_daemon_is_killed_goes_on_at_its_standby() {
+    dies(Victim::Daemon);
+}
+
+#[test]
+fn a_machine_whose_host_is_gone_goes_on_at_its_standby() {
+    dies(Victim::Everything);
+}
+
+#[test]
+fn a_drill_loses_nothing_and_without_a_witness_a_person_decides() {
+    let cluster = Cluster::start(&["alpha", "beta"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    busy("web").run(&cluster, alpha);
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    witness.write(100).expect("a first life");
+    protect(alpha, &[]);
+    let stream = cluster.stream(GUEST_ADDRESS);
+    wait_epochs(alpha, 20);
+    assert_eq!(alpha.refuse(&["checkpoint", "web"]).code, 4, "it is busy with being protected");
+    assert_eq!(alpha.refuse(&["protect", "web", "beta"]).code, 4, "it is protected already");
+    let refusal = beta.refuse(&["failover", "web"]);
+    assert!(refusal.text.contains("--primary-is-dead"), "{refusal:?}");
+    let before = witness.write(10).expect("a machine that writes");
+
+    // There and back.
+    println!("{}", alpha.json(&["failover", "web"]));
+    beta.wait_state("web", &["running"]);
+    alpha.wait_empty();
+    let after = assert_whole(&before, &cluster);
+    beta.json(&["protect", "web", "alpha", "--lease", LEASE, "--mode", "remus", "--epoch", "100ms"]);
+    let now = wait_epochs(beta, 10);
+    assert_eq!(now["figures"]["dirty_bytes"], now["figures"]["changed_bytes"], "whole pages: {now}");
+    beta.json(&["failover", "web"]);
+    alpha.wait_state("web", &["running"]);
+    let after = assert_whole(&after, &cluster);
+
+    // No longer protected, the standby has nothing left.
+    protect(alpha, &["--block", "256"]);
+    wait_epochs(alpha, 5);
+    alpha.run(&["unprotect", "web"]);
+    beta.wait_empty();
+    let after = assert_whole(&after, &cluster);
+    assert_eq!(protection(alpha), Value::Null);
+
+    // Switching it off ends its protection: nobody takes it for dead.
+    protect(alpha, &[]);
+    let stream = stream.stop();
+    assert_eq!(stream.end, StreamEnd::Stopped, "the TCP stream broke: {stream:?}");
+    assert_whole(&after, &cluster);
+    alpha.run(&["stop", "web", "--kill"]);
+    beta.wait_empty();
+    assert_eq!(alpha.machines(), [("web".to_owned(), "stopped".to_owned())]);
+}
+
+#[test]
+fn a_standby_that_dies_leaves_the_machine_running_and_is_filled_again() {
+    let mut cluster = Cluster::start(&["alpha", "beta", "gamma"]);
+    busy("web").run(&cluster, cluster.host("alpha"));
+    let before = cluster.witness(GUEST_ADDRESS).write(100).expect("a first life");
+    protect(cluster.host("alpha"), &["--witness", "gamma"]);
+    wait_epochs(cluster.host("alpha"), 10);
+    let stream = cluster.stream(GUEST_ADDRESS);
+
+    let logged = cluster.host("alpha").log_text().len();
+    cluster.host_mut("beta").kill_daemon();
+    cluster.host("alpha").wait_log(logged, "the machine runs unprotected");
+    let lived_on = assert_whole(&before, &cluster);
+    assert_eq!(protection(cluster.host("alpha"))["state"]["kind"], "unprotected");
+    cluster.host_mut("beta").start_daemon();
+    wait_epochs(cluster.host("alpha"), 10);
+    assert_whole(&lived_on, &cluster);
+
+    // Cut off for a while it still has its pages: only what differs is sent.
+    let logged = cluster.host("alpha").log_text().len();
+    cluster.lab.unplug("beta").expect("a cable to pull");
+    cluster.host("alpha").wait_log(logged, "the machine runs unprotected");
+    let lived_on = assert_whole(&lived_on, &cluster);
+    cluster.lab.replug("beta").expect("a cable to put back");
+    wait_epochs(cluster.host("alpha"), 10);
+    assert_eq!(stream.stop().end, StreamEnd::Stopped);
+    let before = assert_whole(&lived_on, &cluster);
+    end_qemu(cluster.host("alpha"));
+    cluster.host("beta").wait_state("web", &["running"]);
+    assert_whole(&before, &cluster);
+}
+
+#[test]
+fn cut_off_from_both_the_primary_stops_and_one_side_answers() {
+    let cluster = Cluster::start(&["alpha", "beta", "gamma"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    busy("web").run(&cluster, alpha);
+    let before = cluster.witness(GUEST_ADDRESS).write(100).expect("a first life");
+    protect(alpha, &["--witness", "gamma"]);
+    wait_epochs(alpha, 10);
+
+    cluster.lab.unplug("alpha").expect("a cable to pull");
+    beta.wait_state("web", &["running"]);
+    // By now the lease has run out there, and nothing of the machine is seen: not even by neighbours on its own bridge.
+    assert!(alpha.log_text().contains("the lease has run out"), "{}", alpha.log_text());
+    let after = assert_whole(&before, &cluster);
+    cluster.lab.replug("alpha").expect("a cable to put back");
+    alpha.wait_empty();
+    assert_whole(&after, &cluster);
+}
+
+#[test]
+fn a_witness_that_is_gone_changes_nothing_as_long_as_both_see_each_other() {
+    let mut cluster = Cluster::start(&["alpha", "beta", "gamma"]);
+    busy("web").run(&cluster, cluster.host("alpha"));
+    let before = cluster.witness(GUEST_ADDRESS).write(100).expect("a first life");
+    protect(cluster.host("alpha"), &["--witness", "gamma"]);
+    wait_epochs(cluster.host("alpha"), 10);
+    cluster.host_mut("gamma").kill_daemon();
+    let alpha = cluster.host("alpha");
+    alpha.wait_log(0, "the witness does not answer");
+    let epoch = protection(alpha)["epoch"].as_u64().expect("an epoch");
+    std::thread::sleep(Duration::from_secs(3));
+    let now = wait_epochs(alpha, epoch + 20);
+    assert_eq!(now["witness_answers"], false, "{now}");
+    assert_whole(&before, &cluster);
+    let logged = alpha.log_text().len();
+    cluster.host_mut("gamma").start_daemon();
+    cluster.host("alpha").wait_log(logged, "the witness answers");
+
+    end_qemu(cluster.host("alpha"));
+    cluster.host("beta").wait_state("web", &["running"]);
+    assert_whole(&before, &cluster);
+}
