@@ -205,7 +205,7 @@ pub(crate) fn recall(host: &Host, record: &Record) {
     let taking = Taking::new(owed.handover, owed.from.clone(), &lengths(record));
     let slot = record.process.as_ref().map(|process| host.layout.slot(&process.slot));
     for path in slot.map(|slot| memory_file(&slot)).into_iter().chain([disks_file(host, record)]) {
-        match read_sets(&path) {
+        match read_sets(&path, &lengths(record)) {
             Ok(sets) => taking.restore(sets),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
@@ -229,11 +229,11 @@ pub(crate) fn check(host: &Host, record: &Record) -> Result<(), HostError> {
     why.map_or(Ok(()), |why| Err(HostError::Memory { source: why.to_string().into() }))
 }
 
-fn read_sets(path: &Path) -> io::Result<Vec<(u32, PageSet)>> {
+fn read_sets(path: &Path, lengths: &[u64]) -> io::Result<Vec<(u32, PageSet)>> {
     if std::fs::metadata(path)?.len() > FILE_BYTES_MAX {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    decode_sets(&std::fs::read(path)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    decode_sets(&std::fs::read(path)?, lengths).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 impl Host {

@@ -75,8 +75,6 @@ struct Kept {
 
 const MAGIC: &[u8; 8] = b"WMBOWED1";
 const DIGEST: usize = 32;
-/// The longest array that is believed: 16 TiB.
-const PAGES_MAX: u64 = 1 << 32;
 
 /// Some arrays' sets, each with its index, as a file's content.
 pub fn encode_sets(sets: &[(u32, PageSet)]) -> Result<Vec<u8>, SetError> {
@@ -90,8 +88,8 @@ pub fn encode_sets(sets: &[(u32, PageSet)]) -> Result<Vec<u8>, SetError> {
     Ok(bytes)
 }
 
-/// The sets in a file's content.
-pub fn decode_sets(bytes: &[u8]) -> Result<Vec<(u32, PageSet)>, SetError> {
+/// The sets in a file's content, of arrays that have these lengths.
+pub fn decode_sets(bytes: &[u8], lengths: &[u64]) -> Result<Vec<(u32, PageSet)>, SetError> {
     let body =
         bytes.len().checked_sub(DIGEST).filter(|body| *body >= MAGIC.len()).ok_or(SetError::Damaged)?;
     let (body, digest) = bytes.split_at(body);
@@ -101,8 +99,9 @@ pub fn decode_sets(bytes: &[u8]) -> Result<Vec<(u32, PageSet)>, SetError> {
     let kept: Vec<Kept> =
         postcard::from_bytes(&body[MAGIC.len()..]).map_err(|source| SetError::Runs { source })?;
     let set = |kept: Kept| {
-        if kept.pages > PAGES_MAX {
-            return Err(SetError::OutOfRange { page: kept.pages, len: PAGES_MAX });
+        let len = lengths.get(kept.array as usize).copied();
+        if len != Some(kept.pages) {
+            return Err(SetError::OutOfRange { page: kept.pages, len: len.unwrap_or(0) });
         }
         let mut set = PageSet::empty(kept.pages);
         kept.pieces.iter().try_for_each(|piece| decode_into(piece, &mut set))?;
@@ -130,16 +129,17 @@ mod tests {
         fn sets_come_back_as_they_were(runs in prop::collection::vec((any::<u64>(), 1..50u64), 0..30), len in 1..2000u64) {
             let sets = [(0, set(&runs, len)), (3, PageSet::empty(7)), (1, PageSet::full(len))];
             let bytes = encode_sets(&sets).unwrap();
-            prop_assert_eq!(decode_sets(&bytes).unwrap(), sets);
+            prop_assert_eq!(decode_sets(&bytes, &[len, len, 3, 7]).unwrap(), sets);
+            prop_assert!(decode_sets(&bytes, &[len, len, 3]).is_err() && decode_sets(&bytes, &[len, len, 3, 8]).is_err());
         }
 
         #[test]
         fn damage_is_seen(at in any::<prop::sample::Index>(), flip in 1..=255u8, cut in any::<prop::sample::Index>()) {
             let mut bytes = encode_sets(&[(0, set(&[(3, 5), (100, 7)], 500))]).unwrap();
-            prop_assert!(decode_sets(&bytes[..cut.index(bytes.len())]).is_err());
+            prop_assert!(decode_sets(&bytes[..cut.index(bytes.len())], &[500]).is_err());
             let at = at.index(bytes.len());
             bytes[at] ^= flip;
-            prop_assert!(decode_sets(&bytes).is_err());
+            prop_assert!(decode_sets(&bytes, &[500]).is_err());
         }
 
         #[test]
