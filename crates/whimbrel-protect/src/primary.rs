@@ -9,7 +9,9 @@ use crate::{
     cut::Cut,
     epoch::{Primary, PrimaryAction, PrimaryEvent},
     error::{BoxError, PrimaryError},
-    protocol::{self, Again, Begin, Begun, Blob, COMPARE_PAGES_MAX, Compare, Piece, ProtectionId, Seal},
+    protocol::{
+        self, Again, Begin, Begun, Blob, COMPARE_PAGES_MAX, Compare, DEVICES, Piece, ProtectionId, Seal,
+    },
 };
 use bytes::Bytes;
 use std::{collections::VecDeque, ops::ControlFlow, time::Instant};
@@ -46,8 +48,19 @@ pub struct Committed {
     pub volume: Volume,
     /// Pages that were asked for again.
     pub again: u64,
-    /// Bytes of its device state.
+    /// Bytes of its device state on the wire.
     pub device_bytes: u64,
+}
+
+impl Committed {
+    fn count(&mut self, array: u32, sent: Volume) {
+        if array == DEVICES {
+            self.device_bytes += sent.sent;
+            self.volume.sent += sent.sent;
+        } else {
+            self.volume.add(sent);
+        }
+    }
 }
 
 impl<'a> Sender<'a> {
@@ -192,42 +205,43 @@ impl<'a> Sender<'a> {
     fn send(&mut self, epoch: u64, ports: Vec<Vec<u8>>) -> Result<Committed, PrimaryError> {
         let cut = std::mem::take(&mut self.cut);
         let sent = self.send_pages(epoch, &cut);
-        let device_state = cut.device_state.clone();
-        let pages = cut.pages();
+        let (pages, device_len) = (cut.pages(), cut.device_state.len());
         self.cut = cut;
-        let (mut volume, again) = sent?;
-        volume.sent += device_state.len() as u64;
-        let device_bytes = device_state.len() as u64;
-        self.seal(epoch, pages, device_state, ports)?;
-        Ok(Committed { epoch, volume, again, device_bytes })
+        let committed = sent?;
+        let pages = pages + device_len.div_ceil(PAGE_SIZE) as u64;
+        let header = Seal { id: self.id, epoch, pages, device_bytes: Some(device_len as u32), ports };
+        call(self.link, protocol::SEAL, &header, Bytes::new())?;
+        Ok(committed)
     }
 
-    fn send_pages(&mut self, epoch: u64, cut: &Cut) -> Result<(Volume, u64), PrimaryError> {
-        let mut volume = Volume::default();
+    fn send_pages(&mut self, epoch: u64, cut: &Cut) -> Result<Committed, PrimaryError> {
+        let mut committed = Committed { epoch, volume: Volume::default(), again: 0, device_bytes: 0 };
         let mut under_way = Vec::new();
-        for (array, pages) in cut.arrays() {
+        let mut devices = cut.device_state.clone();
+        devices.resize(devices.len().next_multiple_of(PAGE_SIZE), 0);
+        let devices = (0..).zip(devices.chunks_exact(PAGE_SIZE)).collect();
+        for (array, pages) in cut.arrays().into_iter().chain([(DEVICES, devices)]) {
             for pages in pages.chunks(PIECE_PAGES_MAX) {
                 let (answer, sent) = self.piece(Some(epoch), array, pages)?;
-                volume.add(sent);
+                committed.count(array, sent);
                 under_way.push((array, pages.to_vec(), answer));
             }
         }
-        let mut again = 0;
         for (array, pages, answer) in under_way {
             let wrong = wrong_pages(answer)?;
             if wrong.is_empty() {
                 continue;
             }
-            again += wrong.len() as u64;
+            committed.again += wrong.len() as u64;
             wrong.iter().for_each(|page| self.encoder.forget(array, *page));
             let pages: Vec<_> = pages.into_iter().filter(|(page, _)| wrong.contains(page)).collect();
             let (answer, sent) = self.piece(Some(epoch), array, &pages)?;
-            volume.sent += sent.sent;
+            committed.volume.sent += sent.sent;
             if let Some(page) = wrong_pages(answer)?.first() {
                 return Err(PrimaryError::NeverRight { array, page: *page });
             }
         }
-        Ok((volume, again))
+        Ok(committed)
     }
 
     fn piece(
@@ -250,7 +264,7 @@ impl<'a> Sender<'a> {
         device_state: Vec<u8>,
         ports: Vec<Vec<u8>>,
     ) -> Result<(), PrimaryError> {
-        let header = Seal { id: self.id, epoch, pages, ports };
+        let header = Seal { id: self.id, epoch, pages, device_bytes: None, ports };
         call(self.link, protocol::SEAL, &header, device_state.into())?;
         Ok(())
     }

@@ -18,7 +18,7 @@ pub const BLOB: u16 = 0x0301;
 pub const COMPARE: u16 = 0x0302;
 /// Pages of an epoch; header [`Piece`], payload as in [`crate::code`]; reply [`Again`].
 pub const PIECE: u16 = 0x0303;
-/// All of an epoch was sent; header [`Seal`], payload the device state; reply empty: it is committed.
+/// All of an epoch was sent; header [`Seal`], payload the device state if it did not come as pages; reply empty: it is committed.
 pub const SEAL: u16 = 0x0304;
 /// The primary lives; header [`ProtectionId`]; reply [`Heard`].
 pub const HEARTBEAT: u16 = 0x0305;
@@ -31,6 +31,8 @@ pub const WITNESS: u16 = 0x0308;
 
 /// Most bytes of content in all pages of an epoch. What is dirty beyond that comes as a copy that is no epoch.
 pub const EPOCH_BYTES_MAX: usize = 256 << 20;
+/// The array that the device state of an epoch is sent as, cut into pages: most of it is as it was in the one before.
+pub const DEVICES: u32 = u32::MAX;
 /// Most pages in one question which of them differ.
 pub const COMPARE_PAGES_MAX: u64 = 1 << 16;
 
@@ -141,6 +143,8 @@ pub struct Seal {
     pub epoch: u64,
     /// Pages of it: those the standby must have.
     pub pages: u64,
+    /// Length of the device state if it came as pages of [`DEVICES`]; none if it is the payload.
+    pub device_bytes: Option<u32>,
     /// Addresses seen on each network port, to announce them.
     pub ports: Vec<Vec<u8>>,
 }

@@ -13,7 +13,7 @@ use crate::{
     },
     epoch::{Standby, StandbyAction, StandbyEvent},
     error::{BoxError, StandbyError},
-    protocol::{Again, Compare, EPOCH_BYTES_MAX, Piece, Seal},
+    protocol::{Again, Compare, DEVICES, EPOCH_BYTES_MAX, Piece, Seal},
 };
 use std::collections::BTreeMap;
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
@@ -53,6 +53,8 @@ struct Assembling<'r> {
     arrival: &'r mut dyn Arrival,
     state: &'r mut Standby,
     held: &'r mut Held,
+    /// The device state of the last epoch.
+    devices: &'r [u8],
     array: u32,
     epoch: Option<u64>,
 }
@@ -146,10 +148,13 @@ impl Receiver {
 
     /// Pages of an epoch, or of a first copy.
     pub fn piece(&mut self, piece: &Piece, payload: &[u8]) -> Result<Again, StandbyError> {
-        let len = *self
-            .arrays
-            .get(piece.array as usize)
-            .ok_or(StandbyError::Invalid { what: "an array that was not offered" })?;
+        let len = match (piece.array, piece.epoch) {
+            (DEVICES, Some(_)) => (DEVICE_STATE_MAX / PAGE_SIZE) as u64,
+            (array, _) => *self
+                .arrays
+                .get(array as usize)
+                .ok_or(StandbyError::Invalid { what: "an array that was not offered" })?,
+        };
         if let Standby::Over { .. } = self.state {
             return Err(StandbyError::NotFollowing);
         }
@@ -157,6 +162,7 @@ impl Receiver {
             arrival: &mut *self.arrival,
             state: &mut self.state,
             held: &mut self.held,
+            devices: &self.device_state,
             array: piece.array,
             epoch: piece.epoch,
         };
@@ -165,8 +171,9 @@ impl Receiver {
     }
 
     /// All of an epoch was sent. On success it is this machine's state, whole.
-    pub fn seal(&mut self, seal: Seal, device_state: Vec<u8>) -> Result<(), StandbyError> {
-        if device_state.len() > DEVICE_STATE_MAX || seal.ports.len() > PORTS_MAX {
+    pub fn seal(&mut self, seal: Seal, payload: Vec<u8>) -> Result<(), StandbyError> {
+        let device_len = seal.device_bytes.map_or(payload.len(), |len| len as usize);
+        if device_len > DEVICE_STATE_MAX || seal.ports.len() > PORTS_MAX {
             return Err(StandbyError::Invalid { what: "a device state that is too large" });
         }
         let (next, action) = self.state.step(StandbyEvent::Seal { epoch: seal.epoch, pages: seal.pages });
@@ -176,6 +183,10 @@ impl Receiver {
             _ if matches!(self.state, Standby::Over { .. }) => return Err(StandbyError::NotFollowing),
             _ => return Err(StandbyError::Invalid { what: "the end of an epoch that is not here" }),
         }
+        let device_state = match seal.device_bytes {
+            Some(_) => self.held.devices(device_len)?,
+            None => payload,
+        };
         let applied = self.held.apply(&mut *self.arrival);
         self.held.clear();
         if let Err(error) = applied {
@@ -230,7 +241,7 @@ impl Held {
             self.pages.insert(key, None);
             return Ok(());
         };
-        if self.room.len() + content.len() > EPOCH_BYTES_MAX {
+        if self.room.len() + content.len() > EPOCH_BYTES_MAX + DEVICE_STATE_MAX {
             return Err(StandbyError::Invalid { what: "more than an epoch may hold" });
         }
         self.pages.insert(key, Some(self.room.len()));
@@ -238,8 +249,24 @@ impl Held {
         Ok(())
     }
 
+    /// The device state of the epoch, put together from its pages.
+    fn devices(&self, len: usize) -> Result<Vec<u8>, StandbyError> {
+        let mut state = Vec::with_capacity(len.next_multiple_of(PAGE_SIZE));
+        for page in 0..len.div_ceil(PAGE_SIZE) as u64 {
+            match self.pages.get(&(DEVICES, page)) {
+                Some(Some(at)) => state.extend_from_slice(&self.room[*at..][..PAGE_SIZE]),
+                Some(None) => state.resize(state.len() + PAGE_SIZE, 0),
+                None => {
+                    return Err(StandbyError::Invalid { what: "a device state of which pages are missing" });
+                }
+            }
+        }
+        state.truncate(len);
+        Ok(state)
+    }
+
     fn apply(&self, arrival: &mut dyn Arrival) -> Result<(), BoxError> {
-        for ((array, page), at) in &self.pages {
+        for ((array, page), at) in self.pages.iter().filter(|((array, _), _)| *array != DEVICES) {
             let run = PageRun::new(*page, 1);
             match at {
                 Some(at) => arrival.write(*array as usize, run, &self.room[*at..][..PAGE_SIZE])?,
@@ -259,6 +286,13 @@ impl Assembly for Assembling<'_> {
                 Some(at) => out.copy_from_slice(&self.held.room[*at..][..PAGE_SIZE]),
                 None => out.fill(0),
             }
+            return Ok(());
+        }
+        if self.array == DEVICES {
+            let from = self.devices.len().min(page as usize * PAGE_SIZE);
+            let known = &self.devices[from..self.devices.len().min(from + PAGE_SIZE)];
+            out.fill(0);
+            out[..known.len()].copy_from_slice(known);
             return Ok(());
         }
         let read = self.arrival.read(self.array as usize, PageRun::new(page, 1), out);

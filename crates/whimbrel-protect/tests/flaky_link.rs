@@ -314,7 +314,7 @@ fn garbage_from_a_primary_is_refused_and_leaves_the_last_epoch_as_it_was() {
         let piece = |epoch, array| Piece { id, epoch: Some(epoch), array, block: BlockSize::B64 };
         assert!(receiver.piece(&piece(4, 9), &[]).is_err(), "no such array");
         assert!(receiver.piece(&piece(4, 0), &[1; 50]).is_err(), "no piece");
-        let seal = |epoch, pages| Seal { id, epoch, pages, ports: vec![] };
+        let seal = |epoch, pages| Seal { id, epoch, pages, device_bytes: None, ports: vec![] };
         assert!(receiver.seal(seal(4, 7), vec![]).is_err(), "pages that never came");
         assert!(receiver.seal(seal(9, 0), vec![]).is_err(), "an epoch out of turn");
         assert!(receiver.seal(seal(3, 0), vec![]).is_ok(), "repeated");

@@ -16,7 +16,7 @@ use whimbrel_protect::{
 /// Units of a term; the primary may use seven of them.
 const TERM: Duration = Duration::from_secs(8);
 /// Units that are looked at: a lease and its end. The long check, which takes two minutes, also looks at what may come late.
-const HORIZON: u64 = 9;
+const HORIZON: u64 = 8;
 const LONG_HORIZON: u64 = 12;
 /// Units of a step.
 const STEP: u64 = 2;

@@ -19,7 +19,7 @@ use std::{
 use whimbrel_net::{Gates, Port};
 use whimbrel_protect::{
     clock::Moment,
-    lease::{Primary, Question},
+    lease::{Primary, PrimaryStand, Question},
     protocol::{self, Heard, ProtectionId},
 };
 
@@ -125,7 +125,7 @@ impl Beats {
                     let gates = if may { Gates::OPEN } else { Gates::BLOCKED };
                     self.ports().for_each(|port| port.set_gates(gates));
                     shut = !may;
-                    if shut {
+                    if shut && lease.stand() == PrimaryStand::Guarded {
                         tracing::error!(standby = %self.standby.to(), "the lease has run out: nothing of the machine is seen any more");
                     }
                 }

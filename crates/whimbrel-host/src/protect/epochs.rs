@@ -239,7 +239,9 @@ impl Epochs<'_, '_> {
         if self.host.is_closing() {
             return Outcome::Closing;
         }
-        if !self.live.qemu.process().is_alive() {
+        // Its socket is gone a moment before it is. Of an error of the link QEMU knows nothing.
+        let patience = if is_of_link(&error) { Duration::ZERO } else { Duration::from_secs(1) };
+        if self.live.qemu.process().wait(patience) {
             return if self.beats.is_armed() { Outcome::QemuGone } else { Outcome::Failed(error) };
         }
         Outcome::Failed(error)
@@ -273,6 +275,11 @@ impl Epochs<'_, '_> {
         }
         Ok(())
     }
+}
+
+fn is_of_link(error: &HostError) -> bool {
+    let HostError::Protect { source } = error else { return true };
+    matches!(source.downcast_ref::<PrimaryError>(), Some(PrimaryError::Link(_)))
 }
 
 fn is_too_much(error: &(dyn std::error::Error + 'static)) -> bool {

@@ -226,11 +226,11 @@ pub(super) fn run(
             break;
         }
     }
-    host.protecting.leave_guard(&guard.name);
+    host.protecting.leave_guard(guard);
 }
 
 /// Waits before the standby is tried again; whether it is to be.
-fn wait_unprotected(host: &Host, guard: &Guard) -> bool {
+fn wait_unprotected(host: &Host, guard: &Arc<Guard>) -> bool {
     let until = Instant::now() + TRY_AGAIN;
     while Instant::now() < until {
         if guard.is_cancelled() || host.is_closing() {
@@ -238,6 +238,7 @@ fn wait_unprotected(host: &Host, guard: &Guard) -> bool {
         }
         match guard.wait_command(until.min(Instant::now() + Duration::from_millis(100))) {
             Some(Command::Unprotect(answer)) => {
+                host.protecting.leave_guard(guard);
                 let _ = answer.send(Ok(()));
                 return false;
             }
@@ -397,6 +398,9 @@ impl Attempt<'_> {
             Outcome::Unprotect(answer) => match self.settle(&mut turn, beats, false) {
                 Settled::Alone => {
                     self.let_out(&mut turn, beats);
+                    // Whoever hears of it may work on the machine at once.
+                    drop(turn);
+                    self.host.protecting.leave_guard(self.guard);
                     let _ = answer.send(Ok(()));
                     End::Over
                 }

@@ -109,8 +109,12 @@ impl Protecting {
         lock(&self.to_tell).insert(id);
     }
 
-    fn leave_guard(&self, name: &MachineName) {
-        lock(&self.guards).remove(name);
+    /// The guard is none any more. Another one of the same machine stays.
+    fn leave_guard(&self, guard: &Arc<Guard>) {
+        let mut guards = lock(&self.guards);
+        if guards.get(&guard.name).is_some_and(|now| Arc::ptr_eq(now, guard)) {
+            guards.remove(&guard.name);
+        }
     }
 
     fn guard(&self, name: &MachineName) -> Option<Arc<Guard>> {

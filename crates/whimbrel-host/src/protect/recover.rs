@@ -72,7 +72,7 @@ impl Host {
             let _ = begun.send(());
             let unsettled = Unsettled { host: &host, machine: &machine, guard: &guard, notes: &notes };
             let goes_on = unsettled.settle(turn, &note, gave_up);
-            host.protecting.leave_guard(&guard.name);
+            host.protecting.leave_guard(&guard);
             if goes_on {
                 protect_again(&host, &machine, &request, &note);
             }

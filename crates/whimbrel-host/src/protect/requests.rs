@@ -72,7 +72,7 @@ impl Host {
         match std::thread::Builder::new().name("protect".into()).spawn(work) {
             Ok(_) => Ok((guard, hears)),
             Err(source) => {
-                self.protecting.leave_guard(&name);
+                self.protecting.leave_guard(&guard);
                 Err(HostError::io("start a thread for", self.layout.data(), source))
             }
         }
