@@ -129,10 +129,12 @@ impl Host {
         Ok((plan::plan(candidates, targets), left.iter().map(|machine| machine.info()).collect()))
     }
 
-    /// Whether no machine runs here, nor may have to go on here.
+    /// Whether no machine runs here, nor may have to go on here, nor needs pages that are here.
     fn is_empty(&self) -> bool {
         let runs = |state: &MachineState| {
-            moves(state) || matches!(state, MachineState::Starting | MachineState::Migrating)
+            let needs =
+                matches!(state, MachineState::Starting | MachineState::Migrating | MachineState::Giving { .. });
+            moves(state) || needs
         };
         !self.machines().iter().any(|machine| runs(&machine.info().state))
     }
