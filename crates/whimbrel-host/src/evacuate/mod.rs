@@ -132,8 +132,10 @@ impl Host {
     /// Whether no machine runs here, nor may have to go on here, nor needs pages that are here.
     fn is_empty(&self) -> bool {
         let runs = |state: &MachineState| {
-            let needs =
-                matches!(state, MachineState::Starting | MachineState::Migrating | MachineState::Giving { .. });
+            let needs = matches!(
+                state,
+                MachineState::Starting | MachineState::Migrating | MachineState::Giving { .. }
+            );
             moves(state) || needs
         };
         !self.machines().iter().any(|machine| runs(&machine.info().state))
