@@ -154,6 +154,7 @@ fn a_drill_loses_nothing_and_without_a_witness_a_person_decides() {
     assert_eq!(now["figures"]["dirty_bytes"], now["figures"]["changed_bytes"], "whole pages: {now}");
     beta.json(&["failover", "web"]);
     alpha.wait_state("web", &["running"]);
+    beta.wait_empty();
     let after = assert_whole(&after, &cluster);
 
     // No longer protected, the standby has nothing left.
