@@ -353,8 +353,11 @@ impl Session {
             }
         }
         for ((from, to), chunks) in orders {
-            let (source, target) = (self.stripe().place(from), self.stripe().place(to));
-            let (Some(source), Some(target)) = (source, target) else { continue };
+            let both = {
+                let stripe = self.stripe();
+                stripe.place(from).zip(stripe.place(to))
+            };
+            let Some((source, target)) = both else { continue };
             let digests = put_digests(chunks.iter().map(|at| &pending[*at].digest));
             match self.pool.call_benefactor::<CopyChunks>(&source, &target, digests).await {
                 Ok((_, failed)) => {

@@ -49,7 +49,7 @@ impl ManagerService {
     /// Looks at the chunks that wait longest, and has copies made.
     async fn repair(&self) -> Result<ChoreReport, MetaError> {
         let (meta, began) = (&self.shared.meta, Instant::now());
-        let writing = meta.sums().await?.sessions > 0;
+        let writing = meta.sessions().await? > 0;
         let needy = meta.needy(if writing { ROUND_BESIDE_WRITES } else { ROUND }).await?;
         if needy.is_empty() {
             self.shared.lost.store(0, Ordering::Relaxed);

@@ -187,6 +187,7 @@ on_either! {
     fn pin(node: NodeId, number: u32, pinned: bool) -> ();
     fn path(node: NodeId) -> String;
     fn sums() -> Sums;
+    fn sessions() -> u64;
 }
 
 impl Meta {

@@ -152,6 +152,12 @@ impl Database {
         Ok(gone.rows_affected())
     }
 
+    /// How many write.
+    pub(crate) async fn sessions(&self) -> Result<u64> {
+        let row = sqlx::query("SELECT COUNT(*) FROM session").fetch_one(&self.read).await?;
+        Ok(unsigned(row.try_get(0)?))
+    }
+
     /// Promises these bytes of these benefactors, beside what was promised before.
     pub(crate) async fn reserve(&self, session: u64, shares: &[(BenefactorId, u64)]) -> Result<()> {
         let mut tx = self.write.begin().await?;
