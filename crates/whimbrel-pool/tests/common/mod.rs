@@ -25,28 +25,28 @@ use whimbrel_wire::{Identity, PublicKey, Rights, Trust, TrustedPeer};
 /// Bytes of everything a test writes stay far below.
 const CAPACITY: u64 = 4 << 30;
 
-pub struct Cluster {
-    pub runtime: Runtime,
-    pub dir: TempDir,
-    pub manager: Option<(JoinHandle<Result<(), ManagerError>>, ManagerService)>,
-    pub address: ManagerAddress,
-    pub benefactors: Vec<Member>,
-    pub pool: Pool,
-    pub tweak: fn(&mut ManagerOptions),
+pub(crate) struct Cluster {
+    pub(crate) runtime: Runtime,
+    pub(crate) dir: TempDir,
+    pub(crate) manager: Option<(JoinHandle<Result<(), ManagerError>>, ManagerService)>,
+    pub(crate) address: ManagerAddress,
+    pub(crate) benefactors: Vec<Member>,
+    pub(crate) pool: Pool,
+    pub(crate) tweak: fn(&mut ManagerOptions),
 }
 
-pub struct Member {
-    pub data: PathBuf,
-    pub listen: SocketAddr,
-    pub key: PublicKey,
-    pub capacity: u64,
-    pub leave: watch::Sender<bool>,
-    pub store: Option<Arc<ChunkStore>>,
-    pub task: Option<JoinHandle<Result<(), BenefactorError>>>,
+pub(crate) struct Member {
+    pub(crate) data: PathBuf,
+    pub(crate) listen: SocketAddr,
+    pub(crate) key: PublicKey,
+    pub(crate) capacity: u64,
+    pub(crate) leave: watch::Sender<bool>,
+    pub(crate) store: Option<Arc<ChunkStore>>,
+    pub(crate) task: Option<JoinHandle<Result<(), BenefactorError>>>,
 }
 
 /// Polls until it is so.
-pub fn until(what: &str, mut so: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !so() {
         assert!(Instant::now() < deadline, "never: {what}");
@@ -54,7 +54,7 @@ pub fn until(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-pub fn noise(seed: u64, len: usize) -> Vec<u8> {
+pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     StdRng::seed_from_u64(seed).fill(&mut out[..]);
     out
@@ -67,11 +67,11 @@ fn admit(dir: &Path, name: &str, key: PublicKey) {
 }
 
 impl Cluster {
-    pub fn new(benefactors: usize) -> Self {
+    pub(crate) fn new(benefactors: usize) -> Self {
         Self::with(benefactors, |_| {})
     }
 
-    pub fn with(benefactors: usize, tweak: fn(&mut ManagerOptions)) -> Self {
+    pub(crate) fn with(benefactors: usize, tweak: fn(&mut ManagerOptions)) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().join("manager");
@@ -88,12 +88,14 @@ impl Cluster {
         let pool = Pool::new(options, dialer, runtime.handle().clone());
         let mut cluster = Self { runtime, dir, manager: None, address, benefactors: Vec::new(), pool, tweak };
         cluster.start_manager();
-        (0..benefactors).for_each(|_| drop(cluster.add_benefactor(CAPACITY)));
+        for _ in 0..benefactors {
+            cluster.add_benefactor(CAPACITY);
+        }
         cluster.wait_online(benefactors);
         cluster
     }
 
-    pub fn start_manager(&mut self) {
+    pub(crate) fn start_manager(&mut self) {
         let mut options =
             ManagerOptions::new(self.dir.path().join("manager"), self.address.address.parse().unwrap());
         options.interval = 1;
@@ -110,14 +112,14 @@ impl Cluster {
     }
 
     /// As a process that is killed: whatever it was doing stops.
-    pub fn kill_manager(&mut self) {
+    pub(crate) fn kill_manager(&mut self) {
         let (task, service) = self.manager.take().unwrap();
         drop(service);
         task.abort();
         let _ = self.runtime.block_on(task);
     }
 
-    pub fn add_benefactor(&mut self, capacity: u64) -> usize {
+    pub(crate) fn add_benefactor(&mut self, capacity: u64) -> usize {
         let number = self.benefactors.len();
         let data = self.dir.path().join(format!("b{number}"));
         let key = Identity::load_or_create(&data).unwrap().public_key();
@@ -129,7 +131,7 @@ impl Cluster {
         number
     }
 
-    pub fn start_benefactor(&mut self, number: usize) {
+    pub(crate) fn start_benefactor(&mut self, number: usize) {
         let member = &mut self.benefactors[number];
         let options = BenefactorOptions {
             name: format!("b{number}").parse().unwrap(),
@@ -151,7 +153,7 @@ impl Cluster {
         member.task = Some(self.runtime.spawn(opened.run(member.leave.subscribe())));
     }
 
-    pub fn kill_benefactor(&mut self, number: usize) {
+    pub(crate) fn kill_benefactor(&mut self, number: usize) {
         let member = &mut self.benefactors[number];
         member.store = None;
         let task = member.task.take().unwrap();
@@ -159,25 +161,25 @@ impl Cluster {
         let _ = self.runtime.block_on(task);
     }
 
-    pub fn online(&self) -> usize {
+    pub(crate) fn online(&self) -> usize {
         let status = self.pool.block(self.pool.status());
         status.map_or(0, |status| status.benefactors.iter().filter(|b| b.state == "online").count())
     }
 
-    pub fn wait_online(&self, count: usize) {
+    pub(crate) fn wait_online(&self, count: usize) {
         until("all benefactors are online", || self.online() >= count);
     }
 
-    pub fn make(name: &str) -> Make {
+    pub(crate) fn make(name: &str) -> Make {
         Make { parent: 1, name: name.into(), folder: false, mode: 0o644, uid: 0, gid: 0 }
     }
 
-    pub fn open(&self, name: &str, options: WriteOptions) -> WriteFile {
+    pub(crate) fn open(&self, name: &str, options: WriteOptions) -> WriteFile {
         let node = self.pool.block(self.pool.lookup(1, name)).ok();
         self.pool.block(WriteFile::open(&self.pool, Self::make(name), node, true, options)).unwrap()
     }
 
-    pub fn write(&self, name: &str, data: &[u8]) -> Node {
+    pub(crate) fn write(&self, name: &str, data: &[u8]) -> Node {
         let file = self.open(name, WriteOptions::default());
         for (at, block) in data.chunks(100_000).enumerate() {
             file.write_at(at as u64 * 100_000, block).unwrap();
@@ -186,16 +188,16 @@ impl Cluster {
     }
 
     /// Through a handle that has nothing cached.
-    pub fn read(&self, name: &str) -> Vec<u8> {
+    pub(crate) fn read(&self, name: &str) -> Vec<u8> {
         let node = self.pool.block(self.pool.lookup(1, name)).unwrap();
         self.read_version(node.version)
     }
 
-    pub fn read_version(&self, version: u64) -> Vec<u8> {
+    pub(crate) fn read_version(&self, version: u64) -> Vec<u8> {
         self.try_read(version).unwrap()
     }
 
-    pub fn try_read(&self, version: u64) -> whimbrel_pool::client::Result<Vec<u8>> {
+    pub(crate) fn try_read(&self, version: u64) -> whimbrel_pool::client::Result<Vec<u8>> {
         let fresh = self.fresh_pool();
         fresh.block(async {
             let file = fresh.read(version).await?;
@@ -203,7 +205,7 @@ impl Cluster {
         })
     }
 
-    pub fn fresh_pool(&self) -> Pool {
+    pub(crate) fn fresh_pool(&self) -> Pool {
         let client = Arc::new(Identity::load_or_create(&self.dir.path().join("client")).unwrap());
         let dialer = Arc::new(TlsDialer::new(client, "client".parse().unwrap(), ()));
         let options = PoolOptions {
@@ -215,13 +217,13 @@ impl Cluster {
     }
 
     /// Chunks that every benefactor has, together.
-    pub fn copies(&self) -> u64 {
+    pub(crate) fn copies(&self) -> u64 {
         self.benefactors.iter().filter_map(|member| Some(member.store.as_ref()?.usage().chunks)).sum()
     }
 }
 
 /// A port nobody listens on; somebody else might take it, then the test fails at once.
-pub fn free_port() -> String {
+pub(crate) fn free_port() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().to_string()
 }
