@@ -33,7 +33,7 @@ impl Asking {
             return true;
         }
         self.passed += 1;
-        self.passed % AGAIN == 0
+        self.passed.is_multiple_of(AGAIN)
     }
 
     /// Of so many pages so many were there.

@@ -1,3 +1,5 @@
+//! What a batch says, to the byte, and that it comes back; garbage is refused by its size.
+
 use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
