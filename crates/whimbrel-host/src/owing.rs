@@ -233,7 +233,8 @@ fn read_sets(path: &Path, lengths: &[u64]) -> io::Result<Vec<(u32, PageSet)>> {
     if std::fs::metadata(path)?.len() > FILE_BYTES_MAX {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    decode_sets(&std::fs::read(path)?, lengths).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    decode_sets(&std::fs::read(path)?, lengths)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 impl Host {

@@ -281,7 +281,8 @@ fn what_is_said_to_be_owed_adds_up_and_is_checked() {
     let mut set = PageSet::empty(PAGES);
     set.insert_run(PageRun::new(7, 9));
     taking.restore(
-        whimbrel_migrate::postcopy::decode_sets(&encode_sets(&[(0, set.clone())]).unwrap(), &[PAGES]).unwrap(),
+        whimbrel_migrate::postcopy::decode_sets(&encode_sets(&[(0, set.clone())]).unwrap(), &[PAGES])
+            .unwrap(),
     );
     assert_eq!((taking.owed(0), taking.view().stand.missing), (set, 9));
     // Nothing that is not owed is asked of anybody.
