@@ -13,6 +13,7 @@ mod muncher;
 mod nbd;
 mod ours;
 pub(crate) mod patch;
+mod pool;
 mod precopy;
 mod qemu_nbd;
 mod resume;
@@ -123,7 +124,12 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
 /// The experiments that `name` means: a set by its name, one by a row of its, a family by what stands before the dot.
 pub(crate) fn select(name: &str) -> Result<Vec<&'static Experiment>> {
     let is_meant = |row: &&str| *row == name || row.split_once('.').is_some_and(|(family, _)| family == name);
-    let sets = [("run", EXPERIMENTS), ("capsule", capsule::EXPERIMENTS), ("paper", capsule::PAPER)];
+    let sets = [
+        ("run", EXPERIMENTS),
+        ("pool", pool::EXPERIMENTS),
+        ("capsule", capsule::EXPERIMENTS),
+        ("paper", capsule::PAPER),
+    ];
     let chosen: Vec<_> = sets
         .iter()
         .flat_map(|(set, experiments)| experiments.iter().map(move |experiment| (set, experiment)))
