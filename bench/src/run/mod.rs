@@ -18,6 +18,7 @@ mod precopy;
 mod qemu_nbd;
 mod resume;
 mod scan;
+mod session;
 mod store;
 mod throughput;
 
@@ -118,6 +119,21 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         rows: &["migrate.time.256m", "migrate.growth"],
         about: "move a running guest over 256 Mbit/s, and a large one",
         run: migrate::slower_and_larger,
+    },
+    Experiment {
+        rows: &["session.open-dir"],
+        about: "list a large directory of a server 32 ms away",
+        run: session::open_dir,
+    },
+    Experiment {
+        rows: &["session.documents"],
+        about: "document runs in a directory of a server 32 ms away, beside a local disk",
+        run: session::document_runs,
+    },
+    Experiment {
+        rows: &["session.read"],
+        about: "read a file of a server 32 ms away, and again from the cache",
+        run: session::whole_file,
     },
 ];
 
