@@ -11,12 +11,14 @@ mod migrate;
 mod nbd;
 mod pool;
 mod seeds;
+mod session;
 
 pub use disk::disk_layout;
 pub use hash_cache::{accepts_hash_cache_seed, hash_cache};
 pub use migrate::migrate_message;
 pub use nbd::nbd_session;
 pub use pool::pool;
+pub use session::session;
 
 use bytes::BufMut as _;
 use whimbrel_align::Cuts;
@@ -62,6 +64,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "wire_frame", run: wire_frame, seeds: seeds::wire_frames },
     Target { name: "wire_hello", run: wire_hello, seeds: seeds::wire_hellos },
     Target { name: "pool", run: pool, seeds: pool::seeds },
+    Target { name: "session", run: session, seeds: session::seeds },
 ];
 
 /// What comes through the port of a guest, either way: frames are found in whatever it is, and what is understood is said the

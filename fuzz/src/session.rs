@@ -1,0 +1,90 @@
+//! Sessions: records of the cache's journal, directory entries, and content from the wire.
+
+use whimbrel_session::{
+    cache::{FileRecord, Record, decode_record, encode_record},
+    proto::{
+        Attr, Entry, Ident, Kind, Name, Op, PackedPages, RelPath, Time, Version, pack_entries, pack_pages,
+        unpack_entries, unpack_pages,
+    },
+};
+
+const GENERATION: u64 = 3;
+const LIMIT: usize = 1 << 20;
+
+/// The first byte says which parser; the rest is for it.
+pub fn session(data: &[u8]) {
+    let Some((which, rest)) = data.split_first() else { return };
+    match which % 3 {
+        0 => {
+            let Ok((record, len)) = decode_record(rest, GENERATION) else { return };
+            let mut again = Vec::new();
+            let written =
+                encode_record(&record, GENERATION, &mut again).map(|()| decode_record(&again, GENERATION));
+            assert!(
+                len <= rest.len() && written == Ok(Ok((record, again.len()))),
+                "a record survives being written"
+            );
+        }
+        1 => {
+            let Ok(entries) = unpack_entries(rest) else { return };
+            let again = pack_entries(&entries).map(|packed| unpack_entries(&packed).ok());
+            assert!(again.is_none_or(|again| again == Some(entries)), "entries survive being packed");
+        }
+        _ => {
+            let Ok((shape, bytes)) = postcard::take_from_bytes::<PackedPages>(rest) else { return };
+            let Ok(content) = unpack_pages(&shape, bytes, LIMIT) else { return };
+            assert!(content.len() <= LIMIT && content.len() == shape.len as usize);
+            let (shape, bytes) = pack_pages(&content, Some(1));
+            assert_eq!(unpack_pages(&shape, &bytes, LIMIT).as_deref(), Ok(&content[..]));
+        }
+    }
+}
+
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let path = RelPath::new(b"a/b").unwrap_or_default();
+    let time = Time { seconds: 7, nanos: 9 };
+    let file = FileRecord {
+        path: path.clone(),
+        ident: Some(Ident { dev: 1, ino: 2, birth: 3 }),
+        made_by: None,
+        base: Version { size: 4, mtime: time, ctime: time },
+        size: 5,
+        zero_from: 4,
+        mtime: Some(time),
+        stamp: None,
+        dirty: true,
+        removed: false,
+    };
+    let records = [
+        Record::Block { file: 1, block: 2, frame: Some(3), valid: 5, dirty: 4, sums: vec![7, 8] },
+        Record::File { file: 1, record: file },
+        Record::Op { number: 1, op: Op::Rename { from: path.clone(), path, no_replace: true } },
+    ];
+    let mut seeds = Vec::new();
+    for record in records {
+        let mut bytes = vec![0];
+        if encode_record(&record, GENERATION, &mut bytes).is_ok() {
+            seeds.push(bytes);
+        }
+    }
+    let attr = Attr {
+        ident: Ident::default(),
+        kind: Kind::File,
+        mode: 0o644,
+        links: 1,
+        uid: 0,
+        gid: 0,
+        size: 9,
+        blocks: 8,
+        mtime: time,
+        ctime: time,
+    };
+    let entries: Vec<Entry> = [&b"one"[..], b"two"]
+        .iter()
+        .filter_map(|name| Some(Entry { name: Name::new(name).ok()?, attr }))
+        .collect();
+    seeds.extend(pack_entries(&entries).map(|packed| [vec![1], packed].concat()));
+    let (shape, bytes) = pack_pages(&[vec![5; 5000], vec![0; 9000]].concat(), Some(1));
+    seeds.extend(postcard::to_stdvec(&shape).ok().map(|shape| [vec![2], shape, bytes].concat()));
+    seeds
+}
