@@ -17,6 +17,9 @@ const KEPT_BYTES: usize = 32 << 20;
 /// From so many pages on they are copied while the device state is taken; below, a thread would cost more.
 const COPY_APART: u64 = 64;
 
+/// Pages of an array with their content.
+pub type Pages<'a> = Vec<(u64, &'a [u8])>;
+
 /// What a machine was at one instant, as far as it differs from the one before.
 #[derive(Debug, Default)]
 pub struct Cut {
@@ -35,8 +38,8 @@ impl Cut {
     }
 
     /// The pages of each array, ascending, with their content.
-    pub fn arrays(&self) -> Vec<(u32, Vec<(u64, &[u8])>)> {
-        let mut arrays: Vec<(u32, Vec<(u64, &[u8])>)> = Vec::new();
+    pub fn arrays(&self) -> Vec<(u32, Pages<'_>)> {
+        let mut arrays: Vec<(u32, Pages<'_>)> = Vec::new();
         let mut rest = &self.room[..];
         for (array, run) in &self.runs {
             let (data, after) = rest.split_at(run.bytes());

@@ -255,10 +255,8 @@ impl Standing {
             match (action, fate) {
                 (StandbyAction::AskWitness, _) => drop(self.ask_witness()),
                 (_, Fate::TakenOver) => return,
-                (_, Fate::Ended) => {
-                    if ended_at.get_or_insert_with(Instant::now).elapsed() > KEPT_FOR {
-                        self.discard();
-                    }
+                (_, Fate::Ended) if ended_at.get_or_insert_with(Instant::now).elapsed() > KEPT_FOR => {
+                    self.discard()
                 }
                 _ => {}
             }
