@@ -225,8 +225,14 @@ pub(crate) fn sync_answers() -> Vec<Vec<u8>> {
     let objects =
         ObjectsAnswer { objects: vec![ObjectAnswer::Absent, ObjectAnswer::Long(9), ObjectAnswer::Absent] };
     let piece = PieceAnswer { total: 50, len: 0 };
-    let headers = [postcard::to_stdvec(&pages), postcard::to_stdvec(&objects), postcard::to_stdvec(&piece)];
-    let mut seeds: Vec<Vec<u8>> = headers.into_iter().flatten().map(|header| message(header, &[])).collect();
+    // The piece has no bytes, behind the byte of a codec.
+    let answers = [
+        (postcard::to_stdvec(&pages), &[][..]),
+        (postcard::to_stdvec(&objects), &[]),
+        (postcard::to_stdvec(&piece), &[0]),
+    ];
+    let answers = answers.into_iter().filter_map(|(header, payload)| Some((header.ok()?, payload)));
+    let mut seeds: Vec<Vec<u8>> = answers.map(|(header, payload)| message(header, payload)).collect();
     let difference = [&[1, 7, 0][..], &[5; 32]].concat();
     seeds.push(message(Vec::new(), &difference));
     seeds
