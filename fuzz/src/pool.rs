@@ -5,7 +5,9 @@ use whimbrel_image::frame::{Encoder, Kind};
 use whimbrel_pool::{
     benefactor::open_frame,
     map::{self, Piece},
-    protocol::{Located, MAX_CHUNK, Written, get_aged, get_located, get_written, put_aged, put_located, put_written},
+    protocol::{
+        Located, MAX_CHUNK, Written, get_aged, get_located, get_written, put_aged, put_located, put_written,
+    },
 };
 
 /// The first byte says which parser; the rest is for it.
@@ -40,7 +42,11 @@ pub fn pool(data: &[u8]) {
 
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let digest = Digest::of(b"chunk");
-    let pieces = [Piece { chunk: 7, length: 4096 }, Piece { chunk: 8, length: 100_000 }, Piece { chunk: 3, length: 1 }];
+    let pieces = [
+        Piece { chunk: 7, length: 4096 },
+        Piece { chunk: 8, length: 100_000 },
+        Piece { chunk: 3, length: 1 },
+    ];
     let written = Written { digest, length: 5, stored: 40, places: vec![1, 2] };
     let mut frame = digest.0.to_vec();
     frame.extend(Encoder::new(1).encode(Kind::Blob, b"chunk", &[5]).unwrap_or_default());
