@@ -42,7 +42,11 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         about: "a GiB into a pool of four and back",
         run: bandwidth,
     },
-    Experiment { rows: &["fsch", "cbch"], about: "cut and hash an image, and what is found again", run: cutting },
+    Experiment {
+        rows: &["fsch", "cbch"],
+        about: "cut and hash an image, and what is found again",
+        run: cutting,
+    },
     Experiment { rows: &["saved"], about: "two versions of an image: bytes kept", run: saved },
 ];
 
@@ -60,7 +64,8 @@ struct Members {
 
 fn admit(dir: &Path, name: &str, key: PublicKey) -> Result<()> {
     let rights = Rights::all();
-    let peer = TrustedPeer { name: name.parse()?, key: Some(key), address: None, rights, read: None, write: None };
+    let peer =
+        TrustedPeer { name: name.parse()?, key: Some(key), address: None, rights, read: None, write: None };
     Ok(Trust::load(dir)?.add(peer)?)
 }
 
@@ -174,7 +179,8 @@ pub(crate) fn bandwidth(context: &Context) -> Result<Vec<Row>> {
         pool.block(pool.remove(whimbrel_fuse::ROOT, &name, false))?;
     }
     let row = |row, samples, goal| {
-        Row::new(row, "1 GiB, 4 benefactors, one copy", "MB/s", &Samples::new(samples)).goal(Goal::AtLeast(goal))
+        Row::new(row, "1 GiB, 4 benefactors, one copy", "MB/s", &Samples::new(samples))
+            .goal(Goal::AtLeast(goal))
     };
     Ok(vec![row("oab.free", written, 500.0), row("read.cold", read, 400.0)])
 }
@@ -208,7 +214,13 @@ impl FileSystem for Null {
         Ok((Entry::new(Attributes::new(2, FileKind::File, 0o644)), Opened::direct(0)))
     }
 
-    fn read(&self, _inode: u64, _handle: u64, _offset: u64, _size: u32) -> whimbrel_fuse::Result<bytes::Bytes> {
+    fn read(
+        &self,
+        _inode: u64,
+        _handle: u64,
+        _offset: u64,
+        _size: u32,
+    ) -> whimbrel_fuse::Result<bytes::Bytes> {
         Ok(bytes::Bytes::new())
     }
 
@@ -253,19 +265,26 @@ pub(crate) fn cutting(context: &Context) -> Result<Vec<Row>> {
         ("fsch", "256 KiB", Cutting::Fixed { size: 256 << 10 }, 4000.0),
         ("cbch", "FastCDC, 256 KiB on average", Cutting::Content { average: 256 << 10 }, 1500.0),
         ("cbch", "m=20 k=14 p=20, the paper's", Cutting::Window { window: 20, bits: 14, advance: 20 }, 0.0),
-        ("cbch", "m=20 k=14 p=1, the paper's overlap", Cutting::Window { window: 20, bits: 14, advance: 1 }, 0.0),
+        (
+            "cbch",
+            "m=20 k=14 p=1, the paper's overlap",
+            Cutting::Window { window: 20, bits: 14, advance: 1 },
+            0.0,
+        ),
         ("cbch", "pages", Cutting::Pages { average: 1 }, 0.0),
     ];
     let mut rows = Vec::new();
     for (name, case, way, goal) in ways {
-        let known: std::collections::HashSet<Digest> = digests(way, &first).into_iter().map(|(d, _)| d).collect();
+        let known: std::collections::HashSet<Digest> =
+            digests(way, &first).into_iter().map(|(d, _)| d).collect();
         let mut rates = Vec::new();
         let mut found = 0;
         for _ in 0..context.times(5, 2) {
             let begun = Instant::now();
             let chunks = digests(way, &later);
             rates.push(rate(later.len(), begun));
-            found = chunks.iter().filter(|(digest, _)| known.contains(digest)).map(|(_, length)| length).sum();
+            found =
+                chunks.iter().filter(|(digest, _)| known.contains(digest)).map(|(_, length)| length).sum();
         }
         let share = found as f64 * 100.0 / later.len() as f64;
         let speed = Row::new(name, case, "MB/s", &Samples::new(rates));
@@ -309,7 +328,9 @@ pub(crate) fn saved(context: &Context) -> Result<Vec<Row>> {
 fn kept(cutting: Cutting, versions: [&Path; 2]) -> Result<f64> {
     let members = Members::start(1)?;
     let pool = members.pool()?;
-    pool.block(pool.set_policy(whimbrel_fuse::ROOT, Some(Policy { copies: 1, cutting, ..Policy::default() })))?;
+    pool.block(
+        pool.set_policy(whimbrel_fuse::ROOT, Some(Policy { copies: 1, cutting, ..Policy::default() })),
+    )?;
     let dir = TempDir::new()?;
     let _mounted = members.mount(dir.path())?;
     for version in versions {

@@ -86,11 +86,9 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         let _ = config.set_max_write(self.max_write.max(4096));
         let _ = config.set_max_readahead(self.read_ahead.max(4096));
         let _ = config.set_max_background(64);
-        for wanted in [
-            InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_ASYNC_DIO,
-            InitFlags::FUSE_ATOMIC_O_TRUNC,
-        ] {
+        for wanted in
+            [InitFlags::FUSE_PARALLEL_DIROPS, InitFlags::FUSE_ASYNC_DIO, InitFlags::FUSE_ATOMIC_O_TRUNC]
+        {
             let _ = config.add_capabilities(wanted);
         }
         if self.shared_maps {

@@ -13,8 +13,8 @@ use whimbrel_api::{
     CacheAddRequest, CacheInfo, CacheSource, Operation, OperationKind, OperationResult, Unit,
 };
 use whimbrel_core::{ByteSize, Digest, PAGE_SIZE};
-use whimbrel_image::Key;
 use whimbrel_hashcache::{CacheError, Geometry, HashCache, Missing, SourceKind};
+use whimbrel_image::Key;
 
 /// Bytes of the table: the pages of 14 GiB. It is sparse until it is used.
 const TABLE: u64 = 64 << 20;

@@ -166,8 +166,12 @@ mod tests {
     impl Worker {
         fn start() -> Self {
             let script = "sh -c 'while :; do :; done' & echo $!; wait";
-            let mut parent =
-                Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+            let mut parent = Command::new("sh")
+                .args(["-c", script])
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
             let mut line = String::new();
             BufReader::new(parent.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
             Self { parent, pid: line.trim().parse().unwrap() }
