@@ -165,8 +165,8 @@ pub(crate) fn open_dir(context: &Context) -> Result<Vec<Row>> {
     }
     let case = |what: &str| format!("{files} files, 32 ms, 100 Mbit/s, {what}");
     Ok(vec![
-        Row::new("session.open-dir", &case("cold"), "s", &Samples::new(cold)).goal(Goal::AtMost(3.0)),
-        Row::new("session.open-dir", &case("warm"), "s", &Samples::new(warm)).goal(Goal::AtMost(0.3)),
+        Row::new("session.open-dir", case("cold"), "s", &Samples::new(cold)).goal(Goal::AtMost(3.0)),
+        Row::new("session.open-dir", case("warm"), "s", &Samples::new(warm)).goal(Goal::AtMost(0.3)),
     ])
 }
 
@@ -230,8 +230,8 @@ pub(crate) fn document_runs(context: &Context) -> Result<Vec<Row>> {
     let local = Samples::new(local);
     let case = |what: &str| format!("20 document runs, 32 ms, 100 Mbit/s, {what}");
     Ok(vec![
-        Row::new("session.documents", &case("cold"), "s", &Samples::new(cold)).against("local disk", &local),
-        Row::new("session.documents", &case("warm"), "s", &Samples::new(warm)).against("local disk", &local),
+        Row::new("session.documents", case("cold"), "s", &Samples::new(cold)).against("local disk", &local),
+        Row::new("session.documents", case("warm"), "s", &Samples::new(warm)).against("local disk", &local),
     ])
 }
 
@@ -264,7 +264,7 @@ pub(crate) fn whole_file(context: &Context) -> Result<Vec<Row>> {
     }
     let case = |what: &str| format!("{mib} MiB of noise, 32 ms, 100 Mbit/s, {what}");
     Ok(vec![
-        Row::new("session.read", &case("cold"), "MiB/s", &Samples::new(cold)).goal(Goal::AtLeast(9.0)),
-        Row::new("session.read", &case("warm"), "MiB/s", &Samples::new(warm)),
+        Row::new("session.read", case("cold"), "MiB/s", &Samples::new(cold)).goal(Goal::AtLeast(9.0)),
+        Row::new("session.read", case("warm"), "MiB/s", &Samples::new(warm)),
     ])
 }

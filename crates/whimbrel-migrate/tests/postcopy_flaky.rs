@@ -218,8 +218,8 @@ proptest! {
             taking.is_whole();
             written
         });
-        for array in 0..2usize {
-            let pages = places[array].0.lock().unwrap();
+        for (array, place) in places.iter().enumerate() {
+            let pages = place.0.lock().unwrap();
             for page in 0..PAGES {
                 let mine = written.iter().rev().find(|(a, p, _)| (*a, *p) == (array, page)).map(|(.., byte)| *byte);
                 let expected = mine.map_or_else(|| content(array as u8, page), |byte| vec![byte; PAGE_SIZE]);

@@ -154,7 +154,7 @@ pub fn expired<T: Clone>(
     };
     let newest_stays = !even_newest || keep.last.is_some();
     let goes = |(at, version): &(usize, &&Candidate<T>)| {
-        !kept[*at] && !version.pinned && !(*at == 0 && newest_stays)
+        !kept[*at] && !version.pinned && (*at != 0 || !newest_stays)
     };
     sorted.iter().enumerate().filter(goes).map(|(_, version)| (version.what.clone(), why)).collect()
 }

@@ -235,7 +235,16 @@ fn exercise(seed: u64, cutting: Cutting) {
     let dir = tempfile::tempdir().unwrap();
     let _mounted = mounted(&cluster, dir.path());
     let path = dir.path().join("fsx");
-    let open = || OpenOptions::new().read(true).write(true).create(true).custom_flags(0).open(&path).unwrap();
+    let open = || {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .custom_flags(0)
+            .open(&path)
+            .unwrap()
+    };
     let (mut file, mut model, mut random) = (open(), Vec::<u8>::new(), StdRng::seed_from_u64(seed));
     const MOST: usize = 300_000;
     for step in 0..300 {

@@ -55,7 +55,10 @@ impl Machine for Watched {
 
 /// Memory and disk of the standby, and the device state it was started with.
 #[derive(Clone, Default)]
-struct Copy(Arc<Mutex<(Vec<Vec<u8>>, Option<Vec<u8>>)>>);
+struct Copy(Arc<Mutex<Held>>);
+
+/// Pages, and the device state once there is one.
+type Held = (Vec<Vec<u8>>, Option<Vec<u8>>);
 
 impl Copy {
     fn new() -> Self {
@@ -189,6 +192,7 @@ fn whimbrel_offer(config: MachineConfig) -> Offer {
         tunnel: None,
         bases: Vec::new(),
         leaves: None,
+        files: Vec::new(),
     }
 }
 

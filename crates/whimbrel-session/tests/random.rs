@@ -31,7 +31,7 @@ fn begin(seed: u64, policy: Policy) -> Run {
         options.capacity = 1 << 20;
         options.settings.patience = 20;
         options.settings.direct =
-            if seed % 2 == 0 { vec![] } else { vec![whimbrel_session::client::Glob::new("*")] };
+            if seed.is_multiple_of(2) { vec![] } else { vec![whimbrel_session::client::Glob::new("*")] };
     };
     let world = World::new(change, |server| fs::write(server.join("0"), vec![7; 300_000]).unwrap());
     let model = (0..4).map(|name| (name == 0).then(|| vec![7; 300_000])).collect();

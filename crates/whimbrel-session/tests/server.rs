@@ -232,7 +232,7 @@ async fn a_write_over_what_the_writer_does_not_expect_changes_nothing() {
         async move { connection.request::<WriteCall>(&Keyed { key, body }, packed).await }
     };
     let old = Time { seconds: 5, nanos: 5 };
-    let refused = answered(send(write(vec![old])).await.map(|(grown, rest)| (grown, rest)));
+    let refused = answered(send(write(vec![old])).await);
     assert_eq!(refused.unwrap_err().code, code::CONFLICT);
     assert_eq!(fs::read_to_string(root.join("file")).unwrap(), "theirs");
     let grown = answered(send(write(vec![old, attr.mtime])).await).unwrap();

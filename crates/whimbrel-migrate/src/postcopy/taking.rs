@@ -408,8 +408,11 @@ struct Bringing<'a> {
     taking: &'a Taking,
     stores: &'a [Option<Arc<dyn Store>>],
     schedule: Schedule,
-    under_way: VecDeque<(Arc<dyn Lane>, Ask, Box<dyn Coming>)>,
+    under_way: VecDeque<UnderWay>,
 }
+
+/// Where a request went, what it asks for, and its answer.
+type UnderWay = (Arc<dyn Lane>, Ask, Box<dyn Coming>);
 
 impl Bringing<'_> {
     fn run(mut self) {

@@ -170,8 +170,8 @@ impl ChunkStore {
     pub fn touch(&self, digests: &[Digest]) -> Vec<bool> {
         let now = Instant::now();
         let mut state = self.state();
-        let mut touch = |digest| state.index.get_mut(digest).map(|slot| slot.touched = now).is_some();
-        digests.iter().map(|digest| touch(digest)).collect()
+        let touch = |digest| state.index.get_mut(digest).map(|slot| slot.touched = now).is_some();
+        digests.iter().map(touch).collect()
     }
 
     /// Keeps chunks whose frames the caller has checked with [`open_frame`].

@@ -102,8 +102,9 @@ impl Cutting {
 fn cut_pages(data: &[u8], average: u32) -> usize {
     let least = (average / 4).max(1) as usize;
     let (pages, _) = data.as_chunks::<PAGE_SIZE>();
-    let ends =
-        |(at, page): &(usize, &[u8; PAGE_SIZE])| at + 1 >= least && xxh3_64(*page) % u64::from(average) == 0;
+    let ends = |(at, page): &(usize, &[u8; PAGE_SIZE])| {
+        at + 1 >= least && xxh3_64(*page).is_multiple_of(u64::from(average))
+    };
     pages.iter().enumerate().find(ends).map_or(data.len(), |(at, _)| (at + 1) * PAGE_SIZE)
 }
 

@@ -221,7 +221,7 @@ impl Session {
     }
 
     /// Who has taken the frames in the end: as many as copies are wanted, or as there are.
-    async fn put(&self, header: &Vec<(Digest, u32)>, payload: Bytes) -> Result<Vec<BenefactorId>> {
+    async fn put(&self, header: &[(Digest, u32)], payload: Bytes) -> Result<Vec<BenefactorId>> {
         let (mut have, mut tried, mut asked) = (Vec::new(), Vec::new(), false);
         while have.len() < self.copies {
             match self.choose(payload.len() as u64, self.copies - have.len(), &tried).await {
@@ -255,12 +255,12 @@ impl Session {
     async fn put_to(
         &self,
         places: Vec<Place>,
-        header: &Vec<(Digest, u32)>,
+        header: &[(Digest, u32)],
         payload: &Bytes,
     ) -> Vec<BenefactorId> {
         let mut puts = JoinSet::new();
         for place in places {
-            let (pool, header, payload) = (self.pool.clone(), header.clone(), payload.clone());
+            let (pool, header, payload) = (self.pool.clone(), header.to_vec(), payload.clone());
             puts.spawn(async move {
                 let id = place.id;
                 let call = pool.call_benefactor::<PutChunks>(&place, &header, payload);

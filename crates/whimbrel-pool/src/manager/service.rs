@@ -231,8 +231,8 @@ impl ManagerService {
             }
             Rename::KIND => {
                 let (from, name, to, new_name, replace) = request.decode::<Rename>()?;
-                let done = meta.rename((from, &name), (to, &new_name), replace, now).await?;
-                Reply::of::<Rename>(&done, none)
+                meta.rename((from, &name), (to, &new_name), replace, now).await?;
+                Reply::of::<Rename>(&(), none)
             }
             Change::KIND => {
                 let (node, change) = request.decode::<Change>()?;

@@ -118,7 +118,7 @@ mod tests {
     fn the_table_never_outgrows_its_bound() {
         let mut hashes = Hashes::new(BlockSize::B64, 7, 100 << 10);
         let page = vec![1; PAGE_SIZE];
-        (0..1000).for_each(|group| drop(hashes.change(0, group * GROUP, &page)));
+        (0..1000).for_each(|group| _ = hashes.change(0, group * GROUP, &page));
         assert!(hashes.bytes() <= 100 << 10 && hashes.bytes() > 50 << 10);
         assert_eq!(hashes.change(0, 999 * GROUP, &page), Change::New, "no room: always new");
         assert_eq!(hashes.change(0, 0, &page), Change::Blocks(0));

@@ -124,7 +124,7 @@ impl Cache {
         let (old, zero_from, page) = (held.record.size, held.record.zero_from, PAGE as u64);
         let edge = size / page * page;
         let mut tail = None;
-        if size < old && size % page != 0 {
+        if size < old && !size.is_multiple_of(page) {
             let mut bytes = vec![0; PAGE];
             if !self.old_page(&state, file, edge, zero_from, &mut bytes)? {
                 // The rest of the page comes from the server and is cut there as `zero_from` says.

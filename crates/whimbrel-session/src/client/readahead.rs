@@ -65,7 +65,7 @@ impl Reader {
         let to = (last + 1 + self.window).min(total);
         self.window = (self.window * 2).min(self.most);
         self.ahead = to.max(from);
-        if from < to { vec![from..to] } else { Vec::new() }
+        (from < to).then_some(from..to).into_iter().collect()
     }
 
     fn strides(&self, first: u64, last: u64, total: u64) -> Vec<Range<u64>> {

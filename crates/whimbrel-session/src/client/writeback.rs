@@ -401,7 +401,7 @@ impl Core {
                 core.server_sync(file).await
             });
         }
-        tasks.join_all().await.into_iter().fold(Ok(()), |first, synced| first.and(synced))
+        tasks.join_all().await.into_iter().collect()
     }
 
     /// Notes in the journal what the server's last change will be.

@@ -306,7 +306,8 @@ async fn signals(session: Session, ended: mpsc::Sender<()>) {
             });
         }
     }
-    let works: [(SignalKind, fn(&Session)); 2] = [
+    type Work = fn(&Session);
+    let works: [(SignalKind, Work); 2] = [
         (SignalKind::user_defined1(), |session| _ = session.flush()),
         (SignalKind::user_defined2(), |session| _ = session.invalidate()),
     ];

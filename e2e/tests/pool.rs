@@ -1,0 +1,126 @@
+//! A pool by its verbs: real processes, a real mount, one of them killed.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+/// The program under test: in the target directory, above this test.
+fn binary() -> PathBuf {
+    let me = std::env::current_exe().unwrap();
+    let found = me.ancestors().skip(1).take(2).map(|dir| dir.join("whimbrel")).find(|path| path.is_file());
+    found.expect("the whimbrel binary: `cargo build -p whimbrel` makes it")
+}
+
+/// A process that is killed at the end of the test.
+struct Member(Child);
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn run(args: &[&str]) -> String {
+    let out = Command::new(binary()).args(args).output().unwrap();
+    assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap().trim().to_owned()
+}
+
+/// Starts a verb that stays, and returns it with the line it says when it is ready.
+fn start(args: &[&str]) -> (Member, String) {
+    let mut child = Command::new(binary()).args(args).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(!line.is_empty(), "{args:?} ended");
+    (Member(child), line.trim().to_owned())
+}
+
+fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !so() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn free_address() -> String {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+#[test]
+fn checkpoints_outlive_a_benefactor_that_is_killed_and_policies_prune_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let (manager_dir, keys, mount) = (at("manager"), at("keys"), at("mnt"));
+    fs::create_dir(&mount).unwrap();
+    let key = run(&["pool", "key", "--data", text(&keys)]);
+    run(&["pool", "key", "--data", text(&manager_dir)]);
+    run(&["pool", "admit", "--data", text(&manager_dir), "me", &key]);
+    let (_manager, manager) = start(&[
+        "pool",
+        "manager",
+        "--data",
+        text(&manager_dir),
+        "--listen",
+        &free_address(),
+        "--lost-after",
+        "20s",
+    ]);
+    let mut members = Vec::new();
+    for number in 0..3 {
+        let (name, data) = (format!("b{number}"), at(&format!("b{number}")));
+        let key = run(&["pool", "key", "--data", text(&data)]);
+        run(&["pool", "admit", "--data", text(&manager_dir), &name, &key]);
+        let (listen, data) = (free_address(), text(&data).to_owned());
+        let args =
+            ["pool", "benefactor", "--name", &name, "--data", &data, "--capacity", "1G", "--keep-free", "0"];
+        members.push(start(&[&args[..], &["--listen", &listen, "--manager", &manager]].concat()).0);
+    }
+    let as_me = ["--manager", &manager, "--keys", text(&keys)];
+    let ask = |args: &[&str]| {
+        let json = run(&[&["--json", "pool"][..], args, &as_me[..]].concat());
+        serde_json::from_str::<serde_json::Value>(&json).unwrap()
+    };
+    let online = || {
+        let status = ask(&["status"]);
+        let members = status["benefactors"].as_array().unwrap();
+        members.iter().filter(|member| member["state"] == "online").count()
+    };
+    until("three benefactors are online", || online() == 3);
+    let (_mounted, _) = start(&["mount", &format!("pool:{manager}"), text(&mount), "--keys", text(&keys)]);
+    fs::create_dir(mount.join("app")).unwrap();
+    let data: Vec<u8> = (0..5_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    for step in 0..3 {
+        fs::write(mount.join(format!("app/sim.N1.T{step}")), &data[step * 1000..]).unwrap();
+    }
+    members[0].0.kill().unwrap();
+    members[0].0.wait().unwrap();
+    assert!(fs::read(mount.join("app/sim.N1.T1")).unwrap() == data[1000..], "with one benefactor less");
+    fs::write(mount.join("app/sim.N1.T3"), &data[3000..]).unwrap();
+    let policy = ask(&["policy", "/app", "--keep-last", "2"]);
+    assert_eq!(policy["keep"]["last"], 2);
+    assert_eq!(ask(&["purge", "--dry-run"]).as_array().unwrap().len(), 2);
+    assert_eq!(ask(&["purge"]).as_array().unwrap().len(), 2);
+    let mut left: Vec<_> = fs::read_dir(mount.join("app")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["sim.N1.T2", "sim.N1.T3"]);
+    assert!(fs::read(mount.join("app/sim.N1.T3")).unwrap() == data[3000..]);
+    until("every chunk has two copies again", || ask(&["status"])["repair"] == 0);
+    let status = ask(&["status"]);
+    assert_eq!((&status["files"], &status["lost"]), (&2.into(), &0.into()));
+    assert!(
+        status["logical"].as_u64().unwrap() > status["unique"].as_u64().unwrap(),
+        "versions share chunks"
+    );
+    drop(_mounted);
+    let _ = Command::new("umount").arg("-l").arg(&mount).status();
+}
