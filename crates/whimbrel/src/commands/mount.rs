@@ -24,7 +24,8 @@ Signals to its process: USR1 writes back, USR2 forgets what is clean, TERM ends 
 #[group(skip)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// [USER@]HOST:/PATH by ssh, HOST:PORT:/PATH by TLS with --key, or pool:HOST:PORT/KEY
+    // Not a doc comment: that would take the brackets for a link.
+    #[arg(help = "[USER@]HOST:/PATH by ssh, HOST:PORT:/PATH by TLS with --key, or pool:HOST:PORT/KEY")]
     target: String,
     /// The directory to mount on
     dir: PathBuf,
