@@ -149,7 +149,7 @@ fn a_disk_over_a_file_that_both_hosts_reach_is_not_copied_and_another_file_is_no
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
     Guest { disk_mib: 64, ..Guest::small("web") }.run_on(&cluster, alpha, fill_with_noise);
     let before = write(&cluster, 100);
-    let shared = migrate(alpha, beta);
+    let shared = pages_read(&alpha.json(&["migrate", "web", beta.name()]));
     assert_eq!(disk_base(beta)["kind"], "file", "{}", disk_base(beta));
     let before = {
         assert_intact(&cluster, &before);
@@ -162,13 +162,22 @@ fn a_disk_over_a_file_that_both_hosts_reach_is_not_copied_and_another_file_is_no
 
     let path = cluster.disk.path().join("web.raw");
     alpha.exec("mount", &["--bind", "/proc/version", path.to_str().expect("a path in UTF-8")]);
-    let copied = migrate(beta, alpha);
+    let copied = pages_read(&beta.json(&["migrate", "web", alpha.name()]));
     assert_eq!(disk_base(alpha)["kind"], "blank");
-    println!("{shared} bytes over the same file, {copied} without it");
-    // The 48 MiB travel now; the first time the kernel and its RAM disk did.
-    assert!(copied > shared + 20 * MIB, "{shared} bytes over the same file, {copied} without it");
+    // Pages and not bytes: how hard those of memory are packed depends on who else uses the processors.
+    let noise = NOISE / 4096;
+    assert!(copied > shared + noise * 3 / 4, "{shared} pages over the same file, {copied} without it");
     assert_intact(&cluster, &before);
 }
+
+/// Pages that all rounds of a migration took.
+fn pages_read(moved: &serde_json::Value) -> u64 {
+    let rounds = moved["result"]["rounds"].as_array().unwrap_or_else(|| panic!("no rounds in {moved}"));
+    rounds.iter().filter_map(|round| round["pages"].as_u64()).sum()
+}
+
+/// What does not shrink on the disk of [`fill_with_noise`].
+const NOISE: u64 = 48 << 20;
 
 /// A disk of which the later three quarters are what does not shrink.
 fn fill_with_noise(path: &std::path::Path) {
@@ -179,7 +188,7 @@ fn fill_with_noise(path: &std::path::Path) {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 56) as u8
     })
-    .take(48 << 20)
+    .take(NOISE as usize)
     .collect();
     file.write_all_at(&noise, 16 << 20).expect("room for a disk image");
 }
