@@ -28,12 +28,14 @@ pub struct Ledger {
     array: Box<dyn PageArray>,
     views: BTreeMap<Follower, Box<dyn PageView>>,
     unseen: BTreeMap<Follower, PageSet>,
+    /// Whether the array's dirty set was ever taken.
+    scanned: bool,
 }
 
 impl Ledger {
     /// A ledger without followers.
     pub fn new(array: Box<dyn PageArray>) -> Self {
-        Self { array, views: BTreeMap::new(), unseen: BTreeMap::new() }
+        Self { array, views: BTreeMap::new(), unseen: BTreeMap::new(), scanned: false }
     }
 
     /// The array's name.
@@ -82,10 +84,12 @@ impl Ledger {
     }
 
     /// Begins to follow an array that was made as `who` has it, and that nobody has followed yet: what was written since then
-    /// is what `who` has not seen. The first scan finds it, so this looks at nothing, however large the array.
+    /// is what `who` has not seen. The first scan finds it, so this looks at nothing, however large the array. If there was a
+    /// scan already, that is forgotten, and `who` has seen nothing.
     pub fn follow_from_new(&mut self, who: Follower) {
-        let nothing = PageSet::empty(self.page_count_for(who));
-        self.unseen.insert(who, nothing);
+        let pages = self.page_count_for(who);
+        let unseen = if self.scanned { PageSet::full(pages) } else { PageSet::empty(pages) };
+        self.unseen.insert(who, unseen);
     }
 
     /// Whether `who` follows.
@@ -101,6 +105,7 @@ impl Ledger {
     /// Enters what was written since the last scan for every follower.
     pub fn refresh(&mut self) -> Result<(), PageError> {
         let dirty = self.array.take_dirty()?;
+        self.scanned = true;
         for (who, set) in &mut self.unseen {
             match self.views.get(who) {
                 Some(view) => set.union(&view.of_array(&dirty)),

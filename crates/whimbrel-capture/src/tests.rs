@@ -261,6 +261,14 @@ fn whoever_follows_a_new_array_sees_what_was_written_before_the_first_scan() {
     fake.0.lock().unwrap().dirty.insert(7);
     ledger.follow_from_new(Follower::Store);
     assert_eq!(ledger.collect(Follower::Store).unwrap().iter().collect::<Vec<_>>(), [7]);
+    fake.0.lock().unwrap().dirty.insert(8);
+    ledger.collect(Follower::Store).unwrap();
+    ledger.follow_from_new(Follower::Migration);
+    assert_eq!(
+        ledger.collect(Follower::Migration).unwrap().count(),
+        20,
+        "what was scanned before is unknown to it"
+    );
 }
 
 #[test]

@@ -4,7 +4,8 @@
 //! nearest first, [`Remote`] fetches what a running machine needs at once, [`pull()`] copies a whole capsule. What is not here:
 //! connections (a [`Link`] is brought), where objects are kept (a [`Shelf`]), whom to trust ([`Access`]).
 //!
-//! Invariants: nothing that a peer sent is kept or handed on before its digest was compared; every length is bounded before
+//! Invariants: nothing that a peer sent is kept under a digest that is not its own, and nothing counts as part of a capsule before
+//! its digest was compared; every length is bounded before
 //! it is allocated, decompression included; the server keeps nothing between two calls
 //! that an answer depends on. Calls block; threads are plain.
 

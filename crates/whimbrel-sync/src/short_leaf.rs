@@ -10,8 +10,9 @@ use std::collections::HashMap;
 use whimbrel_core::Digest;
 use whimbrel_image::{Key, Node};
 
-/// Keys of pages that came and are remembered, for leaves that have the same page again.
-const REMEMBERED: usize = 1 << 20;
+/// Keys of pages that came and are remembered, for leaves that have the same page again, until they are in a pack and found there.
+/// A few megabytes.
+const REMEMBERED: usize = 1 << 16;
 
 /// The keys of a leaf's pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
