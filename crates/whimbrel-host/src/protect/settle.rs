@@ -1,7 +1,7 @@
 //! Whose is the machine? Asked when primary and standby have lost each other, and by a daemon that finds a protection of its
 //! predecessor.
 //!
-//! The rules are [`lease::Primary`]. This file asks those who know, again and again, while nothing of the machine is seen unless
+//! The rules are [`Primary`](whimbrel_protect::lease::Primary). This file asks those who know, again and again, while nothing of the machine is seen unless
 //! the lease allows it; and does what follows when the machine is the standby's.
 
 use super::{

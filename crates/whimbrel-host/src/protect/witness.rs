@@ -1,6 +1,6 @@
 //! This host as a witness: who may run the machines that two other hosts protect.
 //!
-//! The rules are [`lease::Witness`]. Here is the table, who may ask what, and what is durable: that a protection is registered, and
+//! The rules are those of [`Witness`]. Here is the table, who may ask what, and what is durable: that a protection is registered, and
 //! how it ended, each before anybody is told. When leases run out is not; a restarted witness waits for a whole term first.
 
 use super::notes;
