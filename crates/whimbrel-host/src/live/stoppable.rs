@@ -1,0 +1,34 @@
+//! A machine as the engines see it while they take its state: something that can be stopped, goes on, and has devices.
+//!
+//! What fails is said by whoever asked for it; nothing is kept here.
+
+use super::LiveDisk;
+use whimbrel_machine::MachineError;
+use whimbrel_qemu::Qemu;
+
+/// A machine as the engines see it: QEMU, and disks that are flushed before it stops. QEMU flushes them itself as part
+/// of stopping, which would count as pause; after ours there is little left for that.
+pub(crate) struct Stoppable<'a> {
+    pub(crate) qemu: &'a mut Qemu,
+    pub(crate) disks: &'a [LiveDisk],
+    /// It was found paused by its user, and stays so whatever becomes of the work.
+    pub(crate) keep_paused: bool,
+}
+
+impl whimbrel_machine::Machine for Stoppable<'_> {
+    fn about_to_pause(&mut self) {
+        self.disks.iter().for_each(LiveDisk::settle);
+    }
+
+    fn pause(&mut self) -> Result<(), MachineError> {
+        self.qemu.pause()
+    }
+
+    fn unpause(&mut self) -> Result<(), MachineError> {
+        if self.keep_paused { Ok(()) } else { self.qemu.unpause() }
+    }
+
+    fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
+        self.qemu.device_state()
+    }
+}
