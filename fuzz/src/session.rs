@@ -51,7 +51,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         size: 5,
         zero_from: 4,
         mtime: Some(time),
-        stamp: None,
+        stamps: Vec::new(),
         dirty: true,
         removed: false,
     };

@@ -11,7 +11,7 @@ use std::{
 };
 use whimbrel_session::{
     cache::{Cache, CacheError, FileRecord, Geometry, Medium, Part, Read},
-    proto::{Ident, PAGE, RelPath, Version},
+    proto::{Ident, Op, PAGE, RelPath, Version},
 };
 
 #[derive(Default, Clone)]
@@ -280,7 +280,7 @@ fn a_file() -> FileRecord {
         size,
         zero_from: size,
         mtime: None,
-        stamp: None,
+        stamps: Vec::new(),
         dirty: false,
         removed: false,
     }
@@ -354,7 +354,7 @@ fn files_and_operations_are_found_again_and_an_orderly_end_is_told_from_a_crash(
     let (cache, recovered) = open();
     assert_eq!(recovered, Default::default());
     let file = cache.add_file(a_file()).unwrap();
-    let op = whimbrel_session::proto::Op::Rmdir { path: RelPath::new(b"x").unwrap() };
+    let op = Op::Rmdir { path: RelPath::new(b"x").unwrap() };
     let number = cache.add_op(op.clone()).unwrap();
     cache.write(file, 0, &page(3)).unwrap();
     let taken = whimbrel_session::cache::Folder::open(dir.path()).unwrap_err();
@@ -375,4 +375,29 @@ fn files_and_operations_are_found_again_and_an_orderly_end_is_told_from_a_crash(
     cache.end().unwrap();
     drop(cache);
     assert_eq!(open().1, Default::default());
+}
+
+#[test]
+fn a_file_is_where_a_change_of_names_put_it_though_the_crash_came_before_its_own_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let geometry = Geometry::new(65536, 1 << 20).unwrap();
+    let open = || {
+        Cache::open(Box::new(whimbrel_session::cache::Folder::open(dir.path()).unwrap()), geometry).unwrap().0
+    };
+    let path = |text: &str| RelPath::new(text.as_bytes()).unwrap();
+    let cache = open();
+    let file = cache.add_file(FileRecord { path: path("dir/a"), ..a_file() }).unwrap();
+    let rename = |from, to| Op::Rename { from: path(from), path: path(to), no_replace: false };
+    cache.add_op(rename("dir", "other")).unwrap();
+    drop(cache);
+    let cache = open();
+    assert_eq!(cache.file(file).unwrap().path, path("other/a"));
+    // One that came to the old name after the change is not moved by it, however often the journal is read.
+    let new = cache.add_file(FileRecord { path: path("dir/a"), ..a_file() }).unwrap();
+    drop(cache);
+    for _ in 0..2 {
+        let cache = open();
+        assert_eq!(cache.file(new).unwrap().path, path("dir/a"));
+        assert_eq!(cache.file(file).unwrap().path, path("other/a"));
+    }
 }

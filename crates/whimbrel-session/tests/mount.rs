@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{World, until};
+use common::{Fate, World, until};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{
     ffi::OsStr,
     fs::{self, File, OpenOptions},
@@ -12,7 +13,11 @@ use std::{
         fs::{FileExt, MetadataExt, PermissionsExt, symlink},
     },
 };
-use whimbrel_session::client::Policy;
+use whimbrel_session::{
+    client::{Control, Policy},
+    proto::{ListCall, Listed, OpCall, WriteCall, code},
+};
+use whimbrel_wire::{Call, Code, Refusal, Reply};
 
 fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
@@ -348,4 +353,104 @@ fn a_file_with_another_name_keeps_what_was_written_under_the_first() {
     assert_eq!(fs::read_to_string(world.server().join("two")).unwrap(), "new");
     assert!(!world.server().join("one").exists());
     assert_eq!(fs::read_to_string(world.mount().join("two")).unwrap(), "new");
+}
+
+#[test]
+fn a_write_back_that_failed_in_the_middle_cuts_nothing_off_that_it_has_sent() {
+    for policy in [Policy::Through, Policy::Back] {
+        let world = World::new(
+            |options| {
+                options.settings.policy = policy;
+                options.settings.delay = None;
+            },
+            |server| fs::write(server.join("file"), pattern(900_000, 1)).unwrap(),
+        );
+        let full = Refusal::new(Code(code::ERRNO + 28), "no room");
+        let writes = AtomicUsize::new(0);
+        world.wire.decide(move |request| match request.kind {
+            WriteCall::KIND if writes.fetch_add(1, Ordering::SeqCst) >= 4 => Fate::Refused(full.clone()),
+            _ => Fate::Answered,
+        });
+        let bytes = pattern(800_000, 2);
+        // Under write-through it is the close that fails, and nobody hears of that here.
+        let _ = fs::write(world.mount().join("file"), &bytes);
+        world.session().flush().unwrap_err();
+        world.wire.decide(|_| Fate::Answered);
+        world.session().flush().unwrap();
+        assert!(fs::read(world.server().join("file")).unwrap() == bytes, "{policy}");
+        assert!(fs::read(world.mount().join("file")).unwrap() == bytes, "{policy}");
+    }
+}
+
+#[test]
+fn changes_of_names_whose_answers_are_lost_are_made_once() {
+    let world = World::new(back, |server| fs::write(server.join("log"), "first").unwrap());
+    let mount = world.mount();
+    for round in 1..4 {
+        fs::rename(mount.join("log"), mount.join(format!("log.{round}"))).unwrap();
+        fs::write(mount.join("log"), format!("round {round}")).unwrap();
+        fs::create_dir(mount.join(format!("dir-{round}"))).unwrap();
+        fs::write(mount.join("tmp"), format!("file {round}")).unwrap();
+        fs::rename(mount.join("tmp"), mount.join("file")).unwrap();
+    }
+    let ops = AtomicUsize::new(0);
+    // Each change is sent until every other answer comes through.
+    world.wire.decide(move |request| match request.kind {
+        OpCall::KIND if ops.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) => Fate::Lost,
+        _ => Fate::Answered,
+    });
+    world.session().flush().unwrap();
+    assert_eq!(world.session().status().events, []);
+    let server = world.server();
+    let names = ["log.1", "log.2", "log.3", "log", "file"];
+    let found = names.map(|name| fs::read_to_string(server.join(name)).unwrap());
+    assert_eq!(found, ["first", "round 1", "round 2", "round 3", "file 3"]);
+    assert_eq!(fs::read_dir(&server).unwrap().count(), 8);
+}
+
+#[test]
+fn a_program_hears_at_its_sync_that_what_it_wrote_was_put_aside_and_a_huge_file_is_kept_at_once() {
+    let world =
+        World::new(back, |server| File::create(server.join("huge")).unwrap().set_len(1 << 42).unwrap());
+    let huge = OpenOptions::new().write(true).open(world.mount().join("huge")).unwrap();
+    huge.write_all_at(&pattern(5000, 3), 1 << 41).unwrap();
+    fs::write(world.server().join("huge"), "theirs").unwrap();
+    world.session().flush().unwrap_err();
+    assert_eq!(huge.sync_all().unwrap_err().raw_os_error(), Some(116), "stale");
+    let kept = fs::read_dir(world.options.cache.join("kept")).unwrap().next().unwrap().unwrap().path();
+    let mut out = vec![0; 5000];
+    File::open(kept).unwrap().read_exact_at(&mut out, 1 << 41).unwrap();
+    assert_eq!(out, pattern(5000, 3));
+}
+
+#[test]
+fn a_server_that_claims_more_names_than_there_can_be_is_not_believed() {
+    let world = World::new(
+        |_| {},
+        |server| (0..3000).for_each(|number| drop(File::create(server.join(number.to_string())).unwrap())),
+    );
+    fn more(reply: Reply) -> Reply {
+        let listed = reply.decode::<ListCall>().unwrap();
+        Reply::of::<ListCall>(&Listed { total: u64::MAX, ..listed }, reply.payload).unwrap()
+    }
+    world.wire.decide(|request| match request.kind {
+        ListCall::KIND => Fate::Changed(more),
+        _ => Fate::Answered,
+    });
+    assert_eq!(fs::read_dir(world.mount()).unwrap_err().raw_os_error(), Some(5));
+}
+
+#[test]
+fn a_session_does_not_take_the_name_of_one_that_answers() {
+    let world = World::new(|_| {}, |_| {});
+    let socket = world.dir.path().join("vms.sock");
+    let start = || {
+        let (ended, _) = std::sync::mpsc::channel();
+        Control::start(&socket, world.session().clone(), world.mount(), ended)
+    };
+    let first = start().unwrap();
+    start().unwrap_err();
+    assert!(whimbrel_session::client::ask(&socket, &whimbrel_session::client::ControlRequest::Show).is_ok());
+    drop(first);
+    start().unwrap();
 }

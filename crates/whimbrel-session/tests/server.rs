@@ -13,8 +13,8 @@ use std::{
 use whimbrel_session::{
     proto::{
         AttrCall, Batch, FileRef, Ident, Keyed, List, ListCall, Lookup, LookupCall, Name, Op, OpCall, Open,
-        OpenCall, Opened, PROTOCOL, Range, Read, ReadCall, RelPath, SessionKey, Time, Write, WriteCall, code,
-        errno, pack_pages, unpack_pages,
+        OpenCall, Opened, PROTOCOL, Range, Read, ReadCall, RelPath, SessionKey, Sync, SyncCall, Time, Write,
+        WriteCall, code, errno, pack_pages, unpack_pages,
     },
     server::{Export, Limits, Server},
 };
@@ -251,4 +251,65 @@ async fn what_is_exported_for_reading_is_not_written() {
     let key = open(&connection, &root).await.unwrap().key;
     let refused = ask::<OpCall, _>(&connection, key, Op::Mkdir { path: path("dir"), mode: 0o755 }).await;
     assert_eq!(errno(&refused.unwrap_err()), Some(30));
+}
+
+/// The state a server leaves that is killed after the content and before the time of a write.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_a_write_of_a_server_that_was_killed_is_gone_on_with_and_a_strangers_write_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    let file = root.join("file");
+    fs::write(&file, "old content").unwrap();
+    let stamp = Time { seconds: 1_000_000, nanos: 77 };
+    let encoded = |time: Time| [&time.seconds.to_le_bytes()[..], &time.nanos.to_le_bytes()[..]].concat();
+    let note = |began: Time| {
+        let value = [encoded(stamp), encoded(began)].concat();
+        rustix::fs::setxattr(&file, "user.whimbrel.write", &value, rustix::fs::XattrFlags::empty()).unwrap();
+    };
+    let (connection, _server) = connect(server_of(&root)).await.unwrap();
+    let key = open(&connection, &root).await.unwrap().key;
+    let found = ident(&connection, key, "file").await.unwrap();
+    let (pages, packed) = pack_pages(b"new", None);
+    let write = |expect: Vec<Time>| {
+        let file = FileRef { path: path("file"), ident: found };
+        let body = Write { file, offset: 0, expect, stamp, cut: None, size: Some(11), pages: pages.clone() };
+        let packed = Bytes::from(packed.clone());
+        let connection = &connection;
+        async move { answered(connection.request::<WriteCall>(&Keyed { key, body }, packed).await) }
+    };
+    let old = Time { seconds: 5, nanos: 5 };
+    note(Time::now());
+    fs::write(&file, "nex content").unwrap();
+    assert_eq!(
+        write(vec![old]).await.unwrap_err().code,
+        code::CONFLICT,
+        "another writer's stamp explains nothing"
+    );
+    assert_eq!(write(vec![old, stamp]).await.unwrap().attr.mtime, stamp);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "new content");
+    let left = rustix::fs::getxattr(&file, "user.whimbrel.write", &mut [0; 64][..]);
+    assert_eq!(left, Err(rustix::io::Errno::NODATA));
+    // Somebody writes long after.
+    note(Time { seconds: Time::now().seconds - 60, nanos: 0 });
+    fs::write(&file, "theirs").unwrap();
+    assert_eq!(write(vec![old, stamp]).await.unwrap_err().code, code::CONFLICT);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "theirs");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_has_its_mode_and_stamp_when_it_has_its_name_and_a_directory_can_be_synced() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    let (connection, _server) = connect(server_of(&root)).await.unwrap();
+    let key = open(&connection, &root).await.unwrap().key;
+    let stamp = Time { seconds: 1_000_000, nanos: 77 };
+    let create = |stamp| Op::Create { path: path("new"), mode: 0o4755, stamp };
+    for _ in 0..2 {
+        let made = ask::<OpCall, _>(&connection, key, create(stamp)).await.unwrap().attr.unwrap();
+        assert_eq!((made.mtime, made.mode, made.links), (stamp, 0o4755, 1));
+    }
+    let other = Time { nanos: 78, ..stamp };
+    assert_eq!(errno(&ask::<OpCall, _>(&connection, key, create(other)).await.unwrap_err()), Some(17));
+    let names = Sync { file: FileRef { path: RelPath::root(), ident: Ident::default() } };
+    ask::<SyncCall, _>(&connection, key, names).await.unwrap();
 }

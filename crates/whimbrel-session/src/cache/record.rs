@@ -31,8 +31,8 @@ pub struct FileRecord {
     pub zero_from: u64,
     /// Its last change here, if that has yet to reach the server.
     pub mtime: Option<Time>,
-    /// The server may have this as its last change: a write-back that was begun sets it.
-    pub stamp: Option<Time>,
+    /// The server may have one of these as its last change: write-backs that were begun set them.
+    pub stamps: Vec<Time>,
     /// Size or content differ from the server's.
     pub dirty: bool,
     /// It was removed; what is dirty of it is nobody's.

@@ -73,12 +73,25 @@ impl Words {
             }
             Record::NoFile { file } => drop(self.files.remove(&file)),
             Record::Op { number, op } => {
+                self.follow(&op);
                 self.next_op = self.next_op.max(number + 1);
                 self.ops.insert(number, op);
             }
             Record::OpDone { number } => drop(self.ops.remove(&number)),
             Record::Barrier { records } => self.barrier = self.barrier.max(records),
             Record::End => {}
+        }
+    }
+}
+
+impl Words {
+    /// Files are where a change moves them, also if a crash came before their own records said so.
+    fn follow(&mut self, op: &Op) {
+        let Op::Rename { from, path, .. } = op else { return };
+        for record in self.files.values_mut().filter(|record| !record.removed) {
+            if let Some(moved) = record.path.moved(from, path) {
+                record.path = moved;
+            }
         }
     }
 }

@@ -553,5 +553,6 @@ pub(super) fn snapshot<'a>(
 ) -> impl Iterator<Item = Record> + 'a {
     let files = files.iter().map(|(file, held)| Record::File { file: *file, record: held.record.clone() });
     let ops = ops.iter().map(|(number, op)| Record::Op { number: *number, op: op.clone() });
-    files.chain(ops).chain(index.all().map(|(key, block)| record_of(key, block)))
+    // Changes of names first: a replay moves files along with them (`recover.rs`), and these files have moved.
+    ops.chain(files).chain(index.all().map(|(key, block)| record_of(key, block)))
 }

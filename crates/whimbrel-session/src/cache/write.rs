@@ -181,6 +181,11 @@ impl Cache {
             .collect()
     }
 
+    /// Blocks of a file of which something is here.
+    pub fn held_blocks(&self, file: FileId) -> Vec<u64> {
+        self.shared().index.blocks(file).map(|(number, _)| number).collect()
+    }
+
     /// Blocks of a file that the server lacks.
     pub fn dirty_blocks(&self, file: FileId) -> Vec<u64> {
         self.shared()
@@ -232,7 +237,7 @@ impl Cache {
         let held = state.files.get_mut(&file).ok_or(CacheError::Unknown)?;
         let record = &mut held.record;
         record.base = base;
-        record.stamp = None;
+        record.stamps.clear();
         if !more && held.content == content && record.size == base.size {
             record.dirty = false;
             record.mtime = None;
@@ -292,6 +297,13 @@ impl Cache {
             return Ok(());
         }
         self.log(&mut state, &[Record::OpDone { number }])
+    }
+
+    /// The first `most` of these that `are` wanted.
+    pub fn first_ops(&self, most: usize, are: impl Fn(&u64) -> bool) -> Vec<(u64, Op)> {
+        let state = self.shared();
+        let wanted = state.ops.iter().filter(|(number, _)| are(number)).take(most);
+        wanted.map(|(number, op)| (*number, op.clone())).collect()
     }
 
     /// What the server has yet to do, in order.

@@ -96,7 +96,7 @@ impl Core {
                     size: 0,
                     zero_from: 0,
                     mtime: None,
-                    stamp: None,
+                    stamps: Vec::new(),
                     dirty: false,
                     removed: false,
                 };
@@ -247,9 +247,11 @@ impl Core {
         }
         let op = Op::Rename { from: paths.0.clone(), path: paths.1.clone(), no_replace };
         if !later {
-            self.make(op)?;
-            let mut nodes = self.nodes();
-            return self.renamed(&mut nodes, id, from, to, replaced, &paths);
+            let attr = self.make(op)?;
+            self.renamed(&mut self.nodes(), id, from, to, replaced, &paths)?;
+            // The inode's last change is ours.
+            attr.into_iter().for_each(|attr| self.own_change(id, attr));
+            return Ok(());
         }
         let mut nodes = self.nodes();
         if let Some(other) = replaced {
@@ -338,8 +340,9 @@ impl Core {
             self.linked(&mut nodes, id, parent, name);
             return Ok(());
         }
-        self.make(op)?;
+        let attr = self.make(op)?;
         self.linked(&mut self.nodes(), id, parent, name);
+        attr.into_iter().for_each(|attr| self.own_change(id, attr));
         Ok(())
     }
 

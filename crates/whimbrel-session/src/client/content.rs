@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     cache::{CacheError, FileId, FileRecord, Read},
-    proto::{FileRef, Kind, PAGE, Sync, SyncCall, Time},
+    proto::{FileRef, Kind, PAGE, RelPath, Sync, SyncCall, Time},
 };
 use std::{
     sync::{Mutex, PoisonError, atomic::Ordering},
@@ -63,7 +63,7 @@ impl Core {
                     size: attr.size,
                     zero_from: attr.size,
                     mtime: None,
-                    stamp: None,
+                    stamps: Vec::new(),
                     dirty: false,
                     removed: false,
                 };
@@ -290,13 +290,18 @@ impl Core {
         self.wrote(id, file)
     }
 
+    /// Where a node is and its file, if it has one. Fails once if what was written there was put aside.
+    fn written(&self, id: u64) -> Result<Option<(Option<RelPath>, FileId)>> {
+        let mut nodes = self.nodes();
+        if nodes.get_mut(id).is_some_and(|node| std::mem::take(&mut node.parted)) {
+            return Err(Errno::ESTALE);
+        }
+        Ok(nodes.get(id).and_then(|node| node.file).map(|file| (nodes.path(id), file)))
+    }
+
     /// A descriptor was closed.
     pub(super) fn close(&self, id: u64) -> Result<()> {
-        let (path, file) = {
-            let nodes = self.nodes();
-            let Some(file) = nodes.get(id).and_then(|node| node.file) else { return Ok(()) };
-            (nodes.path(id), file)
-        };
+        let Some((path, file)) = self.written(id)? else { return Ok(()) };
         match path {
             Some(path) if self.policy_of(&path) == Policy::Through => self.flush_file(file),
             _ => Ok(()),
@@ -324,17 +329,26 @@ impl Core {
 
     /// Makes a file durable, where its policy says.
     pub(super) fn fsync(&self, id: u64) -> Result<()> {
-        let (path, file) = {
-            let nodes = self.nodes();
-            let Some(file) = nodes.get(id).and_then(|node| node.file) else { return Ok(()) };
-            (nodes.path(id), file)
-        };
+        let Some((path, file)) = self.written(id)? else { return Ok(()) };
         let Some(path) = path else { return Ok(()) };
         if self.policy_of(&path) != Policy::Through {
             return self.cache.sync().map_err(errno_of);
         }
         self.flush_file(file)?;
         self.link.runtime().block_on(self.server_sync(file))
+    }
+
+    /// Makes the names of a directory durable, where the policy for it says.
+    pub(super) fn fsync_dir(&self, id: u64) -> Result<()> {
+        let path = self.nodes().path(id).unwrap_or_default();
+        match self.policy_of(&path) {
+            Policy::None => Ok(()),
+            Policy::Back => self.cache.sync().map_err(errno_of),
+            Policy::Through => {
+                self.settle_names()?;
+                self.sync_dir(id)
+            }
+        }
     }
 
     /// Has the server make a file durable.

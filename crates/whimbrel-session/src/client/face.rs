@@ -275,8 +275,8 @@ impl FileSystem for Face {
         Ok(())
     }
 
-    fn fsyncdir(&self, _: u64, _: u64) -> Result<()> {
-        self.core.cache.sync().map_err(super::session::errno_of)
+    fn fsyncdir(&self, inode: u64, _: u64) -> Result<()> {
+        self.core.fsync_dir(inode)
     }
 
     fn statfs(&self, _: u64) -> Result<StatFs> {

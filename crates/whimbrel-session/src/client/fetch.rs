@@ -166,7 +166,7 @@ impl Core {
     fn compare(&self, source: &Source, attr: &Attr) -> Content {
         let Some(record) = self.cache.file(source.file) else { return Content::Old };
         let ours = record.base == attr.version()
-            || (record.dirty && (record.base.mtime == attr.mtime || record.stamp == Some(attr.mtime)));
+            || (record.dirty && (record.base.mtime == attr.mtime || record.stamps.contains(&attr.mtime)));
         if ours {
             return Content::Same;
         }

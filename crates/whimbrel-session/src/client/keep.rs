@@ -28,7 +28,7 @@ impl Core {
                 record.base = attr.version();
                 record.size = attr.size;
                 record.zero_from = attr.size;
-                record.stamp = None;
+                record.stamps.clear();
                 record.mtime = None;
             })
         });
@@ -67,6 +67,7 @@ impl Core {
                 node.file = None;
                 node.mtime = None;
                 node.epoch = None;
+                node.parted = node.opens > 0;
                 self.kernel_forgets(id);
             }
         }
@@ -93,24 +94,30 @@ impl Core {
         let path = folder.join(format!("{short}.{}.{:09}", stamp.seconds, stamp.nanos));
         let copy = fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
         copy.set_len(record.size)?;
-        let mut page = [0; PAGE];
-        for at in (0..record.size).step_by(PAGE) {
+        // A file may be large and have little here: only blocks that are here are looked at.
+        for block in self.cache.held_blocks(file) {
+            self.keep_block(file, record, block, &copy)?;
+        }
+        copy.sync_all()?;
+        fs::File::open(&folder)?.sync_all()?;
+        Ok(path)
+    }
+
+    fn keep_block(&self, file: FileId, record: &FileRecord, block: u64, copy: &fs::File) -> io::Result<()> {
+        let (start, mut page) = (block * self.cache.block_size(), [0; PAGE]);
+        for at in (start..(start + self.cache.block_size()).min(record.size)).step_by(PAGE) {
             let len = (record.size - at).min(PAGE as u64) as usize;
             match self.cache.read(file, at, &mut page[..len]) {
                 Ok(Read::Here) => copy.write_all_at(&page[..len], at)?,
                 // A page that was never here is a hole; one that is damaged is gone, and said.
                 Ok(Read::Missing(_)) => {}
-                Err(CacheError::Damaged { offset }) => {
-                    self.event(format!(
-                        "{}: the page at byte {offset} is damaged and a hole in what is kept",
-                        record.path
-                    ));
-                }
+                Err(CacheError::Damaged { offset }) => self.event(format!(
+                    "{}: the page at byte {offset} is damaged and a hole in what is kept",
+                    record.path
+                )),
                 Err(error) => return Err(io::Error::other(error)),
             }
         }
-        copy.sync_all()?;
-        fs::File::open(&folder)?.sync_all()?;
-        Ok(path)
+        Ok(())
     }
 }

@@ -69,6 +69,11 @@ impl Fail {
         }
     }
 
+    /// Whether the server's system said one of these numbers.
+    pub(super) fn is_errno(&self, numbers: &[i32]) -> bool {
+        matches!(self, Self::Refused(refusal) if errno(refusal).is_some_and(|number| numbers.contains(&number)))
+    }
+
     pub(super) fn is(&self, wanted: whimbrel_wire::Code) -> bool {
         matches!(self, Self::Refused(refusal) if refusal.code == wanted)
     }
@@ -206,6 +211,11 @@ impl Link {
         (self.broken.load(Ordering::Relaxed), calls, mean)
     }
 
+    /// How often the connection broke: while this is the same, so is the server.
+    pub(super) fn breaks(&self) -> u64 {
+        self.broken.load(Ordering::Relaxed)
+    }
+
     pub(super) fn round_trip(&self) -> Option<Duration> {
         self.up.borrow().as_ref().and_then(|up| up.connection.round_trip())
     }
@@ -273,14 +283,15 @@ impl Link {
 
     /// Asks for changes on one ordered stream, all before the first answer is waited for. Those whose connection broke
     /// before their answer have none.
-    pub(super) async fn ask_in_order(&self, ops: &[(u64, Op)]) -> Vec<Option<Result<OpDone, Fail>>> {
+    pub(super) async fn ask_in_order(&self, ops: &[&Op]) -> Vec<Option<Result<OpDone, Fail>>> {
         let up = match self.current(Instant::now() + self.patience()).await {
             Ok(up) => up,
             Err(fail) => return ops.iter().map(|_| Some(Err(fail.clone()))).collect(),
         };
         let mut pending = Vec::with_capacity(ops.len());
-        for (_, op) in ops {
-            let request = Request::of::<OpCall>(&Keyed { key: up.key, body: op.clone() }, Bytes::new());
+        for op in ops {
+            let body = Op::clone(op);
+            let request = Request::of::<OpCall>(&Keyed { key: up.key, body }, Bytes::new());
             let started = match request {
                 Ok(request) => up.connection.start(request.ordered(0)).await,
                 Err(error) => Err(error),

@@ -1,11 +1,12 @@
 //! The client: a server's directory as files and directories of this host.
 //!
 //! `link` keeps a connection and asks; `nodes` are the inodes; `names` and `content` are what programs do to them;
-//! `fetch` and `readahead` bring content, `writeback` takes it back; `face` is what the kernel sees, `control` what
+//! `fetch` and `readahead` bring content, `queue` and `writeback` take changes of names and content back; `face` is what the kernel sees, `control` what
 //! `whimbrel session` talks to.
 //!
 //! Methods block the calling thread. What the server has to be asked for is asked for while others go on.
 
+mod batch;
 mod changes;
 mod content;
 mod control;
@@ -16,6 +17,7 @@ mod link;
 mod names;
 mod nodes;
 mod policy;
+mod queue;
 mod readahead;
 mod session;
 mod writeback;

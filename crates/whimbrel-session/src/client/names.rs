@@ -20,6 +20,8 @@ use whimbrel_fuse::{Attributes, Errno, FileKind, ROOT, Result};
 const SMALL: u32 = 2048;
 /// Entries of one part of a large directory; all parts but the first are asked for at once.
 const PART: u32 = 8192;
+/// Most names of a directory that are taken from a server: some gigabytes here.
+const MOST: u64 = 16 << 20;
 /// How often a directory is listed again that changes here meanwhile.
 const TRIES: usize = 8;
 
@@ -193,6 +195,9 @@ impl Core {
         let first = List { dir: dir.clone(), listing: 0, from: 0, count: PART };
         let (head, packed) = self.link.call::<ListCall, _>(first)?;
         let mut entries = unpack_entries(&packed).map_err(|_| Fail::Nonsense)?;
+        if head.total > MOST || (head.next == 0 && head.total > 0) {
+            return Err(Fail::Nonsense);
+        }
         let parts: Vec<List> = (head.next..head.total)
             .step_by(PART as usize)
             .map(|from| List { dir: dir.clone(), listing: head.listing, from, count: PART })

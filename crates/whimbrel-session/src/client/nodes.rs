@@ -45,6 +45,8 @@ pub(super) struct Node {
     pub(super) dir: Option<Dir>,
     /// The last change of content made here.
     pub(super) mtime: Option<Time>,
+    /// What was written through an open descriptor was put aside, and whoever closes or syncs one is to hear of it.
+    pub(super) parted: bool,
     /// The content the kernel may have in its cache, by the cache's count.
     pub(super) epoch: Option<u64>,
 }
@@ -83,6 +85,7 @@ impl Node {
             target: None,
             dir,
             mtime: None,
+            parted: false,
             epoch: None,
         }
     }

@@ -1,19 +1,18 @@
-//! What goes to the server: changes of names in their order, then content.
+//! What goes to the server: changes of names (`queue.rs`), then content.
 //!
-//! One write-back runs at a time. Changes travel on one ordered stream, all at once. Content of a file goes after every
-//! change; it says which last change it expects to find, and sets a new one, which is in the journal before. So a
-//! write-back that was cut off is told from a change by somebody else, also after a crash.
+//! One write-back runs at a time. Content of a file goes after every change of names; it says which last change it expects to
+//! find, and sets a new one, which is in the journal before. So a write-back that was cut off is told from a change by
+//! somebody else, also after a crash. Under write-back nothing is clean here before it is on the server's disk: what a
+//! program has synced is on a disk at every moment.
 
 use super::{
     link::Fail,
+    policy::Policy,
     session::{Core, errno_of, errno_of_fail},
 };
 use crate::{
-    cache::{DirtyBlock, FileId, FileRecord, Recovered},
-    proto::{
-        Attr, FileRef, Lookup, LookupCall, Op, OpCall, OpDone, RelPath, Time, Write, WriteCall, code, errno,
-        pack_pages,
-    },
+    cache::{CacheError, DirtyBlock, FileId, FileRecord, Recovered},
+    proto::{Attr, FileRef, RelPath, Sync, SyncCall, Time, Write, WriteCall, code, pack_pages},
 };
 use bytes::Bytes;
 use std::{
@@ -29,10 +28,14 @@ use whimbrel_fuse::{Errno, Result};
 
 /// Blocks of one file under way at once.
 const UNDER_WAY: usize = 32;
+/// Blocks of a file sent before the server is asked to have them on its disk.
+const PART: usize = 256;
+/// How often a file is sent again because the server may have been another one in the middle of it.
+const TRIES: usize = 8;
+/// Attempts of which nothing is known whose stamps are remembered.
+const STAMPS: usize = 16;
 /// Files under way at once.
-const FILES: usize = 32;
-/// Changes sent before the first answer is waited for.
-const CHANGES: usize = 512;
+pub(super) const FILES: usize = 32;
 /// How often the thread looks whether something is due.
 const LOOK: Duration = Duration::from_millis(250);
 /// A file the server refuses is tried again after so long.
@@ -44,6 +47,8 @@ struct State {
     queue: BTreeMap<u64, u64>,
     renames: HashSet<u64>,
     sending: HashSet<u64>,
+    /// Changes the server has made and may not have on its disk, and the directories they altered.
+    made: Vec<(u64, Vec<RelPath>)>,
     since: HashMap<FileId, Instant>,
     oldest: Option<Instant>,
     refused: HashMap<FileId, Instant>,
@@ -100,7 +105,44 @@ impl WriteBack {
         true
     }
 
-    fn done(&self, number: u64) -> Option<u64> {
+    /// One write-back at a time.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn has_renames(&self) -> bool {
+        self.renames.load(Ordering::Acquire) > 0
+    }
+
+    /// Numbers of all changes that the server has yet to make.
+    pub(super) fn waiting(&self) -> HashSet<u64> {
+        self.state().queue.keys().copied().collect()
+    }
+
+    /// A change is sent now. Whether that may be the second time.
+    pub(super) fn sends(&self, number: u64) -> bool {
+        let mut state = self.state();
+        // Without a node it is of an earlier session.
+        let old = state.queue.get(&number) == Some(&0);
+        !state.sending.insert(number) || old
+    }
+
+    /// The server has made a change; the node it was about.
+    pub(super) fn made(&self, number: u64, dirs: Vec<RelPath>) -> Option<u64> {
+        self.state().made.push((number, dirs));
+        self.done(number)
+    }
+
+    pub(super) fn unconfirmed(&self) -> Vec<(u64, Vec<RelPath>)> {
+        self.state().made.clone()
+    }
+
+    pub(super) fn confirmed(&self) {
+        self.state().made.clear();
+    }
+
+    /// A change is of no concern any more; the node it was about.
+    pub(super) fn done(&self, number: u64) -> Option<u64> {
         let mut state = self.state();
         let node = state.queue.remove(&number);
         state.sending.remove(&number);
@@ -155,6 +197,8 @@ struct Sending {
     expect: Vec<Time>,
     /// The content's count when this began.
     content: u64,
+    /// It stays dirty here until it is on the server's disk.
+    durable: bool,
 }
 
 impl Core {
@@ -169,153 +213,9 @@ impl Core {
         let Some(delay) = self.settings().delay.map(Duration::from_secs) else { return false };
         let state = self.writeback.state();
         let refused = |file: &FileId| state.refused.get(file).is_some_and(|at| at.elapsed() < REFUSED);
-        state.oldest.is_some_and(|at| at.elapsed() >= delay)
+        !state.made.is_empty()
+            || state.oldest.is_some_and(|at| at.elapsed() >= delay)
             || state.since.iter().any(|(file, at)| at.elapsed() >= delay && !refused(file))
-    }
-
-    /// Before the server is asked by path: as long as it knows files by older names, those are made known first.
-    pub(super) fn settle_names(&self) -> Result<()> {
-        if self.writeback.renames.load(Ordering::Acquire) == 0 {
-            return Ok(());
-        }
-        let _turn = self.writeback.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        self.drain().map_err(errno_of_fail)
-    }
-
-    /// Makes a change on the server now, after all that were to be made before. What its name is then.
-    pub(super) fn make(&self, op: Op) -> Result<Option<Attr>> {
-        if self.writeback.queued() > 0 {
-            let _turn = self.writeback.turn.lock().unwrap_or_else(PoisonError::into_inner);
-            self.drain().map_err(errno_of_fail)?;
-        }
-        let (asked, again) =
-            self.link.runtime().block_on(self.link.ask::<OpCall, _>(op.clone(), Bytes::new(), Some(0)));
-        match asked {
-            Ok((OpDone { attr }, _)) => Ok(attr),
-            Err(fail) if again && was_done(&op, &fail) => self.attr_at(op.path()).map_err(errno_of_fail),
-            Err(fail) => Err(fail.errno()),
-        }
-    }
-
-    fn attr_at(&self, path: &RelPath) -> std::result::Result<Option<Attr>, Fail> {
-        let wanted = Lookup { dir: path.clone(), name: None, list: 0 };
-        self.link.call::<LookupCall, _>(wanted).map(|(found, _)| found.attr)
-    }
-
-    /// Sends every change that is queued, in order. Needs the turn.
-    fn drain(&self) -> std::result::Result<(), Fail> {
-        let mut again = false;
-        loop {
-            let ops = self.next_changes();
-            if ops.is_empty() {
-                return Ok(());
-            }
-            let answers = self.link.runtime().block_on(self.link.ask_in_order(&ops));
-            for ((number, op), answer) in ops.into_iter().zip(answers) {
-                match answer {
-                    Some(Ok(OpDone { attr })) => self.made(number, attr),
-                    Some(Err(fail)) if (again || self.writeback.is_old(number)) && was_done(&op, &fail) => {
-                        self.made(number, self.attr_at(op.path())?);
-                    }
-                    Some(Err(Fail::Refused(refusal))) if is_full(&refusal) => {
-                        return Err(Fail::Refused(refusal));
-                    }
-                    Some(Err(Fail::Gone)) => return Err(Fail::Gone),
-                    Some(Err(fail)) => self.not_made(number, &op, &fail),
-                    // The connection broke before its answer: it may have been made.
-                    None => again = true,
-                }
-            }
-        }
-    }
-
-    /// The next changes to send, which can be taken back no more.
-    fn next_changes(&self) -> Vec<(u64, Op)> {
-        // A change is in the journal and in the queue before its maker lets go of the nodes.
-        let nodes = self.nodes();
-        let mut state = self.writeback.state();
-        let ops = self.cache.ops().into_iter().filter(|(number, _)| state.queue.contains_key(number));
-        let ops: Vec<(u64, Op)> = ops.take(CHANGES).collect();
-        state.sending.extend(ops.iter().map(|(number, _)| *number));
-        drop(nodes);
-        ops
-    }
-
-    /// The server made a change.
-    fn made(&self, number: u64, attr: Option<Attr>) {
-        let node = self.writeback.done(number);
-        if let Some(attr) = attr {
-            if let Some(file) = self.made_file(number, node) {
-                let updated = self.cache.update_file(file, |record| {
-                    record.ident = Some(attr.ident);
-                    record.made_by = None;
-                    record.base = attr.version();
-                });
-                if let Err(error) = updated {
-                    errno_of(error);
-                }
-                self.known_files.lock().unwrap_or_else(PoisonError::into_inner).insert(attr.ident, file);
-            }
-            self.tell_node(number, node, attr);
-        }
-        if let Err(error) = self.cache.op_done(number) {
-            errno_of(error);
-        }
-    }
-
-    /// The file that a change makes.
-    fn made_file(&self, number: u64, node: Option<u64>) -> Option<FileId> {
-        let makes =
-            |file: &FileId| self.cache.file(*file).is_some_and(|record| record.made_by == Some(number));
-        match node {
-            // Of an earlier session: no node knows it.
-            None | Some(0) => self.cache.files().into_iter().map(|(file, _)| file).find(makes),
-            Some(id) => self.nodes().get(id)?.file.filter(makes),
-        }
-    }
-
-    fn tell_node(&self, number: u64, node: Option<u64>, attr: Attr) {
-        let Some(id) = node else { return };
-        let local = {
-            let mut nodes = self.nodes();
-            let Some(found) = nodes.get_mut(id) else { return };
-            let makes = found.local && found.ops.first() == Some(&number);
-            found.ops.retain(|op| *op != number);
-            // A change that made it, however it is called by now.
-            let made = makes || (found.local && found.attr.kind == attr.kind);
-            if made {
-                nodes.made(id, attr);
-            }
-            made
-        };
-        if !local {
-            self.own_change(id, attr);
-        }
-    }
-
-    /// The server will not make a change: it is said, and what was written for it is kept.
-    fn not_made(&self, number: u64, op: &Op, fail: &Fail) {
-        self.event(format!("cannot {} {} on the server: {fail}", op.verb(), op.path()));
-        let node = self.writeback.done(number);
-        if let Some(file) = self.made_file(number, node) {
-            self.conflict(file, "the server does not take it");
-        }
-        if let Err(error) = self.cache.op_done(number) {
-            errno_of(error);
-        }
-        // What is believed of the places it is about is not so.
-        let mut nodes = self.nodes();
-        if let Some(id) = node {
-            let names = nodes.get(id).map(|node| node.names.clone()).unwrap_or_default();
-            let local = nodes.get(id).is_some_and(|node| node.local);
-            for (parent, name) in names {
-                if local {
-                    nodes.unlink(parent, &name);
-                }
-            }
-            nodes.reap(id);
-        }
-        nodes.doubt();
     }
 
     /// What an earlier session left, before anything new begins.
@@ -341,41 +241,46 @@ impl Core {
 
     /// Writes one file back, with every change of names before it.
     pub(super) fn flush_file(&self, file: FileId) -> Result<()> {
-        let _turn = self.writeback.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.writeback.turn();
         self.drain().map_err(errno_of_fail)?;
-        let Some(sending) = self.prepare(file)? else { return Ok(()) };
-        let core = self.me.upgrade().ok_or(Errno::EIO)?;
-        let content = sending.content;
-        let sent = self.link.runtime().block_on(core.send(sending));
-        self.outcome(file, content, sent)
+        self.send_files(vec![file], false)
     }
 
     /// Writes everything back; with `durable` the server has it on its disk when this returns.
     pub(super) fn flush_all(&self, durable: bool) -> Result<()> {
-        let _turn = self.writeback.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.writeback.turn();
         self.drain().map_err(errno_of_fail)?;
-        let mut sendings = Vec::new();
-        let mut first = Ok(());
         let dirty = self.cache.dirty_files();
         self.writeback.state().since.retain(|file, _| dirty.contains(file));
-        for file in dirty {
-            match self.prepare(file) {
-                Ok(sending) => sendings.extend(sending),
-                Err(errno) => first = first.and(Err(errno)),
+        self.send_files(dirty, durable)
+    }
+
+    fn send_files(&self, mut files: Vec<FileId>, durable: bool) -> Result<()> {
+        let mut first = Ok(());
+        for _ in 0..TRIES {
+            let mut sendings = Vec::new();
+            for file in std::mem::take(&mut files) {
+                match self.prepare(file, durable) {
+                    Ok(sending) => sendings.extend(sending),
+                    Err(errno) => first = first.and(Err(errno)),
+                }
+            }
+            if sendings.is_empty() {
+                return first;
+            }
+            if sendings.iter().any(|sending| sending.durable) {
+                // The stamps by which our own work is known after a crash of this host.
+                self.cache.sync().map_err(errno_of)?;
+            }
+            for (file, content, sent) in self.link.runtime().block_on(self.send_all(sendings)) {
+                match sent {
+                    Err(Fail::Old) => files.push(file),
+                    sent => first = first.and(self.outcome(file, content, sent)),
+                }
             }
         }
-        if !sendings.is_empty() {
-            // The stamps by which the server's answer to a crash is understood.
-            self.cache.sync().map_err(errno_of)?;
-        }
-        let files: Vec<FileId> = sendings.iter().map(|sending| sending.file).collect();
-        for (file, content, sent) in self.link.runtime().block_on(self.send_all(sendings)) {
-            first = first.and(self.outcome(file, content, sent));
-        }
-        if durable {
-            first = first.and(self.link.runtime().block_on(self.sync_all(files)));
-        }
-        first
+        files.iter().for_each(|file| self.writeback.wrote(*file));
+        if files.is_empty() { first } else { Err(Errno::EIO) }
     }
 
     async fn send_all(&self, sendings: Vec<Sending>) -> Vec<(FileId, u64, std::result::Result<Attr, Fail>)> {
@@ -392,68 +297,111 @@ impl Core {
         tasks.join_all().await
     }
 
-    async fn sync_all(&self, files: Vec<FileId>) -> Result<()> {
-        let (mut tasks, places) = (JoinSet::new(), Arc::new(Semaphore::new(FILES)));
-        for file in files {
-            let (Some(core), places) = (self.me.upgrade(), places.clone()) else { break };
-            tasks.spawn(async move {
-                let _place = places.acquire().await;
-                core.server_sync(file).await
-            });
-        }
-        tasks.join_all().await.into_iter().collect()
-    }
-
     /// Notes in the journal what the server's last change will be.
-    fn prepare(&self, file: FileId) -> Result<Option<Sending>> {
-        let Some(record) = self.cache.file(file).filter(|record| record.dirty && !record.removed) else {
-            return Ok(None);
-        };
-        let Some(ident) = record.ident else { return Ok(None) };
+    fn prepare(&self, file: FileId, durable: bool) -> Result<Option<Sending>> {
+        let dirty =
+            |file| self.cache.file(file).filter(|record: &FileRecord| record.dirty && !record.removed);
+        let Some(record) = dirty(file) else { return Ok(None) };
+        let Some(ident) = record.ident else { return self.unmade(file) };
         let content = self.cache.content_epoch(file).unwrap_or_default();
         // Again, so that it is not older than its count.
         let Some(record) = self.cache.file(file) else { return Ok(None) };
-        let stamp = record.mtime.unwrap_or_else(|| self.stamp());
-        let expect = [Some(record.base.mtime), record.stamp, Some(stamp)].into_iter().flatten().collect();
-        self.cache.update_file(file, |record| record.stamp = Some(stamp)).map_err(errno_of)?;
+        // Another one for each attempt: what is left on its way of the last one must not come over this one.
+        let again = record.stamps.last().filter(|_| record.stamps.len() >= STAMPS);
+        let stamp = record.mtime.or(again.copied()).unwrap_or_else(|| self.stamp());
+        let mut stamps = record.stamps.clone();
+        stamps.retain(|known| *known != stamp);
+        stamps.push(stamp);
+        let old = stamps.len().saturating_sub(STAMPS);
+        stamps.drain(..old);
+        let expect = std::iter::once(record.base.mtime).chain(stamps.iter().copied()).collect();
+        self.cache.update_file(file, |record| record.stamps = stamps).map_err(errno_of)?;
         self.writeback.state().since.remove(&file);
+        let durable = durable || self.policy_of(&record.path) == Policy::Back;
         let wanted = FileRef { path: record.path.clone(), ident };
-        Ok(Some(Sending { file, record, wanted, stamp, expect, content }))
+        Ok(Some(Sending { file, record, wanted, stamp, expect, content, durable }))
+    }
+
+    /// A file that the server has not made. Unless that is still to come, a crash came between, and nobody will.
+    fn unmade(&self, file: FileId) -> Result<Option<Sending>> {
+        let comes = {
+            // Who makes or removes a file holds the nodes until journal and queue agree.
+            let _nodes = self.nodes();
+            let record = self.cache.file(file).filter(|record| record.ident.is_none());
+            record
+                .is_none_or(|record| record.made_by.is_some_and(|by| self.writeback.waiting().contains(&by)))
+        };
+        if comes {
+            return Ok(None);
+        }
+        self.conflict(file, "the server was never asked to make it");
+        Err(Errno::ESTALE)
     }
 
     async fn send(self: Arc<Self>, sending: Sending) -> std::result::Result<Attr, Fail> {
         let blocks = self.cache.dirty_blocks(sending.file);
-        let cut = (sending.record.zero_from < sending.record.base.size).then_some(sending.record.zero_from);
+        let mut cut =
+            (sending.record.zero_from < sending.record.base.size).then_some(sending.record.zero_from);
         let sending = Arc::new(sending);
         let (last, rest) = match blocks.split_last() {
-            Some((last, rest)) => (Some(*last), rest.to_vec()),
-            None => (None, Vec::new()),
+            Some((last, rest)) => (Some(*last), rest),
+            None => (None, &[][..]),
         };
-        if cut.is_some() && !rest.is_empty() {
-            self.clone().send_piece(sending.clone(), cut, None, 0, &[]).await?;
+        if let Some(at) = cut.filter(|_| !rest.is_empty()) {
+            self.clone().send_piece(sending.clone(), cut.take(), None, 0, &[]).await?;
+            // What is sent next must not be cut off again if this is done in two attempts.
+            let noted =
+                self.cache.update_file(sending.file, |record| record.base.size = at.min(record.base.size));
+            noted.map_err(|error| self.damaged(&sending, &error))?;
         }
+        for part in rest.chunks(PART) {
+            self.send_part(&sending, part, (None, None)).await?;
+        }
+        // The last one carries the size, and for a small file all there is to say.
+        let size = Some(sending.record.size);
+        let sent = self.send_part(&sending, last.as_slice(), (cut, size)).await?;
+        sent.ok_or(Fail::Nonsense)
+    }
+
+    /// Sends blocks, and has them clean here when the server has them as it should. With a size, some block or none.
+    async fn send_part(
+        self: &Arc<Self>,
+        sending: &Arc<Sending>,
+        blocks: &[u64],
+        (cut, size): (Option<u64>, Option<u64>),
+    ) -> std::result::Result<Option<Attr>, Fail> {
+        let server = self.link.breaks();
         let (mut tasks, places) = (JoinSet::new(), Arc::new(Semaphore::new(UNDER_WAY)));
-        for block in rest.iter().copied() {
+        for block in blocks.iter().copied() {
             let (core, sending, places) = (self.clone(), sending.clone(), places.clone());
             tasks.spawn(async move {
                 let _place = places.acquire().await;
-                core.send_block(sending, block, None, None).await
+                core.send_block(sending, block, cut, size).await
             });
         }
-        for sent in tasks.join_all().await {
-            sent?;
+        let (mut attr, mut sent) = (None, Vec::new());
+        for block in tasks.join_all().await {
+            if let Some((said, dirty)) = block? {
+                attr = Some(said);
+                sent.push(dirty);
+            }
         }
-        // The last one carries the size, and for a small file all there is to say.
-        let cut = cut.filter(|_| rest.is_empty());
-        let size = Some(sending.record.size);
-        let done = match last {
-            Some(block) => self.clone().send_block(sending.clone(), block, cut, size).await?,
-            None => None,
-        };
-        match done {
-            Some(attr) => Ok(attr),
-            None => self.send_piece(sending, cut, size, 0, &[]).await,
+        if attr.is_none() && size.is_some() {
+            attr = Some(self.clone().send_piece(sending.clone(), cut, size, 0, &[]).await?);
         }
+        if sending.durable {
+            let body = Sync { file: sending.wanted.clone() };
+            self.link.ask::<SyncCall, _>(body, Bytes::new(), None).await.0?;
+            if self.link.breaks() != server {
+                // What it had in memory may be gone, and what was synced may be of the next.
+                return Err(Fail::Old);
+            }
+        }
+        for dirty in sent {
+            let noted = self.cache.flushed(sending.file, &dirty);
+            noted.map_err(|error| self.damaged(sending, &error))?;
+        }
+        Ok(attr)
     }
 
     async fn send_block(
@@ -462,20 +410,27 @@ impl Core {
         block: u64,
         cut: Option<u64>,
         size: Option<u64>,
-    ) -> std::result::Result<Option<Attr>, Fail> {
-        let taken = self.cache.take_dirty(sending.file, block);
-        let Some(dirty) = taken.map_err(|error| damaged(&error))? else { return Ok(None) };
+    ) -> std::result::Result<Option<(Attr, DirtyBlock)>, Fail> {
+        let taken = match self.cache.take_dirty(sending.file, block) {
+            // It was removed meanwhile.
+            Err(CacheError::Unknown) => None,
+            taken => taken.map_err(|error| self.damaged(&sending, &error))?,
+        };
+        let Some(mut dirty) = taken else { return Ok(None) };
         let (mut attr, mut cut) = (None, cut);
-        for (number, (offset, run)) in dirty.runs.iter().enumerate() {
-            let size = size.filter(|_| number + 1 == dirty.runs.len());
+        let runs = std::mem::take(&mut dirty.runs);
+        for (number, (offset, run)) in runs.iter().enumerate() {
+            let size = size.filter(|_| number + 1 == runs.len());
             attr = Some(self.clone().send_piece(sending.clone(), cut.take(), size, *offset, run).await?);
         }
-        self.sent(sending.file, &dirty)?;
-        Ok(attr)
-    }
-
-    fn sent(&self, file: FileId, dirty: &DirtyBlock) -> std::result::Result<(), Fail> {
-        self.cache.flushed(file, dirty).map_err(|error| damaged(&error))
+        match attr {
+            Some(attr) => Ok(Some((attr, dirty))),
+            // Dirty only past the end: nothing to be sent.
+            None => {
+                self.cache.flushed(sending.file, &dirty).map_err(|error| self.damaged(&sending, &error))?;
+                Ok(None)
+            }
+        }
     }
 
     async fn send_piece(
@@ -497,32 +452,47 @@ impl Core {
             pages,
         };
         let (grown, _) = self.link.ask::<WriteCall, _>(write, packed.into(), None).await.0?;
+        if sending.expect.len() > 2 {
+            // What earlier attempts may have left is past.
+            let noted = self.cache.update_file(sending.file, |record| record.stamps = vec![sending.stamp]);
+            noted.map_err(|error| self.damaged(&sending, &error))?;
+        }
         Ok(grown.attr)
     }
 
     /// What a write-back of a file means for it.
     fn outcome(&self, file: FileId, content: u64, sent: std::result::Result<Attr, Fail>) -> Result<()> {
+        if self.cache.file(file).is_none_or(|record| record.removed) {
+            // It was removed meanwhile: what was written is nobody's.
+            return Ok(());
+        }
         match sent {
             Ok(attr) => self.written_back(file, content, attr),
-            Err(fail) if fail.is(code::CONFLICT) || fail.is(code::STALE) || is_absent(&fail) => {
+            Err(fail) if fail.is(code::CONFLICT) || fail.is(code::STALE) || fail.is_errno(&[2, 20]) => {
                 self.conflict(file, "the server's file is another one by now");
                 Err(Errno::ESTALE)
             }
             Err(fail) => {
                 self.writeback.wrote(file);
                 if let Fail::Refused(refusal) = &fail {
-                    let path = self.cache.file(file).map(|record| record.path).unwrap_or_default();
-                    let first = self.writeback.state().refused.insert(file, Instant::now()).is_none();
-                    if first {
-                        self.event(format!(
-                            "{path}: the server does not take what was written: {}",
-                            refusal.text
-                        ));
-                    }
+                    self.once(file, &format!("the server does not take what was written: {}", refusal.text));
                 }
                 Err(fail.errno())
             }
         }
+    }
+
+    /// Says why a file is not written back, once until it is.
+    fn once(&self, file: FileId, why: &str) {
+        let path = self.cache.file(file).map(|record| record.path).unwrap_or_default();
+        if self.writeback.state().refused.insert(file, Instant::now()).is_none() {
+            self.event(format!("{path}: {why}"));
+        }
+    }
+
+    fn damaged(&self, sending: &Sending, error: &CacheError) -> Fail {
+        self.once(sending.file, &format!("what was written cannot be written back: {error}"));
+        Fail::Nonsense
     }
 
     fn written_back(&self, file: FileId, content: u64, attr: Attr) -> Result<()> {
@@ -538,37 +508,5 @@ impl Core {
             node.attr = Attr { links, ..attr };
         }
         Ok(())
-    }
-}
-
-impl WriteBack {
-    /// Whether a change may have been sent by an earlier session.
-    fn is_old(&self, number: u64) -> bool {
-        self.state().queue.get(&number) == Some(&0)
-    }
-}
-
-fn damaged(error: &crate::cache::CacheError) -> Fail {
-    tracing::warn!(error = error as &dyn std::error::Error, "the cache");
-    Fail::Nonsense
-}
-
-fn is_full(refusal: &whimbrel_wire::Refusal) -> bool {
-    // ENOSPC and EDQUOT: there may be room later.
-    matches!(errno(refusal), Some(28 | 122))
-}
-
-fn is_absent(fail: &Fail) -> bool {
-    matches!(fail, Fail::Refused(refusal) if matches!(errno(refusal), Some(2 | 20)))
-}
-
-/// Whether a change that is refused like this was made when it was asked for the first time.
-fn was_done(op: &Op, fail: &Fail) -> bool {
-    let Fail::Refused(refusal) = fail else { return false };
-    let number = errno(refusal).map(Errno::from_number);
-    match op {
-        Op::Mkdir { .. } | Op::Link { .. } | Op::Symlink { .. } => number == Some(Errno::EEXIST),
-        Op::Unlink { .. } | Op::Rmdir { .. } | Op::Rename { .. } => number == Some(Errno::ENOENT),
-        Op::Create { .. } | Op::SetAttr { .. } => false,
     }
 }

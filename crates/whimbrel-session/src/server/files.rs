@@ -5,7 +5,7 @@
 //! so writers of one server see each other.
 
 use super::{
-    refuse, stale,
+    intent, refuse, stale,
     tree::{Tree, attr_of},
 };
 use crate::proto::{Attr, FileRef, Ident, PAGE, Range, Time, Write, code, is_zero};
@@ -174,16 +174,31 @@ impl OpenFile {
     pub(super) fn write(&self, wanted: &Write, content: &[u8]) -> Result<Attr, Refusal> {
         let _order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.attr()?;
-        if !wanted.expect.contains(&now.mtime) {
+        let expected = wanted.expect.contains(&now.mtime);
+        if !expected && !intent::explains(&self.file, now.mtime, &wanted.expect) {
             return Err(Refusal::new(code::CONFLICT, "the file was changed by somebody else"));
         }
-        let mut size = now.size;
+        intent::begin(&self.file, wanted.stamp);
+        let changed = self.change(wanted, content, now.size);
+        // Also after a failure: what came through of it is the writer's, too.
+        match set_mtime(&self.file, wanted.stamp) {
+            Ok(()) => intent::end(&self.file),
+            // A file of another user that we may write: its note goes on saying whose the last change is.
+            Err(Errno::PERM) => {}
+            Err(errno) => return Err(refuse("set the time of the last change")(errno)),
+        }
+        changed?;
+        self.attr()
+    }
+
+    /// Cuts, grows and fills the file, which has `size` bytes.
+    fn change(&self, wanted: &Write, content: &[u8], mut size: u64) -> Result<(), Refusal> {
+        let end = wanted.offset.checked_add(content.len() as u64);
+        let end = end.ok_or_else(|| refuse("write past the end of all files")(Errno::FBIG))?;
         if let Some(cut) = wanted.cut.filter(|cut| *cut < size) {
             ftruncate(&self.file, cut).map_err(refuse("cut the file"))?;
             size = cut;
         }
-        let end = wanted.offset.checked_add(content.len() as u64);
-        let end = end.ok_or_else(|| refuse("write past the end of all files")(Errno::FBIG))?;
         let grown = if content.is_empty() { size } else { size.max(end) };
         let wanted_size = wanted.size.unwrap_or(grown);
         if wanted_size.max(grown) != size {
@@ -195,8 +210,7 @@ impl OpenFile {
         if wanted_size < grown {
             ftruncate(&self.file, wanted_size).map_err(refuse("cut the file"))?;
         }
-        set_mtime(&self.file, wanted.stamp)?;
-        self.attr()
+        Ok(())
     }
 
     fn write_page(&self, at: u64, page: &[u8]) -> Result<(), Refusal> {
@@ -224,7 +238,7 @@ pub(super) fn timespec(time: Time) -> Timespec {
     Timespec { tv_sec: time.seconds, tv_nsec: i64::from(time.nanos.min(999_999_999)) }
 }
 
-fn set_mtime(file: &File, time: Time) -> Result<(), Refusal> {
+fn set_mtime(file: &File, time: Time) -> Result<(), Errno> {
     let times = Timestamps { last_access: timespec(time), last_modification: timespec(time) };
-    futimens(file, &times).map_err(refuse("set the time of the last change"))
+    futimens(file, &times)
 }

@@ -18,6 +18,8 @@ use whimbrel_wire::Refusal;
 
 /// Listings kept for a session: what is asked for in parts is asked for soon.
 const KEPT: usize = 16;
+/// Names kept in all, beside those of the latest listing: some hundred megabytes.
+const NAMES: usize = 4 << 20;
 /// Entries in one part.
 const PART: u32 = 8192;
 
@@ -90,7 +92,10 @@ impl Listings {
         let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push_back((number, listing.clone()));
-        if kept.len() > KEPT {
+        let names = |kept: &VecDeque<(u64, Arc<Listing>)>| -> usize {
+            kept.iter().map(|(_, listing)| listing.names.len()).sum()
+        };
+        while kept.len() > KEPT || (kept.len() > 1 && names(&kept) > NAMES) {
             kept.pop_front();
         }
         (number, listing)

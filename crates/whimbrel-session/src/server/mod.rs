@@ -7,6 +7,7 @@
 //! regular files are opened. The server's user decides by the system's permissions what can be read and written.
 
 mod files;
+mod intent;
 mod listing;
 mod ops;
 mod requests;

@@ -10,10 +10,10 @@ use super::{
     stale,
     tree::{attr_in, attr_of, numbered},
 };
-use crate::proto::{Attr, FileRef, Ident, Kind, Op, OpDone, RelPath, Time, code};
+use crate::proto::{Attr, FileRef, Ident, Kind, Name, Op, OpDone, RelPath, Time, code};
 use rustix::{
     fs::{
-        AtFlags, Mode, OFlags, RenameFlags, Timestamps, UTIME_OMIT, fchmod, futimens, linkat, mkdirat,
+        AtFlags, CWD, Mode, OFlags, RenameFlags, Timestamps, UTIME_OMIT, fchmod, futimens, linkat, mkdirat,
         openat, renameat_with, symlinkat, unlinkat, utimensat,
     },
     io::Errno,
@@ -45,26 +45,40 @@ fn bits(mode: u16) -> Mode {
 
 fn create(session: &Session, path: &RelPath, mode: u16, stamp: Time) -> Result<(), Refusal> {
     let (dir, name) = session.tree.parent(path)?;
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    match openat(&dir, name.as_os(), flags, Mode::RUSR | Mode::WUSR) {
-        Ok(file) => {
-            // The client's umask has been applied by its kernel; ours must not be on top.
-            fchmod(&file, bits(mode)).map_err(refuse("set the mode"))?;
-            let times = Timestamps { last_access: timespec(stamp), last_modification: timespec(stamp) };
-            futimens(&file, &times).map_err(refuse("set the time of the last change"))
-        }
+    match create_whole(&dir, &name, mode, stamp) {
         Err(Errno::EXIST) => {
             let there = attr_in(&dir, &name).map_err(refuse("look at the file"))?;
             let ours = there.kind == Kind::File && there.size == 0 && there.mtime == stamp;
             if ours { Ok(()) } else { Err(refuse("create the file")(Errno::EXIST)) }
         }
-        Err(errno) => Err(refuse("create the file")(errno)),
+        created => created.map_err(refuse("create the file")),
+    }
+}
+
+/// A file that has its mode and its stamp before it has its name: by the stamp it is known again.
+fn create_whole(dir: &OwnedFd, name: &Name, mode: u16, stamp: Time) -> Result<(), Errno> {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    let times = Timestamps { last_access: timespec(stamp), last_modification: timespec(stamp) };
+    // The client's umask has been applied by its kernel; ours must not be on top.
+    let finish = |file: &OwnedFd| fchmod(file, bits(mode)).and_then(|()| futimens(file, &times));
+    match openat(dir, ".", flags | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => {
+            finish(&file)?;
+            linkat(CWD, numbered(&file), dir, name.as_os(), AtFlags::SYMLINK_FOLLOW)
+        }
+        // A file system without files that have no name.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {
+            let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+            finish(&openat(dir, name.as_os(), flags, Mode::RUSR | Mode::WUSR)?)
+        }
+        Err(errno) => Err(errno),
     }
 }
 
 fn mkdir(session: &Session, path: &RelPath, mode: u16) -> Result<(), Refusal> {
     let (dir, name) = session.tree.parent(path)?;
-    mkdirat(&dir, name.as_os(), Mode::RWXU).map_err(refuse("make the directory"))?;
+    // With the mode at once, as far as our umask lets it: whoever asks again finds it like that.
+    mkdirat(&dir, name.as_os(), bits(mode) | Mode::RWXU).map_err(refuse("make the directory"))?;
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let made = openat(&dir, name.as_os(), flags, Mode::empty()).map_err(refuse("open the directory"))?;
     fchmod(&made, bits(mode)).map_err(refuse("set the mode"))
@@ -162,8 +176,14 @@ pub(super) fn readlink(session: &Session, path: &RelPath) -> Result<Vec<u8>, Ref
     Ok(std::ffi::OsString::from_vec(target.into_bytes()).into_vec())
 }
 
-/// The attributes after a sync that also makes the name durable.
+/// The attributes after a sync that also makes the name durable. Of a directory, the names in it are.
 pub(super) fn sync(session: &Session, wanted: &FileRef) -> Result<Attr, Refusal> {
+    if wanted.path.is_root() || session.tree.look(&wanted.path).is_ok_and(|(_, attr)| attr.kind == Kind::Dir)
+    {
+        let dir = session.tree.dir(&wanted.path)?;
+        rustix::fs::fsync(&dir).map_err(refuse("sync the directory"))?;
+        return attr_of(&dir);
+    }
     let file = session.files.get(&session.tree, wanted, false)?;
     file.sync()?;
     if let Ok((dir, _)) = session.tree.parent(&wanted.path) {

@@ -17,18 +17,66 @@ use whimbrel_session::{
     client::{Connector, Face, Session, SessionError, SessionOptions},
     server::{Export, Limits, Server},
 };
-use whimbrel_wire::{BoxFuture, ConnectError, Connection, Endpoint, PeerIdentity, Rights, Stage, connect_io};
+use whimbrel_wire::{
+    Answer, BoxFuture, ConnectError, Connection, Endpoint, Peer, PeerIdentity, Refusal, Reply, Request,
+    Rights, Service, Stage, connect_io,
+};
+
+/// What happens to a request.
+pub enum Fate {
+    Answered,
+    /// It is done, and the connection breaks before its answer.
+    Lost,
+    Refused(Refusal),
+    /// The answer is another one.
+    Changed(fn(Reply) -> Reply),
+}
+
+type Decides = dyn Fn(&Request) -> Fate + Send + Sync;
+
+/// A server and what comes between it and its answers.
+struct Between {
+    server: Server,
+    decides: Arc<Decides>,
+    living: Arc<Mutex<Vec<Connection>>>,
+}
+
+impl Service for Between {
+    fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
+        match (self.decides)(&request) {
+            Fate::Answered => self.server.handle(peer, request),
+            Fate::Refused(refusal) => Box::pin(async move { Err(refusal) }),
+            Fate::Changed(change) => {
+                Box::pin(async move { self.server.handle(peer, request).await.map(change) })
+            }
+            Fate::Lost => Box::pin(async move {
+                drop(self.server.handle(peer, request).await);
+                self.living.lock().unwrap().drain(..).for_each(|connection| connection.close());
+                std::future::pending().await
+            }),
+        }
+    }
+}
 
 /// Connects to a server in this process.
 pub struct InProcess {
     server: Mutex<Server>,
-    living: Mutex<Vec<Connection>>,
+    decides: Mutex<Arc<Decides>>,
+    living: Arc<Mutex<Vec<Connection>>>,
     down: AtomicBool,
 }
 
 impl InProcess {
     pub fn new(server: Server) -> Arc<Self> {
-        Arc::new(Self { server: Mutex::new(server), living: Mutex::default(), down: AtomicBool::new(false) })
+        let decides: Arc<Decides> = Arc::new(|_| Fate::Answered);
+        let (server, decides) = (Mutex::new(server), Mutex::new(decides));
+        Arc::new(Self { server, decides, living: Arc::default(), down: AtomicBool::new(false) })
+    }
+
+    /// From the next connection on, which begins now.
+    pub fn decide(&self, decides: impl Fn(&Request) -> Fate + Send + Sync + 'static) {
+        *self.decides.lock().unwrap() = Arc::new(decides);
+        self.cut(false);
     }
 
     /// Ends every connection; while `down` no other comes about.
@@ -55,7 +103,7 @@ fn endpoint(name: &str, service: impl whimbrel_wire::Service) -> Endpoint {
 }
 
 /// A connection to a server in this process.
-pub async fn connect(server: Server) -> Result<(Connection, Connection), ConnectError> {
+pub async fn connect(server: impl Service) -> Result<(Connection, Connection), ConnectError> {
     let (near, far) = tokio::io::duplex(4 << 20);
     let (near_read, near_write) = tokio::io::split(near);
     let (far_read, far_write) = tokio::io::split(far);
@@ -73,7 +121,11 @@ impl Connector for InProcess {
                 let source = std::io::ErrorKind::ConnectionRefused.into();
                 return Err(ConnectError::Io { stage: Stage::Dial, source });
             }
-            let server = self.server.lock().unwrap().clone();
+            let server = Between {
+                server: self.server.lock().unwrap().clone(),
+                decides: self.decides.lock().unwrap().clone(),
+                living: self.living.clone(),
+            };
             let (calling, serving) = connect(server).await?;
             self.living.lock().unwrap().push(serving);
             Ok(calling)
