@@ -132,6 +132,17 @@ impl HostProcess {
         for pid in self.daemon.iter().flat_map(|daemon| children(daemon.id())) {
             kill(pid, signal).expect("a daemon to signal");
         }
+        if signal == Signal::SIGCONT {
+            self.wake_keeper();
+        }
+    }
+
+    /// nsenter stops itself when the daemon is stopped, and then reaps nothing: not the daemon, and so not its namespace.
+    fn wake_keeper(&self) {
+        if let Some(daemon) = &self.daemon {
+            // An error means that it has ended, and there is nobody to wake.
+            let _ = kill(Pid::from_raw(daemon.id().cast_signed()), Signal::SIGCONT);
+        }
     }
 
     /// Ends every process of the host and waits until the last one is gone.
@@ -139,6 +150,7 @@ impl HostProcess {
         // The kernel ends the namespace with its first process, and `unshare` sees that end after all the others.
         let Some(first) = children(self.init.id()).pop() else { return };
         if kill(first, Signal::SIGKILL).is_ok() {
+            self.wake_keeper();
             let unshare = Id::Pid(Pid::from_raw(self.init.id().cast_signed()));
             // An error means that it is gone already. It is left to be reaped by its owner.
             let _ = waitid(unshare, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);

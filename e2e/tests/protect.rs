@@ -4,6 +4,7 @@
 //! The open TCP stream is the strictest witness of all: were anything seen outside that the standby did not have, its guest
 //! would get acknowledgements for what it never sent, and the connection would break.
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::time::{Duration, Instant};
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess};
@@ -193,10 +194,19 @@ fn a_standby_that_dies_leaves_the_machine_running_and_is_filled_again() {
     wait_epochs(cluster.host("alpha"), 10);
     assert_whole(&lived_on, &cluster);
 
-    // Cut off for a while it still has its pages: only what differs is sent.
+    // A QEMU that waits and dies takes no pages any more, and says nothing: its host must notice.
     let logged = cluster.host("alpha").log_text().len();
-    cluster.lab.unplug("beta").expect("a cable to pull");
+    end_qemu(cluster.host("beta"));
     cluster.host("alpha").wait_log(logged, "the machine runs unprotected");
+    wait_epochs(cluster.host("alpha"), 10);
+    let lived_on = assert_whole(&lived_on, &cluster);
+
+    // Cut off for a while it still has its pages, also after attempts that did not reach it: only what differs is sent.
+    cluster.lab.unplug("beta").expect("a cable to pull");
+    for _ in 0..3 {
+        let logged = cluster.host("alpha").log_text().len();
+        cluster.host("alpha").wait_log(logged, "the machine runs unprotected");
+    }
     let lived_on = assert_whole(&lived_on, &cluster);
     cluster.lab.replug("beta").expect("a cable to put back");
     wait_epochs(cluster.host("alpha"), 10);
@@ -223,6 +233,55 @@ fn cut_off_from_both_the_primary_stops_and_one_side_answers() {
     let after = assert_whole(&before, &cluster);
     cluster.lab.replug("alpha").expect("a cable to put back");
     alpha.wait_empty();
+    assert_whole(&after, &cluster);
+}
+
+/// What one of these sends to the other is lost, without a word.
+fn part(cluster: &Cluster, hosts: [&str; 2], apart: bool) {
+    for (one, other) in [(hosts[0], hosts[1]), (hosts[1], hosts[0])] {
+        let other = cluster.lab.host(other).address();
+        let words = match apart {
+            true => format!("neigh replace {other} lladdr 02:00:00:00:00:99 dev br0 nud permanent"),
+            false => format!("neigh del {other} dev br0"),
+        };
+        cluster.lab.host(one).ip(&words).expect("a neighbour to forget");
+    }
+}
+
+#[test]
+fn two_that_lose_each_other_ask_the_witness_and_one_that_slept_finds_itself_replaced() {
+    let cluster = Cluster::start(&["alpha", "beta", "gamma"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    busy("web").run(&cluster, alpha);
+    let before = cluster.witness(GUEST_ADDRESS).write(100).expect("a first life");
+    protect(alpha, &["--witness", "gamma"]);
+    wait_epochs(alpha, 10);
+    let stream = cluster.stream(GUEST_ADDRESS);
+
+    // Both see the witness: the primary closes the protection and goes on, the standby gets no yes.
+    let logged = alpha.log_text().len();
+    part(&cluster, ["alpha", "beta"], true);
+    alpha.wait_log(logged, "the machine runs unprotected");
+    beta.wait_log(0, "the primary goes on alone, says the witness");
+    let before = assert_whole(&before, &cluster);
+    assert_ne!(beta.machines(), [("web".to_owned(), "running".to_owned())]);
+    part(&cluster, ["alpha", "beta"], false);
+    wait_epochs(alpha, 10);
+    let before = assert_whole(&before, &cluster);
+
+    // A daemon that is stopped has shut its machine off; one that goes on looks at the clock before anything else.
+    alpha.signal_daemon(Signal::SIGSTOP);
+    beta.wait_state("web", &["running"]);
+    let after = assert_whole(&before, &cluster);
+    alpha.signal_daemon(Signal::SIGCONT);
+    alpha.wait_empty();
+    let after = assert_whole(&after, &cluster);
+    assert_eq!(stream.stop().end, StreamEnd::Stopped);
+    // It is well, and takes the machine back.
+    beta.json(&["protect", "web", "alpha", "--lease", LEASE, "--witness", "gamma"]);
+    wait_epochs(beta, 5);
+    beta.json(&["failover", "web"]);
+    alpha.wait_state("web", &["running"]);
     assert_whole(&after, &cluster);
 }
 

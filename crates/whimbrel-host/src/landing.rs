@@ -308,6 +308,10 @@ impl Arrival for Arriving {
         if owed.hot { Ok(()) } else { Ok(self.live()?.disown(array, &stale)?) }
     }
 
+    fn is_alive(&self) -> bool {
+        self.live.as_ref().is_none_or(|live| live.qemu.process().is_alive())
+    }
+
     fn prepare(&mut self, finish: &Finish, device_state: &[u8]) -> Result<(), Cause> {
         Stage::Last.reached();
         self.filled(0)?;

@@ -63,6 +63,11 @@ pub trait Arrival: Send {
         Err("this host takes no machine of which pages stay elsewhere".into())
     }
 
+    /// Whether what it arrives in is still there: pages written to a process that has ended are lost without an error.
+    fn is_alive(&self) -> bool {
+        true
+    }
+
     /// Loads the device state into a paused machine and writes down, durably, that it waits here.
     fn prepare(&mut self, finish: &Finish, device_state: &[u8]) -> Result<(), HostError>;
 

@@ -325,6 +325,11 @@ impl Standby {
         }
     }
 
+    /// What was yielded to it cannot be run here: it stays the primary's. Only while nothing was written down and nobody was told.
+    pub fn gives_back(&mut self) {
+        self.fate = Fate::Ended;
+    }
+
     /// A person wants it to take over. Without a witness the person answers for the primary's death.
     pub fn by_hand(&mut self, current: bool, now: Moment) -> StandbyAction {
         match (self.fate, current, self.has_witness) {

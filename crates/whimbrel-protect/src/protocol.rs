@@ -73,8 +73,6 @@ impl FromStr for ProtectionId {
 pub struct Begin {
     /// This protection.
     pub id: ProtectionId,
-    /// The one before, of which the standby may still have pages.
-    pub after: Option<ProtectionId>,
     /// The machine, as it would be offered for a migration.
     pub offer: Offer,
     /// How pages are coded.

@@ -15,7 +15,11 @@ use crate::{
     error::{BoxError, StandbyError},
     protocol::{Again, Compare, DEVICES, EPOCH_BYTES_MAX, Piece, Seal},
 };
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
     protocol::{BLOB_MAX, BlobPiece, DEVICE_STATE_MAX, Finish, HandoverId},
@@ -24,6 +28,38 @@ use whimbrel_migrate::{
 
 /// Most ports whose addresses travel.
 const PORTS_MAX: usize = 64;
+
+/// Most pages of an epoch: also zeros, which take no room, are remembered one by one.
+const HELD_PAGES_MAX: usize = (EPOCH_BYTES_MAX + DEVICE_STATE_MAX) / PAGE_SIZE;
+
+/// What there is to take over from, for those who must know while the receiver is at work.
+///
+/// Cleared before the first byte is written that may leave the machine of no one instant, set once it is whole again.
+pub struct Current(Mutex<(Option<u64>, Instant)>);
+
+impl Current {
+    fn nothing() -> Self {
+        Self(Mutex::new((None, Instant::now())))
+    }
+
+    /// The epoch that is whole here, if one is, and since when that is so.
+    pub fn epoch(&self) -> (Option<u64>, Instant) {
+        *self.lock()
+    }
+
+    /// From now on nothing is whole.
+    pub fn clear(&self) {
+        self.lock().0 = None;
+    }
+
+    fn set(&self, epoch: Option<u64>) {
+        *self.lock() = (epoch, Instant::now());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (Option<u64>, Instant)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// The receiving side of one protection.
 pub struct Receiver {
@@ -34,6 +70,7 @@ pub struct Receiver {
     blob: Vec<u8>,
     decoder: Decoder,
     state: Standby,
+    current: Arc<Current>,
     held: Held,
     /// Of the last committed epoch.
     device_state: Vec<u8>,
@@ -74,6 +111,7 @@ impl Receiver {
             blob: Vec::new(),
             decoder: Decoder::new().map_err(StandbyError::Codec)?,
             state: Standby::Filling,
+            current: Arc::new(Current::nothing()),
             held: Held::default(),
             device_state: Vec::new(),
             ports: Vec::new(),
@@ -81,9 +119,14 @@ impl Receiver {
         })
     }
 
-    /// Whether it has a whole epoch, and which.
-    pub fn committed(&self) -> Option<u64> {
-        self.state.committed()
+    /// Whether it has a whole epoch, and which: to be looked at while this works.
+    pub fn current(&self) -> Arc<Current> {
+        self.current.clone()
+    }
+
+    /// Whether what it fills is still there.
+    pub fn is_alive(&self) -> bool {
+        self.arrival.is_alive()
     }
 
     /// The lengths of its arrays, and by which handover it is known.
@@ -93,6 +136,7 @@ impl Receiver {
 
     /// Another protection of the same machine begins: what is here is older than it, and may be of no one instant.
     pub fn begin_again(&mut self) {
+        self.current.clear();
         self.state = Standby::Filling;
         self.held.clear();
     }
@@ -158,6 +202,9 @@ impl Receiver {
         if let Standby::Over { .. } = self.state {
             return Err(StandbyError::NotFollowing);
         }
+        if piece.epoch.is_none() {
+            self.current.clear();
+        }
         let mut into = Assembling {
             arrival: &mut *self.arrival,
             state: &mut self.state,
@@ -187,6 +234,7 @@ impl Receiver {
             Some(_) => self.held.devices(device_len)?,
             None => payload,
         };
+        self.current.clear();
         let applied = self.held.apply(&mut *self.arrival);
         self.held.clear();
         if let Err(error) = applied {
@@ -195,6 +243,7 @@ impl Receiver {
             return Err(StandbyError::Write(error));
         }
         self.state = next;
+        self.current.set(next.committed());
         self.device_state = device_state;
         self.ports = seal.ports;
         Ok(())
@@ -217,6 +266,11 @@ impl Receiver {
         self.arrival.run().map_err(StandbyError::TakeOver)
     }
 
+    /// What [`Receiver::take_over`] could not load: frees what was reserved.
+    pub fn give_back(&mut self) {
+        self.arrival.discard();
+    }
+
     /// Ends it and frees what was reserved.
     pub fn discard(&mut self) {
         let (next, action) = self.state.step(StandbyEvent::End);
@@ -237,6 +291,9 @@ impl Held {
     }
 
     fn insert(&mut self, key: (u32, u64), content: Option<&[u8]>) -> Result<(), StandbyError> {
+        if self.pages.len() >= HELD_PAGES_MAX && !self.pages.contains_key(&key) {
+            return Err(StandbyError::Invalid { what: "more pages than an epoch may have" });
+        }
         let Some(content) = content else {
             self.pages.insert(key, None);
             return Ok(());

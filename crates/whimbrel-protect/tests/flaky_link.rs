@@ -21,7 +21,7 @@ use whimbrel_migrate::{
     target::{Arrival, HostError},
 };
 use whimbrel_protect::{
-    code::{BlockSize, Coding},
+    code::{BlockSize, Coding, encode::Encoder},
     primary::Sender,
     protocol::{self, Begin, Begun, Compare, Piece, ProtectionId, Seal},
     standby::Receiver,
@@ -53,9 +53,9 @@ impl Machine for Watched {
     }
 }
 
-/// Memory and disk of the standby, and the device state it was started with.
+/// Memory and disk of the standby, the device state it was started with, and whether nothing can be written.
 #[derive(Clone, Default)]
-struct Copy(Arc<Mutex<Held>>);
+struct Copy(Arc<Mutex<Held>>, Arc<Mutex<bool>>);
 
 /// Pages, and the device state once there is one.
 type Held = (Vec<Vec<u8>>, Option<Vec<u8>>);
@@ -63,7 +63,7 @@ type Held = (Vec<Vec<u8>>, Option<Vec<u8>>);
 impl Copy {
     fn new() -> Self {
         let empty = [MEMORY, DISK].map(|pages| vec![0; pages as usize * PAGE_SIZE]);
-        Self(Arc::new(Mutex::new((empty.to_vec(), None))))
+        Self(Arc::new(Mutex::new((empty.to_vec(), None))), Arc::default())
     }
 }
 
@@ -75,6 +75,9 @@ impl Arrival for Copy {
         Ok(())
     }
     fn write(&mut self, array: usize, run: PageRun, data: &[u8]) -> Result<(), HostError> {
+        if *self.1.lock().unwrap() {
+            return Err("no room".into());
+        }
         self.0.lock().unwrap().0[array][run.offset() as usize..][..run.bytes()].copy_from_slice(data);
         Ok(())
     }
@@ -228,14 +231,8 @@ impl World {
         let receiver = self.receiver.clone();
         let link = Flaky { receiver, has_pages, sent: AtomicU64::new(0), breaks_at, heard };
         let mut sender = Sender::new(&link, ProtectionId([2; 16]), coding, 3, 1 << 20).unwrap();
-        let begin = Begin {
-            id: ProtectionId([2; 16]),
-            after: None,
-            offer: offer(),
-            coding,
-            lease_ms: 1000,
-            witness: None,
-        };
+        let begin =
+            Begin { id: ProtectionId([2; 16]), offer: offer(), coding, lease_ms: 1000, witness: None };
         let has_pages = sender.begin(&begin, &|_| Err("there are none".into())).ok()?;
         sender.follow(&mut self.ledgers, has_pages).ok()?;
         let ports = || vec![vec![1, 2, 3]];
@@ -327,4 +324,50 @@ fn garbage_from_a_primary_is_refused_and_leaves_the_last_epoch_as_it_was() {
     }
     let (cut, content) = world.take_over().unwrap();
     assert!(content == world.cuts.lock().unwrap()[cut]);
+}
+
+#[test]
+fn what_is_filled_anew_or_written_by_halves_is_nothing_to_take_over_from() {
+    let mut world = World::new(6);
+    assert!(world.protect(Coding::fine(BlockSize::B64), (u64::MAX, true), false, 3).is_some());
+    let mut receiver = world.receiver.lock().unwrap();
+    let current = receiver.current();
+    assert_eq!(current.epoch().0, Some(3));
+    let (id, page) = (ProtectionId([2; 16]), vec![7; PAGE_SIZE]);
+    let mut encoder = Encoder::new(Coding::fine(BlockSize::B64), 1, 1 << 20).unwrap();
+    let (payload, _) = encoder.encode(0, [(5, &page[..])].into_iter()).unwrap();
+    let piece = |epoch| Piece { id, epoch, array: 0, block: BlockSize::B64 };
+    let seal = |epoch, pages| Seal { id, epoch, pages, device_bytes: None, ports: vec![] };
+    receiver.piece(&piece(Some(4)), &payload).unwrap();
+    *world.copy.1.lock().unwrap() = true;
+    assert!(receiver.seal(seal(4, 1), vec![1]).is_err(), "it cannot be written");
+    assert_eq!(current.epoch().0, None);
+    *world.copy.1.lock().unwrap() = false;
+
+    receiver.seal(seal(5, 0), vec![1]).unwrap();
+    assert_eq!(current.epoch().0, Some(5), "filled again");
+    receiver.piece(&piece(None), &payload).unwrap();
+    assert_eq!(current.epoch().0, None);
+    assert!(receiver.take_over().is_err());
+}
+
+#[test]
+fn pages_of_zeros_are_bounded_too() {
+    let pages = 1 << 20;
+    let arrival = Box::new(Copy::new());
+    let mut receiver = Receiver::new(arrival, vec![pages], vec![], HandoverId([1; 16])).unwrap();
+    let id = ProtectionId([2; 16]);
+    receiver.seal(Seal { id, epoch: 0, pages: 0, device_bytes: None, ports: vec![] }, vec![1]).unwrap();
+    let mut encoder = Encoder::new(Coding::fine(BlockSize::Page), 1, 1 << 20).unwrap();
+    let zero = vec![0; PAGE_SIZE];
+    let mut took = 0;
+    for first in (0..pages).step_by(1024) {
+        let (payload, _) = encoder.encode(0, (first..first + 1024).map(|page| (page, &zero[..]))).unwrap();
+        let piece = Piece { id, epoch: Some(1), array: 0, block: BlockSize::Page };
+        match receiver.piece(&piece, &payload) {
+            Ok(_) => took += 1024,
+            Err(_) => break,
+        }
+    }
+    assert!((65_536..80_000).contains(&took), "{took} pages of one epoch are held");
 }

@@ -138,6 +138,10 @@ impl Beats {
             }
             std::thread::sleep(LOOK.min(self.term / 32));
         }
+        // Whoever ended this has opened the gates; this thread may have shut them a moment later, on what it knew before.
+        if shut && self.may_run() {
+            self.ports().for_each(|port| port.set_gates(Gates::OPEN));
+        }
     }
 }
 

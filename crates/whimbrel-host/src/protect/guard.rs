@@ -200,18 +200,18 @@ fn figures(stats: &Stats, hash_bytes: usize) -> ProtectFigures {
     }
 }
 
-/// The thread of a guard. `after` is a protection of which the standby may still have pages.
+/// The thread of a guard. `again` says whether the machine was protected before.
 pub(super) fn run(
     host: &Arc<Host>,
     machine: &Arc<Machine>,
     guard: &Arc<Guard>,
-    mut after: Option<ProtectionId>,
+    again: bool,
     told: &Sender<Told>,
 ) {
-    let mut first = after.is_none();
+    let mut first = !again;
     loop {
         let id = ProtectionId(rand::random());
-        let end = Attempt { host, machine, guard, id, after, told }.run();
+        let end = Attempt { host, machine, guard, id, told }.run();
         let End::Alone { reason, error } = end else { break };
         if first && !guard.was_protected() {
             let error = error.unwrap_or_else(|| HostError::invalid(reason));
@@ -219,7 +219,6 @@ pub(super) fn run(
             break;
         }
         first = false;
-        after = Some(id);
         tracing::error!(machine = %guard.name, standby = %guard.settings.request.host, reason, "the machine runs unprotected");
         guard.set_state(ProtectState::Unprotected { reason: reason.clone() });
         if !wait_unprotected(host, guard) {
@@ -259,7 +258,6 @@ struct Attempt<'a> {
     machine: &'a Arc<Machine>,
     guard: &'a Arc<Guard>,
     id: ProtectionId,
-    after: Option<ProtectionId>,
     told: &'a Sender<Told>,
 }
 
@@ -333,7 +331,6 @@ impl Attempt<'_> {
         host.protecting.put_note(Note::new(self.id, &self.guard.name, self.guard.handover, side))?;
         let begin = Begin {
             id: self.id,
-            after: self.after,
             offer,
             coding: settings.coding,
             lease_ms: settings.term.as_millis() as u32,
@@ -356,12 +353,7 @@ impl Attempt<'_> {
     /// Nothing came of it, and nothing can: no epoch was ever sealed.
     fn call_off(&self, beats: &Beats) {
         let keep = self.guard.was_protected();
-        let _ = beats.standby.end(self.id, keep, Duration::from_secs(1));
-        if let Some(witness) = &beats.witness {
-            let _ = witness.witness(self.id, &Question::Close, Duration::from_secs(1));
-            let _ = witness.witness(self.id, &Question::Forget, Duration::from_secs(1));
-        }
-        self.host.protecting.remove_note(self.id);
+        settle::tell_ended(self.host, self.guard, beats, keep);
     }
 
     fn protect(&self, mut turn: Turn<'_>, link: Arc<PageLink>, beats: Arc<Beats>, has_pages: bool) -> End {
@@ -397,7 +389,7 @@ impl Attempt<'_> {
             }
             Outcome::Unprotect(answer) => match self.settle(&mut turn, beats, false) {
                 Settled::Alone => {
-                    self.let_out(&mut turn, beats);
+                    self.let_out(&mut turn, beats, false);
                     // Whoever hears of it may work on the machine at once.
                     drop(turn);
                     self.host.protecting.leave_guard(self.guard);
@@ -430,7 +422,7 @@ impl Attempt<'_> {
             Outcome::SwitchedOff => {
                 let settled = self.settle(&mut turn, beats, false);
                 if matches!(settled, Settled::Alone) {
-                    self.let_out(&mut turn, beats);
+                    self.let_out(&mut turn, beats, false);
                     return End::Over;
                 }
                 self.done(turn, beats, settled)
@@ -441,7 +433,7 @@ impl Attempt<'_> {
                 let settled = self.settle(&mut turn, beats, true);
                 match settled {
                     Settled::Alone => {
-                        self.let_out(&mut turn, beats);
+                        self.let_out(&mut turn, beats, true);
                         End::Alone { reason, error: None }
                     }
                     settled => self.done(turn, beats, settled),
@@ -454,9 +446,8 @@ impl Attempt<'_> {
         settle::settle(self.host, self.guard, beats, turn.live.as_mut(), keep)
     }
 
-    /// The machine is this host's alone: whatever it has said may be heard.
-    fn let_out(&self, turn: &mut Turn<'_>, beats: &Arc<Beats>) {
-        settle::note_alone(self.host, beats);
+    /// The machine is this host's alone: whatever it has said may be heard. Its standby is told afterwards, which may take long.
+    fn let_out(&self, turn: &mut Turn<'_>, beats: &Arc<Beats>, keep: bool) {
         beats.ports().for_each(|port| port.set_gates(whimbrel_net::Gates::OPEN));
         beats.ports().for_each(|port| port.release_all());
         if let Some(live) = &mut turn.live
@@ -464,15 +455,16 @@ impl Attempt<'_> {
         {
             live.go_on();
         }
+        settle::note_alone(self.host, self.guard, beats, keep);
     }
 
     fn done(&self, turn: Turn<'_>, beats: &Arc<Beats>, settled: Settled) -> End {
         match settled {
-            Settled::Gone => settle::retire(self.host, self.machine, turn, self.guard, self.id),
+            Settled::Gone => settle::retire(self.host, self.machine, turn, self.guard, beats),
             Settled::Alone => {
                 // It was to be given away and was not: it is this host's, whatever is left of it.
                 let mut turn = turn;
-                self.let_out(&mut turn, beats);
+                self.let_out(&mut turn, beats, false);
             }
             // A later daemon settles it: the note says that it must.
             Settled::Closing => {}

@@ -26,7 +26,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 use whimbrel_api::{MachineInfo, MachineState};
-use whimbrel_core::MachineName;
+use whimbrel_core::{HostName, MachineName};
+use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::protocol::{Fate, ProtectionId};
 use witness::Leases;
 
@@ -49,19 +50,27 @@ impl Protecting {
     /// What earlier daemons left.
     pub(crate) fn open(layout: &Layout) -> Result<Self, HostError> {
         let notes = Notes::open(layout.protections())?;
-        let noted = notes.all()?.into_iter().map(|note| (note.id, note)).collect();
+        let noted: HashMap<_, _> = notes.all()?.into_iter().map(|note| (note.id, note)).collect();
+        let untold = noted.values().filter(|note| matches!(note.side, Side::Ended { .. }));
+        let to_tell = untold.map(|note| note.id).collect();
         Ok(Self {
             leases: Leases::open(layout.leases())?,
             notes,
             noted: Mutex::new(noted),
             guards: Mutex::default(),
             standings: Mutex::default(),
-            to_tell: Mutex::default(),
+            to_tell: Mutex::new(to_tell),
         })
     }
 
     fn standing(&self, id: ProtectionId) -> Option<Arc<Standing>> {
         lock(&self.standings).get(&id).cloned()
+    }
+
+    /// What stands by here for a machine of `from` that is known by this handover.
+    fn standing_by(&self, from: &HostName, handover: HandoverId) -> Option<Arc<Standing>> {
+        let standings = lock(&self.standings);
+        standings.values().find(|one| one.is_of(from, handover)).cloned()
     }
 
     fn enter(&self, standing: Arc<Standing>) {

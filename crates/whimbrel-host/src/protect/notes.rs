@@ -38,6 +38,15 @@ pub(crate) enum Side {
         /// Whether this host has given the machine up: then it never runs here unless the standby lets go of it.
         gave_up: bool,
     },
+    /// The machine ran here and stays here, that is decided. The standby has not heard of it yet.
+    Ended {
+        /// Who is to hear of it.
+        standby: HostName,
+        /// Who may forget it then.
+        witness: Option<HostName>,
+        /// Whether its pages are of use for another protection.
+        keep: bool,
+    },
     /// It took the machine over.
     TookOver {
         /// From whom.

@@ -25,7 +25,10 @@ use std::{
     time::Duration,
 };
 use whimbrel_api::{ProtectRequest, ProtectState};
-use whimbrel_protect::{lease, protocol::ProtectionId};
+use whimbrel_protect::{
+    lease,
+    protocol::{Fate, ProtectionId},
+};
 
 /// How often a standby is told that it need not stand by any more.
 const TELL_AGAIN: Duration = Duration::from_secs(5);
@@ -71,7 +74,7 @@ impl Host {
             let turn = machine.begin_when_free("protection");
             let _ = begun.send(());
             let unsettled = Unsettled { host: &host, machine: &machine, guard: &guard, notes: &notes };
-            let goes_on = unsettled.settle(turn, &note, gave_up);
+            let goes_on = unsettled.settle(turn, gave_up);
             host.protecting.leave_guard(&guard);
             if goes_on {
                 protect_again(&host, &machine, &request, &note);
@@ -105,17 +108,26 @@ impl Host {
         let ids: Vec<ProtectionId> = lock(&self.protecting.to_tell).iter().copied().collect();
         for id in ids {
             let note = lock(&self.protecting.noted).get(&id).cloned();
-            let Some(Note { side: Side::Primary { request, .. }, name, .. }) = note else {
-                lock(&self.protecting.to_tell).remove(&id);
-                continue;
+            let (name, (standby, witness, keep)) = match note {
+                Some(Note { side: Side::Primary { request, .. }, name, .. }) => {
+                    (name, (request.host, request.witness, true))
+                }
+                Some(Note { side: Side::Ended { standby, witness, keep }, name, .. }) => {
+                    (name, (standby, witness, keep))
+                }
+                _ => {
+                    lock(&self.protecting.to_tell).remove(&id);
+                    continue;
+                }
             };
-            match Line::new(self, &request.host).end(id, true, Duration::from_secs(2)) {
-                Some(whimbrel_protect::protocol::Fate::Ended) => {
+            match Line::new(self, &standby).end(id, keep, Duration::from_secs(2)) {
+                Some(Fate::Ended) => {
                     lock(&self.protecting.to_tell).remove(&id);
                     self.protecting.remove_note(id);
+                    witness.iter().for_each(|witness| settle::forget(&Line::new(self, witness), id));
                 }
-                Some(whimbrel_protect::protocol::Fate::TakenOver) => {
-                    tracing::error!(machine = %name, host = %request.host, "a person let it take the machine over although it ran here; it is stopped here");
+                Some(Fate::TakenOver) => {
+                    tracing::error!(machine = %name, host = %standby, "a person let it take the machine over although it ran here; it is stopped here");
                     lock(&self.protecting.to_tell).remove(&id);
                     self.stop_taken_over(&name, id);
                 }
@@ -132,10 +144,11 @@ impl Host {
         if let Some(guard) = self.protecting.guard(name) {
             guard.cancel();
         }
-        let guard = Guard::new(name.clone(), settings, note.handover);
+        let guard = Arc::new(Guard::new(name.clone(), settings, note.handover));
         let turn = machine.begin_when_free("protection");
         if turn.record.phase == Phase::Here {
-            settle::retire(self, &machine, turn, &guard, id);
+            let beats = beats(self, &guard, &note);
+            settle::retire(self, &machine, turn, &guard, &beats);
         }
     }
 }
@@ -149,9 +162,9 @@ struct Unsettled<'a> {
 
 impl Unsettled<'_> {
     /// Settles every protection of the machine that is noted; whether it runs here afterwards.
-    fn settle(&self, mut turn: Turn<'_>, last: &Note, gave_up: bool) -> bool {
+    fn settle(&self, mut turn: Turn<'_>, gave_up: bool) -> bool {
         for note in self.notes {
-            let beats = self.beats(note);
+            let beats = beats(self.host, self.guard, note);
             let alive = turn.live.as_ref().is_some_and(|live| live.qemu.process().is_alive());
             let settled = match gave_up || !alive {
                 // Its guest is lost here: the standby is to have it, if it has all of it.
@@ -159,25 +172,15 @@ impl Unsettled<'_> {
                 false => settle::settle(self.host, self.guard, &beats, turn.live.as_mut(), true),
             };
             match settled {
-                Settled::Alone => self.host.protecting.remove_note(note.id),
+                Settled::Alone => settle::note_alone(self.host, self.guard, &beats, true),
                 Settled::Gone => {
-                    settle::retire(self.host, self.machine, turn, self.guard, last.id);
+                    settle::retire(self.host, self.machine, turn, self.guard, &beats);
                     return false;
                 }
                 Settled::Closing => return false,
             }
         }
         self.go_on(turn)
-    }
-
-    fn beats(&self, note: &Note) -> Beats {
-        let settings = &self.guard.settings;
-        let witness = settings.request.witness.as_ref();
-        let witness = witness.map(|witness| Arc::new(Line::new(self.host, witness)));
-        let rules = lease::Primary::recovered(witness.is_some(), settings.term);
-        let standby = Arc::new(Line::new(self.host, &settings.request.host));
-        let nothing = (Vec::new(), Weak::new());
-        Beats::new(note.id, rules, settings.term, (standby, witness), nothing, Arc::downgrade(self.guard))
     }
 
     /// The machine is this host's.
@@ -212,10 +215,21 @@ impl Unsettled<'_> {
     }
 }
 
+/// The lease of a protection of which nothing but a note is known.
+fn beats(host: &Arc<Host>, guard: &Arc<Guard>, note: &Note) -> Beats {
+    let settings = &guard.settings;
+    let witness = settings.request.witness.as_ref();
+    let witness = witness.map(|witness| Arc::new(Line::new(host, witness)));
+    let rules = lease::Primary::recovered(witness.is_some(), settings.term);
+    let standby = Arc::new(Line::new(host, &settings.request.host));
+    let nothing = (Vec::new(), Weak::new());
+    Beats::new(note.id, rules, settings.term, (standby, witness), nothing, Arc::downgrade(guard))
+}
+
 /// What was protected is protected again.
 fn protect_again(host: &Arc<Host>, machine: &Arc<Machine>, request: &ProtectRequest, note: &Note) {
     let started: Result<(), HostError> = Settings::of(request)
-        .and_then(|settings| host.start_guard(machine, settings, note.handover, Some(note.id)).map(drop));
+        .and_then(|settings| host.start_guard(machine, settings, note.handover, true).map(drop));
     if let Err(error) = started {
         tracing::error!(machine = %note.name, error = &error as &dyn std::error::Error, "the machine runs unprotected");
     }

@@ -13,7 +13,6 @@ use std::{
 use whimbrel_api::{FailoverRequest, MachineInfo, Operation, OperationKind, OperationResult, ProtectRequest};
 use whimbrel_core::MachineName;
 use whimbrel_migrate::protocol::HandoverId;
-use whimbrel_protect::protocol::ProtectionId;
 
 /// How long an answer of a guard's thread is waited for: it may be settling with hosts that do not answer.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -36,7 +35,7 @@ impl Host {
         self.route(&request.host)?;
         request.witness.iter().try_for_each(|witness| self.route(witness).map(drop))?;
         let handover = HandoverId(rand::random());
-        let (guard, hears) = self.start_guard(&machine, settings, handover, None)?;
+        let (guard, hears) = self.start_guard(&machine, settings, handover, false)?;
         Ok(self.operations().start(OperationKind::Protect, name.to_string(), move |reporter| {
             let begun = Instant::now();
             let (pause_ms, wire_bytes) = guard::wait_protected(&guard, &hears, |progress| {
@@ -49,13 +48,13 @@ impl Host {
         }))
     }
 
-    /// Starts the thread that protects a machine.
+    /// Starts the thread that protects a machine, `again` if it was protected before.
     pub(super) fn start_guard(
         self: &Arc<Self>,
         machine: &Arc<Machine>,
         settings: Settings,
         handover: HandoverId,
-        after: Option<ProtectionId>,
+        again: bool,
     ) -> Result<(Arc<Guard>, mpsc::Receiver<Told>), HostError> {
         let name = machine.name().clone();
         let guard = Arc::new(Guard::new(name.clone(), settings, handover));
@@ -68,7 +67,7 @@ impl Host {
         }
         let (told, hears) = mpsc::channel();
         let (host, machine, its) = (self.clone(), machine.clone(), guard.clone());
-        let work = move || guard::run(&host, &machine, &its, after, &told);
+        let work = move || guard::run(&host, &machine, &its, again, &told);
         match std::thread::Builder::new().name("protect".into()).spawn(work) {
             Ok(_) => Ok((guard, hears)),
             Err(source) => {

@@ -7,6 +7,7 @@
 use super::{
     beats::Beats,
     guard::Guard,
+    link::Line,
     notes::{Note, Side},
 };
 use crate::{
@@ -58,8 +59,6 @@ pub(super) fn settle(
         }
         beats.ask_witness(&Question::Close);
         if beats.lease().stand() == PrimaryStand::Alone {
-            // It can take over no more; hearing of it, it also stops trying.
-            let _ = beats.standby.end(beats.id, keep, beats.patience());
             return Settled::Alone;
         }
         if let Some(fate) = beats.standby.end(beats.id, keep, beats.patience()) {
@@ -149,18 +148,42 @@ pub(super) fn say_until_heard(host: &Host, guard: &Guard, beats: &Beats) -> Sett
     }
 }
 
-/// The machine is this host's: nothing about the protection needs to be remembered. Without a witness it does for as long as
-/// the standby has not heard.
-pub(super) fn note_alone(host: &Host, beats: &Beats) {
-    let decided = beats.lease().stand() == PrimaryStand::Alone;
-    if decided || beats.lease().stand() == PrimaryStand::Gone {
+/// The machine is this host's. Where that is decided only the standby is to hear of it; without a witness it is not before the
+/// standby has heard, and is settled again by a later daemon.
+pub(super) fn note_alone(host: &Host, guard: &Guard, beats: &Beats, keep: bool) {
+    match beats.lease().stand() {
+        PrimaryStand::Alone | PrimaryStand::Gone => tell_ended(host, guard, beats, keep),
+        PrimaryStand::Guarded | PrimaryStand::Unsure => host.protecting.tell_ended(beats.id),
+    }
+}
+
+/// No standby can take over by this protection any more: it is told, now or when it can be reached again. Until it has heard
+/// it keeps a QEMU and all of the memory.
+pub(super) fn tell_ended(host: &Host, guard: &Guard, beats: &Beats, keep: bool) {
+    let standby = beats.standby.to().clone();
+    let witness = beats.witness.as_ref().map(|line| line.to().clone());
+    if beats.standby.end(beats.id, keep, beats.patience()) == Some(Fate::Ended) {
         host.protecting.remove_note(beats.id);
         if let Some(witness) = &beats.witness {
-            let _ = witness.witness(beats.id, &Question::Forget, Duration::from_millis(500));
+            forget(witness, beats.id);
         }
         return;
     }
-    host.protecting.tell_ended(beats.id);
+    let side = Side::Ended { standby, witness, keep };
+    match host.protecting.put_note(Note::new(beats.id, &guard.name, guard.handover, side)) {
+        Ok(()) => host.protecting.tell_ended(beats.id),
+        // The note of before says that it is to be settled, which comes to the same.
+        Err(error) => {
+            tracing::error!(machine = %guard.name, error = &error as &dyn std::error::Error, "the end of a protection could not be written down")
+        }
+    }
+}
+
+/// All who take part know how it ended.
+pub(super) fn forget(witness: &Line, id: ProtectionId) {
+    let patience = Duration::from_millis(500);
+    let _ = witness.witness(id, &Question::Close, patience);
+    let _ = witness.witness(id, &Question::Forget, patience);
 }
 
 /// The machine is the standby's: here it ends, and the record says so until the standby has confirmed it.
@@ -169,7 +192,7 @@ pub(super) fn retire(
     machine: &Arc<Machine>,
     mut turn: Turn<'_>,
     guard: &Guard,
-    id: ProtectionId,
+    beats: &Beats,
 ) {
     let to = guard.settings.request.host.clone();
     tracing::warn!(machine = %guard.name, standby = %to, "the machine was taken over; it ends here");
@@ -178,7 +201,15 @@ pub(super) fn retire(
     turn.live.take().into_iter().for_each(Live::end);
     turn.record.process = None;
     match saved {
-        Ok(()) => host.protecting.remove_note(id),
+        Ok(()) => {
+            host.protecting.remove_note(beats.id);
+            // The witness may have said so before the standby heard its yes: then it must be able to ask again.
+            if let Some(witness) = &beats.witness
+                && beats.standby.end(beats.id, false, beats.patience()) == Some(Fate::TakenOver)
+            {
+                forget(witness, beats.id);
+            }
+        }
         // The note stays, and a later daemon asks again.
         Err(error) => report(&error),
     }

@@ -2,7 +2,10 @@
 //!
 //! Pages go to a [`Receiver`], who may run to a [`lease::Standby`]; this file answers messages with both and does what the rules
 //! say: asks the witness when the primary is silent, writes down that the machine is this host's, runs it. One thread a
-//! standby watches the clock.
+//! standby watches the clock, and whether the QEMU that waits is still there.
+//!
+//! Locks are taken in the order receiver, rules, current. Whether there is something to take over from is read, and cleared, with
+//! the rules in hand: nobody decides to take over what is about to be of no one instant.
 
 use super::{
     link::Line,
@@ -12,7 +15,7 @@ use crate::{error::HostError, host::Host};
 use bytes::Bytes;
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -29,10 +32,10 @@ use whimbrel_protect::{
     clock::Moment,
     lease::{self, Question, StandbyAction, Verdict},
     protocol::{self, Again, Begin, Begun, Blob, Compare, End, Fate, Heard, Piece, ProtectionId, Seal},
-    standby::Receiver,
+    standby::{Current, Receiver},
 };
 
-/// How long the pages of a protection that ended wait for the next one.
+/// How long the pages of a protection that ended wait for the next one, and how long a first copy may be silent.
 const KEPT_FOR: Duration = Duration::from_secs(600);
 
 /// A machine that waits here.
@@ -47,15 +50,20 @@ pub(crate) struct Standing {
     rules: Mutex<lease::Standby>,
     /// None once another protection has it, or once it is gone.
     receiver: Mutex<Option<Receiver>>,
-    committed: Mutex<Committed>,
+    /// What there is to take over from.
+    current: Arc<Current>,
     over: AtomicBool,
 }
 
-/// The last epoch, apart from the receiver, which may be at work.
-#[derive(Clone, Copy)]
-struct Committed {
-    epoch: Option<u64>,
-    at: Instant,
+/// Why a machine is taken over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    /// Its host gave it up, and still has it.
+    Yielded,
+    /// Its host is silent, and the witness said yes.
+    Silent,
+    /// A person said that its host is dead.
+    ByHand,
 }
 
 impl Host {
@@ -72,42 +80,45 @@ impl Host {
             protocol::BEGIN => Ok(encoded(&self.begin_standing(asker, parse(header)?)?)),
             protocol::BLOB => {
                 let blob: Blob = parse(header)?;
-                self.with_receiver(blob.id, |receiver, _| receiver.blob_piece(&blob.piece, &payload))?;
+                self.with_receiver(asker, blob.id, |receiver, _| receiver.blob_piece(&blob.piece, &payload))?;
                 Ok(Vec::new())
             }
             protocol::COMPARE => {
                 let asked: Compare = parse(header)?;
-                Ok(encoded(&self.with_receiver(asked.id, |receiver, _| receiver.compare(&asked, &payload))?))
+                let compared =
+                    self.with_receiver(asker, asked.id, |receiver, _| receiver.compare(&asked, &payload));
+                Ok(encoded(&compared?))
             }
             protocol::PIECE => {
                 let piece: Piece = parse(header)?;
-                let again: Again =
-                    self.with_receiver(piece.id, |receiver, _| receiver.piece(&piece, &payload))?;
+                let again: Again = self.with_receiver(asker, piece.id, |receiver, standing| {
+                    if piece.epoch.is_none() {
+                        standing.is_filled_anew()?;
+                    }
+                    receiver.piece(&piece, &payload)
+                })?;
                 Ok(encoded(&again))
             }
             protocol::SEAL => {
                 let seal: Seal = parse(header)?;
-                self.with_receiver(seal.id, |receiver, standing| {
-                    receiver.seal(seal, payload.to_vec())?;
-                    *lock(&standing.committed) =
-                        Committed { epoch: receiver.committed(), at: Instant::now() };
-                    Ok(())
-                })?;
+                self.with_receiver(asker, seal.id, |receiver, _| receiver.seal(seal, payload.to_vec()))?;
                 Ok(Vec::new())
             }
-            protocol::HEARTBEAT => Ok(encoded(&self.hear_beat(parse(header)?))),
-            protocol::END => Ok(encoded(&self.end_standing(&parse(header)?))),
-            protocol::YIELD => Ok(encoded(&self.take_yielded(parse(header)?)?)),
+            protocol::HEARTBEAT => Ok(encoded(&self.hear_beat(asker, parse(header)?))),
+            protocol::END => Ok(encoded(&self.end_standing(asker, &parse(header)?))),
+            protocol::YIELD => Ok(encoded(&self.take_yielded(asker, parse(header)?)?)),
             kind => Err(HostError::invalid(format!("message kind {kind:#06x} is not one of a protection"))),
         }
     }
 
     fn begin_standing(self: &Arc<Self>, from: &HostName, begin: Begin) -> Result<Begun, HostError> {
         let arrays = begin.offer.arrays.iter().map(|array| array.pages).collect::<Vec<_>>();
-        if begin.offer.blobs.len() > 2 || arrays.len() > 64 || begin.lease_ms < 50 {
+        let used = self.protecting.standing(begin.id).is_some();
+        if begin.offer.blobs.len() > 2 || arrays.len() > 64 || begin.lease_ms < 50 || used {
             return Err(HostError::invalid("an offer that no sound host would make"));
         }
-        let old = begin.after.and_then(|after| self.protecting.standing(after));
+        // Whatever came in between: what is here by the same handover is older pages of the same machine.
+        let old = self.protecting.standing_by(from, begin.offer.handover);
         let kept = old.and_then(|old| old.let_go(&arrays, &begin));
         let has_pages = kept.is_some();
         let (receiver, blobs_missing) = match kept {
@@ -130,7 +141,7 @@ impl Host {
                 (receiver.map_err(standby_error)?, missing)
             }
         };
-        let term = Duration::from_millis(begin.lease_ms.into());
+        let (term, current) = (Duration::from_millis(begin.lease_ms.into()), receiver.current());
         let standing = Arc::new(Standing {
             host: self.clone(),
             id: begin.id,
@@ -141,7 +152,7 @@ impl Host {
             handover: begin.offer.handover,
             rules: Mutex::new(lease::Standby::begin(begin.witness.is_some(), term, Moment::now())),
             receiver: Mutex::new(Some(receiver)),
-            committed: Mutex::new(Committed { epoch: None, at: Instant::now() }),
+            current,
             over: AtomicBool::new(false),
         });
         self.protecting.enter(standing.clone());
@@ -151,12 +162,18 @@ impl Host {
         Ok(Begun { offered: Offered::Accepted(Accepted { blobs_missing, begun_as: Vec::new() }), has_pages })
     }
 
+    /// The protection of this id, if it is one of a machine of `asker`.
+    fn standing_of_host(&self, asker: &HostName, id: ProtectionId) -> Option<Arc<Standing>> {
+        self.protecting.standing(id).filter(|standing| standing.from == *asker)
+    }
+
     fn with_receiver<T>(
         &self,
+        asker: &HostName,
         id: ProtectionId,
         work: impl FnOnce(&mut Receiver, &Standing) -> Result<T, StandbyError>,
     ) -> Result<T, HostError> {
-        let standing = self.protecting.standing(id).ok_or_else(|| unknown(id))?;
+        let standing = self.standing_of_host(asker, id).ok_or_else(|| unknown(id))?;
         let mut receiver = lock(&standing.receiver);
         // Looked at with the receiver in hand: whoever takes over needs it too.
         if lock(&standing.rules).fate() != Fate::Standing {
@@ -166,15 +183,17 @@ impl Host {
         work(receiver, &standing).map_err(standby_error)
     }
 
-    fn hear_beat(&self, id: ProtectionId) -> Heard {
-        match self.protecting.standing(id) {
+    fn hear_beat(&self, asker: &HostName, id: ProtectionId) -> Heard {
+        match self.standing_of_host(asker, id) {
             Some(standing) => lock(&standing.rules).heartbeat(Moment::now()),
             None => Heard::NoPromise(self.protecting.fate(id)),
         }
     }
 
-    fn end_standing(&self, end: &End) -> Fate {
-        let Some(standing) = self.protecting.standing(end.id) else { return self.protecting.fate(end.id) };
+    fn end_standing(&self, asker: &HostName, end: &End) -> Fate {
+        let Some(standing) = self.standing_of_host(asker, end.id) else {
+            return self.protecting.fate(end.id);
+        };
         let action = lock(&standing.rules).end();
         let fate = lock(&standing.rules).fate();
         if action == StandbyAction::Discard || fate == Fate::Ended {
@@ -186,13 +205,16 @@ impl Host {
         fate
     }
 
-    /// The primary never runs the machine again. Answers when it runs here.
-    fn take_yielded(&self, id: ProtectionId) -> Result<Fate, HostError> {
-        let Some(standing) = self.protecting.standing(id) else { return Ok(self.protecting.fate(id)) };
-        let action = lock(&standing.rules).yielded(standing.is_current());
+    /// The primary never runs the machine again. Answers when it runs here, or when it has turned out that it cannot.
+    fn take_yielded(&self, asker: &HostName, id: ProtectionId) -> Result<Fate, HostError> {
+        let Some(standing) = self.standing_of_host(asker, id) else { return Ok(self.protecting.fate(id)) };
+        let action = {
+            let mut rules = lock(&standing.rules);
+            rules.yielded(standing.is_current())
+        };
         if action == StandbyAction::TakeOver {
-            standing.take_over("its host gave it up")?;
-            if let Some(witness) = standing.witness.clone() {
+            standing.take_over(Why::Yielded)?;
+            if let Some(witness) = standing.witness.clone().filter(|_| standing.fate() == Fate::TakenOver) {
                 // It decides nothing any more; the witness only has it right.
                 let tell = move || {
                     let _ = witness.witness(id, &Question::Take { yielded: true }, KEPT_FOR / 100);
@@ -200,13 +222,41 @@ impl Host {
                 drop(std::thread::Builder::new().name("tell-witness".into()).spawn(tell));
             }
         }
-        Ok(lock(&standing.rules).fate())
+        // Not before whoever takes over is done: until then it may still turn out that it cannot.
+        drop(lock(&standing.receiver));
+        Ok(standing.fate())
     }
 }
 
 impl Standing {
     fn is_current(&self) -> bool {
-        lock(&self.committed).epoch.is_some()
+        self.current.epoch().0.is_some()
+    }
+
+    fn fate(&self) -> Fate {
+        lock(&self.rules).fate()
+    }
+
+    /// A copy that is no epoch begins. Not if somebody is about to take over what it would be written into.
+    fn is_filled_anew(&self) -> Result<(), StandbyError> {
+        let rules = lock(&self.rules);
+        if rules.fate() != Fate::Standing {
+            return Err(StandbyError::NotFollowing);
+        }
+        self.current.clear();
+        Ok(())
+    }
+
+    /// Whether the QEMU that waits is still there, as far as that can be told now.
+    fn is_alive(&self) -> bool {
+        match self.receiver.try_lock() {
+            Ok(receiver) => receiver.as_ref().is_none_or(Receiver::is_alive),
+            Err(TryLockError::Poisoned(receiver)) => {
+                receiver.get_ref().as_ref().is_none_or(Receiver::is_alive)
+            }
+            // It is at work, and looked at again soon.
+            Err(TryLockError::WouldBlock) => true,
+        }
     }
 
     pub(super) fn id(&self) -> ProtectionId {
@@ -217,15 +267,27 @@ impl Standing {
         &self.name
     }
 
+    pub(super) fn is_of(&self, from: &HostName, handover: HandoverId) -> bool {
+        self.from == *from && self.handover == handover
+    }
+
     /// Gives its pages to the protection that follows, if it is of the same machine and this one cannot take over any more.
     fn let_go(&self, arrays: &[u64], begin: &Begin) -> Option<Receiver> {
         let mut receiver = lock(&self.receiver);
-        let mut rules = lock(&self.rules);
-        rules.end();
+        let ended = {
+            let mut rules = lock(&self.rules);
+            rules.end();
+            rules.fate() == Fate::Ended
+        };
         let fits = receiver.as_ref().is_some_and(|receiver| {
-            receiver.shape() == (arrays, begin.offer.handover) && self.name == begin.offer.name
+            let same = receiver.shape() == (arrays, begin.offer.handover) && self.name == begin.offer.name;
+            same && receiver.is_alive()
         });
-        if rules.fate() != Fate::Ended || !fits {
+        if !ended || !fits {
+            drop(receiver);
+            if ended {
+                self.discard();
+            }
             return None;
         }
         self.over.store(true, Ordering::SeqCst);
@@ -245,16 +307,20 @@ impl Standing {
     fn watch(&self) {
         let mut ended_at = None;
         while !self.over.load(Ordering::SeqCst) {
-            let now = Moment::now();
-            let current = self.is_current();
-            let action = lock(&self.rules).tick(current, now);
-            let (fate, wakes) = {
-                let rules = lock(&self.rules);
-                (rules.fate(), rules.wakes())
+            let (now, alive) = (Moment::now(), self.is_alive());
+            let (action, fate, wakes) = {
+                let mut rules = lock(&self.rules);
+                let current = self.is_current();
+                let silent = !current && now > rules.wakes().after(KEPT_FOR);
+                if (silent || !alive) && rules.end() == StandbyAction::Discard {
+                    tracing::error!(machine = %self.name, from = %self.from, alive, "nobody stands by for it here any more");
+                }
+                (rules.tick(current, now), rules.fate(), rules.wakes())
             };
             match (action, fate) {
-                (StandbyAction::AskWitness, _) => drop(self.ask_witness()),
+                (StandbyAction::AskWitness, _) => self.ask_witness(),
                 (_, Fate::TakenOver) => return,
+                (_, Fate::Ended) if !alive => self.discard(),
                 (_, Fate::Ended) if ended_at.get_or_insert_with(Instant::now).elapsed() > KEPT_FOR => {
                     self.discard()
                 }
@@ -268,32 +334,34 @@ impl Standing {
     }
 
     /// Asks the witness whether the machine is this host's, and does what follows.
-    fn ask_witness(&self) -> Result<(), HostError> {
-        let Some(witness) = &self.witness else { return Ok(()) };
+    fn ask_witness(&self) {
+        let Some(witness) = &self.witness else { return };
         tracing::warn!(machine = %self.name, primary = %self.from, witness = %witness.to(), "the primary is silent, asking the witness");
         let patience = self.term.max(Duration::from_millis(200));
         let verdict: Option<Verdict> = witness.witness(self.id, &Question::Take { yielded: false }, patience);
         let action = lock(&self.rules).witness_said(verdict, Moment::now());
         match action {
-            StandbyAction::TakeOver => self.take_over("its host is silent and its lease has run out"),
+            // It has logged why it could not.
+            StandbyAction::TakeOver => drop(self.take_over(Why::Silent)),
             StandbyAction::Discard => {
                 tracing::info!(machine = %self.name, "the primary goes on alone, says the witness");
-                Ok(())
             }
-            StandbyAction::Nothing | StandbyAction::AskWitness => Ok(()),
+            StandbyAction::Nothing | StandbyAction::AskWitness => {}
         }
     }
 
     /// A person wants the machine here.
     pub(super) fn by_hand(&self) -> Result<(), HostError> {
-        let action = lock(&self.rules).by_hand(self.is_current(), Moment::now());
+        let action = {
+            let mut rules = lock(&self.rules);
+            rules.by_hand(self.is_current(), Moment::now())
+        };
         match action {
-            StandbyAction::TakeOver => self.take_over("a person said that its host is dead")?,
-            StandbyAction::AskWitness => self.ask_witness()?,
+            StandbyAction::TakeOver => self.take_over(Why::ByHand)?,
+            StandbyAction::AskWitness => self.ask_witness(),
             StandbyAction::Nothing | StandbyAction::Discard => {}
         }
-        let fate = lock(&self.rules).fate();
-        match fate {
+        match self.fate() {
             Fate::TakenOver => Ok(()),
             _ => Err(HostError::invalid(format!(
                 "{} is not taken over: {} lives, or its lease still runs, or nothing of it is whole here yet",
@@ -306,15 +374,24 @@ impl Standing {
         self.witness.is_some()
     }
 
-    /// The machine is this host's. Written down first, run second.
-    fn take_over(&self, why: &str) -> Result<(), HostError> {
+    /// The machine is this host's. Written down first, run second. One that was yielded and does not load is given back: its
+    /// host still has all of it.
+    fn take_over(&self, why: Why) -> Result<(), HostError> {
         let begun = Instant::now();
-        let mut receiver = lock(&self.receiver);
-        let receiver = receiver.as_mut().ok_or_else(|| unknown(self.id))?;
+        let mut held = lock(&self.receiver);
+        let receiver = held.as_mut().ok_or_else(|| unknown(self.id))?;
         let loaded = receiver.take_over();
         let loaded_ms = begun.elapsed().as_secs_f64() * 1e3;
-        let side = Side::TookOver { from: self.from.clone(), at_ms: crate::now_ms() };
-        let noted = self.host.protecting.take_note(Note::new(self.id, &self.name, self.handover, side));
+        if let (Err(error), Why::Yielded) = (&loaded, why) {
+            let error = error as &dyn std::error::Error;
+            tracing::error!(machine = %self.name, from = %self.from, error, "a machine does not load here and is given back");
+            receiver.give_back();
+            lock(&self.rules).gives_back();
+            drop(held);
+            self.discard();
+            return Ok(());
+        }
+        let noted = self.note_taken();
         self.host.arrivals().adopt_arrived(self.handover);
         let run = noted
             .and_then(|()| loaded.map_err(standby_error))
@@ -324,21 +401,34 @@ impl Standing {
         match &run {
             Ok(()) => {
                 let total_ms = begun.elapsed().as_secs_f64() * 1e3;
-                tracing::warn!(machine = %self.name, from = %self.from, why, loaded_ms, total_ms, "took a machine over");
+                tracing::warn!(machine = %self.name, from = %self.from, why = why.text(), loaded_ms, total_ms, "took a machine over");
             }
             Err(error) => {
                 let error = error as &dyn std::error::Error;
-                tracing::error!(machine = %self.name, from = %self.from, why, error, "a machine that is this host's does not run");
+                tracing::error!(machine = %self.name, from = %self.from, why = why.text(), error, "a machine that is this host's does not run");
             }
         }
         run
     }
 
+    /// Writes down that the machine is this host's. Nobody else may ever run it, so this is tried until it is done.
+    fn note_taken(&self) -> Result<(), HostError> {
+        let side = Side::TookOver { from: self.from.clone(), at_ms: crate::now_ms() };
+        let note = Note::new(self.id, &self.name, self.handover, side);
+        while let Err(error) = self.host.protecting.take_note(note.clone()) {
+            let text = crate::peers::chain(&error);
+            tracing::error!(machine = %self.name, error = text, "a takeover cannot be written down; tried again");
+            if !self.host.sleep_unless_closing(Duration::from_secs(1)) {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
     /// What is told about it.
     pub(super) fn info(&self) -> ProtectionInfo {
-        let Committed { epoch, at } = *lock(&self.committed);
-        let fate = lock(&self.rules).fate();
-        let state = match (fate, epoch) {
+        let (epoch, at) = self.current.epoch();
+        let state = match (self.fate(), epoch) {
             (Fate::Ended, _) => ProtectState::Unprotected { reason: "its host goes on alone".to_owned() },
             (_, None) => ProtectState::Filling,
             (_, Some(_)) => ProtectState::Protected,
@@ -352,6 +442,16 @@ impl Standing {
             epoch: epoch.unwrap_or(0),
             figures: None,
             lag_ms: at.elapsed().as_millis() as u64,
+        }
+    }
+}
+
+impl Why {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Yielded => "its host gave it up",
+            Self::Silent => "its host is silent and its lease has run out",
+            Self::ByHand => "a person said that its host is dead",
         }
     }
 }
