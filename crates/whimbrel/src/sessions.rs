@@ -47,10 +47,51 @@ pub(crate) fn control(given: Option<&Path>) -> Result<PathBuf, Failure> {
         .mode(0o700)
         .create(&dir)
         .map_err(Failure::io("make the folder of control sockets"))?;
-    let found = fs::metadata(&dir).map_err(Failure::io("look at the folder of control sockets"))?;
-    if found.uid() != own.as_raw() || found.mode() & 0o022 != 0 {
-        let source = io::Error::new(io::ErrorKind::PermissionDenied, "others may write there");
-        return Err(Failure::Io { action: "use the folder of control sockets", source });
+    match others_may_replace(&dir, own.as_raw()) {
+        Ok(false) => Ok(dir),
+        Ok(true) => {
+            let source = io::Error::new(io::ErrorKind::PermissionDenied, "others may write there");
+            Err(Failure::Io { action: "use the folder of control sockets", source })
+        }
+        Err(error) => Err(Failure::io("look at the folder of control sockets")(error)),
     }
-    Ok(dir)
+}
+
+/// Whether somebody but root could put another folder in the place of `dir`: who owns a folder above it could, and who
+/// may write there, unless only owners may take names away.
+fn others_may_replace(dir: &Path, own: u32) -> io::Result<bool> {
+    let whole = dir.canonicalize()?;
+    let found = fs::metadata(&whole)?;
+    if found.uid() != own || found.mode() & 0o022 != 0 {
+        return Ok(true);
+    }
+    for above in whole.ancestors().skip(1) {
+        let found = fs::metadata(above)?;
+        let foreign = found.uid() != own && found.uid() != 0;
+        if foreign || (found.mode() & 0o002 != 0 && found.mode() & 0o1000 == 0) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_folder_below_one_where_others_write_is_not_used() {
+        let top = env::temp_dir().join(format!("whimbrel-control-{}", std::process::id()));
+        let dir = top.join("sessions");
+        fs::create_dir_all(&dir).unwrap();
+        let own = rustix::process::geteuid().as_raw();
+        let may = |mode| {
+            fs::set_permissions(&top, fs::Permissions::from_mode(mode)).unwrap();
+            others_may_replace(&dir, own).unwrap()
+        };
+        assert_eq!([0o755, 0o777, 0o1777].map(may), [false, true, false]);
+        assert!(others_may_replace(&dir, own + 1).unwrap());
+        fs::remove_dir_all(&top).unwrap();
+    }
 }

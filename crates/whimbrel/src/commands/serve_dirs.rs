@@ -27,9 +27,18 @@ fn endpoint(server: Server) -> Result<Endpoint, Failure> {
 
 impl Serving {
     fn server(&self) -> Result<Server, Failure> {
+        Self::raise_limits();
         let exports: Result<Vec<Export>, _> = self.dirs.iter().map(|dir| Export::new(dir)).collect();
         let exports = exports.map_err(|error| Failure::Session(Box::new(error)))?;
         Ok(Server::new(exports, self.read_only, Limits { idle: self.idle, ..Limits::default() }))
+    }
+
+    /// Each session may hold some hundred files open: as many as this process is ever allowed.
+    fn raise_limits() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+        // What is not allowed is not needed by the first sessions.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     }
 
     /// Serves whoever started this process, until they end it.
