@@ -1,8 +1,9 @@
 //! The chunks of a benefactor: segment files that only grow, an index in memory, deletion by moving what is left.
 //!
 //! A put is in the page cache when it returns and durable when [`ChunkStore::flush`] returns; a client flushes what it relies
-//! on before it commits. A segment that is full is synced before the next begins, so after a crash only the newest can be
-//! torn, and it is read through with its checksums when the store is opened.
+//! on before it commits. A flush that comes while another is under way waits for it: what it relies on may be what that one
+//! syncs. A segment that is full is synced before the next begins, so after a crash only the newest can be torn, and it is read
+//! through with its checksums when the store is opened.
 //!
 //! Why not the store of capsules: there, what may go follows from refs; here another machine decides chunk by chunk.
 //! After a failed write or sync the store refuses to write until it is opened again.
@@ -10,7 +11,7 @@
 use super::segment::{self, Found, RECORD, open_frame};
 use bytes::Bytes;
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     fs::{self, File},
     io,
     os::unix::fs::FileExt,
@@ -95,7 +96,8 @@ struct Segment {
 
 #[derive(Debug, Default)]
 struct State {
-    index: HashMap<Digest, Slot>,
+    /// In order, so that a range of digests is listed without looking at all of them.
+    index: BTreeMap<Digest, Slot>,
     segments: BTreeMap<u32, Segment>,
     unsynced: bool,
 }
@@ -109,6 +111,8 @@ pub struct ChunkStore {
     state: Mutex<State>,
     /// Held while the newest segment grows.
     writing: Mutex<()>,
+    /// Held while it is synced.
+    syncing: Mutex<()>,
     latched: AtomicBool,
     _lock: File,
 }
@@ -128,7 +132,7 @@ impl ChunkStore {
     /// Opens the store in `dir`, or makes it. It takes at most `capacity` bytes and leaves `keep_free` of the disk free.
     pub fn open(dir: &Path, capacity: u64, keep_free: u64) -> Result<Self> {
         let io = |action| move |source| ChunkError::Io { action, path: dir.to_owned(), source };
-        fs::create_dir_all(dir).map_err(io("create"))?;
+        create_dir(dir).map_err(io("create"))?;
         let lock = File::options().create(true).append(true).open(dir.join(LOCK)).map_err(io("lock"))?;
         lock.try_lock().map_err(|_| ChunkError::InUse { path: dir.to_owned() })?;
         let mut numbers = Vec::new();
@@ -137,12 +141,14 @@ impl ChunkStore {
             numbers.extend(name.to_str().and_then(number_of));
         }
         numbers.sort_unstable();
-        let mut state = State::default();
+        // A process that was killed may have left in the page cache what nobody has synced.
+        let mut state = State { unsynced: !numbers.is_empty(), ..State::default() };
         for number in &numbers {
             load(dir, *number, Some(number) == numbers.last(), &mut state)?;
         }
-        let (state, writing, latched) = (Mutex::new(state), Mutex::default(), AtomicBool::new(false));
-        Ok(Self { dir: dir.to_owned(), capacity, keep_free, state, writing, latched, _lock: lock })
+        let (state, writing, syncing) = (Mutex::new(state), Mutex::default(), Mutex::default());
+        let (dir, latched) = (dir.to_owned(), AtomicBool::new(false));
+        Ok(Self { dir, capacity, keep_free, state, writing, syncing, latched, _lock: lock })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -247,6 +253,7 @@ impl ChunkStore {
 
     /// Makes everything that was put durable, and says which of `digests` are here.
     pub fn flush(&self, digests: &[Digest]) -> Result<Vec<bool>> {
+        let _syncing = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
         if self.latched.load(Ordering::Relaxed) {
             return Err(ChunkError::Latched);
         }
@@ -311,12 +318,7 @@ impl ChunkStore {
         let state = self.state();
         let age =
             |slot: &Slot| now.saturating_duration_since(slot.touched).as_secs().min(u32::MAX.into()) as u32;
-        let in_range = state.index.iter().filter(|(digest, _)| *digest >= from);
-        let mut all: Vec<(Digest, u32)> = in_range.map(|(digest, slot)| (*digest, age(slot))).collect();
-        drop(state);
-        all.sort_unstable_by_key(|(digest, _)| *digest);
-        all.truncate(most);
-        all
+        state.index.range(from..).take(most).map(|(digest, slot)| (*digest, age(slot))).collect()
     }
 
     /// Deletes chunks that were not put again since `listed`. Their space comes back with [`ChunkStore::compact`].
@@ -364,6 +366,17 @@ impl ChunkStore {
             .map_err(|error| self.failed("remove", number)(error))?;
         Ok(moved)
     }
+}
+
+/// Makes a folder and those above it, each durable in the one it is in.
+fn create_dir(dir: &Path) -> io::Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    let above = dir.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    create_dir(above)?;
+    fs::create_dir(dir)?;
+    File::open(above)?.sync_all()
 }
 
 fn name_of(number: u32) -> String {
@@ -449,6 +462,35 @@ mod tests {
                 assert_eq!(store.get(digest).unwrap(), frame);
             }
         }
+    }
+
+    #[test]
+    fn what_a_killed_process_left_in_the_page_cache_is_synced_by_the_next_flush() {
+        let dir = tempfile::tempdir().unwrap();
+        let (digest, frame) = chunk(1, 5000);
+        open(dir.path()).put(&[(digest, frame)]).unwrap();
+        let store = open(dir.path());
+        assert!(store.state().unsynced);
+        assert_eq!(store.flush(&[digest]).unwrap(), [true]);
+        assert!(!store.state().unsynced);
+    }
+
+    #[test]
+    fn ranges_of_digests_are_listed_in_order_and_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = open(dir.path());
+        let chunks: Vec<_> = (0..50).map(|seed| chunk(seed, 100)).collect();
+        store.put(&chunks).unwrap();
+        let mut all: Vec<Digest> = chunks.iter().map(|(digest, _)| *digest).collect();
+        all.sort();
+        let (mut found, mut from) = (Vec::new(), Some(Digest([0; 32])));
+        while let Some(start) = from {
+            let part = store.list(&start, 7);
+            from =
+                part.last().and_then(|(last, _)| crate::protocol::after(*last)).filter(|_| part.len() == 7);
+            found.extend(part.into_iter().map(|(digest, _)| digest));
+        }
+        assert_eq!(found, all);
     }
 
     #[test]
