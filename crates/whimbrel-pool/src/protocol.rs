@@ -121,6 +121,8 @@ pub struct Reserve {
     pub session: u64,
     /// Bytes it will write; may be 0, to keep the session.
     pub bytes: u64,
+    /// Bytes of earlier grants that it has not written yet: what is written stands in what benefactors say they hold.
+    pub unused: u64,
     /// Benefactors it wants to write to.
     pub width: u16,
     /// Those it has found dead or slow.
@@ -331,8 +333,8 @@ call!(/// Benefactor to manager: which of these may go? Payload: digest and age 
 call!(/// Client to manager: space, and where.
     ReserveSpace = 0x02, Reserve => Reserved);
 call!(/// Client to manager: which of these are there? Payload: digests; answer: a chunk number each, 0 for none. The header
-    /// is the session.
-    AskKnown = 0x03, u64 => ());
+    /// is the session and how many copies must be in reach.
+    AskKnown = 0x03, (u64, u8) => ());
 call!(/// Client to manager: these were written ([`put_written`]); answer: a chunk number each. The header is the session.
     Enroll = 0x04, u64 => ());
 call!(/// Client to manager: the file is complete.
@@ -382,6 +384,18 @@ call!(/// Makes chunks durable; payload: digests; answer: a bit for each that is
     FlushChunks = 0x42, () => ());
 call!(/// Manager to benefactor: copy chunks (payload: digests) to another; answer: a bit for each that could not be.
     CopyChunks = 0x43, Place => ());
+
+/// The digest that follows; none after the last.
+pub(crate) fn after(digest: Digest) -> Option<Digest> {
+    let mut bytes = digest.0;
+    for byte in bytes.iter_mut().rev() {
+        *byte = byte.wrapping_add(1);
+        if *byte != 0 {
+            return Some(Digest(bytes));
+        }
+    }
+    None
+}
 
 /// Digests one after the other.
 pub fn put_digests<'a>(digests: impl IntoIterator<Item = &'a Digest>) -> Bytes {

@@ -9,7 +9,7 @@
 
 use super::{Pool, PoolError, ReadFile, Result, feed::Feed, ranges::Ranges, session::Session};
 use crate::{
-    map::Piece,
+    map::{MAX_MAP, Piece},
     policy::Policy,
     protocol::{Commit, CommitFile, Make, Node, NodeId},
 };
@@ -339,6 +339,11 @@ impl WriteFile {
             sent: session.sent(),
         };
         let map = crate::map::encode(&inner.pieces);
+        if map.len() as u64 > MAX_MAP {
+            return Err(PoolError::local("commit a file of so many chunks")(
+                io::ErrorKind::FileTooLarge.into(),
+            ));
+        }
         let (node, _) = self.pool.block(self.pool.ask::<CommitFile>(&commit, map.into()))?;
         inner.node = Some(node.clone());
         inner.changed = false;

@@ -6,7 +6,7 @@
 use super::{Pool, PoolError, Result};
 use crate::{
     benefactor::open_frame,
-    map::{self, Piece},
+    map::{self, MAX_MAP, Piece},
     protocol::{
         ChunkId, Fault, GetChunk, Locate, Located, ReadMap, ReportFault, code, get_located, put_numbers,
     },
@@ -83,6 +83,9 @@ impl Pool {
         let mut bytes = BytesMut::new();
         loop {
             let (length, piece) = self.ask::<ReadMap>(&(version, bytes.len() as u64), Bytes::new()).await?;
+            if length > MAX_MAP || piece.len() as u64 > length {
+                return Err(PoolError::Answer { what: "map" });
+            }
             bytes.extend_from_slice(&piece);
             if bytes.len() as u64 >= length {
                 break;

@@ -36,7 +36,9 @@ const SMALL_GRANT: u64 = 1 << 20;
 const LEAST_BUFFER: usize = 4 << 20;
 /// zstd level of chunks: a fifth of the processor time of sending them.
 const LEVEL: i32 = 1;
-/// Chunks of one enrolment.
+/// Chunks of one order to copy: it is to be answered while we are patient.
+const ORDERED: usize = 256;
+/// Chunks of one enrolment or one flush: far below [`MAX_LIST`](crate::protocol::MAX_LIST), since a long file has more.
 const ENROLLED: usize = 20_000;
 
 /// A chunk that was put and is not enrolled yet.
@@ -56,6 +58,8 @@ pub(super) struct Session {
     pool: Pool,
     id: u64,
     copies: usize,
+    /// A chunk with so many copies in reach is not sent.
+    known_copies: u8,
     width: u16,
     stripe: Mutex<Stripe>,
     /// A queue of the stripe became shorter.
@@ -73,7 +77,7 @@ impl Session {
     pub(super) async fn begin(pool: &Pool, policy: &Policy, buffer: usize) -> Result<Arc<Self>> {
         let width = policy.width.max(policy.copies.into());
         let buffer = buffer.max(policy.cutting.longest() * 2 + LEAST_BUFFER);
-        let ask = |bytes| Reserve { session: 0, bytes, width, avoid: Vec::new() };
+        let ask = |bytes| Reserve { session: 0, bytes, unused: 0, width, avoid: Vec::new() };
         let reserved = match pool.ask::<ReserveSpace>(&ask(GRANT), Bytes::new()).await {
             Err(error) if error.is_full() => {
                 pool.ask::<ReserveSpace>(&ask(SMALL_GRANT), Bytes::new()).await?.0
@@ -84,13 +88,17 @@ impl Session {
         pool.learn(&stripe);
         let copies = match policy.safety {
             Safety::Optimistic => 1,
-            Safety::Pessimistic => usize::from(policy.copies),
+            Safety::Pessimistic => policy.copies,
         };
+        // Where there are fewer benefactors, a chunk that all of them have need not be sent again.
+        let known_copies = copies.min(u8::try_from(stripe.len()).unwrap_or(u8::MAX));
+        let copies = usize::from(copies);
         let cap = (buffer as u64 * copies as u64 / stripe.len().max(1) as u64).max(4 << 20);
         let session = Arc::new(Self {
             pool: pool.clone(),
             id: session,
             copies,
+            known_copies,
             width,
             stripe: Mutex::new(Stripe::new(stripe, cap)),
             room: Notify::new(),
@@ -164,7 +172,7 @@ impl Session {
 
     async fn deliver(&self, batch: Batch) -> Result<()> {
         let digests = put_digests(batch.iter().map(|(digest, _)| digest));
-        let (_, known) = self.pool.ask::<AskKnown>(&self.id, digests).await?;
+        let (_, known) = self.pool.ask::<AskKnown>(&(self.id, self.known_copies), digests).await?;
         let known = get_numbers(&known).filter(|known| known.len() == batch.len());
         let known = known.ok_or(PoolError::Answer { what: "list of known chunks" })?;
         let mut new = Vec::new();
@@ -209,7 +217,9 @@ impl Session {
     /// More space, and whoever else can be written to.
     async fn ask_for(&self, bytes: u64) -> Result<()> {
         let avoid = self.stripe().left_out();
-        let ask = Reserve { session: self.id, bytes, width: self.width, avoid };
+        let written = self.sent() * self.copies as u64;
+        let unused = self.granted.load(Ordering::Relaxed).saturating_sub(written);
+        let ask = Reserve { session: self.id, bytes, unused, width: self.width, avoid };
         let (reserved, _) = self.pool.ask::<ReserveSpace>(&ask, Bytes::new()).await?;
         self.granted.fetch_add(reserved.bytes, Ordering::Relaxed);
         self.pool.learn(&reserved.stripe);
@@ -229,9 +239,14 @@ impl Session {
                     tried.extend(places.iter().map(|place| place.id));
                     have.extend(self.put_to(places, header, &payload).await);
                 }
-                Choice::Nobody | Choice::Wait if have.is_empty() && !asked => {
+                Choice::Nobody | Choice::Wait if !asked => {
                     asked = true;
-                    self.ask_for(SMALL_GRANT).await?;
+                    match self.ask_for(SMALL_GRANT).await {
+                        Err(error) if have.is_empty() => return Err(error),
+                        // Fewer copies than wanted; the manager makes the others when it can.
+                        Err(_) => break,
+                        Ok(()) => {}
+                    }
                 }
                 Choice::Nobody | Choice::Wait => break,
             }
@@ -312,7 +327,11 @@ impl Session {
             chunk.places.iter().for_each(|place| by_place.entry(*place).or_default().push(at));
         }
         let mut flushes = JoinSet::new();
-        for (id, chunks) in by_place {
+        let lists = by_place.into_iter().flat_map(|(id, chunks)| {
+            let lists: Vec<_> = chunks.chunks(ENROLLED).map(|list| (id, list.to_vec())).collect();
+            lists
+        });
+        for (id, chunks) in lists {
             let digests = put_digests(chunks.iter().map(|at| &pending[*at].digest));
             let (pool, place) = (self.pool.clone(), self.stripe().place(id));
             flushes.spawn(async move {
@@ -352,7 +371,11 @@ impl Session {
                 places.iter().for_each(|to| orders.entry((chunk.places[0], to.id)).or_default().push(at));
             }
         }
-        for ((from, to), chunks) in orders {
+        let lists = orders.into_iter().flat_map(|(pair, chunks)| {
+            let lists: Vec<_> = chunks.chunks(ORDERED).map(|list| (pair, list.to_vec())).collect();
+            lists
+        });
+        for ((from, to), chunks) in lists {
             let both = {
                 let stripe = self.stripe();
                 stripe.place(from).zip(stripe.place(to))
@@ -418,7 +441,7 @@ async fn keep_alive(session: Weak<Session>, every: Duration) {
     loop {
         tokio::time::sleep(every).await;
         let Some(session) = session.upgrade() else { return };
-        let ask = Reserve { session: session.id, bytes: 0, width: 0, avoid: Vec::new() };
+        let ask = Reserve { session: session.id, bytes: 0, unused: 0, width: 0, avoid: Vec::new() };
         if let Err(error) = session.pool.ask::<ReserveSpace>(&ask, Bytes::new()).await {
             session.fail(error);
             return;

@@ -67,7 +67,7 @@ pub(crate) fn stripe(
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Repair {
     /// Have what they need, or are not used any more.
-    pub(crate) healed: Vec<ChunkId>,
+    pub(crate) healed: Vec<(ChunkId, i64)>,
     /// Nobody who can be reached has them.
     pub(crate) lost: Vec<ChunkId>,
     /// There is nobody to copy them to.
@@ -90,7 +90,7 @@ pub(crate) fn repair(needy: &[Needy], members: &[Member], now: i64) -> Repair {
     for (at, chunk) in needy.iter().enumerate() {
         let counts = |id: &&BenefactorId| matches!(state(id), State::Online | State::Offline);
         if !chunk.used || chunk.places.iter().filter(counts).count() >= usize::from(chunk.want) {
-            plan.healed.push(chunk.chunk);
+            plan.healed.push((chunk.chunk, chunk.since));
             continue;
         }
         let serves = |id: &&BenefactorId| matches!(state(id), State::Online | State::Draining);
@@ -160,6 +160,7 @@ mod tests {
                     want,
                     used,
                     places: places.into_iter().collect(),
+                    since: 0,
                 })
                 .collect()
         })
@@ -221,6 +222,7 @@ mod tests {
             want: 3,
             used: true,
             places: vec![0, 1],
+            since: 0,
         };
         let needy: Vec<_> = (1..=20).map(chunk).collect();
         let plan = repair(&needy, &members, 0);

@@ -3,12 +3,12 @@
 use super::{ManagerService, service::Shared};
 use crate::{
     address::ManagerAddress,
+    front::{Front, FrontError},
     meta::{Meta, MetaError},
 };
-use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
-use tokio::net::TcpListener;
-use whimbrel_core::HostName;
-use whimbrel_wire::{ConnectError, Endpoint, Identity, IdentityError, Trust, TrustError, serve_tls};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use whimbrel_core::{HostName, NameError};
+use whimbrel_wire::{Endpoint, Trust};
 
 /// How a manager runs.
 #[derive(Debug, Clone)]
@@ -50,56 +50,38 @@ impl ManagerOptions {
 /// Why a manager ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
-    /// Its key.
-    #[error("cannot use the identity")]
-    Identity(#[from] IdentityError),
-    /// Its list of members.
-    #[error("cannot read whom to admit")]
-    Trust(#[from] TrustError),
+    /// Its key, its list of members, or its socket.
+    #[error(transparent)]
+    Front(#[from] FrontError),
     /// Its database.
     #[error("cannot open the metadata")]
     Meta(#[from] MetaError),
-    /// Its socket.
-    #[error("cannot {action}")]
-    Io {
-        /// What.
-        action: &'static str,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// It cannot serve.
-    #[error("cannot serve")]
-    Serve(#[from] ConnectError),
+    /// Its name on the wire.
+    #[error("cannot name the manager")]
+    Name(#[from] NameError),
 }
 
 /// A manager, opened.
 #[derive(Debug)]
 pub struct Manager {
     options: ManagerOptions,
-    identity: Identity,
+    front: Front,
     service: ManagerService,
-    listener: TcpListener,
-    address: SocketAddr,
 }
 
 impl Manager {
     /// Opens the folder, the database and the socket.
     pub async fn open(options: ManagerOptions) -> Result<Self, ManagerError> {
-        let io = |action| move |source| ManagerError::Io { action, source };
-        let identity = Identity::load_or_create(&options.data)?;
-        let trust = Arc::new(Trust::load(&options.data)?);
+        let front = Front::open(&options.data, options.listen).await?;
         let file = options.data.join("pool.db").display().to_string();
         let meta = Meta::open(options.database.as_deref().unwrap_or(&file)).await?;
-        let service = ManagerService::new(meta, trust, options.lease, options.interval);
-        let listener = TcpListener::bind(options.listen).await.map_err(io("listen"))?;
-        let address = listener.local_addr().map_err(io("listen"))?;
-        Ok(Self { options, identity, service, listener, address })
+        let service = ManagerService::new(meta, front.trust.clone(), options.lease, options.interval);
+        Ok(Self { options, front, service })
     }
 
     /// How members name it.
     pub fn address(&self) -> ManagerAddress {
-        ManagerAddress { address: self.address.to_string(), key: self.identity.public_key() }
+        ManagerAddress { address: self.front.address.to_string(), key: self.front.identity.public_key() }
     }
 
     /// What it answers.
@@ -109,16 +91,12 @@ impl Manager {
 
     /// Serves for ever.
     pub async fn run(self) -> Result<(), ManagerError> {
-        let Self { options, identity, service, listener, .. } = self;
+        let Self { options, front, service } = self;
         // The name is one nobody looks at: a manager is known by its key.
-        let name: HostName = "manager".parse().map_err(|_| ManagerError::Io {
-            action: "name the manager",
-            source: io::ErrorKind::InvalidInput.into(),
-        })?;
+        let name: HostName = "manager".parse()?;
         let endpoint = Endpoint::new(name, service.clone());
-        let trust = service.shared.trust.clone();
         tokio::select! {
-            served = serve_tls(listener, &identity, trust, endpoint) => Ok(served?),
+            served = front.serve(endpoint) => Ok(served?),
             never = keep_house(&service, &options) => never,
         }
     }
@@ -156,6 +134,7 @@ impl ManagerService {
             repaired: Default::default(),
             lost: Default::default(),
             repair_rate: Default::default(),
+            sums: Default::default(),
         };
         Self { shared: Arc::new(shared) }
     }

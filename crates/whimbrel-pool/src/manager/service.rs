@@ -3,7 +3,7 @@
 use super::{internal, invalid, now, plan};
 use crate::{
     map,
-    meta::{Member, Meta},
+    meta::{Member, Meta, Sums},
     protocol::*,
 };
 use bytes::Bytes;
@@ -14,6 +14,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 use whimbrel_wire::{
     Answer, BoxFuture, Call, Connection, Peer, PeerIdentity, PublicKey, Refusal, Reply, Request, Service,
@@ -47,6 +48,8 @@ pub(super) struct Shared {
     pub(super) lost: AtomicU64,
     /// Copies a second of late, in thousandths.
     pub(super) repair_rate: AtomicU64,
+    /// The last sums, when they were counted, and how long that took.
+    pub(super) sums: tokio::sync::Mutex<Option<(Sums, Instant, Duration)>>,
 }
 
 impl Shared {
@@ -128,7 +131,7 @@ impl ManagerService {
                     format!("{room} bytes are free, {bytes} were asked for"),
                 ));
             }
-            let share = bytes.div_ceil(chosen.len() as u64);
+            let share = (bytes + asked.unused.min(GRANT)).div_ceil(chosen.len() as u64);
             let shares: Vec<_> = chosen.iter().map(|member| (member.id, share)).collect();
             meta.reserve(session, &shares).await?;
             stripe = chosen.into_iter().map(place).collect();
@@ -138,9 +141,10 @@ impl ManagerService {
     }
 
     async fn known(&self, request: Request) -> Answer {
+        let (_, copies) = request.decode::<AskKnown>()?;
         let digests = get_digests(&request.payload).ok_or_else(|| invalid("a torn list"))?;
         let now = now();
-        let chunks = self.shared.meta.known(&digests, now - plan::SILENT, now).await?;
+        let chunks = self.shared.meta.known(&digests, copies.max(1), now - plan::SILENT, now).await?;
         Reply::of::<AskKnown>(&(), put_numbers(chunks))
     }
 
@@ -183,7 +187,7 @@ impl ManagerService {
 
     async fn status(&self) -> Answer {
         let (meta, now) = (&self.shared.meta, now());
-        let sums = meta.sums().await?;
+        let sums = self.sums().await?;
         let info = |member: Member| BenefactorInfo {
             id: member.id,
             state: plan::State::of(&member, now).name().to_owned(),
@@ -212,6 +216,21 @@ impl ManagerService {
             sessions: sums.sessions,
         };
         Reply::of::<AskStatus>(&status, Bytes::new())
+    }
+
+    /// Sums over the whole pool, counted anew when they are older than ten times what counting took: mounts ask for them
+    /// again and again, and ten million chunks are not counted in no time.
+    async fn sums(&self) -> Result<Sums, Refusal> {
+        let mut known = self.shared.sums.lock().await;
+        if let Some((sums, counted, took)) = *known
+            && counted.elapsed() < took * 10
+        {
+            return Ok(sums);
+        }
+        let began = Instant::now();
+        let sums = self.shared.meta.sums().await?;
+        *known = Some((sums, Instant::now(), began.elapsed()));
+        Ok(sums)
     }
 
     async fn name(&self, request: Request) -> Answer {

@@ -37,13 +37,16 @@ pub(crate) enum Verdict {
 }
 
 /// Decides on one chunk: `age` is the milliseconds since it was put there, `oldest` when the oldest session began.
+///
+/// Also a copy that is counted may have been put again: by a session that was told that the chunk is not known, because
+/// another benefactor was just giving up its copy. That session enrols the chunk anew, this copy with it.
 pub(crate) fn judge(knowledge: Knowledge, age: i64, now: i64, oldest: Option<i64>) -> Verdict {
     let quiet_since = |instant: i64| oldest.is_none_or(|oldest| instant < oldest);
     let put = now.saturating_sub(age);
     match knowledge {
         Knowledge::Counted { used: true, .. } => Verdict::Keep,
         Knowledge::Extra { used: true, lacking: true } => Verdict::Adopt,
-        Knowledge::Counted { used: false, freed } if quiet_since(freed) => Verdict::Go,
+        Knowledge::Counted { used: false, freed } if quiet_since(freed.max(put)) => Verdict::Go,
         Knowledge::Unknown | Knowledge::Extra { .. } if quiet_since(put) => Verdict::Go,
         _ => Verdict::Keep,
     }
@@ -65,9 +68,10 @@ mod tests {
                 _ => Knowledge::Extra { used, lacking },
             };
             let verdict = judge(knowledge, age, 1000, Some(oldest));
-            let touched = match knowledge { Knowledge::Counted { freed, .. } => freed, _ => 1000 - age };
+            let freed = match knowledge { Knowledge::Counted { freed, .. } => freed, _ => 0 };
             if verdict == Verdict::Go {
-                prop_assert!(touched < oldest);
+                prop_assert!(freed < oldest, "it was freed, or asked for, since");
+                prop_assert!(1000 - age < oldest, "it was put since");
                 let counted_and_used = matches!(knowledge, Knowledge::Counted { used: true, .. });
                 prop_assert!(!counted_and_used);
             }

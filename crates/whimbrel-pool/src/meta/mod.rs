@@ -11,6 +11,8 @@ mod schema;
 #[allow(clippy::duplicate_mod, reason = "the same statements, compiled for the other driver")]
 mod postgres;
 mod sqlite;
+#[cfg(test)]
+mod tests;
 
 use crate::{
     map::Piece,
@@ -102,6 +104,8 @@ pub(crate) struct Needy {
     pub(crate) want: u8,
     pub(crate) used: bool,
     pub(crate) places: Vec<BenefactorId>,
+    /// When it was queued or tried; later than at the last look if something happened to it since.
+    pub(crate) since: i64,
 }
 
 /// A version that a policy looks at.
@@ -161,7 +165,7 @@ on_either! {
     fn end_session(session: u64) -> ();
     fn expire_sessions(before: i64) -> u64;
     fn reserve(session: u64, shares: &[(BenefactorId, u64)]) -> ();
-    fn known(digests: &[Digest], alive_since: i64, now: i64) -> Vec<ChunkId>;
+    fn known(digests: &[Digest], copies: u8, alive_since: i64, now: i64) -> Vec<ChunkId>;
     fn enroll(session: u64, written: &[Written], now: i64) -> Vec<ChunkId>;
     fn commit(commit: &Commit, pieces: &[Piece], now: i64) -> Node;
     fn lookup(parent: NodeId, name: &str) -> Node;
@@ -178,7 +182,7 @@ on_either! {
     fn collect(benefactor: BenefactorId, inventory: &Inventory, listed: &[(Digest, u32)], now: i64) -> Vec<bool>;
     fn needy(most: u32) -> Vec<Needy>;
     fn copied(chunks: &[ChunkId], benefactor: BenefactorId, now: i64) -> ();
-    fn healed(chunks: &[ChunkId]) -> ();
+    fn healed(chunks: &[(ChunkId, i64)]) -> ();
     fn postpone(chunks: &[ChunkId], now: i64) -> ();
     fn policy(folder: NodeId) -> (Option<Policy>, Policy);
     fn set_policy(folder: NodeId, policy: Option<&Policy>) -> ();

@@ -3,7 +3,7 @@
 use super::statements::{BATCH, Database, Tx, list, numbers, rows, signed, unsigned};
 use crate::{
     meta::{Knowledge, MetaError, Needy, Result, Verdict, judge},
-    protocol::{BenefactorId, ChunkId, Fault, Inventory, Located, Written},
+    protocol::{BenefactorId, ChunkId, Fault, Inventory, Located, Written, after},
 };
 use sqlx::{AssertSqlSafe, Row};
 use std::collections::HashMap;
@@ -11,25 +11,33 @@ use whimbrel_core::Digest;
 
 /// An inventory does not speak of what came within this time before it was made, in milliseconds.
 const SLACK: i64 = 60_000;
+/// Counted copies looked at at once: more than one list of a benefactor has.
+pub(crate) const PAGE: usize = 25_000;
 
 fn digest_of(bytes: Vec<u8>) -> Result<Digest> {
     bytes.try_into().map(Digest).map_err(|_| MetaError::Damaged { what: "digest" })
 }
 
 impl Database {
-    /// The number of each chunk that can be built upon, 0 for the others. Being asked for keeps one from collection for as
-    /// long as a session lives that began before.
-    pub(crate) async fn known(&self, digests: &[Digest], alive_since: i64, now: i64) -> Result<Vec<ChunkId>> {
+    /// The number of each chunk that can be built upon, 0 for the others: those with so many copies in reach. Being asked for
+    /// keeps one from collection for as long as a session lives that began before.
+    pub(crate) async fn known(
+        &self,
+        digests: &[Digest],
+        copies: u8,
+        alive_since: i64,
+        now: i64,
+    ) -> Result<Vec<ChunkId>> {
         let mut found: HashMap<Vec<u8>, (u64, bool)> = HashMap::new();
         for batch in digests.chunks(BATCH) {
             let text = format!(
                 "SELECT chunk.id, chunk.digest, chunk.refs FROM chunk
-                 WHERE digest IN ({}) AND doomed = 0 AND EXISTS
-                     (SELECT 1 FROM place JOIN benefactor ON benefactor.id = place.benefactor
+                 WHERE digest IN ({}) AND doomed = 0 AND $2 <=
+                     (SELECT COUNT(*) FROM place JOIN benefactor ON benefactor.id = place.benefactor
                       WHERE place.chunk = chunk.id AND benefactor.seen >= $1 AND benefactor.lost = 0)",
-                list(2, batch.len())
+                list(3, batch.len())
             );
-            let mut query = sqlx::query(AssertSqlSafe(text)).bind(alive_since);
+            let mut query = sqlx::query(AssertSqlSafe(text)).bind(alive_since).bind(i64::from(copies));
             for digest in batch {
                 query = query.bind(digest.0.to_vec());
             }
@@ -160,35 +168,24 @@ impl Database {
         let mut tx = self.write.begin().await?;
         let row = sqlx::query("SELECT MIN(started) FROM session").fetch_one(&mut *tx).await?;
         let oldest: Option<i64> = row.try_get(0)?;
-        let mut counted = counted(&mut tx, benefactor, inventory).await?;
+        let listed_at = now - i64::from(inventory.age) * 1000 - SLACK;
         let mut verdicts = vec![Verdict::Keep; listed.len()];
-        let mut others = Vec::new();
-        for (at, (digest, age)) in listed.iter().enumerate() {
-            match counted.remove(digest) {
-                Some((id, used, freed, _)) => {
-                    let knowledge = Knowledge::Counted { used, freed };
-                    verdicts[at] = judge(knowledge, i64::from(*age) * 1000, now, oldest);
-                    if verdicts[at] == Verdict::Go && !doom(&mut tx, id, benefactor, freed).await? {
-                        verdicts[at] = Verdict::Keep;
-                    }
-                }
-                None => others.push((at, *digest, i64::from(*age) * 1000)),
+        let mut range = (Digest(inventory.from), Digest(inventory.to));
+        loop {
+            // A benefactor that lost its disk lists nothing of all that is counted: that goes page by page too.
+            let mut page = counted(&mut tx, benefactor, range).await?;
+            let more = page.len() == PAGE;
+            let last = page.keys().max().copied().filter(|_| more).unwrap_or(range.1);
+            let here = |(_, (digest, _)): &(usize, &(Digest, u32))| *digest >= range.0 && *digest <= last;
+            let listed: Vec<_> = listed.iter().enumerate().filter(here).collect();
+            judge_page(&mut tx, benefactor, &listed, &mut page, (now, oldest), &mut verdicts).await?;
+            let gone = page.values().filter(|(.., since)| *since < listed_at).map(|(id, ..)| *id);
+            vanish(&mut tx, benefactor, gone.collect(), now).await?;
+            match after(last).filter(|_| more) {
+                Some(next) => range.0 = next,
+                None => break,
             }
         }
-        for batch in others.chunks(BATCH) {
-            judge_others(&mut tx, benefactor, batch, (now, oldest), &mut verdicts).await?;
-        }
-        let listed_at = now - i64::from(inventory.age) * 1000 - SLACK;
-        let vanished: Vec<u64> =
-            counted.values().filter(|(.., since)| *since < listed_at).map(|(id, ..)| *id).collect();
-        for id in &vanished {
-            sqlx::query("DELETE FROM place WHERE chunk = $1 AND benefactor = $2")
-                .bind(signed(*id)?)
-                .bind(i64::from(benefactor))
-                .execute(&mut *tx)
-                .await?;
-        }
-        queue(&mut tx, &vanished, now).await?;
         tx.commit().await?;
         Ok(verdicts.into_iter().map(|verdict| verdict == Verdict::Go).collect())
     }
@@ -196,7 +193,7 @@ impl Database {
     /// Chunks that may need copies, those that wait longest first.
     pub(crate) async fn needy(&self, most: u32) -> Result<Vec<Needy>> {
         let found = sqlx::query(
-            "SELECT chunk.id, chunk.digest, chunk.length, chunk.want, chunk.refs
+            "SELECT chunk.id, chunk.digest, chunk.length, chunk.want, chunk.refs, repair.since
              FROM repair JOIN chunk ON chunk.id = repair.chunk ORDER BY repair.since LIMIT $1",
         )
         .bind(i64::from(most))
@@ -211,6 +208,7 @@ impl Database {
                 want: row.try_get::<i64, _>(3)? as u8,
                 used: row.try_get::<i64, _>(4)? > 0,
                 places: Vec::new(),
+                since: row.try_get(5)?,
             });
         }
         let ids: Vec<ChunkId> = needy.iter().map(|chunk| chunk.chunk).collect();
@@ -227,8 +225,17 @@ impl Database {
         Ok(tx.commit().await?)
     }
 
-    pub(crate) async fn healed(&self, chunks: &[ChunkId]) -> Result<()> {
-        self.of_repair("DELETE FROM repair WHERE chunk IN", chunks).await
+    /// These need nothing more, unless they were queued again since they were looked at.
+    pub(crate) async fn healed(&self, chunks: &[(ChunkId, i64)]) -> Result<()> {
+        let mut tx = self.write.begin().await?;
+        for (chunk, since) in chunks {
+            sqlx::query("DELETE FROM repair WHERE chunk = $1 AND since = $2")
+                .bind(signed(*chunk)?)
+                .bind(since)
+                .execute(&mut *tx)
+                .await?;
+        }
+        Ok(tx.commit().await?)
     }
 
     /// These are tried again after the others.
@@ -293,12 +300,12 @@ async fn insert_places(tx: &mut Tx<'_>, places: &[(ChunkId, BenefactorId)], now:
     Ok(())
 }
 
-/// Chunks in use among these are to be looked at by repair.
+/// Chunks in use among these are to be looked at by repair; who looks at them just now is to look again.
 pub(crate) async fn queue(tx: &mut Tx<'_>, chunks: &[ChunkId], now: i64) -> Result<()> {
     for batch in chunks.chunks(BATCH) {
         let text = format!(
             "INSERT INTO repair (chunk, since) SELECT id, CAST($1 AS BIGINT) FROM chunk
-             WHERE refs > 0 AND id IN ({}) ON CONFLICT (chunk) DO NOTHING",
+             WHERE refs > 0 AND id IN ({}) ON CONFLICT (chunk) DO UPDATE SET since = repair.since + 1",
             list(2, batch.len())
         );
         let mut query = sqlx::query(AssertSqlSafe(text)).bind(now);
@@ -312,16 +319,60 @@ pub(crate) async fn queue(tx: &mut Tx<'_>, chunks: &[ChunkId], now: i64) -> Resu
 
 type Counted = HashMap<Digest, (ChunkId, bool, i64, i64)>;
 
-/// The counted copies of a benefactor in a range: number, whether in use, when freed, since when there.
-async fn counted(tx: &mut Tx<'_>, benefactor: BenefactorId, inventory: &Inventory) -> Result<Counted> {
+/// Decides on what is listed of a page, and takes it out of the page.
+async fn judge_page(
+    tx: &mut Tx<'_>,
+    benefactor: BenefactorId,
+    listed: &[(usize, &(Digest, u32))],
+    page: &mut Counted,
+    (now, oldest): (i64, Option<i64>),
+    verdicts: &mut [Verdict],
+) -> Result<()> {
+    let mut others = Vec::new();
+    for (at, (digest, age)) in listed {
+        let age = i64::from(*age) * 1000;
+        let Some((id, used, freed, _)) = page.remove(digest) else {
+            others.push((*at, *digest, age));
+            continue;
+        };
+        verdicts[*at] = judge(Knowledge::Counted { used, freed }, age, now, oldest);
+        if verdicts[*at] == Verdict::Go && !doom(tx, id, benefactor, freed).await? {
+            verdicts[*at] = Verdict::Keep;
+        }
+    }
+    for batch in others.chunks(BATCH) {
+        judge_others(tx, benefactor, batch, (now, oldest), verdicts).await?;
+    }
+    Ok(())
+}
+
+/// These copies are not there any more.
+async fn vanish(tx: &mut Tx<'_>, benefactor: BenefactorId, chunks: Vec<ChunkId>, now: i64) -> Result<()> {
+    for id in &chunks {
+        sqlx::query("DELETE FROM place WHERE chunk = $1 AND benefactor = $2")
+            .bind(signed(*id)?)
+            .bind(i64::from(benefactor))
+            .execute(&mut **tx)
+            .await?;
+    }
+    queue(tx, &chunks, now).await
+}
+
+/// The counted copies of a benefactor in a range, the first [`PAGE`]: number, whether in use, when freed, since when there.
+///
+/// The order of the join is said (`CROSS JOIN` does that in SQLite and nothing elsewhere): by digest first, not through all
+/// that the benefactor has.
+async fn counted(tx: &mut Tx<'_>, benefactor: BenefactorId, range: (Digest, Digest)) -> Result<Counted> {
     let found = sqlx::query(
         "SELECT chunk.id, chunk.digest, chunk.refs, chunk.freed, place.since
-         FROM place JOIN chunk ON chunk.id = place.chunk
-         WHERE place.benefactor = $1 AND chunk.digest >= $2 AND chunk.digest <= $3",
+         FROM chunk CROSS JOIN place
+         WHERE place.chunk = chunk.id AND place.benefactor = $1 AND chunk.digest >= $2 AND chunk.digest <= $3
+         ORDER BY chunk.digest LIMIT $4",
     )
     .bind(i64::from(benefactor))
-    .bind(inventory.from.to_vec())
-    .bind(inventory.to.to_vec())
+    .bind(range.0.0.to_vec())
+    .bind(range.1.0.to_vec())
+    .bind(PAGE as i64)
     .fetch_all(&mut **tx)
     .await?;
     let mut counted = HashMap::with_capacity(found.len());

@@ -62,39 +62,45 @@ impl Database {
 
     /// Its copies count no more; what it held is to be copied from elsewhere.
     pub(crate) async fn mark_lost(&self, benefactor: BenefactorId, now: i64) -> Result<()> {
-        self.queue_chunks_of(benefactor, "lost", now).await
+        self.queue_chunks_of(benefactor, "lost", "DO UPDATE SET since = repair.since + 1", now).await
     }
 
+    /// Said again and again while it drains, so what stands in the queue already is left as it is.
     pub(crate) async fn start_drain(&self, benefactor: BenefactorId, now: i64) -> Result<()> {
-        self.queue_chunks_of(benefactor, "draining", now).await
+        self.queue_chunks_of(benefactor, "draining", "DO NOTHING", now).await
     }
 
-    async fn queue_chunks_of(&self, benefactor: BenefactorId, column: &str, now: i64) -> Result<()> {
+    async fn queue_chunks_of(
+        &self,
+        benefactor: BenefactorId,
+        column: &str,
+        queued: &str,
+        now: i64,
+    ) -> Result<()> {
         let mut tx = self.write.begin().await?;
         sqlx::query(AssertSqlSafe(format!("UPDATE benefactor SET {column} = 2 WHERE id = $1")))
             .bind(i64::from(benefactor))
             .execute(&mut *tx)
             .await?;
-        sqlx::query(
+        let text = format!(
             "INSERT INTO repair (chunk, since)
              SELECT place.chunk, CAST($2 AS BIGINT) FROM place JOIN chunk ON chunk.id = place.chunk
-             WHERE place.benefactor = $1 AND chunk.refs > 0 ON CONFLICT (chunk) DO NOTHING",
-        )
-        .bind(i64::from(benefactor))
-        .bind(now)
-        .execute(&mut *tx)
-        .await?;
+             WHERE place.benefactor = $1 AND chunk.refs > 0 ON CONFLICT (chunk) {queued}"
+        );
+        sqlx::query(AssertSqlSafe(text)).bind(i64::from(benefactor)).bind(now).execute(&mut *tx).await?;
         Ok(tx.commit().await?)
     }
 
-    /// Chunks in use that only benefactors outside `counted` have enough of, counting this one out.
+    /// Chunks in use of which those in `counted` have fewer copies than are wanted, or than there are benefactors in it.
     pub(crate) async fn undrained(&self, benefactor: BenefactorId, counted: &[BenefactorId]) -> Result<u64> {
+        let most = counted.len().max(1);
         let counted: Vec<String> = counted.iter().map(ToString::to_string).collect();
         let counted = if counted.is_empty() { "0".to_owned() } else { counted.join(", ") };
         let text = format!(
             "SELECT COUNT(*) FROM place JOIN chunk ON chunk.id = place.chunk
-             WHERE place.benefactor = $1 AND chunk.refs > 0 AND NOT EXISTS
-                 (SELECT 1 FROM place other WHERE other.chunk = chunk.id AND other.benefactor <> $1
+             WHERE place.benefactor = $1 AND chunk.refs > 0
+             AND CASE WHEN chunk.want < {most} THEN chunk.want ELSE {most} END >
+                 (SELECT COUNT(*) FROM place other WHERE other.chunk = chunk.id AND other.benefactor <> $1
                   AND other.benefactor IN ({counted}))"
         );
         let row = sqlx::query(AssertSqlSafe(text)).bind(i64::from(benefactor)).fetch_one(&self.read).await?;
@@ -158,19 +164,20 @@ impl Database {
         Ok(unsigned(row.try_get(0)?))
     }
 
-    /// Promises these bytes of these benefactors, beside what was promised before.
+    /// Promises these bytes of these benefactors, instead of what was promised before.
     pub(crate) async fn reserve(&self, session: u64, shares: &[(BenefactorId, u64)]) -> Result<()> {
         let mut tx = self.write.begin().await?;
-        for (benefactor, bytes) in shares {
-            sqlx::query(
-                "INSERT INTO reservation (session, benefactor, bytes) VALUES ($1, $2, $3)
-                 ON CONFLICT (session, benefactor) DO UPDATE SET bytes = reservation.bytes + $3",
-            )
+        sqlx::query("DELETE FROM reservation WHERE session = $1")
             .bind(signed(session)?)
-            .bind(i64::from(*benefactor))
-            .bind(signed(*bytes)?)
             .execute(&mut *tx)
             .await?;
+        for (benefactor, bytes) in shares {
+            sqlx::query("INSERT INTO reservation (session, benefactor, bytes) VALUES ($1, $2, $3)")
+                .bind(signed(session)?)
+                .bind(i64::from(*benefactor))
+                .bind(signed(*bytes)?)
+                .execute(&mut *tx)
+                .await?;
         }
         Ok(tx.commit().await?)
     }

@@ -185,7 +185,8 @@ async fn take_chunks(tx: &mut Tx<'_>, commit: &Commit, pieces: &[Piece], now: i6
         let taken = sqlx::query(
             "UPDATE chunk SET refs = refs + 1, want = CASE WHEN want < $3 THEN $3 ELSE want END
              WHERE id BETWEEN $1 AND $2 AND doomed = 0 RETURNING id, length,
-                 (SELECT COUNT(*) FROM place WHERE place.chunk = chunk.id), want",
+                 (SELECT COUNT(*) FROM place JOIN benefactor ON benefactor.id = place.benefactor
+                  WHERE place.chunk = chunk.id AND benefactor.lost = 0), want",
         )
         .bind(signed(first)?)
         .bind(signed(last)?)

@@ -1,0 +1,146 @@
+//! What must hold between calls that come in an unlucky order, on a database in a file.
+
+use super::Meta;
+use crate::{
+    map::Piece,
+    protocol::{BenefactorId, Commit, Inventory, Make, Status, Written},
+};
+use whimbrel_core::Digest;
+use whimbrel_wire::PublicKey;
+
+const NOW: i64 = 1_000_000_000;
+
+struct Database {
+    meta: Meta,
+    _dir: tempfile::TempDir,
+}
+
+impl Database {
+    async fn new(benefactors: u8) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let meta = Meta::open(&dir.path().join("pool.db").display().to_string()).await.unwrap();
+        let database = Self { meta, _dir: dir };
+        for number in 1..=benefactors {
+            let (name, address) = (format!("b{number}"), format!("h:{number}"));
+            let (capacity, free) = (1 << 40, 1 << 40);
+            let status =
+                Status { name, address, pool: 0, capacity, used: 0, free, chunks: 0, draining: false };
+            database.meta.register(&PublicKey([number; 32]), &status, NOW).await.unwrap();
+        }
+        database
+    }
+
+    async fn enroll(&self, session: u64, chunk: Digest, places: &[BenefactorId], now: i64) -> u64 {
+        let written = Written { digest: chunk, length: 10, stored: 10, places: places.to_vec() };
+        self.meta.enroll(session, &[written], now).await.unwrap()[0]
+    }
+
+    async fn commit(&self, session: u64, name: &str, chunk: u64, copies: u8) -> crate::meta::Result<()> {
+        let make = Make { parent: 1, name: name.into(), folder: false, mode: 0o644, uid: 0, gid: 0 };
+        let commit = Commit { session, node: None, make, size: 10, modified: 0, copies, sent: 10 };
+        self.meta.commit(&commit, &[Piece { chunk, length: 10 }], NOW).await.map(drop)
+    }
+
+    async fn collect(&self, benefactor: BenefactorId, listed: &[(Digest, u32)], now: i64) -> Vec<bool> {
+        let all = Inventory { from: [0; 32], to: [0xff; 32], age: 0 };
+        self.meta.collect(benefactor, &all, listed, now).await.unwrap()
+    }
+}
+
+#[tokio::test]
+async fn what_is_promised_again_is_not_promised_twice() {
+    let database = Database::new(1).await;
+    let session = database.meta.begin_session(NOW).await.unwrap();
+    database.meta.reserve(session, &[(1, 300)]).await.unwrap();
+    // Of 300 bytes 250 were written, and stand in what the benefactor says it holds.
+    database.meta.reserve(session, &[(1, 350)]).await.unwrap();
+    assert_eq!(database.meta.members().await.unwrap()[0].reserved, 350);
+    database.meta.end_session(session).await.unwrap();
+    assert_eq!(database.meta.members().await.unwrap()[0].reserved, 0);
+}
+
+#[tokio::test]
+async fn a_chunk_is_known_when_it_has_the_copies_that_are_wanted() {
+    let database = Database::new(2).await;
+    let session = database.meta.begin_session(NOW).await.unwrap();
+    let (one, two) = (Digest::of(b"one"), Digest::of(b"two"));
+    let ids =
+        [database.enroll(session, one, &[1], NOW).await, database.enroll(session, two, &[1, 2], NOW).await];
+    let known = async |copies| database.meta.known(&[one, two], copies, NOW - 1000, NOW).await.unwrap();
+    assert_eq!(known(1).await, ids);
+    assert_eq!(known(2).await, [0, ids[1]]);
+    database.meta.mark_lost(2, NOW).await.unwrap();
+    assert_eq!(known(2).await, [0, 0], "a copy that is lost does not count");
+}
+
+#[tokio::test]
+async fn a_commit_does_not_name_what_only_the_lost_had() {
+    let database = Database::new(2).await;
+    let session = database.meta.begin_session(NOW).await.unwrap();
+    let (one, two) = (Digest::of(b"one"), Digest::of(b"two"));
+    let only = database.enroll(session, one, &[1], NOW).await;
+    let both = database.enroll(session, two, &[1, 2], NOW).await;
+    database.meta.mark_lost(1, NOW).await.unwrap();
+    assert!(database.commit(session, "only", only, 1).await.is_err());
+    database.commit(session, "both", both, 2).await.unwrap();
+    let needy = database.meta.needy(10).await.unwrap();
+    assert_eq!(needy.iter().map(|chunk| chunk.chunk).collect::<Vec<_>>(), [both], "it lacks a copy");
+}
+
+#[tokio::test]
+async fn what_loses_a_copy_while_repair_looks_at_it_is_looked_at_again() {
+    let database = Database::new(2).await;
+    let session = database.meta.begin_session(NOW).await.unwrap();
+    let chunk = database.enroll(session, Digest::of(b"a"), &[1], NOW).await;
+    database.commit(session, "f", chunk, 2).await.unwrap();
+    let seen = database.meta.needy(10).await.unwrap();
+    database.meta.copied(&[chunk], 2, NOW).await.unwrap();
+    let fault = crate::protocol::Fault { chunk, benefactor: 1, wrong: true };
+    database.meta.fault(&fault, NOW).await.unwrap();
+    database.meta.healed(&[(chunk, seen[0].since)]).await.unwrap();
+    let left = database.meta.needy(10).await.unwrap();
+    assert_eq!(left.len(), 1);
+    database.meta.healed(&[(chunk, left[0].since)]).await.unwrap();
+    assert!(database.meta.needy(10).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_copy_that_was_put_again_outlives_the_end_of_another() {
+    let database = Database::new(2).await;
+    let digest = Digest::of(b"a");
+    let old = database.meta.begin_session(NOW - 50_000).await.unwrap();
+    database.enroll(old, digest, &[1, 2], NOW - 50_000).await;
+    database.meta.end_session(old).await.unwrap();
+    // A session begins; one benefactor gives the chunk up; the session hears that it is not known, and puts it to the other.
+    let session = database.meta.begin_session(NOW).await.unwrap();
+    assert_eq!(database.collect(2, &[(digest, 50)], NOW + 1000).await, [true]);
+    assert_eq!(database.meta.known(&[digest], 1, NOW - 1000, NOW + 2000).await.unwrap(), [0]);
+    assert_eq!(database.collect(1, &[(digest, 0)], NOW + 3000).await, [false]);
+    let chunk = database.enroll(session, digest, &[1], NOW + 4000).await;
+    database.commit(session, "f", chunk, 1).await.unwrap();
+    assert_eq!(database.collect(1, &[(digest, 5)], NOW + 9000).await, [false]);
+    assert_eq!(database.meta.locate(&[chunk]).await.unwrap()[0].places, [1]);
+}
+
+#[tokio::test]
+async fn a_benefactor_that_lost_its_disk_is_known_to_hold_nothing() {
+    let database = Database::new(2).await;
+    let session = database.meta.begin_session(NOW).await.unwrap();
+    let digest = |n: u64| Digest::of(&n.to_le_bytes());
+    // More than one page.
+    let many = super::sqlite::chunks::PAGE as u64 + 10;
+    let written: Vec<Written> = (0..many)
+        .map(|n| Written { digest: digest(n), length: 10, stored: 10, places: vec![1, 2] })
+        .collect();
+    let ids = database.meta.enroll(session, &written, NOW).await.unwrap();
+    let later = NOW + 600_000;
+    assert!(database.collect(1, &[], later).await.is_empty());
+    let mut listed: Vec<_> = (0..many).map(|n| (digest(n), 700)).collect();
+    listed.sort();
+    assert!(database.collect(2, &listed, later).await.iter().all(|go| !go), "a session lives");
+    let places = |located: Vec<crate::protocol::Located>| {
+        located.into_iter().map(|one| one.places).collect::<std::collections::BTreeSet<_>>()
+    };
+    let found = places(database.meta.locate(&ids).await.unwrap());
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), [vec![2]]);
+}
