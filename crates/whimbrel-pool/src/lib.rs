@@ -13,6 +13,7 @@ mod address;
 pub mod benefactor;
 pub mod chunk;
 pub mod client;
+mod front;
 pub mod link;
 pub mod manager;
 pub mod map;
@@ -22,4 +23,5 @@ pub mod policy;
 pub mod protocol;
 
 pub use address::{ManagerAddress, ManagerAddressError};
+pub use front::FrontError;
 pub use meta::MetaError;

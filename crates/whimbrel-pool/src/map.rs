@@ -5,8 +5,10 @@
 
 use crate::protocol::{ChunkId, MAX_CHUNK};
 
-/// Most chunks of one file: sixteen million, 4 TiB of the usual ones.
+/// Most chunks of one file. Long before, the map of most files is longer than [`MAX_MAP`].
 pub const MAX_CHUNKS: usize = 1 << 24;
+/// Most bytes of a map, which a commit carries in one message: half a terabyte in the usual chunks, 11 GiB in single pages.
+pub const MAX_MAP: u64 = whimbrel_wire::MAX_PAYLOAD as u64;
 
 /// A chunk of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! A benefactor: spare disk given to the pool. It keeps chunks, serves them, and asks the manager which may go.
 
 mod chunks;
+mod pool_file;
 mod run;
 mod segment;
 mod service;

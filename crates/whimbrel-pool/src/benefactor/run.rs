@@ -3,31 +3,28 @@
 //! Registration is soft state: a benefactor that is silent is soon not written to, and after a while its chunks are copied
 //! from elsewhere. A manager that is away is asked again until it is back; chunks are served meanwhile.
 
-use super::{BenefactorService, ChunkError, ChunkStore};
+use super::{BenefactorService, ChunkError, ChunkStore, pool_file};
 use crate::{
     address::ManagerAddress,
+    front::{Front, FrontError},
     link::{Links, TlsDialer},
-    protocol::{AskGarbage, Inventory, Register, Registered, Status, code, get_bits, put_aged},
+    protocol::{AskGarbage, Inventory, Register, Registered, Status, after, code, get_bits, put_aged},
 };
 use std::{
-    fs, io,
-    net::SocketAddr,
-    path::{Path, PathBuf},
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::{net::TcpListener, sync::watch};
+use tokio::sync::watch;
 use whimbrel_core::{Digest, HostName};
-use whimbrel_wire::{
-    CallError, ConnectError, Endpoint, Identity, IdentityError, Rights, Trust, TrustError, TrustedPeer,
-    serve_tls,
-};
+use whimbrel_wire::{CallError, Connection, Endpoint, Rights, Trust, TrustedPeer};
 
 /// Chunks of one inventory message.
 const LISTED: usize = 20_000;
 /// Between attempts to reach a manager.
 const RETRY: Duration = Duration::from_millis(500);
-const POOL_FILE: &str = "pool";
 
 /// How a benefactor runs.
 #[derive(Debug, Clone)]
@@ -42,7 +39,7 @@ pub struct BenefactorOptions {
     pub keep_free: u64,
     /// Where it listens.
     pub listen: SocketAddr,
-    /// Where clients reach it, if not there.
+    /// Where clients reach it; unless given, where it listens, or from where it reaches the manager if it listens everywhere.
     pub advertise: Option<String>,
     /// Its managers; the first that answers counts.
     pub managers: Vec<ManagerAddress>,
@@ -53,27 +50,30 @@ pub struct BenefactorOptions {
 /// Why a benefactor ended.
 #[derive(Debug, thiserror::Error)]
 pub enum BenefactorError {
-    /// Its key.
-    #[error("cannot use the identity")]
-    Identity(#[from] IdentityError),
-    /// Its list of those who may come.
-    #[error("cannot keep whom to trust")]
-    Trust(#[from] TrustError),
+    /// Its key, its list of those who may come, or its socket.
+    #[error(transparent)]
+    Front(#[from] FrontError),
     /// Its chunks.
     #[error("cannot open the chunks")]
     Chunks(#[from] ChunkError),
-    /// Its socket or a file.
-    #[error("cannot {action}")]
-    Io {
-        /// What.
+    /// The number of its pool.
+    #[error("cannot {action} the number of the pool in {}", path.display())]
+    Pool {
+        /// `read` or `keep`.
         action: &'static str,
+        /// The file.
+        path: PathBuf,
         /// Why.
         #[source]
         source: io::Error,
     },
-    /// It cannot listen.
-    #[error("cannot serve")]
-    Serve(#[from] ConnectError),
+    /// It listens everywhere, and what others would reach it by is not known.
+    #[error("cannot tell by which address others reach this benefactor; say what to advertise")]
+    Advertise {
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// The folder has the data of another pool.
     #[error("the manager refuses this benefactor: {text}")]
     Refused {
@@ -84,37 +84,33 @@ pub enum BenefactorError {
 
 type Result<T> = std::result::Result<T, BenefactorError>;
 
-fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> BenefactorError {
-    move |source| BenefactorError::Io { action, source }
-}
-
 /// The folders and key of a benefactor, opened.
 #[derive(Debug)]
 pub struct Benefactor {
     options: BenefactorOptions,
-    identity: Arc<Identity>,
-    trust: Arc<Trust>,
+    front: Front,
     store: Arc<ChunkStore>,
-    listener: TcpListener,
     address: String,
 }
 
 impl Benefactor {
     /// Opens the folder and the socket.
     pub async fn open(options: BenefactorOptions) -> Result<Self> {
-        let identity = Arc::new(Identity::load_or_create(&options.data)?);
-        let trust = Arc::new(Trust::load(&options.data)?);
+        let front = Front::open(&options.data, options.listen).await?;
         let chunks = options.data.join("chunks");
         let store = Arc::new(ChunkStore::open(&chunks, options.capacity, options.keep_free)?);
-        let listener = TcpListener::bind(options.listen).await.map_err(io_error("listen"))?;
-        let bound = listener.local_addr().map_err(io_error("listen"))?;
-        let address = options.advertise.clone().unwrap_or_else(|| bound.to_string());
-        Ok(Self { options, identity, trust, store, listener, address })
+        let address = match &options.advertise {
+            Some(address) => address.clone(),
+            None => reached_by(front.address, &options.managers)
+                .map_err(|source| BenefactorError::Advertise { source })?
+                .to_string(),
+        };
+        Ok(Self { options, front, store, address })
     }
 
     /// The key that the manager must admit.
     pub fn key(&self) -> whimbrel_wire::PublicKey {
-        self.identity.public_key()
+        self.front.identity.public_key()
     }
 
     /// Its chunks.
@@ -124,16 +120,17 @@ impl Benefactor {
 
     /// Serves until `leave` says drain and the manager lets it go, or for ever.
     pub async fn run(self, leave: watch::Receiver<bool>) -> Result<()> {
-        let Self { options, identity, trust, store, listener, address } = self;
+        let Self { options, front, store, address } = self;
+        let (identity, trust) = (front.identity.clone(), front.trust.clone());
         let dialer = TlsDialer::new(identity.clone(), options.name.clone(), ());
         let links = Arc::new(Links::new(Arc::new(dialer)));
         let service = BenefactorService::new(store.clone(), links);
         let endpoint = Endpoint::new(options.name.clone(), service.clone());
-        let to_manager = TlsDialer::new(identity.clone(), options.name.clone(), service);
+        let to_manager = TlsDialer::new(identity, options.name.clone(), service);
         let managers = Links::new(Arc::new(to_manager));
-        let member = Member { options, trust: trust.clone(), store, address, managers, leave };
+        let member = Member { options, trust, store, address, managers, leave };
         tokio::select! {
-            served = serve_tls(listener, &identity, trust, endpoint) => Ok(served?),
+            served = front.serve(endpoint) => Ok(served?),
             left = member.take_part() => left,
         }
     }
@@ -152,7 +149,6 @@ struct Member {
 impl Member {
     async fn take_part(mut self) -> Result<()> {
         let mut listed: Option<Instant> = None;
-        let mut first = true;
         loop {
             let said = match self.register().await {
                 Ok(said) => said,
@@ -168,10 +164,10 @@ impl Member {
                 return Ok(());
             }
             if listed.is_none_or(|at| at.elapsed() >= self.options.inventory_every) {
-                if let Err(error) = self.take_inventory(first).await {
-                    tracing::warn!(%error, "the inventory was not taken");
-                } else {
-                    (listed, first) = (Some(Instant::now()), false);
+                match self.take_inventory().await {
+                    Ok(true) => listed = Some(Instant::now()),
+                    Ok(false) => {}
+                    Err(error) => tracing::warn!(%error, "the inventory was not taken"),
                 }
             }
             self.pause(Duration::from_secs(said.interval.clamp(1, 600).into())).await;
@@ -187,42 +183,64 @@ impl Member {
     }
 
     async fn register(&self) -> std::result::Result<Registered, Option<BenefactorError>> {
+        let pool = self.pool().map_err(Some)?;
         let usage = self.store.usage();
         let status = Status {
             name: self.options.name.to_string(),
             address: self.address.clone(),
-            pool: read_pool(&self.options.data),
+            pool: pool.unwrap_or(0),
             capacity: self.options.capacity,
             used: usage.used,
             free: usage.free,
             chunks: usage.chunks,
             draining: *self.leave.borrow(),
         };
-        for manager in &self.options.managers {
-            let connection = match self.managers.to(&manager.address, manager.key).await {
-                Ok(connection) => connection,
-                Err(error) => {
-                    tracing::debug!(%error, manager = %manager.address, "cannot reach a manager");
-                    continue;
-                }
-            };
-            match connection.request::<Register>(&status, bytes::Bytes::new()).await {
-                Ok((said, _)) => return Ok(said),
-                Err(CallError::Refused { source }) if source.code == code::OTHER_POOL => {
-                    return Err(Some(BenefactorError::Refused { text: source.text }));
-                }
-                Err(error) => tracing::warn!(%error, manager = %manager.address, "not registered"),
+        let connection = self.manager().await.ok_or(None)?;
+        match connection.request::<Register>(&status, bytes::Bytes::new()).await {
+            Ok((said, _)) => Ok(said),
+            Err(CallError::Refused { source }) if source.code == code::OTHER_POOL => {
+                Err(Some(BenefactorError::Refused { text: source.text }))
+            }
+            Err(error) => {
+                tracing::warn!(%error, "not registered");
+                Err(None)
             }
         }
-        Err(None)
+    }
+
+    /// The first manager that can be reached.
+    async fn manager(&self) -> Option<Connection> {
+        for manager in &self.options.managers {
+            match self.managers.to(&manager.address, manager.key).await {
+                Ok(connection) => return Some(connection),
+                Err(error) => {
+                    tracing::debug!(%error, manager = %manager.address, "cannot reach a manager");
+                }
+            }
+        }
+        None
+    }
+
+    /// The pool that the data belongs to, once there was a first registration.
+    fn pool(&self) -> Result<Option<u64>> {
+        let path = || self.options.data.clone();
+        pool_file::read(&self.options.data).map_err(|source| BenefactorError::Pool {
+            action: "read",
+            path: path(),
+            source,
+        })
     }
 
     fn keep_pool(&self, pool: u64) -> Result<()> {
-        let path = self.options.data.join(POOL_FILE);
-        if read_pool(&self.options.data) == pool {
+        if self.pool()? == Some(pool) {
             return Ok(());
         }
-        fs::write(path, format!("{pool:016x}\n")).map_err(io_error("keep the number of the pool"))
+        let path = || self.options.data.clone();
+        pool_file::keep(&self.options.data, pool).map_err(|source| BenefactorError::Pool {
+            action: "keep",
+            path: path(),
+            source,
+        })
     }
 
     /// Whoever the manager admits may come here too.
@@ -248,20 +266,16 @@ impl Member {
     }
 
     /// Lists all chunks to the manager, range by range, and deletes what it says may go.
-    async fn take_inventory(&self, _first: bool) -> std::result::Result<(), CallError> {
-        let Some(manager) = self.options.managers.first() else { return Ok(()) };
+    /// False if no manager can be reached: then it is tried again soon.
+    async fn take_inventory(&self) -> std::result::Result<bool, CallError> {
         let mut from = Digest([0; 32]);
         loop {
             let listed = Instant::now();
-            let store = self.store.clone();
-            let start = from;
-            let chunks =
-                tokio::task::spawn_blocking(move || store.list(&start, LISTED)).await.unwrap_or_default();
+            let chunks = self.store.list(&from, LISTED);
             let last = chunks.last().map(|(digest, _)| *digest).filter(|_| chunks.len() == LISTED);
             let to = last.unwrap_or(Digest([0xff; 32]));
             let header = Inventory { from: from.0, to: to.0, age: listed.elapsed().as_secs() as u32 };
-            let connection = self.managers.to(&manager.address, manager.key).await;
-            let Ok(connection) = connection else { return Ok(()) };
+            let Some(connection) = self.manager().await else { return Ok(false) };
             let (_, bits) = connection.request::<AskGarbage>(&header, put_aged(&chunks)).await?;
             let may_go = get_bits(&bits, chunks.len());
             let doomed: Vec<Digest> =
@@ -276,27 +290,50 @@ impl Member {
                     tracing::error!(%error, "garbage could not be removed");
                 }
             }
-            match last {
-                Some(last) => from = after(last),
-                None => return Ok(()),
+            match last.and_then(after) {
+                Some(next) => from = next,
+                None => return Ok(true),
             }
         }
     }
 }
 
-/// The digest that follows.
-fn after(digest: Digest) -> Digest {
-    let mut bytes = digest.0;
-    for byte in bytes.iter_mut().rev() {
-        *byte = byte.wrapping_add(1);
-        if *byte != 0 {
-            break;
+/// The address of this machine that others reach, for a socket bound to `bound`: the one from which the manager is reached,
+/// if the socket listens on all. Nothing is sent for that: a UDP socket only asks the routing table.
+fn reached_by(bound: SocketAddr, managers: &[ManagerAddress]) -> io::Result<SocketAddr> {
+    if !bound.ip().is_unspecified() {
+        return Ok(bound);
+    }
+    let mut failed = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for manager in managers {
+        let from: SocketAddr = match bound {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        };
+        let asked = UdpSocket::bind(from).and_then(|socket| {
+            socket.connect(&*manager.address)?;
+            socket.local_addr()
+        });
+        match asked {
+            Ok(local) => return Ok((local.ip(), bound.port()).into()),
+            Err(error) => failed = error,
         }
     }
-    Digest(bytes)
+    Err(failed)
 }
 
-fn read_pool(data: &Path) -> u64 {
-    let text = fs::read_to_string(data.join(POOL_FILE)).unwrap_or_default();
-    u64::from_str_radix(text.trim(), 16).unwrap_or(0)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_wire::PublicKey;
+
+    #[test]
+    fn a_benefactor_that_listens_everywhere_does_not_tell_others_so() {
+        let manager = ManagerAddress { address: "127.0.0.1:7500".into(), key: PublicKey([0; 32]) };
+        let found = reached_by("0.0.0.0:7501".parse().unwrap(), std::slice::from_ref(&manager)).unwrap();
+        assert_eq!(found, "127.0.0.1:7501".parse().unwrap());
+        let bound = "10.1.2.3:9".parse().unwrap();
+        assert_eq!(reached_by(bound, &[manager]).unwrap(), bound);
+        assert!(reached_by("0.0.0.0:7501".parse().unwrap(), &[]).is_err());
+    }
 }
