@@ -80,6 +80,19 @@ fn a_program_that_is_killed_while_it_writes_leaves_nothing() {
 }
 
 #[test]
+fn what_several_programs_write_one_after_the_other_appears_when_the_last_has_ended() {
+    let cluster = Cluster::new(1);
+    let dir = tempfile::tempdir().unwrap();
+    let _mounted = mounted(&cluster, dir.path());
+    let path = dir.path().join("log");
+    let script =
+        format!("(/bin/echo first; ls '{}'; /bin/echo last) >'{}'", dir.path().display(), path.display());
+    assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
+    assert_eq!(fs::read_to_string(&path).unwrap(), "first\nlog\nlast\n");
+    assert_eq!(fs::read_dir(dir.path().join(".versions/log")).unwrap().count(), 1, "and never a part of it");
+}
+
+#[test]
 fn names_and_attributes_are_those_of_a_file_system() {
     let cluster = Cluster::new(1);
     let dir = tempfile::tempdir().unwrap();

@@ -4,7 +4,7 @@ use super::{
     attributes::{TTL, nanoseconds, of_folder, of_node, of_version},
     errno_of,
     inode::Inode,
-    writer::{Writing, holds_another, is_killed},
+    writer::{Writing, is_held, is_killed},
 };
 use crate::{
     client::{Pool, Protocol, ReadFile, WriteFile, WriteOptions},
@@ -12,7 +12,7 @@ use crate::{
 };
 use bytes::Bytes;
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry::Vacant},
     ffi::{OsStr, OsString},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -160,21 +160,32 @@ impl PoolFiles {
 
     /// Opens for writing: joins who writes already here, or begins.
     fn write_handle(&self, inode: u64, node: Node, empty: bool) -> Result<Arc<Writing>> {
-        let mut state = self.state();
-        if let Some(writing) = state.writers.get(&inode).cloned() {
-            writing.opens.fetch_add(1, Ordering::Relaxed);
-            drop(state);
-            if empty {
-                writing.file.set_size(0).map_err(|error| errno_of(&error))?;
+        loop {
+            if let Some(writing) = self.joined(inode) {
+                if empty {
+                    writing.file.set_size(0).map_err(|error| errno_of(&error))?;
+                }
+                return Ok(writing);
             }
-            return Ok(writing);
+            let (parent, name) = (node.parent, node.name.clone());
+            let make = Make { parent, name, folder: false, mode: node.mode, uid: node.uid, gid: node.gid };
+            let base = Some(node.clone());
+            let opened = WriteFile::open(&self.pool, make.clone(), base, empty, self.options.clone());
+            // The manager was asked without the lock: who was faster meanwhile is joined.
+            let opened = Arc::new(Writing::new(self.ask(opened)?, make));
+            if let Vacant(free) = self.state().writers.entry(inode) {
+                free.insert(opened.clone());
+                return Ok(opened);
+            }
         }
-        let Node { parent, mode, uid, gid, .. } = node;
-        let make = Make { parent, name: node.name.clone(), folder: false, mode, uid, gid };
-        let opened = WriteFile::open(&self.pool, make.clone(), Some(node), empty, self.options.clone());
-        let writing = Arc::new(Writing::new(self.ask(opened)?, make));
-        state.writers.insert(inode, writing.clone());
-        Ok(writing)
+    }
+
+    /// Who writes a file already, with one descriptor more.
+    fn joined(&self, inode: u64) -> Option<Arc<Writing>> {
+        let state = self.state();
+        let writing = state.writers.get(&inode)?;
+        writing.opens.fetch_add(1, Ordering::Relaxed);
+        Some(writing.clone())
     }
 
     /// One descriptor less.
@@ -184,7 +195,10 @@ impl PoolFiles {
             if writing.file.is_changed() && self.commit(writing).is_err() {
                 tracing::warn!(name = writing.make.name, "what was written is not kept");
             }
-            self.state().writers.retain(|at, other| *at != inode || !Arc::ptr_eq(other, writing));
+            let mut state = self.state();
+            // Not if somebody has joined meanwhile.
+            let over = writing.opens.load(Ordering::Relaxed) == 0;
+            state.writers.retain(|at, other| *at != inode || !over || !Arc::ptr_eq(other, writing));
         }
     }
 
@@ -391,11 +405,7 @@ impl FileSystem for PoolFiles {
                 let node = self.ask(self.pool.node(id))?;
                 self.write_handle(inode, node, access.truncates())?
             }
-            Inode::New(_) => {
-                let writing = self.writer(inode).ok_or(Errno::ESTALE)?;
-                writing.opens.fetch_add(1, Ordering::Relaxed);
-                writing
-            }
+            Inode::New(_) => self.joined(inode).ok_or(Errno::ESTALE)?,
             _ => return Err(Errno::EROFS),
         };
         Ok(Opened::direct(self.keep(Handle::Write(writing))))
@@ -456,7 +466,7 @@ impl FileSystem for PoolFiles {
             writing.file.give_up();
             return Ok(());
         }
-        if caller.pid != 0 && holds_another(caller.pid, &writing.make.name) {
+        if caller.pid != 0 && is_held(caller.pid, &writing.make.name) {
             return Ok(());
         }
         self.commit(&writing)

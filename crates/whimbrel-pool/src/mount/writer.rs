@@ -36,10 +36,31 @@ pub(super) fn is_killed(pid: u32) -> bool {
     killed(&stat)
 }
 
-/// Whether a process has more descriptors through which it may write a file called `name`. A shell that redirects closes copies
-/// of the one it holds, and the file is not complete for that. Should it be another file of that name, the last descriptor
-/// commits.
-pub(super) fn holds_another(pid: u32, name: &str) -> bool {
+/// Processes above one that are looked at.
+const ABOVE: usize = 8;
+
+/// Whether a process, or one above it, has more descriptors through which it may write a file called `name`. A shell that
+/// redirects closes copies of the one it holds, and so do the programs it starts one after the other, as in
+/// `(first; second) >file`: the file is not complete for that. Should it be another file of that name, the last descriptor commits.
+pub(super) fn is_held(pid: u32, name: &str) -> bool {
+    let mut at = Some(pid);
+    for _ in 0..ABOVE {
+        match at.filter(|pid| *pid > 1) {
+            Some(pid) if holds_another(pid, name) => return true,
+            Some(pid) => at = parent(pid),
+            None => return false,
+        }
+    }
+    false
+}
+
+/// Field 4 of proc_pid_stat(5).
+fn parent(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+fn holds_another(pid: u32, name: &str) -> bool {
     let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
     let is_it = |entry: &fs::DirEntry| {
         let link = fs::read_link(entry.path()).unwrap_or_default();
