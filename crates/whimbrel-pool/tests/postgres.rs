@@ -1,10 +1,11 @@
-//! The metadata in a real PostgreSQL server, and two managers on it. Where no server is installed, nothing is tested.
+//! The metadata in a real PostgreSQL server, and two managers on it. The server is one of the test's own, in a folder of its own;
+//! `scripts/bootstrap` installs the programs.
 
 mod common;
 
 use common::{Cluster, noise, until};
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::OnceLock,
 };
@@ -27,20 +28,27 @@ impl Drop for Server {
     }
 }
 
+/// A program of PostgreSQL: on the PATH, or where Debian puts those of a server, the newest version.
+fn find(program: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut places: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut debian: Vec<PathBuf> = versions.map(|version| version.path().join("bin")).collect();
+    debian.sort();
+    places.extend(debian.into_iter().rev());
+    let found = places.iter().map(|place| place.join(program)).find(|path| path.is_file());
+    found.unwrap_or_else(|| panic!("no `{program}`: `scripts/bootstrap` installs the package postgresql"))
+}
+
 /// PostgreSQL refuses to run as root.
 fn as_postgres(program: &str) -> Command {
     let mut command = Command::new("setpriv");
-    command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups", program]);
+    command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups"]).arg(find(program));
     command.stdout(Stdio::null()).stderr(Stdio::null());
     command
 }
 
-fn start(dir: &Path) -> Option<Server> {
-    let found =
-        |program: &str| Command::new(program).arg("--version").output().is_ok_and(|out| out.status.success());
-    if !found("initdb") || !found("postgres") || !found("setpriv") {
-        return None;
-    }
+fn start(dir: &Path) -> Server {
     let data = dir.join("db");
     std::fs::create_dir(&data).unwrap();
     for path in [dir, data.as_path()] {
@@ -54,18 +62,18 @@ fn start(dir: &Path) -> Option<Server> {
     server.arg("-D").arg(&data).args(["-p", &port, "-h", "127.0.0.1", "-k"]).arg(dir);
     let server = Server(server.spawn().unwrap());
     until("the database answers", || {
-        let mut ask = Command::new("psql");
+        let mut ask = Command::new(find("psql"));
         ask.args(["-h", "127.0.0.1", "-p", &port, "-U", "postgres", "-c", "SELECT 1"]);
         ask.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
     });
     URL.set(format!("postgres://postgres@127.0.0.1:{port}/postgres")).unwrap();
-    Some(server)
+    server
 }
 
 #[test]
 fn a_pool_lives_in_postgresql_and_a_second_manager_takes_over() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(_server) = start(dir.path()) else { return };
+    let _server = start(dir.path());
     let mut cluster = Cluster::with(2, |options| options.database = URL.get().cloned());
     let (first, second) = (noise(1, 2_000_000), noise(2, 1_000_000));
     let node = cluster.write("state", &first);
