@@ -454,3 +454,24 @@ fn a_session_does_not_take_the_name_of_one_that_answers() {
     drop(first);
     start().unwrap();
 }
+
+#[test]
+fn who_reads_the_small_files_of_a_directory_one_by_one_waits_for_few_of_them() {
+    let world = World::new(
+        |options| options.settings.patience = 1,
+        |server| {
+            (10..40).for_each(|number| {
+                fs::write(server.join(format!("{number}.c")), pattern(9000, number)).unwrap()
+            })
+        },
+    );
+    let read = |number: u64| {
+        fs::read(world.mount().join(format!("{number}.c"))).is_ok_and(|read| read == pattern(9000, number))
+    };
+    assert!(read(10) && read(11));
+    // Two that were asked for, and eight after them.
+    until("the next ones are here", || world.session().status().used >= 10 * 65536);
+    world.wire.cut(true);
+    assert!((10..20).all(read));
+    assert!(!read(30), "nothing else was brought");
+}

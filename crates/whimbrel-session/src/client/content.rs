@@ -6,7 +6,7 @@
 use super::{
     fetch::Source,
     link::Fail,
-    policy::Policy,
+    policy::{Glob, Policy},
     readahead::Reader,
     session::{Core, errno_of},
 };
@@ -36,15 +36,14 @@ impl Core {
     /// The cache's file of a node, made if there is none.
     pub(super) fn file_of(&self, id: u64) -> Result<FileId> {
         let mut nodes = self.nodes();
-        let path = nodes.path(id).unwrap_or_default();
-        let node = nodes.get_mut(id).ok_or(Errno::ESTALE)?;
+        let node = nodes.get(id).ok_or(Errno::ESTALE)?;
         if node.attr.kind != Kind::File {
             return Err(Errno::EINVAL);
         }
         if let Some(file) = node.file {
             return Ok(file);
         }
-        let attr = node.attr;
+        let (attr, path) = (node.attr, nodes.path(id).unwrap_or_default());
         let known = self.known_files.lock().unwrap_or_else(PoisonError::into_inner).get(&attr.ident).copied();
         let file = match known.and_then(|file| Some((file, self.cache.file(file)?))) {
             Some((file, record)) => {
@@ -72,7 +71,9 @@ impl Core {
                 file
             }
         };
-        node.file = Some(file);
+        if let Some(node) = nodes.get_mut(id) {
+            node.file = Some(file);
+        }
         Ok(file)
     }
 
@@ -94,9 +95,11 @@ impl Core {
         }
         let record = self.cache.file(file).ok_or(Errno::ESTALE)?;
         let epoch = self.cache.content_epoch(file);
-        let settings = self.settings();
-        let direct =
-            record.size >= DIRECT && settings.direct.iter().any(|glob| glob.matches(path.as_bytes()));
+        let (direct, whole) = {
+            let settings = self.settings.read().unwrap_or_else(PoisonError::into_inner);
+            let has = |globs: &[Glob]| globs.iter().any(|glob| glob.matches(path.as_bytes()));
+            (record.size >= DIRECT && has(&settings.direct), has(&settings.whole))
+        };
         let keep_cache = {
             let mut nodes = self.nodes();
             let node = nodes.get_mut(id).ok_or(Errno::ESTALE)?;
@@ -105,8 +108,11 @@ impl Core {
             node.epoch = epoch;
             same
         };
-        if settings.whole.iter().any(|glob| glob.matches(path.as_bytes())) {
+        if whole {
             self.fetch_all(id, file);
+        }
+        if !direct && access.reads() {
+            self.look_around(id, file, record.zero_from);
         }
         let block = self.cache.block_size();
         let handle = Handle { reader: Mutex::new(Reader::new(AHEAD / block)) };
@@ -131,7 +137,7 @@ impl Core {
         }
         self.reads[1].fetch_add(1, Ordering::Relaxed);
         let first = self.cache.read(file, offset, &mut out).map_err(errno_of)?;
-        self.look_ahead(id, file, handle, offset, len);
+        self.look_ahead(id, file, record.zero_from, handle, (offset, len));
         match first {
             Read::Here => {
                 self.reads[0].fetch_add(1, Ordering::Relaxed);
@@ -144,11 +150,22 @@ impl Core {
         }
     }
 
-    fn look_ahead(&self, id: u64, file: FileId, handle: Option<&Handle>, offset: u64, len: u64) {
-        let (Some(handle), Some(source)) = (handle, self.source(id, file)) else { return };
+    fn look_ahead(
+        &self,
+        id: u64,
+        file: FileId,
+        size: u64,
+        handle: Option<&Handle>,
+        (offset, len): (u64, u64),
+    ) {
+        let Some(handle) = handle else { return };
         let block = self.cache.block_size();
-        let (first, last, total) = (offset / block, (offset + len - 1) / block, source.size.div_ceil(block));
+        let (first, last, total) = (offset / block, (offset + len - 1) / block, size.div_ceil(block));
         let ranges = handle.reader.lock().unwrap_or_else(PoisonError::into_inner).read(first, last, total);
+        if ranges.is_empty() {
+            return;
+        }
+        let Some(source) = self.source(id, file) else { return };
         for range in ranges {
             self.fetch(&source, &range.collect::<Vec<_>>(), true);
         }

@@ -1,7 +1,7 @@
 //! The client: a server's directory as files and directories of this host.
 //!
 //! `link` keeps a connection and asks; `nodes` are the inodes; `names` and `content` are what programs do to them;
-//! `fetch` and `readahead` bring content, `queue` and `writeback` take changes of names and content back; `face` is what the kernel sees, `control` what
+//! `fetch`, `readahead` and `neighbours` bring content, `queue` and `writeback` take changes of names and content back; `face` is what the kernel sees, `control` what
 //! `whimbrel session` talks to.
 //!
 //! Methods block the calling thread. What the server has to be asked for is asked for while others go on.
@@ -15,6 +15,7 @@ mod fetch;
 mod keep;
 mod link;
 mod names;
+mod neighbours;
 mod nodes;
 mod policy;
 mod queue;

@@ -22,6 +22,8 @@ pub(super) struct Dir {
     pub(super) whole: Option<Instant>,
     /// It has more names than are worth bringing for one look-up.
     pub(super) large: bool,
+    /// How often a small file in it had to be waited for.
+    pub(super) waited: u32,
     pub(super) changes: u64,
 }
 
