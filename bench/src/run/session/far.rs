@@ -1,0 +1,156 @@
+//! A server behind a link, and a mount of it: each in a network namespace of its own, TLS with pinned keys, as
+//! `whimbrel mount --key` does it.
+
+use crate::harness::scratch;
+use anyhow::{Result, anyhow, ensure};
+use std::{
+    fs,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use whimbrel_fuse::{MountOptions, Mounted};
+use whimbrel_session::{
+    client::{Connector, Face, Policy, Session, SessionOptions},
+    server::{Export, Limits, Server},
+};
+use whimbrel_testkit::lab::{LinkConfig, LinkEmulator, Namespace};
+use whimbrel_wire::{
+    BoxFuture, ConnectError, Connection, Endpoint, Identity, PublicKey, Rights, Trust, TrustedPeer,
+    connect_tls, serve_tls,
+};
+
+pub(super) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
+pub(super) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
+/// Half of the paper's 32 ms.
+pub(super) const ONE_WAY: Duration = Duration::from_millis(16);
+
+struct Tls {
+    address: String,
+    key: PublicKey,
+    identity: Identity,
+    endpoint: Endpoint,
+    /// The latest connection, to be cut.
+    latest: Mutex<Option<Connection>>,
+}
+
+impl Connector for Tls {
+    fn connect(&self) -> BoxFuture<'_, Result<Connection, ConnectError>> {
+        Box::pin(async {
+            let made = connect_tls(&self.address, self.key, &self.identity, &self.endpoint).await?;
+            *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(made.clone());
+            Ok(made)
+        })
+    }
+
+    fn destination(&self) -> String {
+        self.address.clone()
+    }
+}
+
+/// A server behind a link.
+pub(super) struct Far {
+    pub(super) dir: TempDir,
+    connector: Arc<Tls>,
+    near: Runtime,
+    // Dropped in this order: the server before its namespace, the link before both ends.
+    _far: Runtime,
+    _link: LinkEmulator,
+    pub(super) namespaces: [Namespace; 2],
+}
+
+fn runtime_in(namespace: &Namespace) -> Result<Runtime> {
+    // The runtime's threads are where the thread was that made it.
+    let made =
+        namespace.run(|| tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build());
+    Ok(made?)
+}
+
+impl Far {
+    pub(super) fn new(mbit: u64, fill: impl FnOnce(&Path) -> Result<()>) -> Result<Self> {
+        let dir = scratch("session")?;
+        for name in ["server", "mount", "keys"] {
+            fs::create_dir(dir.path().join(name))?;
+        }
+        fill(&dir.path().join("server"))?;
+        let namespaces = [Namespace::new()?, Namespace::new()?];
+        let ends = ((&namespaces[0], CLIENT), (&namespaces[1], SERVER));
+        let link = LinkEmulator::between(ends.0, ends.1, LinkConfig::new(mbit, ONE_WAY), 1)?;
+        let (near, far) = (runtime_in(&namespaces[0])?, runtime_in(&namespaces[1])?);
+        let (ours, theirs) = (Identity::ephemeral()?, Identity::ephemeral()?);
+        let trust = Trust::load(&dir.path().join("keys"))?;
+        let name = "mount".parse()?;
+        let key = Some(ours.public_key());
+        trust.add(TrustedPeer {
+            name,
+            key,
+            address: None,
+            rights: Rights::all(),
+            read: None,
+            write: None,
+        })?;
+        let server = Server::new(vec![Export::new(&dir.path().join("server"))?], false, Limits::default());
+        let endpoint = Endpoint::new("state".parse()?, server);
+        let key = theirs.public_key();
+        let listener = far.block_on(far.spawn(tokio::net::TcpListener::bind((SERVER, 0))))??;
+        let address = listener.local_addr()?.to_string();
+        far.spawn(async move { serve_tls(listener, &theirs, Arc::new(trust), endpoint).await });
+        let endpoint = Endpoint::new("mount".parse()?, ());
+        let connector = Arc::new(Tls { address, key, identity: ours, endpoint, latest: Mutex::default() });
+        Ok(Self { dir, connector, near, _far: far, _link: link, namespaces })
+    }
+
+    pub(super) fn served(&self) -> PathBuf {
+        self.dir.path().join("server")
+    }
+
+    /// Breaks the connection there is; the session makes another one.
+    pub(super) fn cut(&self) {
+        if let Some(connection) = &*self.connector.latest.lock().unwrap_or_else(PoisonError::into_inner) {
+            connection.close();
+        }
+    }
+
+    pub(super) fn mount(&self, cache: &str, policy: Policy) -> Result<Near> {
+        let directory = self.dir.path().join("server").canonicalize()?.into_os_string().into_encoded_bytes();
+        let mut options = SessionOptions::new(directory, self.dir.path().join(cache));
+        options.capacity = 2 << 30;
+        options.settings.policy = policy;
+        options.settings.fresh = None;
+        let begin = Session::begin(self.connector.clone(), options);
+        let session = self.near.block_on(self.near.spawn(begin))??;
+        let path = self.dir.path().join("mount");
+        let mounted = Mounted::new(Face::new(&session), &path, &MountOptions::new("bench", "whimbrel"))?;
+        if let Some(notifier) = mounted.notifier() {
+            session.mounted(notifier);
+        }
+        Ok(Near { session, mounted: Some(mounted), path })
+    }
+}
+
+/// A mount.
+pub(super) struct Near {
+    pub(super) session: Session,
+    mounted: Option<Mounted>,
+    pub(super) path: PathBuf,
+}
+
+impl Near {
+    pub(super) fn end(mut self) -> Result<()> {
+        let ended = self.session.end();
+        self.mounted.take();
+        ended.map_err(|errno| anyhow!("not everything was written back: {errno}"))?;
+        let events = self.session.status().events;
+        ensure!(events.is_empty(), "{events:?}");
+        Ok(())
+    }
+}
+
+pub(super) fn seconds(work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let began = Instant::now();
+    work()?;
+    Ok(began.elapsed().as_secs_f64())
+}
