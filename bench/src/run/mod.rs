@@ -135,6 +135,31 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         about: "read a file of a server 32 ms away, and again from the cache",
         run: session::whole_file,
     },
+    Experiment {
+        rows: &["session.build"],
+        about: "build a C library on a mount 32 ms away, cache cold and warm",
+        run: session::builds,
+    },
+    Experiment {
+        rows: &["session.io"],
+        about: "write a trace and compute on it on a mount 32 ms away",
+        run: session::io_runs,
+    },
+    Experiment {
+        rows: &["session.posix"],
+        about: "wrong bytes of fio, random operations, git and a compiler on a mount",
+        run: session::posix,
+    },
+    Experiment {
+        rows: &["session.faults"],
+        about: "synced writes that are lost when client, server or link die",
+        run: session::faults,
+    },
+    Experiment {
+        rows: &["session.peers"],
+        about: "sshfs, rclone and nbdkit over the same link",
+        run: session::peers,
+    },
 ];
 
 /// The experiments that `name` means: a set by its name, one by a row of its, a family by what stands before the dot.
