@@ -2,7 +2,7 @@
 //!
 //! Reads, flushes and what frees blocks pass. A rate that changes is felt at once, also by a write that waits.
 
-use crate::{BlockError, Device, Extent};
+use crate::{BlockError, Device, layer::all_but_writes};
 use std::{
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -74,21 +74,7 @@ impl Brake {
 }
 
 impl Device for Brake {
-    fn size(&self) -> u64 {
-        self.inner.size()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.inner.is_read_only()
-    }
-
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BlockError> {
-        self.inner.read_at(offset, out)
-    }
-
-    fn try_read_at(&self, offset: u64, out: &mut [u8]) -> Result<bool, BlockError> {
-        self.inner.try_read_at(offset, out)
-    }
+    all_but_writes!(inner);
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), BlockError> {
         self.wait(data.len() as u64);
@@ -101,14 +87,6 @@ impl Device for Brake {
 
     fn trim(&self, offset: u64, len: u64) -> Result<(), BlockError> {
         self.inner.trim(offset, len)
-    }
-
-    fn flush(&self) -> Result<(), BlockError> {
-        self.inner.flush()
-    }
-
-    fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, BlockError> {
-        self.inner.extents(offset, len)
     }
 
     /// A write that waits must not keep what came with it from being answered.

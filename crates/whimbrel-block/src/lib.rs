@@ -16,6 +16,7 @@ mod fault;
 mod file;
 mod flush_group;
 mod latch;
+mod layer;
 mod memory;
 mod padded;
 mod range_lock;

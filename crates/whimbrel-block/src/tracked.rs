@@ -5,7 +5,7 @@
 //! the next set, together with whatever half of it the reader saw. Marking before the write would lose it: the mark could
 //! be taken, the old page read, and the new data land unmarked.
 
-use crate::{BlockError, Device, Extent, atomic_pages::AtomicPages};
+use crate::{BlockError, Device, atomic_pages::AtomicPages, layer::all_but_writes};
 use std::sync::Arc;
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 
@@ -52,21 +52,7 @@ pub(crate) fn pages_of(offset: u64, len: u64) -> PageRun {
 }
 
 impl Device for Tracked {
-    fn size(&self) -> u64 {
-        self.inner.size()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.inner.is_read_only()
-    }
-
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BlockError> {
-        self.inner.read_at(offset, out)
-    }
-
-    fn try_read_at(&self, offset: u64, out: &mut [u8]) -> Result<bool, BlockError> {
-        self.inner.try_read_at(offset, out)
-    }
+    all_but_writes!(inner);
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), BlockError> {
         let outcome = self.inner.write_at(offset, data);
@@ -84,14 +70,6 @@ impl Device for Tracked {
         let outcome = self.inner.trim(offset, len);
         self.mark(offset, len);
         outcome
-    }
-
-    fn flush(&self) -> Result<(), BlockError> {
-        self.inner.flush()
-    }
-
-    fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, BlockError> {
-        self.inner.extents(offset, len)
     }
 
     fn may_wait(&self, offset: u64, len: u64) -> bool {

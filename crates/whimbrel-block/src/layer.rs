@@ -1,0 +1,35 @@
+//! What a layer passes on that only minds writes: size, reads, flushes and extents are those of the device below.
+//!
+//! A macro, since a trait with these as defaults would have to be a [`Device`](crate::Device) itself, and every device would have
+//! to say what lies below it.
+
+/// The methods of `Device` that the device in field `$below` answers alone.
+macro_rules! all_but_writes {
+    ($below:ident) => {
+        fn size(&self) -> u64 {
+            self.$below.size()
+        }
+
+        fn is_read_only(&self) -> bool {
+            self.$below.is_read_only()
+        }
+
+        fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), $crate::BlockError> {
+            self.$below.read_at(offset, out)
+        }
+
+        fn try_read_at(&self, offset: u64, out: &mut [u8]) -> Result<bool, $crate::BlockError> {
+            self.$below.try_read_at(offset, out)
+        }
+
+        fn flush(&self) -> Result<(), $crate::BlockError> {
+            self.$below.flush()
+        }
+
+        fn extents(&self, offset: u64, len: u64) -> Result<Vec<$crate::Extent>, $crate::BlockError> {
+            self.$below.extents(offset, len)
+        }
+    };
+}
+
+pub(crate) use all_but_writes;
