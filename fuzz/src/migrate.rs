@@ -4,7 +4,7 @@ use bytes::Bytes;
 use std::sync::Arc;
 use whimbrel_core::{Accel, ByteSize, Digest, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
-    protocol::{self, ArrayOffer, AskPages, Finish, HandoverId, Offer},
+    protocol::{self, AskPages, Finish, HandoverId, Offer},
     target::{Arrival, Arrivals, HostError, Landing},
 };
 
@@ -97,22 +97,7 @@ fn offer() -> Offer {
         nics: vec![],
         boot: None,
     };
-    Offer {
-        handover: ID,
-        name: "guest".parse().expect("a name"),
-        config,
-        arrays: vec![ArrayOffer { name: "memory".into(), pages: PAGES }],
-        vmgenid: "none".into(),
-        origin: None,
-        blobs: vec![],
-        qemu_version: "7.2".into(),
-        disk_bytes: 0,
-        processor: String::new(),
-        tunnel: None,
-        bases: vec![],
-        files: vec![],
-        leaves: None,
-    }
+    Offer::of(ID, "guest".parse().expect("a name"), config)
 }
 
 /// One message of each kind.

@@ -155,20 +155,10 @@ mod tests {
             boot: None,
         };
         Offer {
-            handover: HandoverId([1; 16]),
-            name: "web".parse().unwrap(),
-            config,
-            arrays: vec![],
-            vmgenid: String::new(),
-            origin: None,
-            blobs: vec![],
             qemu_version: "7.2.22".into(),
             disk_bytes: 1 << 30,
             processor: "Fast CPU".into(),
-            tunnel: None,
-            bases: vec![],
-            files: vec![],
-            leaves: None,
+            ..Offer::of(HandoverId([1; 16]), "web".parse().unwrap(), config)
         }
     }
 

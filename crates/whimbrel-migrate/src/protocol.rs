@@ -6,7 +6,7 @@
 use crate::{base::BegunAs, codec::BATCH_PAGES_MAX, fit::Misfit};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
-use whimbrel_core::{CapsuleId, Digest, HostName, MachineConfig, MachineName, PageRun};
+use whimbrel_core::{CapsuleId, Digest, HostName, MachineConfig, MachineName, PAGE_SIZE, PageRun};
 
 /// Offer a machine; header [`Offer`], reply [`Offered`].
 pub const OFFER: u16 = 0x0100;
@@ -111,6 +111,29 @@ pub struct SharedFile {
 }
 
 impl Offer {
+    /// A machine with these arrays, memory first, and nothing else to be said of it.
+    pub fn of(handover: HandoverId, name: MachineName, config: MachineConfig) -> Self {
+        let disks = config.disks.iter().map(|disk| disk.size.0 / PAGE_SIZE as u64).enumerate();
+        let disks = disks.map(|(index, pages)| ArrayOffer { name: format!("disk{index}"), pages });
+        let memory = ArrayOffer { name: "memory".to_owned(), pages: config.memory_pages() };
+        Self {
+            handover,
+            name,
+            arrays: std::iter::once(memory).chain(disks).collect(),
+            config,
+            vmgenid: String::new(),
+            origin: None,
+            blobs: Vec::new(),
+            qemu_version: String::new(),
+            disk_bytes: 0,
+            processor: String::new(),
+            tunnel: None,
+            bases: Vec::new(),
+            files: Vec::new(),
+            leaves: None,
+        }
+    }
+
     /// Whether the target may begin an array as this.
     pub fn names(&self, begun: &BegunAs) -> bool {
         match begun {

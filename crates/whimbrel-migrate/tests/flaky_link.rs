@@ -21,7 +21,7 @@ use whimbrel_migrate::{
     confirm,
     link::{Answer, Link, LinkError},
     migrate,
-    protocol::{self, ArrayOffer, Finish, HandoverId, Offer},
+    protocol::{self, Finish, HandoverId, Offer},
     target::{Arrival, Arrivals, HostError, Landing},
 };
 
@@ -246,20 +246,9 @@ fn offer(handover: u64) -> Offer {
     let mut id = [0; 16];
     id[..8].copy_from_slice(&handover.to_le_bytes());
     Offer {
-        handover: HandoverId(id),
-        name: "guest".parse().unwrap(),
-        config,
-        arrays: vec![ArrayOffer { name: "memory".into(), pages: PAGES }],
-        vmgenid: "none".into(),
-        origin: None,
         blobs: vec![(kernel, KERNEL.len() as u64)],
-        qemu_version: "7.2".into(),
-        disk_bytes: 0,
-        processor: String::new(),
-        tunnel: None,
         bases: vec![BASE],
-        files: vec![],
-        leaves: None,
+        ..Offer::of(HandoverId(id), "guest".parse().unwrap(), config)
     }
 }
 

@@ -16,7 +16,7 @@ use whimbrel_migrate::{
     Move,
     link::{Answer, Link, LinkError},
     migrate,
-    protocol::{self, Accepted, ArrayOffer, HandoverId, Offer, Offered},
+    protocol::{self, Accepted, HandoverId, Offer, Offered},
 };
 
 const PAGES: u64 = 2048;
@@ -138,22 +138,7 @@ fn offer() -> Offer {
         nics: vec![],
         boot: None,
     };
-    Offer {
-        handover: HandoverId([7; 16]),
-        name: "guest".parse().unwrap(),
-        config,
-        arrays: vec![ArrayOffer { name: "memory".into(), pages: PAGES }],
-        vmgenid: "none".into(),
-        origin: None,
-        blobs: vec![],
-        qemu_version: "7.2".into(),
-        disk_bytes: 0,
-        processor: String::new(),
-        tunnel: None,
-        bases: vec![],
-        files: vec![],
-        leaves: None,
-    }
+    Offer::of(HandoverId([7; 16]), "guest".parse().unwrap(), config)
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::sync::{
 };
 use whimbrel_core::{Accel, ByteSize, Digest, MachineConfig, PageRun};
 use whimbrel_migrate::{
-    protocol::{self, ArrayOffer, Finish, HandoverId, Offer},
+    protocol::{self, Finish, HandoverId, Offer},
     target::{Arrival, Arrivals, HostError, Landing},
 };
 
@@ -85,22 +85,7 @@ fn offer(arrivals: &Arrivals) -> bool {
         nics: vec![],
         boot: None,
     };
-    let offer = Offer {
-        handover: ID,
-        name: "web".parse().expect("a name"),
-        config,
-        arrays: vec![ArrayOffer { name: "memory".into(), pages: 1 }],
-        vmgenid: String::new(),
-        origin: None,
-        blobs: vec![],
-        qemu_version: "7.2.22".into(),
-        disk_bytes: 0,
-        processor: String::new(),
-        tunnel: None,
-        bases: vec![],
-        files: vec![],
-        leaves: None,
-    };
+    let offer = Offer::of(ID, "web".parse().expect("a name"), config);
     let header = postcard::to_stdvec(&offer).expect("an offer");
     arrivals.handle(protocol::OFFER, &header, Bytes::new()).is_ok()
 }
