@@ -25,6 +25,12 @@ pub enum SetError {
         #[source]
         source: postcard::Error,
     },
+    /// They are more than a piece may have.
+    #[error("{runs} runs of pages come in one piece")]
+    TooMany {
+        /// How many.
+        runs: usize,
+    },
     /// A page lies outside.
     #[error("page {page} is outside an array of {len} pages")]
     OutOfRange {
@@ -48,6 +54,9 @@ pub(crate) fn encode_runs(runs: &[PageRun]) -> Result<Vec<u8>, SetError> {
 pub(crate) fn decode_into(bytes: &[u8], set: &mut PageSet) -> Result<(), SetError> {
     let raw = zstd::bulk::decompress(bytes, DECODED_MAX).map_err(|source| SetError::Compressed { source })?;
     let runs: Vec<PageRun> = postcard::from_bytes(&raw).map_err(|source| SetError::Runs { source })?;
+    if runs.len() > RUNS_MAX {
+        return Err(SetError::TooMany { runs: runs.len() });
+    }
     for run in runs {
         if run.start.checked_add(run.len).is_none_or(|end| end > set.len()) {
             return Err(SetError::OutOfRange { page: run.start, len: set.len() });
@@ -152,6 +161,8 @@ mod tests {
     fn pages_outside_are_refused_and_a_scattered_set_takes_several_messages() {
         let outside = encode_runs(&[PageRun::new(u64::MAX, 2)]).unwrap();
         assert!(matches!(decode_into(&outside, &mut PageSet::empty(9)), Err(SetError::OutOfRange { .. })));
+        let many = encode_runs(&vec![PageRun::new(0, 9); RUNS_MAX + 1]).unwrap();
+        assert!(matches!(decode_into(&many, &mut PageSet::empty(9)), Err(SetError::TooMany { .. })));
         let mut scattered = PageSet::empty(400_000);
         for page in (0..400_000).step_by(2) {
             scattered.insert(page);
