@@ -7,6 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{PAGE_SIZE, PageRun};
+use zstd::zstd_safe::CParameter;
 
 /// Most pages in a batch that are not zero.
 pub const BATCH_PAGES_MAX: u64 = 256;
@@ -126,6 +127,17 @@ pub(crate) fn push(runs: &mut Vec<PageRun>, page: u64) {
     }
 }
 
+/// Shortest match that zstd looks for; 0 is what it takes for the level. Memory is full of words that occur again with another
+/// word beside them: on that of a small Linux guest, a MiB at a time, level 1 makes 45.3 MB instead of 46.0 so (870 MB/s instead
+/// of 929), level 3 makes 44.3 instead of 44.5 (490 instead of 574).
+fn min_match(level: i32) -> u32 {
+    match level {
+        3.. => 4,
+        1..3 => 5,
+        _ => 0,
+    }
+}
+
 /// Makes batches. Keeps the compressor's context, which costs more to make than a batch costs to compress.
 pub struct Encoder {
     zstd: zstd::bulk::Compressor<'static>,
@@ -139,7 +151,8 @@ pub struct Encoder {
 impl Encoder {
     /// An encoder with nothing in it.
     pub fn new() -> std::io::Result<Self> {
-        let (zstd, level) = (zstd::bulk::Compressor::new(1)?, 1);
+        // The first batch says at which level.
+        let (zstd, level) = (zstd::bulk::Compressor::new(0)?, 0);
         let header = BatchHeader::default();
         Ok(Self { zstd, level, header, whole: Vec::new(), changed: Vec::new(), blocks: Vec::new() })
     }
@@ -182,6 +195,7 @@ impl Encoder {
         if let Effort::Zstd(level) = effort {
             if level != self.level {
                 self.zstd.set_compression_level(level)?;
+                self.zstd.set_parameter(CParameter::MinMatch(min_match(level)))?;
                 self.level = level;
             }
             let mut packed = self.zstd.compress(&raw)?;
