@@ -1,7 +1,8 @@
 //! The map of a version: its chunks in order, by number and length, compactly.
 //!
-//! A chunk is a zigzag varint of how far its number is from the one before plus one, and a varint of its length. Chunks that
-//! were written together have numbers in a row, so most take one byte, and three for the length. `docs/formats/pool.md`.
+//! A chunk is a zigzag varint of how far its number is from the one before plus one, and a varint of twice its length, plus one
+//! if it is sealed. Chunks that were written together have numbers in a row, so most take one byte, and three or four for the
+//! length. `docs/formats/pool.md`.
 
 use crate::protocol::{ChunkId, MAX_CHUNK};
 
@@ -17,6 +18,8 @@ pub struct Piece {
     pub chunk: ChunkId,
     /// Bytes.
     pub length: u32,
+    /// Only those with the secret can read it.
+    pub sealed: bool,
 }
 
 /// Why bytes are no map.
@@ -62,7 +65,7 @@ pub fn encode(pieces: &[Piece]) -> Vec<u8> {
     for piece in pieces {
         let step = piece.chunk.wrapping_sub(expected) as i64;
         put_varint(&mut out, ((step << 1) ^ (step >> 63)) as u64);
-        put_varint(&mut out, piece.length.into());
+        put_varint(&mut out, u64::from(piece.length) << 1 | u64::from(piece.sealed));
         expected = piece.chunk.wrapping_add(1);
     }
     out
@@ -79,14 +82,15 @@ pub fn decode(mut bytes: &[u8]) -> Result<Vec<Piece>, MapError> {
         let zigzag = get_varint(&mut bytes)?;
         let step = (zigzag >> 1) as i64 ^ -((zigzag & 1) as i64);
         let chunk = expected.wrapping_add(step as u64);
-        let length = get_varint(&mut bytes)?;
+        let coded = get_varint(&mut bytes)?;
+        let (length, sealed) = (coded >> 1, coded & 1 == 1);
         if !(1..=MAX_CHUNK as u64).contains(&length) {
             return Err(MapError::Value("length of a chunk"));
         }
         if chunk == 0 || chunk > i64::MAX as u64 {
             return Err(MapError::Value("chunk number"));
         }
-        out.push(Piece { chunk, length: length as u32 });
+        out.push(Piece { chunk, length: length as u32, sealed });
         expected = chunk.wrapping_add(1);
     }
     Ok(out)
@@ -113,7 +117,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn piece() -> impl Strategy<Value = Piece> {
-        (1..=i64::MAX as u64, 1..=MAX_CHUNK as u32).prop_map(|(chunk, length)| Piece { chunk, length })
+        let one = (1..=i64::MAX as u64, 1..=MAX_CHUNK as u32, any::<bool>());
+        one.prop_map(|(chunk, length, sealed)| Piece { chunk, length, sealed })
     }
 
     proptest! {
@@ -132,13 +137,15 @@ mod tests {
 
     #[test]
     fn chunks_written_together_take_four_bytes() {
-        let pieces: Vec<Piece> = (0..1000).map(|n| Piece { chunk: 70_000 + n, length: 1 << 20 }).collect();
+        let piece = |n: u64| Piece { chunk: 70_000 + n, length: (1 << 20) - 1, sealed: true };
+        let pieces: Vec<Piece> = (0..1000).map(piece).collect();
         assert!(encode(&pieces).len() <= 1000 * 4 + 4, "{}", encode(&pieces).len());
     }
 
     #[test]
     fn runs_name_every_chunk_once() {
-        let pieces: Vec<Piece> = [5, 6, 7, 6, 1, 9].map(|chunk| Piece { chunk, length: 1 }).to_vec();
+        let pieces: Vec<Piece> =
+            [5, 6, 7, 6, 1, 9].map(|chunk| Piece { chunk, length: 1, sealed: false }).to_vec();
         assert_eq!(runs(&pieces), [(1, 1), (5, 7), (9, 9)]);
     }
 }

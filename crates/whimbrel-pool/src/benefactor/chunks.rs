@@ -27,6 +27,8 @@ use whimbrel_image::frame::Frame;
 
 /// A segment is closed at this size.
 pub(crate) const SEGMENT: u64 = 64 << 20;
+/// Bytes written at once where records are small.
+const GATHERED: usize = 64 << 10;
 const LOCK: &str = "lock";
 
 /// Why a chunk could not be put or got.
@@ -126,6 +128,8 @@ pub struct Usage {
     pub free: u64,
     /// Chunks.
     pub chunks: u64,
+    /// Bytes it should give back: the disk has less free than it should keep.
+    pub owed: u64,
 }
 
 impl ChunkStore {
@@ -169,7 +173,8 @@ impl ChunkStore {
         drop(state);
         let on_disk = rustix::fs::statvfs(&self.dir).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
         let free = self.capacity.saturating_sub(used).min(on_disk.saturating_sub(self.keep_free));
-        Usage { used, free, chunks }
+        let owed = self.keep_free.saturating_sub(on_disk).max(used.saturating_sub(self.capacity)).min(used);
+        Usage { used, free, chunks, owed }
     }
 
     /// Whether each is here; those that are count as just put.
@@ -180,7 +185,7 @@ impl ChunkStore {
         digests.iter().map(touch).collect()
     }
 
-    /// Keeps chunks whose frames the caller has checked with [`open_frame`].
+    /// Keeps chunks whose frames the caller has checked.
     pub fn put(&self, chunks: &[(Digest, Bytes)]) -> Result<()> {
         if self.latched.load(Ordering::Relaxed) {
             return Err(ChunkError::Latched);
@@ -203,20 +208,32 @@ impl ChunkStore {
     /// `writing` is held.
     fn append(&self, chunks: &[&(Digest, Bytes)], touched: Instant) -> Result<()> {
         let (number, file, at) = self.newest()?;
-        let mut bytes = Vec::with_capacity(chunks.iter().map(|(_, frame)| RECORD + frame.len()).sum());
         let mut slots = Vec::with_capacity(chunks.len());
+        let mut end = at;
+        let mut small = Vec::new();
         for (digest, frame) in chunks {
-            bytes.extend(segment::head(digest, frame.len()));
-            let offset = at + bytes.len() as u64;
+            small.extend(segment::head(digest, frame.len()));
+            let offset = end + small.len() as u64;
             slots.push((*digest, Slot { segment: number, offset, length: frame.len() as u32, touched }));
-            bytes.extend_from_slice(frame);
+            // Small records go out together; a large frame is not copied for that.
+            let is_large = frame.len() > GATHERED;
+            if !is_large {
+                small.extend_from_slice(frame);
+            }
+            if is_large || small.len() > GATHERED {
+                self.write(number, &file, &mut end, &small)?;
+                small.clear();
+            }
+            if is_large {
+                self.write(number, &file, &mut end, frame)?;
+            }
         }
-        file.write_all_at(&bytes, at).map_err(|error| self.failed("write", number)(error))?;
+        self.write(number, &file, &mut end, &small)?;
         let mut state = self.state();
         state.unsynced = true;
         if let Some(segment) = state.segments.get_mut(&number) {
-            segment.length = at + bytes.len() as u64;
-            segment.live += bytes.len() as u64;
+            segment.length = end;
+            segment.live += end - at;
         }
         for (digest, slot) in slots {
             // What compaction moves is here twice for a moment.
@@ -224,6 +241,12 @@ impl ChunkStore {
                 release(&mut state, &old);
             }
         }
+        Ok(())
+    }
+
+    fn write(&self, number: u32, file: &File, end: &mut u64, bytes: &[u8]) -> Result<()> {
+        file.write_all_at(bytes, *end).map_err(|error| self.failed("write", number)(error))?;
+        *end += bytes.len() as u64;
         Ok(())
     }
 

@@ -8,5 +8,6 @@ mod service;
 
 pub use chunks::{ChunkError, ChunkStore, Usage};
 pub use run::{Benefactor, BenefactorError, BenefactorOptions};
+pub(crate) use segment::check_frame;
 pub use segment::{FrameFault, open_frame};
 pub use service::BenefactorService;

@@ -118,7 +118,7 @@ impl Benefactor {
         &self.store
     }
 
-    /// Serves until `leave` says drain and the manager lets it go, or for ever.
+    /// Serves until `leave` or the manager says drain and all is elsewhere, or for ever.
     pub async fn run(self, leave: watch::Receiver<bool>) -> Result<()> {
         let Self { options, front, store, address } = self;
         let (identity, trust) = (front.identity.clone(), front.trust.clone());
@@ -160,7 +160,8 @@ impl Member {
             };
             self.keep_pool(said.pool)?;
             self.admit(&said);
-            if said.may_leave && *self.leave.borrow() {
+            if said.may_leave {
+                tracing::info!("everything is elsewhere; this benefactor leaves");
                 return Ok(());
             }
             if listed.is_none_or(|at| at.elapsed() >= self.options.inventory_every) {
@@ -194,6 +195,7 @@ impl Member {
             free: usage.free,
             chunks: usage.chunks,
             draining: *self.leave.borrow(),
+            owed: usage.owed,
         };
         let connection = self.manager().await.ok_or(None)?;
         match connection.request::<Register>(&status, bytes::Bytes::new()).await {

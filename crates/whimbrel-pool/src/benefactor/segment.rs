@@ -8,8 +8,8 @@
 //! Records follow each other without gaps. Reading stops at the first that is torn: what follows it is unknown to the index,
 //! the manager hears so with the next inventory and has it copied from elsewhere.
 
-use crate::protocol::MAX_CHUNK;
-use std::{fs::File, io, os::unix::fs::FileExt};
+use crate::{client::OVERHEAD, protocol::MAX_CHUNK};
+use std::{cell::RefCell, fs::File, io, os::unix::fs::FileExt};
 use whimbrel_core::Digest;
 use whimbrel_image::frame::{Frame, HEAD, Head};
 use xxhash_rust::xxh3::xxh3_64;
@@ -99,13 +99,29 @@ pub enum FrameFault {
 
 /// The raw bytes of a chunk from its frame, if they are what `digest` names.
 pub fn open_frame(digest: &Digest, bytes: &[u8]) -> Result<Vec<u8>, FrameFault> {
+    let mut raw = Vec::new();
+    open_into(digest, bytes, &mut raw)?;
+    Ok(raw)
+}
+
+/// Whether a frame holds the chunk that `digest` names.
+pub(crate) fn check_frame(digest: &Digest, bytes: &[u8]) -> Result<(), FrameFault> {
+    thread_local! {
+        /// Megabytes that are fresh for every chunk would cost more in page faults than the check.
+        static RAW: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+    RAW.with_borrow_mut(|raw| open_into(digest, bytes, raw))
+}
+
+fn open_into(digest: &Digest, bytes: &[u8], raw: &mut Vec<u8>) -> Result<(), FrameFault> {
     let no_frame = |source| FrameFault::NoFrame { source };
     // Before anything is allocated.
     let head = Head::parse(bytes).map_err(no_frame)?;
-    if head.raw > MAX_CHUNK || head.total() != bytes.len() || head.bases > 0 {
+    if head.raw > MAX_CHUNK + OVERHEAD || head.total() != bytes.len() || head.bases > 0 {
         return Err(FrameFault::Length);
     }
-    let raw = Frame::parse(bytes).map_err(no_frame)?.decode(&[]).map_err(no_frame)?;
-    let found = Digest::of(&raw);
-    if found == *digest { Ok(raw) } else { Err(FrameFault::Digest { found }) }
+    raw.resize(head.raw, 0);
+    Frame::parse(bytes).map_err(no_frame)?.decode_into(&[], raw).map_err(no_frame)?;
+    let found = Digest::of(raw);
+    if found == *digest { Ok(()) } else { Err(FrameFault::Digest { found }) }
 }

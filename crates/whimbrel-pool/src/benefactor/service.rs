@@ -3,7 +3,7 @@
 //! A chunk is checked against its digest before it is kept, so a client cannot give a chunk a wrong name; and its checksum
 //! when it is read. Disk work runs on threads that may block.
 
-use super::{ChunkError, ChunkStore, open_frame};
+use super::{ChunkError, ChunkStore, check_frame};
 use crate::{
     link::Links,
     protocol::{CopyChunks, FlushChunks, GetChunk, MAX_BATCH, Place, PutChunks, code, get_digests, put_bits},
@@ -60,7 +60,7 @@ impl BenefactorService {
         let store = self.store.clone();
         blocking(move || -> Result<(), Refusal> {
             for (digest, frame) in &chunks {
-                open_frame(digest, frame).map_err(|fault| invalid(&fault.to_string()))?;
+                check_frame(digest, frame).map_err(|fault| invalid(&fault.to_string()))?;
             }
             Ok(store.put(&chunks)?)
         })

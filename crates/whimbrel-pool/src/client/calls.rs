@@ -1,12 +1,12 @@
 //! A handle on a pool: calls to the manager, which are made again while it is away, and the cache of who is where.
 
-use super::{PoolError, Result, read::Cache};
+use super::{PoolError, Result, Secret, read::Cache};
 use crate::{
     ManagerAddress,
     link::{Dialer, Links},
     policy::Policy,
     protocol::{
-        BenefactorId, Change, DropVersion, GetNode, GetPolicy, List, Lookup, Make, MakeNode, Node,
+        BenefactorId, Change, Drain, DropVersion, GetNode, GetPolicy, List, Lookup, Make, MakeNode, Node,
         NodeChange, NodeId, Pin, Place, PoolStatus, Purge, Purged, Remove, Rename, SetPolicy, VersionInfo,
         Versions,
     },
@@ -37,6 +37,8 @@ pub struct PoolOptions {
     pub cache: usize,
     /// Bytes read ahead of a reader that goes forward.
     pub read_ahead: usize,
+    /// What chunks are sealed with and opened; without one they are not sealed, and sealed ones cannot be read.
+    pub secret: Option<Arc<Secret>>,
 }
 
 impl PoolOptions {
@@ -48,6 +50,7 @@ impl PoolOptions {
             benefactor_patience: Duration::from_secs(10),
             cache: 128 << 20,
             read_ahead: 16 << 20,
+            secret: None,
         }
     }
 }
@@ -192,12 +195,12 @@ impl Pool {
         self.simple::<Pin>(&(node, number, pinned)).await
     }
 
-    /// The policy set on a folder, and the one that holds there.
+    /// The policy set on a file or folder, and the one that holds there.
     pub async fn policy(&self, folder: NodeId) -> Result<(Option<Policy>, Policy)> {
         self.simple::<GetPolicy>(&folder).await
     }
 
-    /// Sets the policy of a folder; none has it inherit.
+    /// Sets the policy of a file or folder; none has it inherit.
     pub async fn set_policy(&self, folder: NodeId, policy: Option<Policy>) -> Result<()> {
         self.simple::<SetPolicy>(&(folder, policy)).await
     }
@@ -205,6 +208,11 @@ impl Pool {
     /// Applies policies now, or says what they would do.
     pub async fn purge(&self, dry: bool) -> Result<Vec<Purged>> {
         Ok(self.listed::<Purge, Purged>(&dry).await?.1)
+    }
+
+    /// Has the benefactor of this name leave, or stay after all.
+    pub async fn drain(&self, benefactor: &str, leave: bool) -> Result<()> {
+        self.simple::<Drain>(&(benefactor.to_owned(), leave)).await
     }
 
     /// The state of the pool.

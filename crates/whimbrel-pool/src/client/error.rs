@@ -34,6 +34,12 @@ pub enum PoolError {
         /// Which.
         chunk: ChunkId,
     },
+    /// The chunk was sealed with a secret, which is not ours.
+    #[error("chunk {chunk} is sealed with another secret than ours")]
+    Sealed {
+        /// Which.
+        chunk: ChunkId,
+    },
     /// Nobody is left to write to, or what was written is gone again.
     #[error("{lost} chunks could not be written")]
     Unwritten {

@@ -2,7 +2,10 @@
 //!
 //! Cutting and hashing happen here, off the thread of whoever writes, so that both cores work.
 
-use super::{PoolError, Result, session::Session};
+use super::{
+    PoolError, Result, Secret,
+    session::{Fresh, LEVEL, Session},
+};
 use crate::{chunk::Cutting, map::Piece};
 use bytes::{Bytes, BytesMut};
 use std::{
@@ -16,6 +19,7 @@ use std::{
     thread,
 };
 use whimbrel_core::Digest;
+use whimbrel_image::frame::Encoder;
 
 /// Bytes and chunks of a batch: about what the paper calls a chunk, in one message.
 const BATCH_BYTES: usize = 1 << 20;
@@ -45,11 +49,14 @@ impl std::fmt::Debug for Feed {
 }
 
 impl Feed {
-    pub(super) fn start(session: Arc<Session>, cutting: Cutting) -> Self {
+    /// With a secret, chunks are sealed.
+    pub(super) fn start(session: Arc<Session>, cutting: Cutting, secret: Option<Arc<Secret>>) -> Self {
         let (items, queue) = channel();
         let cutter = Cutter {
             session: session.clone(),
             cutting,
+            secret,
+            encoder: Encoder::new(LEVEL),
             buffer: BytesMut::new(),
             batch: Vec::new(),
             batch_bytes: 0,
@@ -93,8 +100,10 @@ impl Feed {
 struct Cutter {
     session: Arc<Session>,
     cutting: Cutting,
+    secret: Option<Arc<Secret>>,
+    encoder: Encoder,
     buffer: BytesMut,
-    batch: Vec<(Digest, Bytes)>,
+    batch: Vec<Fresh>,
     batch_bytes: usize,
     /// Chunks that went out, or were found, in this session.
     seen: HashSet<Digest>,
@@ -105,7 +114,7 @@ impl Cutter {
     fn run(mut self, queue: &Receiver<Item>) {
         for item in queue {
             match item {
-                Item::Data(data) => self.take(&data),
+                Item::Data(data) => self.take(data),
                 Item::Spooled(file, length) => {
                     if let Err(error) = self.read(&file, length) {
                         self.session.fail(error);
@@ -116,9 +125,16 @@ impl Cutter {
         }
     }
 
-    fn take(&mut self, data: &[u8]) {
-        self.buffer.extend_from_slice(data);
-        while self.buffer.len() >= self.cutting.longest() {
+    /// What is left of the bytes before and what comes is one stream. Chunks that lie within one block are not copied.
+    fn take(&mut self, mut data: Bytes) {
+        let longest = self.cutting.longest();
+        while self.buffer.is_empty() && data.len() >= longest {
+            let length = self.cutting.cut(&data);
+            let chunk = data.split_to(length);
+            self.add(chunk);
+        }
+        self.buffer.extend_from_slice(&data);
+        while self.buffer.len() >= longest {
             self.chunk();
         }
     }
@@ -129,8 +145,8 @@ impl Cutter {
             let mut block = vec![0; BLOCK.min((length - at) as usize)];
             file.read_exact_at(&mut block, at).map_err(PoolError::local("read what was written locally"))?;
             self.session.budget.take(block.len(), || self.session.failure().is_some());
-            self.take(&block);
             at += block.len() as u64;
+            self.take(block.into());
         }
         Ok(())
     }
@@ -138,13 +154,25 @@ impl Cutter {
     fn chunk(&mut self) {
         let length = self.cutting.cut(&self.buffer);
         let chunk = self.buffer.split_to(length).freeze();
-        let digest = Digest::of(&chunk);
+        self.add(chunk);
+    }
+
+    fn add(&mut self, chunk: Bytes) {
+        let length = chunk.len();
+        let bytes = match &self.secret {
+            None => chunk,
+            Some(secret) => match secret.seal(&chunk, &mut self.encoder) {
+                Some(sealed) => sealed.into(),
+                None => return self.session.fail(PoolError::Answer { what: "chunk" }),
+            },
+        };
+        let digest = Digest::of(&bytes);
         self.cut.push((digest, length as u32));
         if !self.seen.insert(digest) {
             self.session.budget.give_back(length);
             return;
         }
-        self.batch.push((digest, chunk));
+        self.batch.push(Fresh { digest, length: length as u32, bytes });
         self.batch_bytes += length;
         if self.batch_bytes >= BATCH_BYTES || self.batch.len() >= BATCH_CHUNKS {
             self.send();
@@ -164,9 +192,10 @@ impl Cutter {
         self.send();
         self.session.wait();
         self.session.secure_blocking()?;
+        let sealed = self.secret.is_some();
         let piece = |(digest, length): (Digest, u32)| {
             let chunk = self.session.number(&digest).ok_or(PoolError::Answer { what: "chunk" })?;
-            Ok(Piece { chunk, length })
+            Ok(Piece { chunk, length, sealed })
         };
         std::mem::take(&mut self.cut).into_iter().map(piece).collect()
     }

@@ -103,7 +103,7 @@ impl WriteFile {
         empty: bool,
         options: WriteOptions,
     ) -> Result<Self> {
-        let policy = pool.policy(make.parent).await?.1;
+        let policy = pool.policy(node.as_ref().map_or(make.parent, |node| node.id)).await?.1;
         let pieces = match &node {
             Some(node) if !empty && node.version > 0 => pool.read(node.version).await?.pieces().to_vec(),
             _ => Vec::new(),
@@ -200,7 +200,8 @@ impl WriteFile {
     fn feed<'a>(&self, inner: &'a mut Inner) -> Result<&'a Feed> {
         if inner.feed.is_none() {
             let session = self.pool.block(Session::begin(&self.pool, &self.policy, self.options.buffer))?;
-            inner.feed = Some(Feed::start(session, self.policy.cutting));
+            let secret = self.pool.inner.options.secret.clone();
+            inner.feed = Some(Feed::start(session, self.policy.cutting, secret));
         }
         inner.feed.as_ref().ok_or(PoolError::GivenUp)
     }

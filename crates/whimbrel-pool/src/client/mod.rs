@@ -10,6 +10,7 @@ mod feed;
 mod file;
 mod ranges;
 mod read;
+mod seal;
 mod session;
 mod stripe;
 
@@ -17,3 +18,5 @@ pub use calls::{Pool, PoolOptions};
 pub use error::{PoolError, Result};
 pub use file::{Protocol, WriteFile, WriteOptions};
 pub use read::ReadFile;
+pub(crate) use seal::OVERHEAD;
+pub use seal::Secret;

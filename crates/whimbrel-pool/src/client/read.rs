@@ -20,7 +20,6 @@ use std::{
     },
 };
 use tokio::sync::OnceCell;
-use whimbrel_core::Digest;
 use whimbrel_wire::Code;
 
 /// Chunks located in one call.
@@ -134,14 +133,30 @@ impl Pool {
             let located = self.inner.cache.state().located.get(&piece.chunk).cloned();
             let located = located.ok_or(PoolError::Unreadable { chunk: piece.chunk })?;
             if let Some(bytes) = self.fetch_from(piece, &located).await {
-                return Ok(bytes);
+                return self.opened(piece, bytes);
             }
         }
         Err(PoolError::Unreadable { chunk: piece.chunk })
     }
 
+    /// The bytes of the file that a chunk stands for.
+    fn opened(&self, piece: &Piece, bytes: Vec<u8>) -> Result<Bytes> {
+        let raw = match (piece.sealed, &self.inner.options.secret) {
+            (false, _) => bytes,
+            (true, Some(secret)) => {
+                secret.open(bytes).map_err(|_| PoolError::Sealed { chunk: piece.chunk })?
+            }
+            (true, None) => return Err(PoolError::Sealed { chunk: piece.chunk }),
+        };
+        if raw.len() == piece.length as usize {
+            Ok(raw.into())
+        } else {
+            Err(PoolError::Answer { what: "length of a chunk" })
+        }
+    }
+
     /// Tries everybody who should have it, beginning with another one for each chunk.
-    async fn fetch_from(&self, piece: &Piece, located: &Located) -> Option<Bytes> {
+    async fn fetch_from(&self, piece: &Piece, located: &Located) -> Option<Vec<u8>> {
         let count = located.places.len();
         for step in 0..count {
             let id = located.places[(piece.chunk as usize + step) % count];
@@ -153,9 +168,9 @@ impl Pool {
                 Ok::<Bytes, PoolError>(frame)
             });
             let wrong = match got.await {
-                Ok(Ok(frame)) => match check(&located.digest, piece, frame) {
-                    Some(bytes) => return Some(bytes),
-                    None => true,
+                Ok(Ok(frame)) => match open_frame(&located.digest, &frame) {
+                    Ok(bytes) => return Some(bytes),
+                    Err(_) => true,
                 },
                 Ok(Err(error)) => match error.code() {
                     Some(code::DAMAGED) => true,
@@ -176,10 +191,6 @@ impl Pool {
         }
         None
     }
-}
-
-fn check(digest: &Digest, piece: &Piece, frame: Bytes) -> Option<Bytes> {
-    open_frame(digest, &frame).ok().filter(|raw| raw.len() == piece.length as usize).map(Bytes::from)
 }
 
 /// A version of a file, for reading.

@@ -35,14 +35,26 @@ const SMALL_GRANT: u64 = 1 << 20;
 /// A batch, and a block of what is written, twice.
 const LEAST_BUFFER: usize = 4 << 20;
 /// zstd level of chunks: a fifth of the processor time of sending them.
-const LEVEL: i32 = 1;
+pub(super) const LEVEL: i32 = 1;
+/// And of those of which a sample does not shrink: next to nothing, what comes out is as long as what goes in.
+const NO_LEVEL: i32 = -1000;
+/// Bytes of a sample.
+const SAMPLE: usize = 8 << 10;
 /// Chunks of one order to copy: it is to be answered while we are patient.
 const ORDERED: usize = 256;
 /// Chunks of one enrolment or one flush: far below [`MAX_LIST`](crate::protocol::MAX_LIST), since a long file has more.
 const ENROLLED: usize = 20_000;
 
-/// A chunk that was put and is not enrolled yet.
-type Batch = Vec<(Digest, Bytes)>;
+/// A chunk of a write, as benefactors will know it.
+#[derive(Debug)]
+pub(super) struct Fresh {
+    pub(super) digest: Digest,
+    /// Bytes of the file that it stands for; the others may be sealed.
+    pub(super) length: u32,
+    pub(super) bytes: Bytes,
+}
+
+type Batch = Vec<Fresh>;
 
 #[derive(Debug, Default)]
 struct State {
@@ -171,17 +183,17 @@ impl Session {
     }
 
     async fn deliver(&self, batch: Batch) -> Result<()> {
-        let digests = put_digests(batch.iter().map(|(digest, _)| digest));
+        let digests = put_digests(batch.iter().map(|chunk| &chunk.digest));
         let (_, known) = self.pool.ask::<AskKnown>(&(self.id, self.known_copies), digests).await?;
         let known = get_numbers(&known).filter(|known| known.len() == batch.len());
         let known = known.ok_or(PoolError::Answer { what: "list of known chunks" })?;
         let mut new = Vec::new();
         {
             let mut state = self.state();
-            for ((digest, bytes), id) in batch.into_iter().zip(known) {
+            for (chunk, id) in batch.into_iter().zip(known) {
                 match id {
-                    0 => new.push((digest, bytes)),
-                    id => drop(state.ids.insert(digest, id)),
+                    0 => new.push(chunk),
+                    id => drop(state.ids.insert(chunk.digest, id)),
                 }
             }
         }
@@ -423,17 +435,30 @@ impl Pool {
 
 /// The frames of chunks, one after the other.
 fn encode(new: Batch) -> Result<(Vec<Written>, Bytes)> {
-    let mut encoder = Encoder::new(LEVEL);
-    let mut payload = BytesMut::with_capacity(new.iter().map(|(_, bytes)| bytes.len() + 64).sum());
+    let (mut encoder, mut idle) = (Encoder::new(LEVEL), Encoder::new(NO_LEVEL));
+    let mut payload = BytesMut::with_capacity(new.iter().map(|chunk| chunk.bytes.len() + 64).sum());
     let mut written = Vec::with_capacity(new.len());
-    for (digest, bytes) in new {
+    for Fresh { digest, length, bytes } in new {
+        let encoder = if shrinks(&mut encoder, &bytes) { &mut encoder } else { &mut idle };
         let frame = encoder.encode(Kind::Blob, &bytes, &[bytes.len()]);
         let frame = frame.map_err(|_| PoolError::Answer { what: "chunk" })?;
-        let (length, stored) = (bytes.len() as u32, frame.len() as u32);
+        let stored = frame.len() as u32;
         written.push(Written { digest, length, stored, places: Vec::new() });
         payload.extend_from_slice(&frame);
     }
     Ok((written, payload.freeze()))
+}
+
+/// Whether a chunk is worth compressing, by samples from its begin, middle and end. A short one just is.
+fn shrinks(encoder: &mut Encoder, bytes: &[u8]) -> bool {
+    if bytes.len() < SAMPLE * 8 {
+        return true;
+    }
+    let last = bytes.len() - SAMPLE;
+    [0, last / 2, last].into_iter().any(|at| {
+        let sample = encoder.encode(Kind::Blob, &bytes[at..at + SAMPLE], &[SAMPLE]);
+        sample.is_ok_and(|frame| frame.len() < SAMPLE)
+    })
 }
 
 /// Renews the lease for as long as the session is held.

@@ -131,9 +131,13 @@ impl ManagerService {
         let mut purged = Vec::new();
         let mut policies: HashMap<NodeId, Retention> = HashMap::new();
         for ((folder, _), versions) in series(meta.kept().await?) {
-            let keep = match policies.get(&folder) {
+            // A file may have a policy of its own; timesteps are one thing of many files, which is the folder's.
+            let own =
+                versions.iter().map(|one| &one.what).find(|kept| kept.own && timestep(&kept.name).is_none());
+            let whose = own.map_or(folder, |kept| kept.node);
+            let keep = match policies.get(&whose) {
                 Some(keep) => *keep,
-                None => *policies.entry(folder).or_insert(meta.policy(folder).await?.1.keep),
+                None => *policies.entry(whose).or_insert(meta.policy(whose).await?.1.keep),
             };
             for (kept, why) in expired(&versions, &keep, now() / 1000, true) {
                 let path = meta.path(kept.node).await?;

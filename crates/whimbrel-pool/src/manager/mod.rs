@@ -3,6 +3,7 @@
 //! Everything it must not lose is in the database (`meta`); what it has in memory are connections and counters. It is killed
 //! and started again at any instant without loss of anything that was committed.
 
+mod balance;
 mod chores;
 mod plan;
 mod run;

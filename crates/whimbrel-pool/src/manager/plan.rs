@@ -131,6 +131,7 @@ mod tests {
             free,
             chunks: 0,
             draining,
+            owed: 0,
             lost,
             faults: 0,
             seen,

@@ -29,6 +29,8 @@ pub struct ManagerOptions {
     pub repair_every: Duration,
     /// Between rounds of policies.
     pub policies_every: Duration,
+    /// Between rounds of moving chunks to who holds less than its share.
+    pub balance_every: Duration,
 }
 
 impl ManagerOptions {
@@ -43,6 +45,7 @@ impl ManagerOptions {
             lost_after: Duration::from_secs(600),
             repair_every: Duration::from_millis(500),
             policies_every: Duration::from_secs(60),
+            balance_every: Duration::from_secs(60),
         }
     }
 }
@@ -105,12 +108,20 @@ impl Manager {
 async fn keep_house(service: &ManagerService, options: &ManagerOptions) -> Result<(), ManagerError> {
     let mut repair = tokio::time::interval(options.repair_every);
     let mut policies = tokio::time::interval(options.policies_every);
-    repair.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut balance = tokio::time::interval(options.balance_every);
+    for chore in [&mut repair, &mut balance] {
+        chore.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    }
     loop {
         tokio::select! {
             _ = repair.tick() => {
                 if let Err(error) = service.chores(options.lost_after).await {
                     tracing::error!(%error, "a round of repair failed");
+                }
+            }
+            _ = balance.tick() => {
+                if let Err(error) = service.balance().await {
+                    tracing::error!(%error, "chunks were not moved for balance");
                 }
             }
             _ = policies.tick() => match service.apply_policies(false).await {

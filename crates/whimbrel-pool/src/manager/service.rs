@@ -25,6 +25,8 @@ use whimbrel_wire::{
 const LISTING: u32 = 1000;
 /// Bytes of a map in one answer.
 const MAP_PIECE: usize = 4 << 20;
+/// Chunks and versions of a pool whose sums are not counted for everybody who asks.
+const LARGE: u64 = 1_000_000;
 /// Bytes a session is given at once at most.
 const GRANT: u64 = 1 << 30;
 
@@ -75,7 +77,7 @@ impl ManagerService {
         let id = meta.register(key, &status, now).await?;
         let members = meta.members().await?;
         let mut may_leave = false;
-        if status.draining {
+        if status.draining || members.iter().any(|member| member.id == id && member.draining) {
             meta.start_drain(id, now).await?;
             let counted: Vec<BenefactorId> = members
                 .iter()
@@ -92,6 +94,24 @@ impl ManagerService {
         let pool = meta.pool_id().await?;
         let said = Registered { id, pool, interval: self.shared.interval, admitted, may_leave };
         Reply::of::<Register>(&said, Bytes::new())
+    }
+
+    /// Has a benefactor leave, or stay after all.
+    async fn drain(&self, request: Request) -> Answer {
+        let (name, leave) = request.decode::<Drain>()?;
+        let (meta, members) = (&self.shared.meta, self.shared.meta.members().await?);
+        let named: Vec<_> = members.iter().filter(|member| member.name == name).collect();
+        let [member] = named[..] else {
+            return Err(Refusal::new(
+                code::NOT_FOUND,
+                format!("{} benefactors are called {name}", named.len()),
+            ));
+        };
+        match leave {
+            true => meta.start_drain(member.id, now()).await?,
+            false => meta.stop_drain(member.id).await?,
+        }
+        Reply::of::<Drain>(&(), Bytes::new())
     }
 
     async fn garbage(&self, identity: &PeerIdentity, request: Request) -> Answer {
@@ -218,11 +238,12 @@ impl ManagerService {
         Reply::of::<AskStatus>(&status, Bytes::new())
     }
 
-    /// Sums over the whole pool, counted anew when they are older than ten times what counting took: mounts ask for them
-    /// again and again, and ten million chunks are not counted in no time.
+    /// Sums over the whole pool. Those of a large one are counted anew when they are older than ten times what counting took:
+    /// mounts ask for them again and again, and ten million chunks are not counted in no time.
     async fn sums(&self) -> Result<Sums, Refusal> {
         let mut known = self.shared.sums.lock().await;
         if let Some((sums, counted, took)) = *known
+            && sums.chunks + sums.versions > LARGE
             && counted.elapsed() < took * 10
         {
             return Ok(sums);
@@ -285,7 +306,7 @@ impl ManagerService {
                     .iter()
                     .try_for_each(|policy| policy.check())
                     .map_err(|error| invalid(&error.to_string()))?;
-                Reply::of::<SetPolicy>(&meta.set_policy(folder, policy.as_ref()).await?, none)
+                Reply::of::<SetPolicy>(&meta.set_policy(folder, policy.as_ref(), now).await?, none)
             }
             Purge::KIND => {
                 let dry = request.decode::<Purge>()?;
@@ -317,6 +338,7 @@ impl ManagerService {
                 Reply::of::<ReportFault>(&self.shared.meta.fault(&fault, now()).await?, Bytes::new())
             }
             AskStatus::KIND => self.status().await,
+            Drain::KIND => self.drain(request).await,
             Versions::KIND
             | DropVersion::KIND
             | Pin::KIND

@@ -36,6 +36,9 @@ pub(crate) enum Verdict {
     Go,
 }
 
+/// A copy that was just made for repair or balance lies there before it is counted: longer than any such order takes.
+const GRACE: i64 = 90_000;
+
 /// Decides on one chunk: `age` is the milliseconds since it was put there, `oldest` when the oldest session began.
 ///
 /// Also a copy that is counted may have been put again: by a session that was told that the chunk is not known, because
@@ -47,6 +50,7 @@ pub(crate) fn judge(knowledge: Knowledge, age: i64, now: i64, oldest: Option<i64
         Knowledge::Counted { used: true, .. } => Verdict::Keep,
         Knowledge::Extra { used: true, lacking: true } => Verdict::Adopt,
         Knowledge::Counted { used: false, freed } if quiet_since(freed.max(put)) => Verdict::Go,
+        Knowledge::Extra { used: true, .. } if age < GRACE => Verdict::Keep,
         Knowledge::Unknown | Knowledge::Extra { .. } if quiet_since(put) => Verdict::Go,
         _ => Verdict::Keep,
     }
@@ -82,7 +86,9 @@ mod tests {
     fn without_sessions_all_garbage_goes_at_once() {
         assert_eq!(judge(Knowledge::Unknown, 0, 50, None), Verdict::Go);
         assert_eq!(judge(Knowledge::Counted { used: false, freed: 50 }, 0, 50, None), Verdict::Go);
-        assert_eq!(judge(Knowledge::Extra { used: true, lacking: false }, 9, 50, None), Verdict::Go);
+        let spare = Knowledge::Extra { used: true, lacking: false };
+        assert_eq!(judge(spare, GRACE, 50, None), Verdict::Go);
+        assert_eq!(judge(spare, GRACE - 1, 50, None), Verdict::Keep, "it may be about to be counted");
         assert_eq!(judge(Knowledge::Extra { used: true, lacking: true }, 9, 50, None), Verdict::Adopt);
     }
 }

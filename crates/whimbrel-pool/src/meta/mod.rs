@@ -87,6 +87,8 @@ pub(crate) struct Member {
     pub(crate) free: u64,
     pub(crate) chunks: u64,
     pub(crate) draining: bool,
+    /// Bytes it should give back, for the owner of its disk needs them.
+    pub(crate) owed: u64,
     pub(crate) lost: bool,
     pub(crate) faults: u64,
     /// When it was last heard of.
@@ -116,6 +118,8 @@ pub(crate) struct Kept {
     pub(crate) name: String,
     pub(crate) current: bool,
     pub(crate) info: VersionInfo,
+    /// The file has a policy of its own.
+    pub(crate) own: bool,
 }
 
 /// Sums over the whole pool.
@@ -158,6 +162,10 @@ on_either! {
     fn members() -> Vec<Member>;
     fn mark_lost(benefactor: BenefactorId, now: i64) -> ();
     fn start_drain(benefactor: BenefactorId, now: i64) -> ();
+    fn stop_drain(benefactor: BenefactorId) -> ();
+    fn holdings() -> Vec<(BenefactorId, u64)>;
+    fn movable(from: BenefactorId, to: BenefactorId, most: u32) -> Vec<(ChunkId, Digest)>;
+    fn moved(chunks: &[ChunkId], from: BenefactorId, to: BenefactorId, now: i64) -> ();
     fn undrained(benefactor: BenefactorId, counted: &[BenefactorId]) -> u64;
     fn dismiss(benefactor: BenefactorId) -> ();
     fn begin_session(now: i64) -> u64;
@@ -185,7 +193,7 @@ on_either! {
     fn healed(chunks: &[(ChunkId, i64)]) -> ();
     fn postpone(chunks: &[ChunkId], now: i64) -> ();
     fn policy(folder: NodeId) -> (Option<Policy>, Policy);
-    fn set_policy(folder: NodeId, policy: Option<&Policy>) -> ();
+    fn set_policy(node: NodeId, policy: Option<&Policy>, now: i64) -> ();
     fn kept() -> Vec<Kept>;
     fn drop_version(node: NodeId, number: u32, even_current: bool, now: i64) -> ();
     fn pin(node: NodeId, number: u32, pinned: bool) -> ();

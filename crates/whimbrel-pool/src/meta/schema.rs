@@ -15,7 +15,7 @@ const TABLES: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS benefactor (
         id {key}, key {blob} NOT NULL UNIQUE, name TEXT NOT NULL, address TEXT NOT NULL, capacity BIGINT NOT NULL,
         used BIGINT NOT NULL, free BIGINT NOT NULL, chunks BIGINT NOT NULL, draining BIGINT NOT NULL,
-        lost BIGINT NOT NULL, faults BIGINT NOT NULL, seen BIGINT NOT NULL)",
+        lost BIGINT NOT NULL, faults BIGINT NOT NULL, seen BIGINT NOT NULL, owed BIGINT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS session (id {key}, started BIGINT NOT NULL, seen BIGINT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS reservation (
         session BIGINT NOT NULL, benefactor BIGINT NOT NULL, bytes BIGINT NOT NULL, PRIMARY KEY (session, benefactor))",

@@ -23,8 +23,17 @@ impl Database {
         for number in 1..=benefactors {
             let (name, address) = (format!("b{number}"), format!("h:{number}"));
             let (capacity, free) = (1 << 40, 1 << 40);
-            let status =
-                Status { name, address, pool: 0, capacity, used: 0, free, chunks: 0, draining: false };
+            let status = Status {
+                name,
+                address,
+                pool: 0,
+                capacity,
+                used: 0,
+                free,
+                chunks: 0,
+                draining: false,
+                owed: 0,
+            };
             database.meta.register(&PublicKey([number; 32]), &status, NOW).await.unwrap();
         }
         database
@@ -38,7 +47,7 @@ impl Database {
     async fn commit(&self, session: u64, name: &str, chunk: u64, copies: u8) -> crate::meta::Result<()> {
         let make = Make { parent: 1, name: name.into(), folder: false, mode: 0o644, uid: 0, gid: 0 };
         let commit = Commit { session, node: None, make, size: 10, modified: 0, copies, sent: 10 };
-        self.meta.commit(&commit, &[Piece { chunk, length: 10 }], NOW).await.map(drop)
+        self.meta.commit(&commit, &[Piece { chunk, length: 10, sealed: false }], NOW).await.map(drop)
     }
 
     async fn collect(&self, benefactor: BenefactorId, listed: &[(Digest, u32)], now: i64) -> Vec<bool> {

@@ -16,6 +16,7 @@ pub fn errno_of(error: &PoolError) -> Errno {
             code::INVALID => Errno::EINVAL,
             _ => loud(error),
         },
+        PoolError::Sealed { .. } => Errno::EACCES,
         PoolError::Local { source, .. } => match Errno::from(std::io::Error::from(source.kind())) {
             Errno::ETIMEDOUT => loud(error),
             errno => errno,

@@ -25,11 +25,10 @@ impl PoolFiles {
         // The kernel asks for these at every write and listing.
         let Some(name) = short(name) else { return Err(Errno::ENODATA) };
         let node = self.xattr_node(inode)?;
-        let folder = if node.folder { node.id } else { node.parent };
         let text = match name {
-            "copies" => self.ask(self.pool.policy(folder))?.1.copies.to_string(),
+            "copies" => self.ask(self.pool.policy(node.id))?.1.copies.to_string(),
             "policy" => {
-                let policy = self.ask(self.pool.policy(folder))?.1;
+                let policy = self.ask(self.pool.policy(node.id))?.1;
                 serde_json::to_string(&policy).map_err(|_| Errno::EIO)?
             }
             _ if node.folder || !OF_FILES.contains(&name) => return Err(Errno::ENODATA),
@@ -57,10 +56,6 @@ impl PoolFiles {
     pub(super) fn set_attribute(&self, inode: u64, name: &OsStr, value: &[u8]) -> Result<()> {
         let name = short(name).ok_or(Errno::ENOTSUP)?;
         let node = self.xattr_node(inode)?;
-        if !node.folder {
-            // What holds for a file is set on its folder.
-            return Err(Errno::EPERM);
-        }
         let text = std::str::from_utf8(value).map_err(|_| Errno::EINVAL)?.trim();
         let policy = match name {
             "policy" => serde_json::from_str(text).map_err(|_| Errno::EINVAL)?,
@@ -77,7 +72,7 @@ impl PoolFiles {
     pub(super) fn remove_attribute(&self, inode: u64, name: &OsStr) -> Result<()> {
         let node = self.xattr_node(inode)?;
         match short(name) {
-            Some("policy" | "copies") if node.folder => self.ask(self.pool.set_policy(node.id, None)),
+            Some("policy" | "copies") => self.ask(self.pool.set_policy(node.id, None)),
             _ => Err(Errno::ENODATA),
         }
     }

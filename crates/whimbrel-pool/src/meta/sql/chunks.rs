@@ -225,6 +225,41 @@ impl Database {
         Ok(tx.commit().await?)
     }
 
+    /// Chunks in use that one benefactor has and another has not.
+    pub(crate) async fn movable(
+        &self,
+        from: BenefactorId,
+        to: BenefactorId,
+        most: u32,
+    ) -> Result<Vec<(ChunkId, Digest)>> {
+        let rows = sqlx::query(
+            "SELECT chunk.id, chunk.digest FROM place JOIN chunk ON chunk.id = place.chunk
+             WHERE place.benefactor = $1 AND chunk.refs > 0 AND NOT EXISTS
+                 (SELECT 1 FROM place other WHERE other.chunk = chunk.id AND other.benefactor = $2) LIMIT $3",
+        )
+        .bind(i64::from(from))
+        .bind(i64::from(to))
+        .bind(i64::from(most))
+        .fetch_all(&self.read)
+        .await?;
+        rows.iter().map(|row| Ok((unsigned(row.try_get(0)?), digest_of(row.try_get(1)?)?))).collect()
+    }
+
+    /// These count at another place instead. A chunk that meanwhile lost its copy at the old one does not lose another.
+    pub(crate) async fn moved(
+        &self,
+        chunks: &[ChunkId],
+        from: BenefactorId,
+        to: BenefactorId,
+        now: i64,
+    ) -> Result<()> {
+        let mut tx = self.write.begin().await?;
+        let places: Vec<_> = chunks.iter().map(|chunk| (*chunk, to)).collect();
+        insert_places(&mut tx, &places, now).await?;
+        vanish(&mut tx, from, chunks.to_vec(), now).await?;
+        Ok(tx.commit().await?)
+    }
+
     /// These need nothing more, unless they were queued again since they were looked at.
     pub(crate) async fn healed(&self, chunks: &[(ChunkId, i64)]) -> Result<()> {
         let mut tx = self.write.begin().await?;

@@ -26,11 +26,11 @@ impl Database {
         let id = BenefactorId::try_from(id).map_err(|_| MetaError::Invalid("too many benefactors"))?;
         sqlx::query(
             "INSERT INTO benefactor
-                 (id, key, name, address, capacity, used, free, chunks, draining, lost, faults, seen)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, $10)
+                 (id, key, name, address, capacity, used, free, chunks, draining, lost, faults, seen, owed)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, $10, $11)
              ON CONFLICT (id) DO UPDATE SET name = $3, address = $4, capacity = $5, used = $6, free = $7, chunks = $8,
                  draining = CASE WHEN benefactor.draining > $9 THEN benefactor.draining ELSE $9 END,
-                 lost = 0, seen = $10",
+                 lost = 0, seen = $10, owed = $11",
         )
         .bind(i64::from(id))
         .bind(key.0.to_vec())
@@ -42,6 +42,7 @@ impl Database {
         .bind(signed(status.chunks)?)
         .bind(i64::from(status.draining))
         .bind(now)
+        .bind(signed(status.owed)?)
         .execute(&mut *tx)
         .await?;
         tx.commit().await?;
@@ -51,7 +52,7 @@ impl Database {
     pub(crate) async fn members(&self) -> Result<Vec<Member>> {
         let rows = sqlx::query(
             "SELECT id, key, name, address, capacity, used, free, chunks, draining, lost, faults, seen,
-                 (SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM reservation WHERE benefactor = benefactor.id)
+                 (SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM reservation WHERE benefactor = benefactor.id), owed
              FROM benefactor ORDER BY id",
         )
         .fetch_all(&self.read)
@@ -68,6 +69,24 @@ impl Database {
     /// Said again and again while it drains, so what stands in the queue already is left as it is.
     pub(crate) async fn start_drain(&self, benefactor: BenefactorId, now: i64) -> Result<()> {
         self.queue_chunks_of(benefactor, "draining", "DO NOTHING", now).await
+    }
+
+    pub(crate) async fn stop_drain(&self, benefactor: BenefactorId) -> Result<()> {
+        sqlx::query("UPDATE benefactor SET draining = 0 WHERE id = $1")
+            .bind(i64::from(benefactor))
+            .execute(&self.write)
+            .await?;
+        Ok(())
+    }
+
+    /// How many chunks each benefactor is counted to hold.
+    pub(crate) async fn holdings(&self) -> Result<Vec<(BenefactorId, u64)>> {
+        let rows = sqlx::query("SELECT benefactor, COUNT(*) FROM place GROUP BY benefactor")
+            .fetch_all(&self.read)
+            .await?;
+        rows.iter()
+            .map(|row| Ok((row.try_get::<i64, _>(0)? as BenefactorId, unsigned(row.try_get(1)?))))
+            .collect()
     }
 
     async fn queue_chunks_of(
@@ -200,5 +219,6 @@ fn member(row: &<super::Driver as sqlx::Database>::Row) -> Result<Member> {
         faults: unsigned(row.try_get(10)?),
         seen: row.try_get(11)?,
         reserved: unsigned(row.try_get(12)?),
+        owed: unsigned(row.try_get(13)?),
     })
 }

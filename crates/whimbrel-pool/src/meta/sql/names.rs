@@ -224,7 +224,7 @@ impl Database {
         Ok(node)
     }
 
-    /// The policy set on a folder, and the one that holds there: its own, or that of the nearest folder above.
+    /// The policy set on a file or folder, and the one that holds there: its own, or that of the nearest folder above.
     pub(crate) async fn policy(&self, folder: NodeId) -> Result<(Option<Policy>, Policy)> {
         let (mut at, mut own) = (folder, None);
         for depth in 0..DEEPEST {
@@ -249,15 +249,24 @@ impl Database {
         Ok((None, Policy::default()))
     }
 
-    pub(crate) async fn set_policy(&self, folder: NodeId, policy: Option<&Policy>) -> Result<()> {
+    /// What is set on a folder holds for files written from then on, and for which versions stay. More copies set on a file
+    /// are made of what it has, too.
+    pub(crate) async fn set_policy(&self, node: NodeId, policy: Option<&Policy>, now: i64) -> Result<()> {
         let text = policy.map(serde_json::to_string).transpose();
         let text = text.map_err(|_| MetaError::Invalid("the policy cannot be kept"))?;
-        let done = sqlx::query("UPDATE node SET policy = $2 WHERE id = $1 AND folder = 1")
-            .bind(signed(folder)?)
+        let mut tx = self.write.begin().await?;
+        let done = sqlx::query("UPDATE node SET policy = $2 WHERE id = $1")
+            .bind(signed(node)?)
             .bind(text)
-            .execute(&self.write)
+            .execute(&mut *tx)
             .await?;
-        if done.rows_affected() == 1 { Ok(()) } else { Err(MetaError::NotAFolder) }
+        if done.rows_affected() != 1 {
+            return Err(MetaError::NotFound);
+        }
+        if let Some(policy) = policy {
+            versions::want(&mut tx, node, policy.copies, now).await?;
+        }
+        Ok(tx.commit().await?)
     }
 
     /// The path of a node, for people.

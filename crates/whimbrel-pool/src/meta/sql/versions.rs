@@ -76,7 +76,8 @@ impl Database {
     pub(crate) async fn kept(&self) -> Result<Vec<Kept>> {
         let rows = sqlx::query(
             "SELECT node.parent, node.id, node.name, node.version, version.id, number, version.size, created, chunks,
-                 sent, pinned FROM version JOIN node ON node.id = version.node",
+                 sent, pinned, CAST(CASE WHEN node.policy IS NULL THEN 0 ELSE 1 END AS BIGINT)
+             FROM version JOIN node ON node.id = version.node",
         )
         .fetch_all(&self.read)
         .await?;
@@ -88,6 +89,7 @@ impl Database {
                 name: row.try_get(2)?,
                 current: row.try_get::<i64, _>(3)? == row.try_get::<i64, _>(4)?,
                 info: info(row, 4)?,
+                own: row.try_get::<i64, _>(11)? != 0,
             })
         };
         rows.iter().map(kept).collect()
@@ -212,6 +214,36 @@ async fn take_chunks(tx: &mut Tx<'_>, commit: &Commit, pieces: &[Piece], now: i6
     Ok(())
 }
 
+/// So many copies are wanted of all chunks of all versions of a file.
+pub(crate) async fn want(tx: &mut Tx<'_>, node: NodeId, copies: u8, now: i64) -> Result<()> {
+    for map in maps(tx, node).await? {
+        let pieces = map::decode(&map).map_err(|_| MetaError::Damaged { what: "map" })?;
+        for (first, last) in map::runs(&pieces) {
+            let raised = sqlx::query(
+                "UPDATE chunk SET want = $3 WHERE id BETWEEN $1 AND $2 AND want < $3 RETURNING id",
+            )
+            .bind(signed(first)?)
+            .bind(signed(last)?)
+            .bind(i64::from(copies))
+            .fetch_all(&mut **tx)
+            .await?;
+            let ids: Vec<i64> =
+                raised.iter().map(|row| row.try_get(0)).collect::<std::result::Result<_, _>>()?;
+            let ids: Vec<u64> = ids.into_iter().map(unsigned).collect();
+            super::chunks::queue(tx, &ids, now).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn maps(tx: &mut Tx<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
+    let rows = sqlx::query("SELECT map FROM version WHERE node = $1")
+        .bind(signed(node)?)
+        .fetch_all(&mut **tx)
+        .await?;
+    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+}
+
 /// The chunks of a map have one user less.
 async fn release(tx: &mut Tx<'_>, map: &[u8], now: i64) -> Result<()> {
     let pieces = map::decode(map).map_err(|_| MetaError::Damaged { what: "map" })?;
@@ -235,12 +267,8 @@ async fn release(tx: &mut Tx<'_>, map: &[u8], now: i64) -> Result<()> {
 
 /// Every version of a node goes.
 pub(crate) async fn drop_all(tx: &mut Tx<'_>, node: NodeId, now: i64) -> Result<()> {
-    let rows = sqlx::query("SELECT map FROM version WHERE node = $1")
-        .bind(signed(node)?)
-        .fetch_all(&mut **tx)
-        .await?;
-    for row in rows {
-        release(tx, &row.try_get::<Vec<u8>, _>(0)?, now).await?;
+    for map in maps(tx, node).await? {
+        release(tx, &map, now).await?;
     }
     sqlx::query("DELETE FROM version WHERE node = $1").bind(signed(node)?).execute(&mut **tx).await?;
     Ok(())

@@ -1,0 +1,160 @@
+//! Chunks move from benefactors that hold more than their share to those that hold less: to one that joined, and away from one
+//! whose disk its owner needs.
+//!
+//! Shares are reckoned in chunks that are counted, not in bytes that a benefactor says it holds: those go down only when it
+//! has asked what may go. Nothing moves while sessions write or repair has work.
+
+use super::{ManagerService, now, plan};
+use crate::{
+    meta::{Member, MetaError},
+    protocol::{BenefactorId, CopyChunks, Place, get_bits, put_digests},
+};
+use std::{collections::HashMap, time::Duration};
+
+/// Chunks moved in one order, and in one round.
+const ORDER: u32 = 64;
+const ROUND: u64 = 4096;
+/// An order that takes longer is given up.
+const COPY_TIME: Duration = Duration::from_secs(60);
+/// Less than so many chunks, or than this part of a share, is no imbalance.
+const LEAST: u64 = 16;
+const TENTH: u64 = 10;
+
+/// Chunks to move from one to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shift {
+    from: BenefactorId,
+    to: BenefactorId,
+    chunks: u64,
+}
+
+/// What moves next, if anything should: from who is most over its share to who is most under it. Pure.
+fn shift(members: &[Member], holdings: &HashMap<BenefactorId, u64>, now: i64) -> Option<Shift> {
+    let online: Vec<&Member> =
+        members.iter().filter(|member| plan::State::of(member, now) == plan::State::Online).collect();
+    // What it can hold at all. What is owed is not there any more.
+    let weight = |member: &Member| u128::from((member.used + member.free).saturating_sub(member.owed));
+    let held = |member: &Member| holdings.get(&member.id).copied().unwrap_or(0);
+    let weights: u128 = online.iter().map(|member| weight(member)).sum();
+    let total: u128 = online.iter().map(|member| u128::from(held(member))).sum();
+    let share = |member: &Member| (total * weight(member)).checked_div(weights).unwrap_or(0) as u64;
+    let over = |member: &&&Member| held(member).saturating_sub(share(member));
+    let under = |member: &&&Member| share(member).saturating_sub(held(member));
+    let counts = |member: &&&Member| over(member) >= LEAST.max(share(member) / TENTH);
+    let from = online.iter().filter(counts).max_by_key(over)?;
+    let to = online.iter().filter(|member| plan::free(member) > 0).max_by_key(under)?;
+    let chunks = over(&from).min(under(&to)).min(ROUND);
+    (chunks > 0).then_some(Shift { from: from.id, to: to.id, chunks })
+}
+
+impl ManagerService {
+    /// One round; returns how many chunks moved.
+    pub async fn balance(&self) -> Result<u64, MetaError> {
+        let meta = &self.shared.meta;
+        if meta.sessions().await? > 0 || !meta.needy(1).await?.is_empty() {
+            return Ok(0);
+        }
+        let (members, holdings) = (meta.members().await?, meta.holdings().await?);
+        let Some(shift) = shift(&members, &holdings.into_iter().collect(), now()) else { return Ok(0) };
+        let member = |id| members.iter().find(|member: &&Member| member.id == id);
+        let Some((source, target)) = member(shift.from).zip(member(shift.to)) else { return Ok(0) };
+        let to = Place { id: target.id, address: target.address.clone(), key: target.key };
+        let mut moved = 0;
+        while moved < shift.chunks && meta.sessions().await? == 0 {
+            let most = ORDER.min((shift.chunks - moved) as u32);
+            let chunks = meta.movable(shift.from, shift.to, most).await?;
+            let connection = self.shared.connections().get(&source.key).cloned();
+            let Some(connection) = connection.filter(|_| !chunks.is_empty()) else { break };
+            let digests = put_digests(chunks.iter().map(|(_, digest)| digest));
+            let order = connection.request::<CopyChunks>(&to, digests);
+            let failed = match tokio::time::timeout(COPY_TIME, order).await {
+                Ok(Ok((_, bits))) => get_bits(&bits, chunks.len()),
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, from = %source.name, to = %target.name, "chunks were not moved");
+                    break;
+                }
+                Err(_) => break,
+            };
+            let done: Vec<_> = chunks
+                .iter()
+                .zip(failed)
+                .filter(|(_, failed)| !failed)
+                .map(|((chunk, _), _)| *chunk)
+                .collect();
+            if done.is_empty() {
+                break;
+            }
+            meta.moved(&done, shift.from, shift.to, now()).await?;
+            moved += done.len() as u64;
+        }
+        if moved > 0 {
+            tracing::info!(chunks = moved, from = %source.name, to = %target.name, "moved for balance");
+        }
+        Ok(moved)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use whimbrel_wire::PublicKey;
+
+    fn member(id: u16, used: u64, free: u64, owed: u64) -> Member {
+        Member {
+            id,
+            key: PublicKey([0; 32]),
+            name: String::new(),
+            address: String::new(),
+            capacity: used + free,
+            used,
+            free,
+            chunks: 0,
+            draining: false,
+            owed,
+            lost: false,
+            faults: 0,
+            seen: 0,
+            reserved: 0,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn moving_ends_and_leaves_nobody_far_from_its_share(
+            start in prop::collection::vec((0..5000_u64, 1..4_u64, any::<bool>()), 1..8),
+        ) {
+            let members: Vec<Member> = start
+                .iter()
+                .enumerate()
+                .map(|(id, (held, size, owes))| member(id as u16, *held, 20_000 * size - held, if *owes { *held } else { 0 }))
+                .collect();
+            let mut holdings: HashMap<u16, u64> =
+                start.iter().enumerate().map(|(id, (held, ..))| (id as u16, *held)).collect();
+            let total: u64 = holdings.values().sum();
+            for round in 0.. {
+                let Some(shift) = shift(&members, &holdings, 0) else { break };
+                prop_assert!(round < 100, "it goes on for ever");
+                prop_assert!(shift.from != shift.to && shift.chunks <= holdings[&shift.from]);
+                *holdings.get_mut(&shift.from).unwrap() -= shift.chunks;
+                *holdings.get_mut(&shift.to).unwrap() += shift.chunks;
+            }
+            prop_assert_eq!(holdings.values().sum::<u64>(), total);
+            let weight = |m: &Member| m.used + m.free - m.owed;
+            let weights: u64 = members.iter().map(weight).sum();
+            for member in &members {
+                let share = total * weight(member) / weights;
+                prop_assert!(holdings[&member.id] <= share + share / 10 + LEAST + 1);
+            }
+        }
+    }
+
+    #[test]
+    fn who_owes_its_owner_gives_and_a_full_one_gets_nothing() {
+        let holdings = HashMap::from([(0, 1000), (1, 1000)]);
+        let owes = [member(0, 1000, 0, 500), member(1, 1000, 9000, 0)];
+        let found = shift(&owes, &holdings, 0).unwrap();
+        assert_eq!((found.from, found.to), (0, 1));
+        assert!(shift(&[member(0, 1000, 0, 500), member(1, 1000, 0, 0)], &holdings, 0).is_none());
+    }
+}
