@@ -61,6 +61,8 @@ pub(super) struct Cost {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Target {
     Empty,
+    /// Nothing, and the guest frees caches and free pages before it goes.
+    EmptyFreed,
     /// A capsule of it that is a few seconds old.
     Primed,
 }
@@ -145,6 +147,9 @@ fn empty_and_primed(context: &Context, hosts: &Hosts, empty: &[Moved], theirs: &
     let idle = GuestOptions { address: Some(format!("{GUEST}/24")), buffer_mib: 16, work: Work::Idle };
     let primed = (0..context.times(7, 2)).map(|_| ours_of(hosts, MEMORY, idle.clone(), Target::Primed));
     let primed = primed.collect::<Result<Vec<_>>>()?;
+    let helped = GuestOptions { work: Work::Helped, ..idle };
+    let freed = (0..context.times(7, 2)).map(|_| ours_of(hosts, MEMORY, helped.clone(), Target::EmptyFreed));
+    let freed = freed.collect::<Result<Vec<_>>>()?;
     let (bytes, time) = (|moved: &Moved| moved.bytes / 1e6, |moved: &Moved| moved.total_ms);
     let (their_bytes, their_time) = (Samples::of(theirs, bytes), Samples::of(theirs, time));
     let against_bytes = |row: Row, goal| row.against(PEER, &their_bytes).goal(Goal::PeerAtMost(goal));
@@ -154,6 +159,10 @@ fn empty_and_primed(context: &Context, hosts: &Hosts, empty: &[Moved], theirs: &
     let cpu = |moved: &Moved| moved.cost.cpu / moved.cost.gib.max(1e-3);
     Ok(vec![
         against_bytes(row("migrate.bytes.empty", "target empty", "MB", empty, bytes), 0.45),
+        against_bytes(
+            row("migrate.bytes.empty", "target empty, caches freed by the guest", "MB", &freed, bytes),
+            0.45,
+        ),
         against_bytes(row("migrate.bytes.primed", case, "MB", &primed, bytes), 0.15),
         against_time(row("migrate.time.1g", "target empty", "ms", empty, time)).goal(Goal::PeerAtMost(0.6)),
         against_time(row("migrate.time.1g", case, "ms", &primed, time)),
@@ -187,7 +196,11 @@ fn ours_of(hosts: &Hosts, memory: ByteSize, options: GuestOptions, target: Targe
     let mut cost = Cost::default();
     let watched = watch(&hosts.lab, || {
         let meter = Meter::start(&[alpha, beta])?;
-        let result = alpha.json(&["migrate", "web", "beta"])?;
+        let mut arguments = vec!["migrate", "web", "beta"];
+        if target == Target::EmptyFreed {
+            arguments.push("--free-caches");
+        }
+        let result = alpha.json(&arguments)?;
         cost = meter.stop()?;
         let rounds = result["result"]["rounds"].as_array().context("no rounds")?;
         let pages: u64 = rounds.iter().filter_map(|round| round["pages"].as_u64()).sum();

@@ -13,6 +13,7 @@ mod muncher;
 mod nbd;
 mod ours;
 pub(crate) mod patch;
+mod peers;
 mod pool;
 mod precopy;
 mod qemu_nbd;
@@ -21,6 +22,7 @@ mod scan;
 mod session;
 mod store;
 mod throughput;
+mod wws_error;
 
 use crate::capsule;
 use crate::harness::Row;
@@ -109,6 +111,16 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         rows: &["migrate.muncher.downtime", "migrate.muncher.time"],
         about: "move a guest that writes half of its memory flat out",
         run: muncher::run,
+    },
+    Experiment {
+        rows: &["migrate.peers.downtime", "migrate.peers.time"],
+        about: "move a guest beside QEMU's post-copy and auto-converge",
+        run: peers::run,
+    },
+    Experiment {
+        rows: &["migrate.wws.error"],
+        about: "predict the downtime of moves, and move",
+        run: wws_error::run,
     },
     Experiment {
         rows: &["migrate.disk.time", "migrate.disk.bytes"],

@@ -15,17 +15,17 @@ use std::time::Duration;
 use whimbrel_core::ByteSize;
 use whimbrel_testkit::guest::{GuestOptions, Work};
 
-const MEMORY: ByteSize = ByteSize(512 << 20);
-const MBIT: u64 = 1000;
+pub(super) const MEMORY: ByteSize = ByteSize(512 << 20);
+pub(super) const MBIT: u64 = 1000;
 /// Until the muncher has filled its region and goes round in it.
-const SETTLE: Duration = Duration::from_secs(12);
+pub(super) const SETTLE: Duration = Duration::from_secs(12);
 const PEER: &str = "QEMU auto-converge";
 
 /// Both rows, with the program inside and without.
 pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let hosts = linked(MBIT)?;
     let times = context.times(20, 2);
-    let many = |helper| (0..times).map(|_| ours(&hosts, options(helper))).collect::<Result<Vec<_>>>();
+    let many = |helper| (0..times).map(|_| ours(&hosts, options(helper), &[])).collect::<Result<Vec<_>>>();
     let (with, without) = (many(true)?, many(false)?);
     let plan = GuestPlan::small(MEMORY, options(false));
     let peer = || precopy::moved_converging(&hosts.lab, &plan, MBIT, SETTLE);
@@ -43,18 +43,19 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     ])
 }
 
-fn options(helper: bool) -> GuestOptions {
+pub(super) fn options(helper: bool) -> GuestOptions {
     // Whole pages. The paper's program writes one word of each, which travels as a difference of a few bytes: we get ahead of that.
     let work = Work::Munch { region_mib: 256, bytes_per_page: 4096, helper };
     GuestOptions { address: Some(format!("{GUEST}/24")), buffer_mib: 16, work }
 }
 
-fn ours(hosts: &Hosts, options: GuestOptions) -> Result<Moved> {
+/// One move, `more` said to it.
+pub(super) fn ours(hosts: &Hosts, options: GuestOptions, more: &[&str]) -> Result<Moved> {
     let (alpha, beta) = (hosts.get("alpha")?, hosts.get("beta")?);
     Machine::small(MEMORY, options).run(alpha, "web")?;
     sleep(SETTLE);
     let watched = watch(&hosts.lab, || {
-        let result = alpha.json(&["migrate", "web", "beta"])?;
+        let result = alpha.json(&[&["migrate", "web", "beta"], more].concat())?;
         number(&result, "downtime_ms")
     });
     let watched = watched.inspect_err(|_| {

@@ -73,6 +73,25 @@ pub(super) fn moved_converging(lab: &Lab, plan: &GuestPlan, mbit: u64, settle: D
     })
 }
 
+/// The same with `postcopy-ram`: the guest runs on the target as soon as the migration has begun, and its pages follow. Bytes and
+/// time are up to when all of them are there.
+pub(super) fn moved_lazily(lab: &Lab, plan: &GuestPlan, mbit: u64, settle: Duration) -> Result<Moved> {
+    let pair = Pair::start(lab, [plan, plan], mbit)?;
+    let on = json!({ "capabilities": [{ "capability": "postcopy-ram", "state": true }] });
+    pair.target.execute("migrate-set-capabilities", on.clone())?;
+    pair.source.execute("migrate-set-capabilities", on)?;
+    // Its own limit, without one unless it is told.
+    let limit = json!({ "max-postcopy-bandwidth": mbit * 1_000_000 / 8 });
+    pair.source.execute("migrate-set-parameters", limit)?;
+    sleep(settle);
+    watch(lab, || {
+        pair.source.execute("migrate", json!({ "uri": pair.place }))?;
+        pair.source.wait_for("active")?;
+        pair.source.execute("migrate-start-postcopy", json!({}))?;
+        pair.source.wait_for("completed")
+    })
+}
+
 /// A guest on `alpha` and a QEMU on `beta` that waits for it.
 pub(super) struct Pair {
     source: Side,

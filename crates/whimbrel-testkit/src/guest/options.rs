@@ -8,6 +8,8 @@ pub enum Work {
     /// Nothing.
     #[default]
     Idle,
+    /// Nothing, beside the program for guests (the small guest only).
+    Helped,
     /// Dirties memory.
     Dirty {
         /// Size of the region in MiB.
@@ -51,6 +53,7 @@ impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Work::Idle => write!(f, "idle"),
+            Work::Helped => write!(f, "idle helper=on"),
             Work::Dirty { region_mib, pages_per_second, bytes_per_page } => {
                 write!(f, "dirty:{region_mib}:{pages_per_second}:{bytes_per_page}")
             }
