@@ -224,6 +224,32 @@ fn attributes_tell_versions_and_set_policies() {
     assert!(get(&folder, "policy").contains("\"copies\":1"));
 }
 
+/// fio writes blocks in random order with a checksum in each, and reads all of them back: another program's witness.
+#[test]
+fn fio_reads_back_what_it_wrote() {
+    let cluster = Cluster::new(2);
+    let dir = tempfile::tempdir().unwrap();
+    let _mounted = mounted(&cluster, dir.path());
+    for way in ["write", "randwrite"] {
+        let args = [
+            "--name=verify",
+            "--size=8M",
+            "--bs=4k-64k",
+            "--verify=crc32c",
+            "--verify_fatal=1",
+            "--fallocate=none",
+            "--verify_state_save=0",
+        ];
+        let fio = Command::new("fio")
+            .args(args)
+            .arg(format!("--rw={way}"))
+            .arg(format!("--filename={}", dir.path().join(way).display()))
+            .output()
+            .expect("fio, which scripts/bootstrap installs");
+        assert!(fio.status.success(), "{way}: {}", String::from_utf8_lossy(&fio.stderr));
+    }
+}
+
 #[test]
 fn a_full_pool_is_enospc() {
     let mut cluster = Cluster::new(0);

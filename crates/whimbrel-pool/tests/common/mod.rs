@@ -15,7 +15,7 @@ use tokio::{runtime::Runtime, sync::watch, task::JoinHandle};
 use whimbrel_pool::{
     ManagerAddress,
     benefactor::{Benefactor, BenefactorError, BenefactorOptions, ChunkStore},
-    client::{Pool, PoolOptions, WriteFile, WriteOptions},
+    client::{Pool, PoolOptions, Secret, WriteFile, WriteOptions},
     link::TlsDialer,
     manager::{Manager, ManagerError, ManagerOptions, ManagerService},
     protocol::{Make, Node},
@@ -206,11 +206,17 @@ impl Cluster {
     }
 
     pub(crate) fn fresh_pool(&self) -> Pool {
+        self.pool_with(None)
+    }
+
+    /// A handle that has nothing cached, with a secret.
+    pub(crate) fn pool_with(&self, secret: Option<Arc<Secret>>) -> Pool {
         let client = Arc::new(Identity::load_or_create(&self.dir.path().join("client")).unwrap());
         let dialer = Arc::new(TlsDialer::new(client, "client".parse().unwrap(), ()));
         let options = PoolOptions {
             manager_patience: Duration::from_secs(10),
             benefactor_patience: Duration::from_secs(3),
+            secret,
             ..PoolOptions::new(vec![self.address.clone()])
         };
         Pool::new(options, dialer, self.runtime.handle().clone())
