@@ -22,6 +22,8 @@ Examples:
   whimbrel pool status --manager MANAGER
   whimbrel pool policy /blast --keep-last 3 --manager MANAGER
   whimbrel pool purge --dry-run --manager MANAGER
+  whimbrel pool drain b1 --manager MANAGER
+  whimbrel pool secret ~/.pool/secret                                   then `whimbrel mount --secret` seals what it writes
 
 MANAGER is HOST:PORT/KEY; it can stand in WHIMBREL_POOL instead of --manager.";
 
@@ -45,6 +47,8 @@ enum Action {
     Versions(pool_questions::Versions),
     Pin(pool_questions::Pin),
     Purge(pool_questions::Purge),
+    Drain(pool_questions::Drain),
+    Secret(pool_members::Secret),
 }
 
 impl Args {
@@ -65,6 +69,8 @@ impl Args {
             Action::Versions(args) => args.run(context, &runtime),
             Action::Pin(args) => args.run(context, &runtime),
             Action::Purge(args) => args.run(context, &runtime),
+            Action::Drain(args) => args.run(context, &runtime),
+            Action::Secret(args) => args.run(context),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Members of a pool: `whimbrel pool manager`, `benefactor`, `key`, `admit`.
+//! Members of a pool: `whimbrel pool manager`, `benefactor`, `key`, `admit`, `secret`.
 
 use super::pool::failed;
 use crate::{context::Context, failure::Failure, values::Span};
@@ -12,6 +12,7 @@ use whimbrel_core::{ByteSize, HostName};
 use whimbrel_pool::{
     ManagerAddress,
     benefactor::{self, BenefactorOptions},
+    client,
     manager::{self, ManagerOptions},
 };
 use whimbrel_wire::{Identity, PublicKey, Right, Rights, Trust, TrustedPeer};
@@ -91,6 +92,18 @@ pub(super) struct Admit {
     key: PublicKey,
 }
 
+/// Make a secret: what is written with it can only be read with it, also by those whose disks it lies on
+#[derive(Debug, clap::Args)]
+pub(super) struct Secret {
+    /// The file to make; whoever loses it loses what was written with it
+    file: PathBuf,
+}
+
+#[derive(Debug, Serialize)]
+struct NewSecret {
+    file: PathBuf,
+}
+
 /// What a member says when it runs.
 #[derive(Debug, Serialize)]
 struct Running {
@@ -162,6 +175,13 @@ impl Key {
         let dir = crate::sessions::keys(self.data.as_deref());
         let key = MemberKey { key: Identity::load_or_create(&dir).map_err(failed)?.public_key() };
         context.output.result(&key, |key| format!("{}\n", key.key))
+    }
+}
+
+impl Secret {
+    pub(super) fn run(self, context: &Context) -> Result<(), Failure> {
+        client::Secret::create(&self.file).map_err(Failure::io("make the secret"))?;
+        context.output.result(&NewSecret { file: self.file }, |new| format!("{}\n", new.file.display()))
     }
 }
 

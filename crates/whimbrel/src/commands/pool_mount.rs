@@ -6,13 +6,14 @@ use clap::ValueEnum;
 use serde::Serialize;
 use std::{
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use whimbrel_core::ByteSize;
 use whimbrel_pool::{
     ManagerAddress,
-    client::{PoolOptions, Protocol, WriteOptions},
+    client::{PoolOptions, Protocol, Secret, WriteOptions},
     mount::{PoolMount, mount},
 };
 
@@ -32,6 +33,9 @@ pub(crate) struct Args {
     /// Folder of local files, the usual one for temporary files unless given
     #[arg(long, value_name = "DIR")]
     spool: Option<PathBuf>,
+    /// File of the secret that files are sealed with before they leave, as `whimbrel pool secret` makes it
+    #[arg(long, value_name = "FILE")]
+    secret: Option<PathBuf>,
 }
 
 /// What stands between a program and the pool.
@@ -81,7 +85,9 @@ impl Args {
             hint: "write pool:HOST:PORT/KEY as `whimbrel pool manager` prints it".to_owned(),
         })?;
         let runtime = runtime()?;
-        let pool = open(PoolOptions::new(managers), keys, &runtime)?;
+        let secret = self.secret.as_deref().map(Secret::load).transpose();
+        let secret = secret.map_err(Failure::io("read the secret"))?.map(Arc::new);
+        let pool = open(PoolOptions { secret, ..PoolOptions::new(managers) }, keys, &runtime)?;
         pool.block(pool.status()).map_err(Failure::Pool)?;
         let options =
             PoolMount { source: format!("pool:{target}"), write: self.write(), others, read_only: false };

@@ -1,4 +1,4 @@
-//! Questions to a pool: `whimbrel pool status`, `policy`, `versions`, `pin`, `purge`.
+//! Questions to a pool: `whimbrel pool status`, `policy`, `versions`, `pin`, `purge`, `drain`.
 
 use super::pool::Member;
 use crate::{
@@ -29,10 +29,10 @@ pub(super) struct Status {
     metrics: bool,
 }
 
-/// Show what holds for a folder, or change it
+/// Show what holds for a folder or file, or change it
 #[derive(Debug, clap::Args)]
 pub(super) struct SetPolicy {
-    /// The folder, like /blast; it holds for those below too
+    /// The folder, like /blast; it holds for those below too. Or a file
     path: String,
     #[command(flatten)]
     member: Member,
@@ -135,6 +135,18 @@ pub(super) struct Purge {
     /// Only say what would go
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    member: Member,
+}
+
+/// Have a benefactor leave: it ends when everything it holds is elsewhere
+#[derive(Debug, clap::Args)]
+pub(super) struct Drain {
+    /// The benefactor, as `whimbrel pool status` names it
+    benefactor: String,
+    /// Have it stay after all
+    #[arg(long)]
+    stop: bool,
     #[command(flatten)]
     member: Member,
 }
@@ -316,6 +328,25 @@ impl Pin {
                 done.version,
                 if done.pinned { "pinned" } else { "released" }
             )
+        })
+    }
+}
+
+/// What was told to leave, or to stay.
+#[derive(Debug, Serialize)]
+struct Drained {
+    benefactor: String,
+    leaves: bool,
+}
+
+impl Drain {
+    pub(super) fn run(self, context: &Context, runtime: &Runtime) -> Result<(), Failure> {
+        let pool = self.member.pool(runtime)?;
+        let (benefactor, leaves) = (self.benefactor, !self.stop);
+        pool.block(pool.drain(&benefactor, leaves)).map_err(Failure::Pool)?;
+        context.output.result(&Drained { benefactor, leaves }, |done| match done.leaves {
+            true => format!("{}: leaves when everything it holds is elsewhere\n", done.benefactor),
+            false => format!("{}: stays\n", done.benefactor),
         })
     }
 }
