@@ -278,10 +278,14 @@ fn two_that_lose_each_other_ask_the_witness_and_one_that_slept_finds_itself_repl
     let after = assert_whole(&after, &cluster);
     assert_eq!(stream.stop().end, StreamEnd::Stopped);
     // It is well, and takes the machine back.
-    beta.json(&["protect", "web", "alpha", "--lease", LEASE, "--witness", "gamma"]);
+    beta.json(&["protect", "web", "alpha", "--lease", LEASE, "--witness", "gamma", "--then", "beta"]);
     wait_epochs(beta, 5);
     beta.json(&["failover", "web"]);
     alpha.wait_state("web", &["running"]);
+    let after = assert_whole(&after, &cluster);
+    // And protects it by itself where it was told to.
+    wait_epochs(alpha, 5);
+    assert!(alpha.run(&["ps"]).contains("taken over from beta"), "{}", alpha.run(&["ps"]));
     assert_whole(&after, &cluster);
 }
 

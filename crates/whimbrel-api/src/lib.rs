@@ -48,8 +48,8 @@ pub use operation::{
     OperationState, PostcopyInfo, Progress, RoundInfo, Unit,
 };
 pub use protect::{
-    CodeStep, FailoverRequest, ProtectBlock, ProtectFigures, ProtectMode, ProtectRequest, ProtectRole,
-    ProtectState, ProtectionInfo,
+    CodeStep, FailoverRequest, PauseParts, ProtectBlock, ProtectFigures, ProtectMode, ProtectRequest,
+    ProtectRole, ProtectState, ProtectionInfo, TakenOver,
 };
 pub use transfer::{
     CacheAddRequest, CacheInfo, CacheSource, PullRequest, PushRequest, RemoteCapsule, TransferReport,

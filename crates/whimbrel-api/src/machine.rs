@@ -1,6 +1,6 @@
 //! Machines: what the daemon says about one, and every request that changes one.
 
-use crate::{CapsuleRef, OperationId, ProtectionInfo, SelfService};
+use crate::{CapsuleRef, OperationId, ProtectionInfo, SelfService, TakenOver};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::PathBuf};
 use utoipa::ToSchema;
@@ -48,6 +48,9 @@ pub struct MachineInfo {
     /// How it is protected by a standby, or which machine this is a standby of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protection: Option<ProtectionInfo>,
+    /// The last time that it was taken over by this host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken_over: Option<TakenOver>,
 }
 
 /// One end of the tunnel between a machine that runs away from home and the network it belongs to.

@@ -30,6 +30,10 @@ pub struct ProtectRequest {
     /// Steps of the code that are left out, to see what each brings.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without: Vec<CodeStep>,
+    /// Where whoever takes the machine over protects it, with the same settings. May be the host that it is taken from, once that is back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub then: Option<HostName>,
 }
 
 /// How what has changed travels.
@@ -140,6 +144,31 @@ pub struct ProtectionInfo {
     pub lag_ms: u64,
 }
 
+/// What a pause went to, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PauseParts {
+    /// Until the machine stood still.
+    pub stop_ms: f64,
+    /// Finding out what was written.
+    pub scan_ms: f64,
+    /// Copying that aside.
+    pub copy_ms: f64,
+    /// Taking the device state, beside finding and copying.
+    pub devices_ms: f64,
+    /// Until the machine went on.
+    pub go_on_ms: f64,
+}
+
+/// A machine that was taken over from a host that had died, or that gave it up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TakenOver {
+    /// From whom.
+    #[schema(value_type = String)]
+    pub from: HostName,
+    /// When, in milliseconds since 1970.
+    pub at_ms: u64,
+}
+
 /// What protection costs. Times are of the last 1,200 epochs, bytes of all.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ProtectFigures {
@@ -153,6 +182,8 @@ pub struct ProtectFigures {
     pub pause_p50_ms: f64,
     /// The same, of 99 in 100 at most.
     pub pause_p99_ms: f64,
+    /// What that went to, medians.
+    pub pause_parts: PauseParts,
     /// From a cut until its output left, median.
     pub output_delay_p50_ms: f64,
     /// The same, of 99 in 100 at most.

@@ -297,6 +297,7 @@ fn describe(record: &Record, live: Option<&Live>, operation: Option<OperationId>
         vmgenid: record.vmgenid.clone(),
         tunnel: None,
         protection: None,
+        taken_over: None,
     }
 }
 

@@ -6,16 +6,14 @@
 //! Invariant: a page taken from a ledger is in the cut, or given back. A machine paused here runs when this returns,
 //! also after a failure, as far as it still obeys.
 
-use crate::{error::PrimaryError, protocol::EPOCH_BYTES_MAX};
+use crate::{error::PrimaryError, protocol::EPOCH_BYTES_MAX, stats::Pause};
 use std::time::{Duration, Instant};
-use whimbrel_capture::{Ledger, Subject};
+use whimbrel_capture::{Follower, Ledger, Subject};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::PageError;
 
 /// Room that is kept between epochs.
 const KEPT_BYTES: usize = 32 << 20;
-/// From so many pages on they are copied while the device state is taken; below, a thread would cost more.
-const COPY_APART: u64 = 64;
 
 /// Pages of an array with their content.
 pub type Pages<'a> = Vec<(u64, &'a [u8])>;
@@ -28,7 +26,7 @@ pub struct Cut {
     /// Its device state.
     pub device_state: Vec<u8>,
     /// How long the machine stood still.
-    pub pause: Duration,
+    pub pause: Pause,
 }
 
 impl Cut {
@@ -61,6 +59,7 @@ impl Cut {
         subject.machine.about_to_pause();
         let begun = Instant::now();
         subject.machine.pause()?;
+        self.pause = Pause { stop: begun.elapsed(), ..Pause::default() };
         let mut taken = Vec::with_capacity(subject.ledgers.len());
         let cut = self.while_paused(subject, &mut taken);
         if cut.is_ok() {
@@ -70,21 +69,44 @@ impl Cut {
                 ledger.put_back(subject.follower, set);
             }
         }
+        let going_on = Instant::now();
         let goes_on = subject.machine.unpause();
-        self.pause = begun.elapsed();
+        self.pause.go_on = going_on.elapsed();
+        self.pause.whole = begun.elapsed();
         cut.and(goes_on.map_err(PrimaryError::from))
     }
 
+    /// The devices are asked while what was written is looked for and copied: asking them changes no memory, which a migration
+    /// of QEMU's own relies on too.
     fn while_paused(
         &mut self,
         subject: &mut Subject<'_>,
         taken: &mut Vec<PageSet>,
     ) -> Result<(), PrimaryError> {
-        for ledger in subject.ledgers.iter_mut() {
-            taken.push(ledger.collect(subject.follower)?);
+        let Subject { machine, ledgers, follower } = subject;
+        let (pages, device_state) = std::thread::scope(|scope| {
+            let device_state = scope.spawn(|| timed(|| machine.device_state()));
+            let pages = self.take_pages(ledgers, *follower, taken);
+            (pages, device_state.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        self.pause.devices = device_state.1;
+        pages?;
+        self.device_state = device_state.0?;
+        Ok(())
+    }
+
+    fn take_pages(
+        &mut self,
+        ledgers: &mut [Ledger],
+        follower: Follower,
+        taken: &mut Vec<PageSet>,
+    ) -> Result<(), PrimaryError> {
+        let scanning = Instant::now();
+        for ledger in ledgers.iter_mut() {
+            taken.push(ledger.collect(follower)?);
         }
-        let pages: u64 = taken.iter().map(PageSet::count).sum();
-        let bytes = pages * PAGE_SIZE as u64;
+        self.pause.scan = scanning.elapsed();
+        let bytes = taken.iter().map(PageSet::count).sum::<u64>() * PAGE_SIZE as u64;
         if bytes > EPOCH_BYTES_MAX as u64 {
             return Err(PrimaryError::TooMuch { bytes });
         }
@@ -95,23 +117,15 @@ impl Cut {
         // Never shrunk in between, so what was filled once is not filled again.
         self.room.resize(self.room.len().max(bytes as usize), 0);
         let (runs, room) = (&self.runs, &mut self.room[..bytes as usize]);
-        let machine = &mut *subject.machine;
-        let ledgers = &*subject.ledgers;
-        if pages < COPY_APART {
-            copy(ledgers, runs, room)?;
-            self.device_state = machine.device_state()?;
-            return Ok(());
-        }
-        self.device_state = std::thread::scope(|scope| {
-            let device_state = scope.spawn(|| machine.device_state());
-            let copied = copy(ledgers, runs, room);
-            let device_state =
-                device_state.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            copied?;
-            Ok::<_, PrimaryError>(device_state)
-        })?;
-        Ok(())
+        let copied = timed(|| copy(ledgers, runs, room));
+        self.pause.copy = copied.1;
+        Ok(copied.0?)
     }
+}
+
+fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let begun = Instant::now();
+    (work(), begun.elapsed())
 }
 
 fn copy(ledgers: &[Ledger], runs: &[(u32, PageRun)], room: &mut [u8]) -> Result<(), PageError> {

@@ -4,6 +4,7 @@
 //! kept of it is bounded by one cut, and a link that cannot follow makes epochs longer instead of memory fuller. After a
 //! failure every page of the epoch is unseen again, and nothing is known of what the standby has.
 
+use crate::stats::Pause;
 use crate::{
     code::{Coding, PIECE_PAGES_MAX, Volume, encode::Encoder},
     cut::Cut,
@@ -153,13 +154,14 @@ impl<'a> Sender<'a> {
         ports: &dyn Fn() -> Vec<Vec<u8>>,
         observe: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Captured, PrimaryError> {
-        self.encoder.forget_all();
+        self.encoder.first_copy(true);
         self.cut_at = Instant::now();
         subject.follower = Follower::Standby;
         let mut sink =
             Filler { sender: self, list: Vec::new(), data: Vec::new(), unanswered: VecDeque::new() };
-        let captured =
-            capture(subject, &mut sink, policy, Finish::GoOn, observe).map_err(PrimaryError::Copy)?;
+        let captured = capture(subject, &mut sink, policy, Finish::GoOn, observe);
+        self.encoder.first_copy(false);
+        let captured = captured.map_err(PrimaryError::Copy)?;
         self.seal(0, 0, captured.device_state.clone(), ports())?;
         self.state = Primary::begin();
         Ok(captured)
@@ -192,8 +194,8 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// How long the machine stood still for the last epoch, and when it went on.
-    pub fn last_pause(&self) -> (std::time::Duration, Instant) {
+    /// How long the machine stood still for the last epoch and for what, and when it went on.
+    pub fn last_pause(&self) -> (Pause, Instant) {
         (self.cut.pause, self.cut_at)
     }
 

@@ -81,6 +81,8 @@ pub struct Begin {
     pub lease_ms: u32,
     /// Who decides when the two hosts lose each other; none if a person does.
     pub witness: Option<HostName>,
+    /// How the standby is to protect the machine when it has taken it over: a request of its own API. None if not at all.
+    pub then: Option<String>,
 }
 
 /// What the standby says to [`BEGIN`].

@@ -22,11 +22,28 @@ pub struct Stats {
     pub stretched: u64,
 }
 
+/// How long a machine stood still, and for what.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pause {
+    /// All of it.
+    pub whole: Duration,
+    /// Until it stood.
+    pub stop: Duration,
+    /// Finding out what was written.
+    pub scan: Duration,
+    /// Copying that aside.
+    pub copy: Duration,
+    /// Taking the device state, beside finding and copying.
+    pub devices: Duration,
+    /// Until it went on.
+    pub go_on: Duration,
+}
+
 /// One epoch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EpochStats {
     /// How long the machine stood still.
-    pub pause: Duration,
+    pub pause: Pause,
     /// From the cut before to this one.
     pub length: Duration,
     /// From the cut until its output was released.
@@ -68,12 +85,13 @@ mod tests {
     #[test]
     fn a_percentile_is_a_value_that_was_there() {
         let mut stats = Stats::default();
-        assert_eq!(stats.quantile(0.5, |epoch| epoch.pause), Duration::ZERO);
+        assert_eq!(stats.quantile(0.5, |epoch| epoch.pause.whole), Duration::ZERO);
         for ms in 1..=100 {
-            stats.add(EpochStats { pause: Duration::from_millis(ms), ..EpochStats::default() });
+            let pause = Pause { whole: Duration::from_millis(ms), ..Pause::default() };
+            stats.add(EpochStats { pause, ..EpochStats::default() });
         }
-        assert_eq!(stats.quantile(0.5, |epoch| epoch.pause), Duration::from_millis(50));
-        assert_eq!(stats.quantile(0.99, |epoch| epoch.pause), Duration::from_millis(99));
-        assert_eq!(stats.quantile(1.0, |epoch| epoch.pause), Duration::from_millis(100));
+        assert_eq!(stats.quantile(0.5, |epoch| epoch.pause.whole), Duration::from_millis(50));
+        assert_eq!(stats.quantile(0.99, |epoch| epoch.pause.whole), Duration::from_millis(99));
+        assert_eq!(stats.quantile(1.0, |epoch| epoch.pause.whole), Duration::from_millis(100));
     }
 }

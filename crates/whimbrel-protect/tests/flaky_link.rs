@@ -231,8 +231,14 @@ impl World {
         let receiver = self.receiver.clone();
         let link = Flaky { receiver, has_pages, sent: AtomicU64::new(0), breaks_at, heard };
         let mut sender = Sender::new(&link, ProtectionId([2; 16]), coding, 3, 1 << 20).unwrap();
-        let begin =
-            Begin { id: ProtectionId([2; 16]), offer: offer(), coding, lease_ms: 1000, witness: None };
+        let begin = Begin {
+            id: ProtectionId([2; 16]),
+            offer: offer(),
+            coding,
+            lease_ms: 1000,
+            witness: None,
+            then: None,
+        };
         let has_pages = sender.begin(&begin, &|_| Err("there are none".into())).ok()?;
         sender.follow(&mut self.ledgers, has_pages).ok()?;
         let ports = || vec![vec![1, 2, 3]];

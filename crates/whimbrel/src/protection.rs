@@ -1,7 +1,7 @@
 //! Protections for people: one line a machine.
 
-use crate::table::milliseconds;
-use whimbrel_api::{MachineInfo, ProtectRole, ProtectState, ProtectionInfo};
+use crate::table::{ago, milliseconds};
+use whimbrel_api::{MachineInfo, ProtectRole, ProtectState, ProtectionInfo, TakenOver};
 use whimbrel_core::ByteSize;
 
 /// What stands in the state of a machine that is somebody's standby; none for all others.
@@ -13,11 +13,21 @@ pub(crate) fn standby(machine: &MachineInfo) -> Option<String> {
     })
 }
 
-/// One line for each machine that is protected here, or is to be; nothing if none is.
+/// One line for each machine that is protected here, or is to be, or was taken over; nothing for others.
 pub(crate) fn lines(machines: &[MachineInfo]) -> String {
-    let protected = machines.iter().filter_map(|machine| Some((machine, machine.protection.as_ref()?)));
-    let primary = protected.filter(|(_, one)| one.role == ProtectRole::Primary);
-    primary.map(|(machine, one)| line(machine, one)).collect()
+    let of = |machine: &MachineInfo| match (&machine.protection, &machine.taken_over) {
+        (Some(one), taken) if one.role == ProtectRole::Primary => {
+            let taken = taken.as_ref().map_or(String::new(), |taken| format!(", {}", taken_over(taken)));
+            format!("{}{taken}\n", line(machine, one))
+        }
+        (None, Some(taken)) => format!("{}: {}, not protected\n", machine.name, taken_over(taken)),
+        _ => String::new(),
+    };
+    machines.iter().map(of).collect()
+}
+
+fn taken_over(taken: &TakenOver) -> String {
+    format!("taken over from {} {} ago", taken.from, ago(taken.at_ms))
 }
 
 fn line(machine: &MachineInfo, one: &ProtectionInfo) -> String {
@@ -29,17 +39,17 @@ fn line(machine: &MachineInfo, one: &ProtectionInfo) -> String {
     };
     match &one.state {
         ProtectState::Filling => {
-            return format!("{name}: first copy to {host} under way, NOT PROTECTED yet\n");
+            return format!("{name}: first copy to {host} under way, NOT PROTECTED yet");
         }
-        ProtectState::Unprotected { reason } => return format!("{name}: UNPROTECTED ({host}: {reason})\n"),
-        ProtectState::Fenced { reason } => return format!("{name}: SHUT OFF, {reason}\n"),
+        ProtectState::Unprotected { reason } => return format!("{name}: UNPROTECTED ({host}: {reason})"),
+        ProtectState::Fenced { reason } => return format!("{name}: SHUT OFF, {reason}"),
         ProtectState::Protected => {}
     }
-    let Some(figures) = &one.figures else { return format!("{name}: protected by {host}, {witness}\n") };
+    let Some(figures) = &one.figures else { return format!("{name}: protected by {host}, {witness}") };
     let share = 100.0 * figures.sent_bytes.0 as f64 / (figures.dirty_bytes.0 as f64).max(1.0);
     format!(
         "{name}: protected by {host}, {witness}; epoch {} of {} ({} stretched), pause {} (p99 {}), {:.0} pages dirty, \
-         {} dirty > {} changed > {} unshared > {} sent ({share:.0} %), output {} late, lag {} ms, hashes {}\n",
+         {} dirty > {} changed > {} unshared > {} sent ({share:.0} %), output {} late, lag {} ms, hashes {}",
         one.epoch,
         milliseconds(figures.epoch_ms),
         figures.stretched,

@@ -23,6 +23,8 @@ use whimbrel_protect::{
     protocol::{self, Heard, ProtectionId},
 };
 
+/// How much longer a standby may be silent while it is filled for the first time.
+const FIRST_COPY_SILENT: Duration = Duration::from_secs(10);
 /// How often the clock is looked at.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -130,7 +132,9 @@ impl Beats {
                     }
                 }
             }
-            let silent = now > lease.promise_until().max(begun.after(self.term * 4));
+            // A first copy holds nothing up: one that is made on busy hosts is not given up for a late heartbeat.
+            let patience = if self.is_armed() { Duration::ZERO } else { FIRST_COPY_SILENT };
+            let silent = now > lease.promise_until().max(begun.after(self.term * 4)).after(patience);
             if (silent || shut)
                 && let Some(link) = self.link.upgrade()
             {

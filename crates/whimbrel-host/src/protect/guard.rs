@@ -25,7 +25,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use whimbrel_api::{ProtectFigures, ProtectRole, ProtectState, ProtectionInfo};
+use whimbrel_api::{PauseParts, ProtectFigures, ProtectRole, ProtectState, ProtectionInfo};
 use whimbrel_capture::{Follower, Ledger, Progress};
 use whimbrel_core::{ByteSize, MachineName};
 use whimbrel_migrate::protocol::HandoverId;
@@ -185,8 +185,15 @@ fn figures(stats: &Stats, hash_bytes: usize) -> ProtectFigures {
         epochs: stats.epochs,
         epoch_ms: ms(stats.quantile(0.5, |epoch| epoch.length)),
         stretched: stats.stretched,
-        pause_p50_ms: ms(stats.quantile(0.5, |epoch| epoch.pause)),
-        pause_p99_ms: ms(stats.quantile(0.99, |epoch| epoch.pause)),
+        pause_p50_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.whole)),
+        pause_p99_ms: ms(stats.quantile(0.99, |epoch| epoch.pause.whole)),
+        pause_parts: PauseParts {
+            stop_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.stop)),
+            scan_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.scan)),
+            copy_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.copy)),
+            devices_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.devices)),
+            go_on_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.go_on)),
+        },
         output_delay_p50_ms: ms(stats.quantile(0.5, |epoch| epoch.delay)),
         output_delay_p99_ms: ms(stats.quantile(0.99, |epoch| epoch.delay)),
         dirty_pages: stats.pages(),
@@ -335,6 +342,7 @@ impl Attempt<'_> {
             coding: settings.coding,
             lease_ms: settings.term.as_millis() as u32,
             witness: request.witness.clone(),
+            then: settings.of_whoever_takes_over(),
         };
         let read =
             |digest| std::fs::read(host.layout.boot_file(&digest)).map_err(whimbrel_protect::BoxError::from);

@@ -144,6 +144,11 @@ impl Line {
         }
     }
 
+    /// Connects if it is not connected, so that a question that is urgent does not wait for that.
+    pub(super) fn warm(&self) {
+        drop(self.connection(Duration::from_secs(1)));
+    }
+
     fn connection(&self, patience: Duration) -> Option<Connection> {
         let known = self.lock().clone().filter(|connection| connection.close_reason().is_none());
         if known.is_some() {

@@ -25,7 +25,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-use whimbrel_api::{MachineInfo, MachineState};
+use whimbrel_api::{MachineInfo, MachineState, TakenOver};
 use whimbrel_core::{HostName, MachineName};
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::protocol::{Fate, ProtectionId};
@@ -142,7 +142,18 @@ impl Protecting {
                 (None, Some(standing)) if machine.state == MachineState::Migrating => Some(standing.info()),
                 (None, _) => None,
             };
+            machine.taken_over = self.taken_over(&machine.name);
         }
+    }
+
+    /// The last time that this host took the machine over.
+    fn taken_over(&self, name: &MachineName) -> Option<TakenOver> {
+        let noted = lock(&self.noted);
+        let found = noted.values().filter(|note| note.name == *name).filter_map(|note| match &note.side {
+            Side::TookOver { from, at_ms } => Some(TakenOver { from: from.clone(), at_ms: *at_ms }),
+            Side::Primary { .. } | Side::Ended { .. } => None,
+        });
+        found.max_by_key(|taken| taken.at_ms)
     }
 }
 

@@ -37,14 +37,25 @@ impl Settings {
         };
         let epoch = within("an epoch", request.epoch_ms, EPOCHS, EPOCH)?;
         let term = within("a lease", request.lease_ms, TERMS, TERM)?;
+        let then = request.then.as_ref();
+        if then.is_some_and(|then| *then == request.host || request.witness.as_ref() == Some(then)) {
+            return Err(HostError::invalid("who protects it next is neither its standby nor its witness"));
+        }
         Ok(Self { request: request.clone(), epoch, term, coding: coding(request)? })
     }
 
-    /// Most that the table of hashes takes: what it needs if every page of the guest is written to, which is 1/16 of its memory with
-    /// blocks of 64 bytes, 1/32 with 128, 1/64 with 256.
+    /// What the standby is to ask of itself when it has taken the machine over. The two go on in turn.
+    pub(super) fn of_whoever_takes_over(&self) -> Option<String> {
+        let host = self.request.then.clone()?;
+        let next = ProtectRequest { host, then: Some(self.request.host.clone()), ..self.request.clone() };
+        Some(serde_json::to_string(&next).expect("names and numbers"))
+    }
+
+    /// Most that the table of hashes takes: what it needs if every page of the guest's memory is written to, which is 1/16 of it with
+    /// blocks of 64 bytes, 1/32 with 128, 1/64 with 256; and a quarter of that for pages of disks.
     pub(super) fn hash_bytes_max(&self, memory: u64) -> usize {
         let blocks = self.coding.block.in_page() as u64;
-        (memory / 4096 * blocks * 4 + (1 << 20)) as usize
+        (memory / 4096 * blocks * 5 + (1 << 20)) as usize
     }
 }
 
@@ -87,6 +98,16 @@ mod tests {
         assert_eq!((usual.epoch, usual.coding), (Duration::from_millis(50), Coding::fine(BlockSize::B64)));
         assert!(request(r#"{"host":"beta","epoch_ms":24}"#).is_err());
         assert!(request(r#"{"host":"beta","lease_ms":100}"#).is_err());
+        assert!(request(r#"{"host":"beta","then":"beta"}"#).is_err());
+        assert!(request(r#"{"host":"beta","witness":"gamma","then":"gamma"}"#).is_err());
+        let next =
+            request(r#"{"host":"beta","epoch_ms":25,"then":"delta"}"#).unwrap().of_whoever_takes_over();
+        let next = request(&next.unwrap()).unwrap();
+        assert_eq!(
+            (next.request.host.to_string(), next.epoch),
+            ("delta".to_owned(), Duration::from_millis(25))
+        );
+        assert_eq!(next.request.then.as_ref().map(ToString::to_string), Some("beta".to_owned()));
         assert!(request(r#"{"host":"beta","mode":"remus","block":"64"}"#).is_err());
         assert_eq!(request(r#"{"host":"beta","mode":"remus"}"#).unwrap().coding, Coding::REMUS);
         let left_out = request(r#"{"host":"beta","block":"256","without":["wkdm","zstd"]}"#).unwrap().coding;

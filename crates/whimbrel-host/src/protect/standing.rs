@@ -10,6 +10,7 @@
 use super::{
     link::Line,
     notes::{Note, Side},
+    settings::Settings,
 };
 use crate::{error::HostError, host::Host};
 use bytes::Bytes;
@@ -52,6 +53,8 @@ pub(crate) struct Standing {
     receiver: Mutex<Option<Receiver>>,
     /// What there is to take over from.
     current: Arc<Current>,
+    /// How the machine is to be protected here, once it is this host's.
+    then: Option<Settings>,
     over: AtomicBool,
 }
 
@@ -117,6 +120,7 @@ impl Host {
         if begin.offer.blobs.len() > 2 || arrays.len() > 64 || begin.lease_ms < 50 || used {
             return Err(HostError::invalid("an offer that no sound host would make"));
         }
+        let then = begin.then.as_deref().map(|text| self.next_settings(text)).transpose()?;
         // Whatever came in between: what is here by the same handover is older pages of the same machine.
         let old = self.protecting.standing_by(from, begin.offer.handover);
         let kept = old.and_then(|old| old.let_go(&arrays, &begin));
@@ -153,13 +157,29 @@ impl Host {
             rules: Mutex::new(lease::Standby::begin(begin.witness.is_some(), term, Moment::now())),
             receiver: Mutex::new(Some(receiver)),
             current,
+            then,
             over: AtomicBool::new(false),
         });
         self.protecting.enter(standing.clone());
-        let watch = move || standing.watch();
-        let thread = std::thread::Builder::new().name("standby".into()).spawn(watch);
-        thread.map_err(|source| HostError::io("start a thread for", self.layout.data(), source))?;
+        let keeper = standing.clone();
+        let works: [(&str, Box<dyn FnOnce() + Send>); 2] = [
+            ("standby", Box::new(move || standing.watch())),
+            ("witness-line", Box::new(move || keeper.keep_line())),
+        ];
+        for (name, work) in works {
+            let thread = std::thread::Builder::new().name(name.into()).spawn(work);
+            thread.map_err(|source| HostError::io("start a thread for", self.layout.data(), source))?;
+        }
         Ok(Begun { offered: Offered::Accepted(Accepted { blobs_missing, begun_as: Vec::new() }), has_pages })
+    }
+
+    /// How this host is to protect a machine that it has taken over. Known to be possible before there is anything to take over.
+    fn next_settings(&self, text: &str) -> Result<Settings, HostError> {
+        let garbage =
+            |error| HostError::invalid(format!("what comes after a takeover cannot be read: {error}"));
+        let settings = Settings::of(&serde_json::from_str(text).map_err(garbage)?)?;
+        self.route(&settings.request.host)?;
+        Ok(settings)
     }
 
     /// The protection of this id, if it is one of a machine of `asker`.
@@ -333,6 +353,17 @@ impl Standing {
         }
     }
 
+    /// Keeps a connection to the witness open for the one question that is urgent.
+    fn keep_line(&self) {
+        let Some(witness) = &self.witness else { return };
+        while !self.over.load(Ordering::SeqCst) {
+            witness.warm();
+            if !self.host.sleep_unless_closing(Duration::from_secs(1)) {
+                return;
+            }
+        }
+    }
+
     /// Asks the witness whether the machine is this host's, and does what follows.
     fn ask_witness(&self) {
         let Some(witness) = &self.witness else { return };
@@ -380,7 +411,13 @@ impl Standing {
         let begun = Instant::now();
         let mut held = lock(&self.receiver);
         let receiver = held.as_mut().ok_or_else(|| unknown(self.id))?;
-        let loaded = receiver.take_over();
+        let (loaded, noted) = std::thread::scope(|scope| {
+            // Loading shows nothing to anybody: what is decided is written down meanwhile.
+            let note = (why != Why::Yielded).then(|| scope.spawn(|| self.note_taken()));
+            let loaded = receiver.take_over();
+            let noted = note.map(|note| note.join().unwrap_or(Err(HostError::Panicked)));
+            (loaded, noted)
+        });
         let loaded_ms = begun.elapsed().as_secs_f64() * 1e3;
         if let (Err(error), Why::Yielded) = (&loaded, why) {
             let error = error as &dyn std::error::Error;
@@ -391,7 +428,7 @@ impl Standing {
             self.discard();
             return Ok(());
         }
-        let noted = self.note_taken();
+        let noted = noted.unwrap_or_else(|| self.note_taken());
         self.host.arrivals().adopt_arrived(self.handover);
         let run = noted
             .and_then(|()| loaded.map_err(standby_error))
@@ -402,6 +439,7 @@ impl Standing {
             Ok(()) => {
                 let total_ms = begun.elapsed().as_secs_f64() * 1e3;
                 tracing::warn!(machine = %self.name, from = %self.from, why = why.text(), loaded_ms, total_ms, "took a machine over");
+                self.protect_next();
             }
             Err(error) => {
                 let error = error as &dyn std::error::Error;
@@ -409,6 +447,22 @@ impl Standing {
             }
         }
         run
+    }
+
+    /// Protects what was taken over, if its host had said where. Tried until it succeeds or somebody ends it.
+    fn protect_next(&self) {
+        let Some(settings) = self.then.clone() else { return };
+        let to = settings.request.host.clone();
+        let begun = self.host.machine(&self.name).and_then(|machine| {
+            self.host.start_guard(&machine, settings, HandoverId(rand::random()), true).map(drop)
+        });
+        match begun {
+            Ok(()) => tracing::info!(machine = %self.name, standby = %to, "it is to be protected again"),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(machine = %self.name, error, "a machine that was taken over runs unprotected");
+            }
+        }
     }
 
     /// Writes down that the machine is this host's. Nobody else may ever run it, so this is tried until it is done.

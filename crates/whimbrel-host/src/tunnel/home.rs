@@ -225,6 +225,7 @@ fn describe(note: &HomeNote, tunnel: TunnelInfo) -> MachineInfo {
         vmgenid: None,
         tunnel: Some(tunnel),
         protection: None,
+        taken_over: None,
     }
 }
 

@@ -2,9 +2,11 @@
 //!
 //! A hash is 32 bits of xxh3, seeded anew for every table. Two blocks of one hash are told apart by the page's digest, at the
 //! standby. Memory: a page that was dirty once has its hashes, which is 4 bytes a block: 1/16 of the page at 64 bytes, 1/32 at
-//! 128, 1/64 at 256. Never more than the bound given; a page for which there is no room always counts as new.
+//! 128, 1/64 at 256. Never more than the bound given; a page for which there is no room always counts as new. The device state, which
+//! is small and comes with every epoch, has room whatever else is known.
 
 use super::BlockSize;
+use crate::protocol::DEVICES;
 use std::collections::BTreeMap;
 use whimbrel_core::PAGE_SIZE;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -62,7 +64,7 @@ impl Hashes {
         }
         let count = self.block.in_page();
         if !self.groups.contains_key(&key) {
-            if self.groups.len() >= self.groups_max {
+            if self.groups.len() >= self.groups_max && array != DEVICES {
                 return Change::New;
             }
             let hashes = vec![0; GROUP as usize * count].into_boxed_slice();
@@ -122,5 +124,7 @@ mod tests {
         assert!(hashes.bytes() <= 100 << 10 && hashes.bytes() > 50 << 10);
         assert_eq!(hashes.change(0, 999 * GROUP, &page), Change::New, "no room: always new");
         assert_eq!(hashes.change(0, 0, &page), Change::Blocks(0));
+        assert_eq!(hashes.change(DEVICES, 3, &page), Change::New);
+        assert_eq!(hashes.change(DEVICES, 3, &page), Change::Blocks(0), "the device state has room");
     }
 }

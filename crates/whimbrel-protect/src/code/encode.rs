@@ -28,12 +28,16 @@ pub(super) const BLOCK_SHARED: u32 = 3;
 /// zstd's fastest ordinary level: what is left for it is what nothing cheaper could shrink.
 const ZSTD_LEVEL: i32 = 1;
 
+/// The array that is the machine's memory.
+const MEMORY: u32 = 0;
+
 /// Makes pieces of one protection.
 pub struct Encoder {
     coding: Coding,
     hashes: Hashes,
     zstd: zstd::bulk::Compressor<'static>,
     piece: Piece,
+    first_copy: bool,
 }
 
 /// The sections of the piece in the making.
@@ -57,7 +61,13 @@ impl Encoder {
     /// An encoder whose table of hashes takes at most `hash_bytes_max`.
     pub fn new(coding: Coding, seed: u64, hash_bytes_max: usize) -> io::Result<Self> {
         let hashes = Hashes::new(coding.block, seed, hash_bytes_max);
-        Ok(Self { coding, hashes, zstd: zstd::bulk::Compressor::new(ZSTD_LEVEL)?, piece: Piece::default() })
+        Ok(Self {
+            coding,
+            hashes,
+            zstd: zstd::bulk::Compressor::new(ZSTD_LEVEL)?,
+            piece: Piece::default(),
+            first_copy: false,
+        })
     }
 
     /// Bytes that the table of hashes takes.
@@ -65,9 +75,13 @@ impl Encoder {
         self.hashes.bytes()
     }
 
-    /// It is not known any more what the standby has.
-    pub fn forget_all(&mut self) {
-        self.hashes.forget_all();
+    /// A first copy begins, or has ended: it is not known any more what the standby has. While it lasts only memory is remembered: most
+    /// of a disk is never written again, and would take the room of what is.
+    pub fn first_copy(&mut self, lasts: bool) {
+        if lasts {
+            self.hashes.forget_all();
+        }
+        self.first_copy = lasts;
     }
 
     /// The standby assembled something else from this page: all of it travels next.
@@ -94,7 +108,10 @@ impl Encoder {
         let piece = &mut self.piece;
         piece.volume.pages += 1;
         piece.volume.dirty += PAGE_SIZE as u64;
-        let change = self.hashes.change(array, number, content);
+        let change = match self.first_copy && array != MEMORY {
+            true => Change::New,
+            false => self.hashes.change(array, number, content),
+        };
         let block = self.coding.block;
         // The base line sends what it finds, zeros too.
         if self.coding != Coding::REMUS && whimbrel_core::is_zero(content) {

@@ -10,6 +10,7 @@ Examples:
   whimbrel protect web beta --witness gamma     beta takes over by itself when this host dies
   whimbrel protect web beta                     beta takes over when a person says so
   whimbrel protect web beta --witness gamma --epoch 25ms --block 256
+  whimbrel protect web beta --witness gamma --then delta
   whimbrel ps                                   how well it is protected, and what that costs
   whimbrel failover web                         let beta have it now; whimbrel unprotect web ends it";
 
@@ -44,6 +45,9 @@ pub(crate) struct Args {
     /// Leave steps of the code out, to see what each brings
     #[arg(long, value_enum, value_delimiter = ',', value_name = "STEPS")]
     without: Vec<StepArg>,
+    /// Where whoever takes it over protects it next, by itself; may be this host, once it is back
+    #[arg(long, value_name = "HOST")]
+    then: Option<HostName>,
 }
 
 /// The two of them, with help.
@@ -103,6 +107,7 @@ impl Args {
             block,
             lease_ms: Some(self.lease.as_ms()),
             without: self.without.into_iter().map(step).collect(),
+            then: self.then,
         };
         operation::perform(context, context.client.protect(&self.name, &request)).await
     }
