@@ -285,6 +285,10 @@ async fn half_a_write_of_a_server_that_was_killed_is_gone_on_with_and_a_stranger
         code::CONFLICT,
         "another writer's stamp explains nothing"
     );
+    let wanted = FileRef { path: path("file"), ident: found };
+    let body = Read { file: wanted, range: Range { offset: 0, len: 100 }, level: None };
+    let seen = ask::<ReadCall, _>(&connection, key, body).await.unwrap().attr;
+    assert_eq!(seen.mtime, stamp, "who reads in the middle of it sees no stranger's work");
     assert_eq!(write(vec![old, stamp]).await.unwrap().attr.mtime, stamp);
     assert_eq!(fs::read_to_string(&file).unwrap(), "new content");
     let left = rustix::fs::getxattr(&file, "user.whimbrel.write", &mut [0; 64][..]);

@@ -18,7 +18,7 @@ use std::{
     fs::File,
     os::unix::fs::FileExt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -35,7 +35,8 @@ const TRIES: usize = 3;
 pub(super) struct OpenFile {
     file: File,
     writable: bool,
-    order: Mutex<()>,
+    /// Held by a write alone, and by reads together: in the middle of a write the last change is nobody's.
+    order: Arc<RwLock<()>>,
     used: AtomicU64,
 }
 
@@ -71,13 +72,13 @@ impl Files {
             return Ok(known);
         }
         let file = tree.file(wanted, write)?;
-        let opened =
-            Arc::new(OpenFile { file, writable: write, order: Mutex::default(), used: AtomicU64::new(now) });
         let mut open = self.open();
         // Another thread may have been faster: there must be one lock for one file.
         if let Some(known) = open.get(&wanted.ident).filter(|known| known.writable || !write) {
             return Ok(known.clone());
         }
+        let order = open.get(&wanted.ident).map(|known| known.order.clone()).unwrap_or_default();
+        let opened = Arc::new(OpenFile { file, writable: write, order, used: AtomicU64::new(now) });
         open.insert(wanted.ident, opened.clone());
         if open.len() > self.most {
             let oldest = open.iter().min_by_key(|(_, file)| file.used.load(Ordering::Relaxed));
@@ -117,12 +118,19 @@ impl OpenFile {
         attr_of(&self.file)
     }
 
+    /// Attributes; half a write, of a server that was killed or of another thread, is the writer's already.
+    fn settled_attr(&self) -> Result<Attr, Refusal> {
+        let attr = self.attr()?;
+        Ok(Attr { mtime: intent::stamp_of(&self.file, attr.mtime).unwrap_or(attr.mtime), ..attr })
+    }
+
     /// The content of a range, and the file as it was no later than that.
     pub(super) fn read(&self, range: Range) -> Result<(Attr, Vec<u8>), Refusal> {
-        let mut before = self.attr()?;
+        let _order = self.order.read().unwrap_or_else(PoisonError::into_inner);
+        let mut before = self.settled_attr()?;
         for last in (0..TRIES).rev() {
             let content = self.content(range, before.size)?;
-            let after = self.attr()?;
+            let after = self.settled_attr()?;
             if last == 0 || after.version() == before.version() {
                 return Ok((before, content));
             }
@@ -172,10 +180,10 @@ impl OpenFile {
 
     /// Stores content over what the writer expects to be there.
     pub(super) fn write(&self, wanted: &Write, content: &[u8]) -> Result<Attr, Refusal> {
-        let _order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        let _order = self.order.write().unwrap_or_else(PoisonError::into_inner);
         let now = self.attr()?;
-        let expected = wanted.expect.contains(&now.mtime);
-        if !expected && !intent::explains(&self.file, now.mtime, &wanted.expect) {
+        let ours = |time: Time| wanted.expect.contains(&time);
+        if !ours(now.mtime) && !intent::stamp_of(&self.file, now.mtime).is_some_and(ours) {
             return Err(Refusal::new(code::CONFLICT, "the file was changed by somebody else"));
         }
         intent::begin(&self.file, wanted.stamp);

@@ -46,13 +46,11 @@ pub(super) fn end(file: &File) {
     let _ = fremovexattr(file, NAME);
 }
 
-/// Whether the last change `found` is that of a write which was to end in one of the stamps `expected`.
-pub(super) fn explains(file: &File, found: Time, expected: &[Time]) -> bool {
+/// The stamp that the write was to end in which made `found` the last change, if that was half a write.
+pub(super) fn stamp_of(file: &File, found: Time) -> Option<Time> {
     let mut value = [0; LEN];
-    if !fgetxattr(file, NAME, &mut value[..]).is_ok_and(|len| len == LEN) {
-        return false;
-    }
-    let (Some(stamp), Some(began)) = (decode(&value[..12]), decode(&value[12..])) else { return false };
+    let len = fgetxattr(file, NAME, &mut value[..]).ok()?;
+    let (stamp, began) = (decode(&value[..12])?, decode(&value[12..])?);
     let since = nanoseconds(found) - nanoseconds(began);
-    expected.contains(&stamp) && (-TICK..LONGEST).contains(&since)
+    (len == LEN && (-TICK..LONGEST).contains(&since)).then_some(stamp)
 }
