@@ -23,7 +23,7 @@ Examples:
   whimbrel pool policy /blast --keep-last 3 --manager MANAGER
   whimbrel pool purge --dry-run --manager MANAGER
   whimbrel pool drain b1 --manager MANAGER
-  whimbrel pool secret ~/.pool/secret                                   then `whimbrel mount --secret` seals what it writes
+  whimbrel pool secret ~/.pool/secret                                   for `mount --secret`
 
 MANAGER is HOST:PORT/KEY; it can stand in WHIMBREL_POOL instead of --manager.";
 

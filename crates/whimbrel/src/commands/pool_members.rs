@@ -92,7 +92,7 @@ pub(super) struct Admit {
     key: PublicKey,
 }
 
-/// Make a secret: what is written with it can only be read with it, also by those whose disks it lies on
+/// Make a secret, with which a mount seals what it writes
 #[derive(Debug, clap::Args)]
 pub(super) struct Secret {
     /// The file to make; whoever loses it loses what was written with it

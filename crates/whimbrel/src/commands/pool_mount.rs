@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Folder of local files, the usual one for temporary files unless given
     #[arg(long, value_name = "DIR")]
     spool: Option<PathBuf>,
-    /// File of the secret that files are sealed with before they leave, as `whimbrel pool secret` makes it
+    /// File of a secret that seals what is written, as `whimbrel pool secret` makes it
     #[arg(long, value_name = "FILE")]
     secret: Option<PathBuf>,
 }
