@@ -204,7 +204,7 @@ fn kill(pid: u32) -> Result<()> {
 }
 
 /// The program that is measured: of the same build as this one, beside it.
-fn program() -> Result<PathBuf> {
+pub(crate) fn program() -> Result<PathBuf> {
     let me = std::env::current_exe()?;
     let beside = me.ancestors().skip(1).take(2).map(|folder| folder.join("whimbrel"));
     beside.into_iter().find(|path| path.is_file()).context("no whimbrel beside this program; build it first")

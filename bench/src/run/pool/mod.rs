@@ -1,0 +1,80 @@
+//! The checkpoint pool, beside what its paper measured and beside programs people use for the same.
+//!
+//! Where only our own work counts, manager and benefactors are in this process (`members`); where processes are killed, limited
+//! or measured from outside, they are the program as people start it (`processes`).
+
+mod bandwidth;
+mod cutting;
+mod faults;
+mod link;
+mod members;
+mod moosefs;
+mod peers;
+mod processes;
+mod scale;
+
+use super::{Context, Experiment, images};
+use anyhow::Result;
+use members::{Members, admit};
+use processes::{Place, Processes};
+use std::{fs::File, io::Write, path::Path, time::Instant};
+
+/// The experiments, in the order in which `pool` does them.
+pub(crate) const EXPERIMENTS: &[Experiment] = &[
+    Experiment { rows: &["fuse.null"], about: "write to a mount that keeps nothing", run: bandwidth::null },
+    Experiment {
+        rows: &["oab.free", "read.cold"],
+        about: "a GiB into a pool of four and back",
+        run: bandwidth::bandwidth,
+    },
+    Experiment { rows: &["oab.1g"], about: "a GiB into two benefactors over 1 Gbit/s", run: link::run },
+    Experiment {
+        rows: &["fsch", "cbch"],
+        about: "cut and hash an image, and what is found again",
+        run: cutting::cutting,
+    },
+    Experiment { rows: &["saved"], about: "two versions of an image: bytes kept", run: cutting::saved },
+    Experiment {
+        rows: &["peers"],
+        about: "a series of images written, beside other places",
+        run: peers::run,
+    },
+    Experiment { rows: &["faults"], about: "kill members while files are written", run: faults::run },
+    Experiment {
+        rows: &["scale.files"],
+        about: "a manager of 100,000 files and ten million chunks",
+        run: scale::files,
+    },
+    Experiment { rows: &["scale.clients"], about: "seven clients, twenty benefactors", run: scale::clients },
+];
+
+const GIB: usize = 1 << 30;
+/// What a program writes at once.
+const BLOCK: usize = 1 << 20;
+
+/// Bytes that do not compress and are not found twice.
+fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut out = Vec::with_capacity(len);
+    while out.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        out.extend_from_slice(&state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes());
+    }
+    out
+}
+
+fn rate(bytes: usize, begun: Instant) -> f64 {
+    bytes as f64 / 1e6 / begun.elapsed().as_secs_f64()
+}
+
+fn write(path: &Path, data: &[u8]) -> Result<f64> {
+    let begun = Instant::now();
+    let mut file = File::create(path)?;
+    data.chunks(BLOCK).try_for_each(|block| file.write_all(block))?;
+    // Close returns the error of the commit, which dropping would not.
+    file.sync_all()?;
+    drop(file);
+    Ok(rate(data.len(), begun))
+}

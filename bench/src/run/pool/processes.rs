@@ -1,0 +1,236 @@
+//! A pool of processes as people start them: `whimbrel pool manager`, `whimbrel pool benefactor`, `whimbrel mount pool:`. Each can be
+//! killed and started again, and may be a host in a network namespace of its own.
+
+use super::admit;
+use crate::hosts::program;
+use anyhow::{Context as _, Result, ensure};
+use std::{
+    io::{BufRead as _, BufReader},
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use whimbrel_pool::{
+    ManagerAddress,
+    client::{Pool, PoolOptions},
+    link::TlsDialer,
+    protocol::PoolStatus,
+};
+use whimbrel_testkit::lab::{Namespace, Process};
+use whimbrel_wire::Identity;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where a process runs and listens.
+#[derive(Clone)]
+pub(super) struct Place {
+    pub(super) namespace: Namespace,
+    pub(super) address: String,
+}
+
+/// One that runs, or was killed.
+struct Member {
+    place: Place,
+    args: Vec<String>,
+    process: Option<Process>,
+}
+
+impl Member {
+    fn start(&mut self) -> Result<String> {
+        let mut command = Command::new(program()?);
+        command.args(&self.args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut process = self.place.namespace.start(command)?;
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().context("no output")?).read_line(&mut line)?;
+        ensure!(!line.is_empty(), "{:?} ended", self.args);
+        self.process = Some(process);
+        Ok(line.trim().to_owned())
+    }
+}
+
+/// A pool of processes.
+pub(super) struct Processes {
+    pub(super) dir: TempDir,
+    manager: Member,
+    benefactors: Vec<Member>,
+    address: ManagerAddress,
+    runtime: Runtime,
+    client: Place,
+}
+
+/// Addresses on the loopback device of this machine that nobody listens on; all are held until all are chosen.
+fn free_addresses(count: usize) -> Result<Vec<String>> {
+    let held: Vec<TcpListener> =
+        (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
+    Ok(held.iter().map(|one| Ok(one.local_addr()?.to_string())).collect::<std::io::Result<_>>()?)
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+impl Processes {
+    /// All on the loopback device of one namespace, their data below `dir`.
+    pub(super) fn start(benefactors: usize, dir: TempDir) -> Result<Self> {
+        let namespace = Namespace::new()?;
+        let places = free_addresses(benefactors + 1)?;
+        let mut places = places.into_iter().map(|address| Place { namespace: namespace.clone(), address });
+        let manager = places.next().context("no address")?;
+        Self::at(manager.clone(), places.collect(), manager, dir)
+    }
+
+    /// Manager, benefactors and clients where they are told to be; clients listen nowhere.
+    pub(super) fn at(manager: Place, benefactors: Vec<Place>, client: Place, dir: TempDir) -> Result<Self> {
+        let data = dir.path().join("manager");
+        let args =
+            ["pool", "manager", "--data", &text(&data), "--listen", &manager.address, "--lost-after", "30s"];
+        let args = args.map(str::to_owned).to_vec();
+        let mut manager = Member { place: manager, args, process: None };
+        Identity::load_or_create(&data)?;
+        let key = Identity::load_or_create(&dir.path().join("client"))?.public_key();
+        admit(&data, "client", key)?;
+        let address: ManagerAddress = manager.start()?.parse()?;
+        // The threads of a runtime are where the thread was that made it.
+        let runtime = client
+            .namespace
+            .run(|| tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build())?;
+        let mut pool = Self { dir, manager, benefactors: Vec::new(), address, runtime, client };
+        let count = benefactors.len();
+        benefactors.into_iter().try_for_each(|place| pool.add(place))?;
+        pool.wait_online(count)?;
+        Ok(pool)
+    }
+
+    fn add(&mut self, place: Place) -> Result<()> {
+        let name = format!("b{}", self.benefactors.len());
+        let data = self.dir.path().join(&name);
+        let key = Identity::load_or_create(&data)?.public_key();
+        admit(&self.dir.path().join("manager"), &name, key)?;
+        let (data, manager) = (text(&data), self.address.to_string());
+        let args =
+            ["pool", "benefactor", "--name", &name, "--data", &data, "--capacity", "16G", "--keep-free", "0"];
+        let more = ["--listen", &place.address, "--manager", &manager, "--inventory", "20s"];
+        let args = args.into_iter().chain(more).map(str::to_owned).collect();
+        let mut member = Member { place, args, process: None };
+        member.start()?;
+        self.benefactors.push(member);
+        Ok(())
+    }
+
+    /// How many benefactors there are.
+    pub(super) fn width(&self) -> usize {
+        self.benefactors.len()
+    }
+
+    /// A client of this process. Its calls must run on the runtime of the clients' namespace.
+    fn pool(&self) -> Result<Pool> {
+        let identity = Arc::new(Identity::load_or_create(&self.dir.path().join("client"))?);
+        let dialer = TlsDialer::new(identity, "client".parse()?, ());
+        let options = PoolOptions::new(vec![self.address.clone()]);
+        Ok(Pool::new(options, Arc::new(dialer), self.runtime.handle().clone()))
+    }
+
+    /// Runs calls of a client where clients are.
+    pub(super) fn ask<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
+        &self,
+        call: impl FnOnce(Pool) -> F + Send + 'static,
+    ) -> Result<T> {
+        let pool = self.pool()?;
+        self.runtime.block_on(self.runtime.spawn(async move { call(pool).await }))?
+    }
+
+    /// The state of the pool.
+    pub(super) fn status(&self) -> Result<PoolStatus> {
+        self.ask(async move |pool: Pool| Ok(pool.status().await?))
+    }
+
+    /// Waits until the manager has so many benefactors online.
+    pub(super) fn wait_online(&self, count: usize) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let online = |status: &PoolStatus| status.benefactors.iter().filter(|b| b.state == "online").count();
+        while online(&self.status()?) < count {
+            ensure!(Instant::now() < deadline, "the benefactors did not come");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    /// Kills the manager as `kill -9` does.
+    pub(super) fn kill_manager(&mut self) {
+        self.manager.process = None;
+    }
+
+    /// Starts it again, if it does not run.
+    pub(super) fn start_manager(&mut self) -> Result<()> {
+        if self.manager.process.is_none() { self.manager.start().map(drop) } else { Ok(()) }
+    }
+
+    /// Kills a benefactor as `kill -9` does.
+    pub(super) fn kill_benefactor(&mut self, number: usize) {
+        self.benefactors[number].process = None;
+    }
+
+    /// Starts it again, if it does not run.
+    pub(super) fn start_benefactor(&mut self, number: usize) -> Result<()> {
+        let member = &mut self.benefactors[number];
+        if member.process.is_none() { member.start().map(drop) } else { Ok(()) }
+    }
+
+    /// Most memory the manager had so far, in MiB: `VmHWM` of proc_pid_status(5).
+    pub(super) fn manager_memory(&self) -> Result<f64> {
+        let process = self.manager.process.as_ref().context("the manager does not run")?;
+        let status = std::fs::read_to_string(format!("/proc/{}/status", process.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+        let kib: f64 = line.split_ascii_whitespace().next().context("no number")?.parse()?;
+        Ok(kib / 1024.0)
+    }
+
+    /// Mounts the pool on a folder of this name, by a process that has nothing cached.
+    pub(super) fn mount(&self, name: &str) -> Result<Mount> {
+        let path = self.dir.path().join(name);
+        std::fs::create_dir_all(&path)?;
+        let (target, keys) = (format!("pool:{}", self.address), text(&self.dir.path().join("client")));
+        let args = ["mount", &target, &text(&path), "--keys", &keys].map(str::to_owned).to_vec();
+        let mut member = Member { place: self.client.clone(), args, process: None };
+        member.start()?;
+        Ok(Mount { path, member })
+    }
+}
+
+/// A mounted pool. Dropping it kills the process and clears the mount away.
+pub(super) struct Mount {
+    pub(super) path: PathBuf,
+    member: Member,
+}
+
+impl Mount {
+    /// Kills the process as `kill -9` does.
+    pub(super) fn kill(&mut self) {
+        self.member.process = None;
+    }
+
+    /// Mounts again, by a process that has nothing cached, if there is none.
+    pub(super) fn start(&mut self) -> Result<()> {
+        if self.member.process.is_none() {
+            detach(&self.path);
+            self.member.start()?;
+        }
+        Ok(())
+    }
+}
+
+fn detach(path: &Path) {
+    // That nothing is mounted there any more is no failure.
+    let _ = Command::new("umount").arg("-l").arg(path).stderr(Stdio::null()).status();
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        detach(&self.path);
+        self.member.process = None;
+    }
+}
