@@ -33,7 +33,7 @@ pub(super) fn disk(init: &str) -> Result<PathBuf> {
 }
 
 /// The root that the Debian guest's disk was made of, beside it.
-pub(super) fn guest_root() -> Result<PathBuf> {
+pub(crate) fn guest_root() -> Result<PathBuf> {
     let disk = DebianGuest::get()?.disk;
     Ok(disk.ancestors().nth(2).context("the guest's folder")?.join("root/root"))
 }

@@ -18,6 +18,9 @@ mod snapshots;
 mod tools;
 mod update;
 
+pub(crate) use desk::guest_root;
+pub(crate) use tools::run as run_command;
+
 use crate::run::Experiment;
 
 /// The experiments of the set `capsule`, in the order in which they are done.

@@ -58,7 +58,8 @@ impl Daemon {
         self.begin()
     }
 
-    fn end(&mut self) -> Result<()> {
+    /// Ends the daemon and all its machines, as a crash of the host would.
+    pub(crate) fn end(&mut self) -> Result<()> {
         if let Some(mut process) = self.process.take() {
             // The daemon first: `unshare` ends only when nothing is left in the namespace, so the store is free then.
             kill(daemon_pid(&process)?)?;
@@ -67,7 +68,8 @@ impl Daemon {
         Ok(())
     }
 
-    fn begin(&mut self) -> Result<()> {
+    /// Starts the daemon after [`Daemon::end`].
+    pub(crate) fn begin(&mut self) -> Result<()> {
         let log = File::options().create(true).append(true).open(self.log())?;
         let mut command = Command::new("unshare");
         command.args(["--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]).arg(program()?);
@@ -177,9 +179,14 @@ impl Daemon {
         self.socket.with_extension("log")
     }
 
+    /// What the daemon logged.
+    pub(crate) fn log_text(&self) -> String {
+        fs::read_to_string(self.log()).unwrap_or_default()
+    }
+
     /// The end of the daemon's log.
     fn last_words(&self) -> String {
-        let log = fs::read_to_string(self.log()).unwrap_or_default();
+        let log = self.log_text();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(10)..].join("\n")
     }

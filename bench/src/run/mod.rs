@@ -16,6 +16,7 @@ pub(crate) mod patch;
 mod peers;
 mod pool;
 mod precopy;
+mod protect;
 mod qemu_nbd;
 mod resume;
 mod scan;
@@ -180,6 +181,7 @@ pub(crate) fn select(name: &str) -> Result<Vec<&'static Experiment>> {
     let sets = [
         ("run", EXPERIMENTS),
         ("pool", pool::EXPERIMENTS),
+        ("protect", protect::EXPERIMENTS),
         ("capsule", capsule::EXPERIMENTS),
         ("paper", capsule::PAPER),
     ];

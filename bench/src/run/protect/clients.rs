@@ -1,0 +1,197 @@
+//! Clients outside the guest: many that fetch over HTTP, one that asks for the time of day.
+
+use crate::hosts::GUEST;
+use anyhow::{Context as _, Result};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{JoinHandle, sleep};
+use std::time::{Duration, Instant};
+use whimbrel_testkit::lab::Namespace;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Clients that fetch one file after another, until they are dropped.
+pub(super) struct Fetchers {
+    stop: Arc<AtomicBool>,
+    done: Arc<AtomicU64>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Fetchers {
+    /// `count` of them; the `n`-th fetch of all is of the path `path(n)`.
+    pub(super) fn start(network: &Namespace, count: u64, path: fn(u64) -> String) -> Self {
+        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let begin = |client: u64| {
+            let (stop, done) = (stop.clone(), done.clone());
+            network.spawn(move || {
+                let mut number = client * 1000;
+                while !stop.load(Ordering::Relaxed) {
+                    number += 1;
+                    match fetch(80, &path(number)) {
+                        Ok(_) => drop(done.fetch_add(1, Ordering::Relaxed)),
+                        Err(_) => sleep(Duration::from_millis(50)),
+                    }
+                }
+            })
+        };
+        let threads = (0..count).map(begin).collect();
+        Self { stop, done, threads }
+    }
+
+    /// Files that were fetched.
+    pub(super) fn done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Fetchers {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        // One that panicked has fetched nothing more, which the figures show.
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// A web mix: of ten requests five for small files, two for pictures, three for pages that are made anew.
+pub(super) fn web_mix(number: u64) -> String {
+    match number % 10 {
+        0..5 => "/small".to_owned(),
+        5..7 => "/picture".to_owned(),
+        _ => format!("/cgi-bin/page?{}", number.wrapping_mul(2_654_435_761) >> 7),
+    }
+}
+
+/// Fetches a path of the guest from the network the caller is in.
+fn fetch(port: u16, path: &str) -> Result<Vec<u8>> {
+    let address: SocketAddr = format!("{GUEST}:{port}").parse()?;
+    let mut stream = std::net::TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: guest\r\n\r\n")?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    anyhow::ensure!(answer.starts_with(b"HTTP/1.") && answer[9..].starts_with(b"200"), "not found: {path}");
+    Ok(answer)
+}
+
+/// How far the guest is with its work.
+pub(super) fn rounds(network: &Namespace) -> Result<u64> {
+    let answer = network.run(|| fetch(81, "/done"))?;
+    let text = String::from_utf8_lossy(&answer);
+    text.lines()
+        .last()
+        .and_then(|line| line.trim().parse().ok())
+        .context("the guest does not say how far it is")
+}
+
+/// Round trips of `count` datagrams, in milliseconds, one after the other and at no regular distance.
+pub(super) fn pings(network: &Namespace, count: u64) -> Result<Vec<f64>> {
+    let work = move || -> Result<Vec<f64>> {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.connect(format!("{GUEST}:7003"))?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        let mut trips = Vec::new();
+        for number in 0..count {
+            let (begun, mut answer) = (Instant::now(), [0; 64]);
+            socket.send(&number.to_le_bytes())?;
+            while socket.recv(&mut answer)? != 8 || answer[..8] != number.to_le_bytes() {}
+            trips.push(begun.elapsed().as_secs_f64() * 1e3);
+            sleep(Duration::from_micros(20_000 + number * 7919 % 31_000));
+        }
+        Ok(trips)
+    };
+    network.run(work)
+}
+
+/// A client of redis that writes numbers that only grow, and looks at each key before it writes it again: what was
+/// acknowledged must be there.
+pub(super) struct Redis {
+    stop: Arc<AtomicBool>,
+    written: Arc<AtomicU64>,
+    lost: Arc<AtomicU64>,
+    thread: JoinHandle<()>,
+}
+
+/// Keys it goes round.
+const KEYS: u64 = 256;
+
+impl Redis {
+    pub(super) fn start(network: &Namespace) -> Self {
+        let (stop, written, lost): (Arc<AtomicBool>, Arc<AtomicU64>, Arc<AtomicU64>) = Default::default();
+        let (stopped, count, missing) = (stop.clone(), written.clone(), lost.clone());
+        let work = move || {
+            // The last value of each key that was acknowledged.
+            let (mut known, mut next) = (vec![0; KEYS as usize], 1);
+            while !stopped.load(Ordering::Relaxed) {
+                let session = session(&mut known, &mut next, &count, &missing, &stopped);
+                if session.is_err() {
+                    sleep(Duration::from_millis(20));
+                }
+            }
+        };
+        Self { stop, written, lost, thread: network.spawn(work) }
+    }
+
+    /// Writes that were acknowledged.
+    pub(super) fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// Of those, how many were not there later.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Waits until every key has been looked at again.
+    pub(super) fn wait_progress(&self) -> Result<()> {
+        let (from, deadline) = (self.written(), Instant::now() + 6 * PATIENCE);
+        while self.written() < from + KEYS + 1 {
+            anyhow::ensure!(Instant::now() < deadline, "the client is stuck after {from} writes");
+            sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Ends it: what was written and what was lost.
+    pub(super) fn stop(self) -> Result<(u64, u64)> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| anyhow::anyhow!("the client failed"))?;
+        Ok((self.written.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed)))
+    }
+}
+
+/// Looks and writes over one connection for as long as it holds.
+fn session(
+    known: &mut [u64],
+    next: &mut u64,
+    written: &AtomicU64,
+    lost: &AtomicU64,
+    stop: &AtomicBool,
+) -> Result<()> {
+    let stream = std::net::TcpStream::connect_timeout(&format!("{GUEST}:6379").parse()?, PATIENCE / 5)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE / 5))?;
+    let mut answers = BufReader::new(stream.try_clone()?);
+    let mut line = move || -> Result<String> {
+        let mut text = String::new();
+        anyhow::ensure!(answers.read_line(&mut text)? > 0, "the connection ended");
+        Ok(text.trim_end().to_owned())
+    };
+    while !stop.load(Ordering::Relaxed) {
+        let key = *next % KEYS;
+        // Both at once: half the round trips.
+        write!(&stream, "GET k{key}\r\nSET k{key} {next}\r\n")?;
+        let found = match line()?.as_str() {
+            "$-1" => 0,
+            _ => line()?.parse()?,
+        };
+        // A write without an answer may be there or not; one with an answer must be.
+        lost.fetch_add(u64::from(found < known[key as usize]), Ordering::Relaxed);
+        anyhow::ensure!(line()? == "+OK", "refused");
+        known[key as usize] = *next;
+        *next += 1;
+        written.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! `lost`, `split`: hosts of a redis die at random instants, over and over, and its client checks its own history.
+//!
+//! Victims in turn: the QEMU, the host with all its processes, its cable for a while (a partition of the primary from everybody).
+//! What takes over is protected by the host that died, once it is back. Lost is a write that was acknowledged and is not there
+//! afterwards. Whether both hosts answered is read from the switch, which learns on which port a sender is: after the guest's address has
+//! come to the new host's port it must not be seen on the old one's again. (A daemon that is killed or stopped alone is in `e2e`.)
+
+use super::clients::Redis;
+use super::pause::WARM_UP;
+use super::site::{NAME, Site, protect};
+use super::takeover::wait_running;
+use crate::harness::{Goal, Row, Samples};
+use crate::hosts::{Daemon, GUEST};
+use crate::run::Context;
+use anyhow::{Context as _, Result, ensure};
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{sleep, spawn};
+use std::time::{Duration, Instant};
+use whimbrel_testkit::lab::{Lab, Process};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, Copy)]
+enum Victim {
+    Qemu,
+    Host,
+    Cable,
+}
+
+/// The rows.
+pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
+    let kills = context.times(1000, 9);
+    let mut site = Site::at_work("server")?;
+    sleep(WARM_UP);
+    let client = Redis::start(site.client());
+    client.wait_progress()?;
+    let switch = Switch::watch(&site.hosts.lab)?;
+    let (mut primary, mut standby) = ("alpha", "beta");
+    protect(site.hosts.get(primary)?, standby, &[])?;
+    let (mut split, mut chance) = (0, 0x2545_f491_4f6c_dd1d_u64);
+    for kill in 0..kills {
+        chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        sleep(Duration::from_millis(200 + (chance >> 33) % 1500));
+        let victim = [Victim::Qemu, Victim::Host, Victim::Cable][kill % 3];
+        switch.forget();
+        strike(&mut site, primary, victim)?;
+        wait_running(site.hosts.get(standby)?)?;
+        client.wait_progress()?;
+        sleep(Duration::from_millis(500));
+        restore(&mut site, primary, victim)?;
+        wait_empty(site.hosts.get(primary)?)?;
+        if switch.was_seen_again(primary, standby) {
+            split += 1;
+            eprintln!("    {victim:?}: the guest was seen at {primary} after it was at {standby}");
+        }
+        (primary, standby) = (standby, primary);
+        protect(site.hosts.get(primary)?, standby, &[])?;
+        eprintln!(
+            "    {} of {kills}, {victim:?}: {} writes, {} lost",
+            kill + 1,
+            client.written(),
+            client.lost()
+        );
+    }
+    let (written, lost) = client.stop()?;
+    let case = format!("{kills} kills (QEMU, host, cable), {written} writes of redis acknowledged");
+    let split_case = format!("{kills} kills, by the switch's table of senders");
+    Ok(vec![
+        Row::new("lost", case, "writes", &Samples::new(vec![lost as f64])).goal(Goal::AtMost(0.0)),
+        Row::new("split", split_case, "kills", &Samples::new(vec![f64::from(split)])).goal(Goal::AtMost(0.0)),
+    ])
+}
+
+fn strike(site: &mut Site, host: &str, victim: Victim) -> Result<()> {
+    match victim {
+        Victim::Qemu => end_qemu(site.hosts.get(host)?),
+        Victim::Host => site.hosts.get_mut(host)?.end(),
+        Victim::Cable => Ok(site.hosts.lab.unplug(host)?),
+    }
+}
+
+fn restore(site: &mut Site, host: &str, victim: Victim) -> Result<()> {
+    match victim {
+        Victim::Qemu => Ok(()),
+        Victim::Host => site.hosts.get_mut(host)?.begin(),
+        Victim::Cable => Ok(site.hosts.lab.replug(host)?),
+    }
+}
+
+/// Kills the guest's QEMU, by the pid that it has in its host's PID namespace.
+fn end_qemu(host: &Daemon) -> Result<()> {
+    let machines = host.json(&["ps"])?;
+    let mut machines = machines.as_array().context("`ps` without a list")?.iter();
+    let pid = machines.find(|one| one["name"] == NAME).and_then(|one| one["pid"].as_u64());
+    let pid = pid.context("no process")?.to_string();
+    let mut command = Command::new("nsenter");
+    command.args(["--target", &host.pid()?.to_string(), "--pid", "--mount", "--", "kill", "-9", &pid]);
+    ensure!(command.status()?.success(), "the QEMU of {} is not killed", host.name());
+    Ok(())
+}
+
+/// Waits until the host has let the machine go.
+fn wait_empty(host: &Daemon) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while host.json(&["ps"])?.as_array().is_none_or(|all| !all.is_empty()) {
+        ensure!(Instant::now() < deadline, "{} keeps the machine: {}", host.name(), host.log_text());
+        sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// On which port of the switch the guest was seen, one after the other.
+struct Switch {
+    seen: Arc<Mutex<Vec<String>>>,
+    _monitor: Process,
+}
+
+impl Switch {
+    fn watch(lab: &Lab) -> Result<Self> {
+        let guest = lab.host("client").ip(&format!("neigh show {GUEST}"))?;
+        let address = guest.split_whitespace().skip_while(|word| *word != "lladdr").nth(1);
+        let address = address.context("the client does not know the guest's address")?.to_owned();
+        let mut command = Command::new("bridge");
+        command.args(["monitor", "fdb"]).stdout(Stdio::piped());
+        let mut monitor = lab.switch().start(command)?;
+        let lines = BufReader::new(monitor.stdout.take().context("no output")?).lines();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let log = seen.clone();
+        spawn(move || {
+            for line in lines.map_while(Result::ok).filter(|line| line.contains(&address)) {
+                let mut words = line.split_whitespace().skip_while(|word| *word != "dev");
+                if let (false, Some(port)) = (line.starts_with("Deleted"), words.nth(1)) {
+                    log.lock().unwrap_or_else(PoisonError::into_inner).push(port.to_owned());
+                }
+            }
+        });
+        Ok(Self { seen, _monitor: monitor })
+    }
+
+    fn forget(&self) {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    fn was_seen_again(&self, old: &str, new: &str) -> bool {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut after = seen.iter().skip_while(|port| **port != format!("to-{new}"));
+        after.any(|port| *port == format!("to-{old}"))
+    }
+}

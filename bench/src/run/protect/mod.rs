@@ -1,0 +1,60 @@
+//! The set `protect`: what a hot standby costs while nothing fails, and what happens when something does.
+//!
+//! Three hosts on this machine: the guest's, its standby, a witness. The guest is the Debian guest with packaged servers and a few
+//! programs of ours (see `guest`), 512 MiB, one processor. Epochs of 50 ms and blocks of 64 bytes where nothing else is said.
+
+mod clients;
+mod guest;
+mod kills;
+mod pause;
+mod site;
+mod slowdown;
+mod takeover;
+
+use super::Experiment;
+
+/// The experiments, in the order in which they are done.
+pub(super) const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        rows: &[
+            "pause.idle",
+            "pause.p99.idle",
+            "pause.apache",
+            "pause.p99.apache",
+            "pause.ep",
+            "pause.p99.ep",
+        ],
+        about: "how long each epoch stops the machine",
+        run: pause::pauses,
+    },
+    Experiment {
+        rows: &["takeover.detected", "takeover"],
+        about: "a host dies, and a client is answered by the other",
+        run: takeover::run,
+    },
+    Experiment {
+        rows: &["ping.25ms"],
+        about: "a client's round trip to an idle guest at epochs of 25 ms",
+        run: pause::ping,
+    },
+    Experiment {
+        rows: &["bytes.fgbi64"],
+        about: "bytes of an epoch against its whole pages, step by step",
+        run: pause::bytes,
+    },
+    Experiment {
+        rows: &["memory.64", "memory.256"],
+        about: "memory of ours for a guest whose pages are all known",
+        run: pause::memory,
+    },
+    Experiment {
+        rows: &["slowdown.compile", "slowdown.web", "slowdown.ep"],
+        about: "work that gets done under protection, against unprotected",
+        run: slowdown::run,
+    },
+    Experiment {
+        rows: &["lost", "split"],
+        about: "hosts of a redis die over and over while its client checks its history",
+        run: kills::run,
+    },
+];

@@ -1,0 +1,145 @@
+//! `pause.*`, `bytes.*`, `ping.25ms`, `memory.*`: what epochs cost while nothing fails.
+
+use super::clients::{Fetchers, pings, web_mix};
+use super::site::{Site, figure};
+use crate::harness::{Goal, Row, Samples};
+use crate::hosts::Resident;
+use crate::run::Context;
+use anyhow::Result;
+use serde_json::Value;
+use std::thread::sleep;
+use std::time::Duration;
+use whimbrel_core::ByteSize;
+use whimbrel_testkit::guest::Work;
+
+/// A lease that a busy machine does not lose: here nothing is to fail.
+pub(super) const CALM: [&str; 2] = ["--lease", "5s"];
+/// Until work has begun and settled.
+pub(super) const WARM_UP: Duration = Duration::from_secs(10);
+
+/// Clients of this work, if it needs any.
+pub(super) fn clients(site: &Site, load: &str) -> Option<Fetchers> {
+    match load {
+        "apache" => Some(Fetchers::start(site.client(), 100, |_| "/large".to_owned())),
+        "web" => Some(Fetchers::start(site.client(), 64, web_mix)),
+        _ => None,
+    }
+}
+
+/// A work under protection for a while: figures at the beginning and at the end of it.
+fn protected(load: &str, window: Duration, more: &[&str]) -> Result<[Value; 2]> {
+    let site = Site::at_work(load)?;
+    let _clients = clients(&site, load);
+    sleep(WARM_UP);
+    site.protect(&[&CALM, more].concat())?;
+    sleep(Duration::from_secs(3));
+    let before = site.figures()?;
+    sleep(window);
+    Ok([before, site.figures()?])
+}
+
+/// The type II downtime of the paper: how long each checkpoint stops the machine.
+pub(crate) fn pauses(context: &Context) -> Result<Vec<Row>> {
+    let window = Duration::from_secs(context.times(60, 15) as u64);
+    let rows = [
+        ("idle", ["pause.idle", "pause.p99.idle"], [3.0, 12.0]),
+        ("apache", ["pause.apache", "pause.p99.apache"], [6.0, 25.0]),
+        ("ep", ["pause.ep", "pause.p99.ep"], [10.0, 40.0]),
+    ];
+    let mut done = Vec::new();
+    for (load, [p50, p99], goals) in rows {
+        let (mut middle, mut high, mut pages, mut delay) = (vec![], vec![], vec![], vec![]);
+        for _ in 0..context.times(5, 1) {
+            let [_, figures] = protected(load, window, &[])?;
+            eprintln!("    {load}: {figures}");
+            middle.push(figure(&figures, "pause_p50_ms")?);
+            high.push(figure(&figures, "pause_p99_ms")?);
+            pages.push(figure(&figures, "dirty_pages")?);
+            delay.push(figure(&figures, "output_delay_p50_ms")?);
+        }
+        let case = format!(
+            "epochs of 50 ms, {:.0} pages each, output {:.0} ms late",
+            Samples::new(pages).median(),
+            Samples::new(delay).median()
+        );
+        done.push(Row::new(p50, case.clone(), "ms", &Samples::new(middle)).goal(Goal::AtMost(goals[0])));
+        done.push(Row::new(p99, case, "ms", &Samples::new(high)).goal(Goal::AtMost(goals[1])));
+    }
+    Ok(done)
+}
+
+/// What an epoch comes to on the wire against its whole pages, and what each step brings (the paper's figure 5b).
+pub(crate) fn bytes(context: &Context) -> Result<Vec<Row>> {
+    let window = Duration::from_secs(context.times(60, 15) as u64);
+    let mut rows = Vec::new();
+    for (load, goal) in [("redis", Some(0.12)), ("web", Some(0.12)), ("compile", Some(0.25)), ("is", None)] {
+        let steps = ["sent_bytes", "dirty_bytes", "changed_bytes", "unshared_bytes"];
+        let mut found: [Vec<f64>; 4] = Default::default();
+        for _ in 0..context.times(5, 1) {
+            let [before, after] = protected(load, window, &[])?;
+            eprintln!("    {load}: {after}");
+            let epochs = figure(&after, "epochs")? - figure(&before, "epochs")?;
+            for (step, found) in steps.iter().zip(&mut found) {
+                found.push((figure(&after, step)? - figure(&before, step)?) / epochs.max(1.0) / 1e3);
+            }
+        }
+        let [sent, whole, changed, unshared] = found.map(Samples::new);
+        let row = |case: &str, of: &Samples| {
+            Row::new("bytes.fgbi64", format!("{load}, an epoch, {case}"), "kB", of)
+                .against("whole pages", &whole)
+        };
+        let sent = row("all steps, devices included", &sent);
+        rows.push(match goal {
+            Some(goal) => sent.goal(Goal::PeerAtMost(goal)),
+            None => sent,
+        });
+        rows.push(row("changed blocks of 64 bytes", &changed));
+        rows.push(row("changed blocks, each once", &unshared));
+    }
+    Ok(rows)
+}
+
+/// What a client waits for an answer of an idle guest at the shortest epochs.
+pub(crate) fn ping(context: &Context) -> Result<Vec<Row>> {
+    let site = Site::at_work("idle")?;
+    sleep(WARM_UP);
+    let count = context.times(1000, 100) as u64;
+    let alone = Samples::new(pings(site.client(), count)?);
+    site.protect(&[&CALM[..], &["--epoch", "25ms"]].concat())?;
+    sleep(Duration::from_secs(2));
+    let trips = Samples::new(pings(site.client(), count)?);
+    let row = Row::new("ping.25ms", "idle, epochs of 25 ms", "ms", &trips).against("unprotected", &alone);
+    Ok(vec![row.goal(Goal::AtMost(30.0))])
+}
+
+/// Memory of ours on the host that takes more of it, of the guest's RAM, with every page of it known.
+pub(crate) fn memory(context: &Context) -> Result<Vec<Row>> {
+    const RAM: ByteSize = ByteSize(1 << 30);
+    let mut rows = Vec::new();
+    for (row, block, goal) in [("memory.64", "64", 15.0), ("memory.256", "256", 5.0)] {
+        let mut shares = Vec::new();
+        for _ in 0..context.times(5, 1) {
+            let work = Work::Dirty { region_mib: 512, pages_per_second: 20_000, bytes_per_page: 64 };
+            let site = Site::small(RAM, work)?;
+            sleep(WARM_UP);
+            let hosts = [site.alpha()?, site.hosts.get("beta")?];
+            let before = [Resident::of_daemon(hosts[0])?, Resident::of_daemon(hosts[1])?];
+            site.protect(&[&CALM[..], &["--block", block]].concat())?;
+            sleep(WARM_UP);
+            let grown = hosts.iter().zip(before).map(|(host, before)| {
+                Ok(Resident::of_daemon(host)?.0.saturating_sub(before.0) as f64 / RAM.0 as f64 * 100.0)
+            });
+            let grown = grown.collect::<Result<Vec<f64>>>()?;
+            eprintln!(
+                "    blocks of {block}: primary {:.2} %, standby {:.2} %; {}",
+                grown[0],
+                grown[1],
+                site.figures()?
+            );
+            shares.push(grown.into_iter().fold(0.0, f64::max));
+        }
+        let case = "1 GiB, 512 MiB of it written at 20k pages/s";
+        rows.push(Row::new(row, case, "%", &Samples::new(shares)).goal(Goal::AtMost(goal)));
+    }
+    Ok(rows)
+}

@@ -1,0 +1,93 @@
+//! `slowdown.*`: how much less a machine gets done under protection, against the same machine unprotected in the same run.
+//!
+//! On a machine of few processors the standby's daemon competes with the guest, which on hosts of their own it would not. So each
+//! row comes twice: as it is, and with the time that the guest's virtual processor waited for a real one (schedstat of its thread)
+//! given back as far as it was the standby's doing: its share of what both daemons used.
+
+use super::clients::rounds;
+use super::pause::{CALM, WARM_UP, clients};
+use super::site::{NAME, Site};
+use crate::harness::{Goal, Row, Samples};
+use crate::run::Context;
+use anyhow::{Context as _, Result};
+use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// What was done, and what it took.
+struct Pace {
+    /// Rounds a second.
+    rate: f64,
+    /// Part of the time that the virtual processor waited because of the standby.
+    standby: f64,
+}
+
+/// The rows.
+pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
+    let window = Duration::from_secs(context.times(60, 20) as u64);
+    let loads =
+        [("compile", "slowdown.compile", 8.0), ("web", "slowdown.web", 13.0), ("ep", "slowdown.ep", 5.0)];
+    let mut rows = Vec::new();
+    for (load, row, goal) in loads {
+        let site = Site::at_work(load)?;
+        let clients = clients(&site, load);
+        sleep(WARM_UP);
+        let done = || match &clients {
+            Some(clients) => Ok(clients.done()),
+            None => rounds(site.client()),
+        };
+        let (mut whole, mut without) = (Vec::new(), Vec::new());
+        for _ in 0..context.times(10, 2) {
+            // Before and after, so that work which changes as it goes does it to both alike.
+            let first = pace(&site, window / 2, &done)?;
+            site.protect(&CALM)?;
+            sleep(Duration::from_secs(2));
+            let under = pace(&site, window, &done)?;
+            site.unprotect()?;
+            let second = pace(&site, window / 2, &done)?;
+            let free = f64::midpoint(first.rate, second.rate);
+            let slower = 100.0 * (1.0 - under.rate / free);
+            eprintln!(
+                "    {load}: {:.2}, {:.2}, {:.2} a second; standby {:.3}",
+                first.rate, under.rate, second.rate, under.standby
+            );
+            whole.push(slower);
+            without.push(slower - 100.0 * under.standby);
+        }
+        let case = |what: &str| format!("epochs of 50 ms{what}");
+        rows.push(Row::new(row, case(""), "%", &Samples::new(whole)).goal(Goal::AtMost(goal)));
+        let case = case(", the standby's processor time taken out");
+        rows.push(Row::new(row, case, "%", &Samples::new(without)).goal(Goal::AtMost(goal)));
+    }
+    Ok(rows)
+}
+
+fn pace(site: &Site, window: Duration, done: &dyn Fn() -> Result<u64>) -> Result<Pace> {
+    let hosts = [site.alpha()?, site.hosts.get("beta")?];
+    let cpu = || -> Result<[f64; 2]> { Ok([hosts[0].cpu()?, hosts[1].cpu()?]) };
+    let (rounds, cpu_before, waited, begun) = (done()?, cpu()?, waited(site)?, Instant::now());
+    sleep(window);
+    let (rounds_after, seconds) = (done()?, begun.elapsed().as_secs_f64());
+    let used: Vec<f64> = cpu()?.iter().zip(cpu_before).map(|(after, before)| after - before).collect();
+    let waited = (self::waited(site)? - waited) / seconds;
+    let share = used[1] / (used[0] + used[1]).max(1e-9);
+    Ok(Pace { rate: (rounds_after - rounds) as f64 / seconds, standby: waited * share })
+}
+
+/// Seconds that the guest's virtual processor has waited for a real one: the thread of its QEMU that has run most.
+fn waited(site: &Site) -> Result<f64> {
+    let alpha = site.alpha()?;
+    let machines = alpha.json(&["ps"])?;
+    let mut machines = machines.as_array().context("`ps` without a list")?.iter();
+    let pid = machines.find(|one| one["name"] == NAME).and_then(|one| one["pid"].as_u64());
+    let tasks = format!("/proc/{}/root/proc/{}/task", alpha.pid()?, pid.context("no process")?);
+    let mut most = (0.0, 0.0);
+    for task in fs::read_dir(&tasks)? {
+        // One may have ended since it was listed.
+        let Ok(stat) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
+        let mut nanos = stat.split_whitespace().map(|number| number.parse().unwrap_or(0.0));
+        let found = (nanos.next().unwrap_or(0.0), nanos.next().unwrap_or(0.0));
+        most = if found.0 > most.0 { found } else { most };
+    }
+    Ok(most.1 / 1e9)
+}
