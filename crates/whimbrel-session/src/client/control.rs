@@ -41,8 +41,13 @@ pub enum Request {
     Flush,
     /// Forget what is believed and clean.
     Invalidate,
-    /// Write everything back, unmount and end.
-    End,
+    /// Write everything back, unmount and end. What cannot be written back keeps it going, unless it is to be left in the
+    /// cache for the next session.
+    End {
+        /// End in any case.
+        #[serde(default)]
+        leave: bool,
+    },
 }
 
 /// What is answered.
@@ -139,14 +144,7 @@ fn answer(stream: &UnixStream, session: &Session, mount: &Path, ended: &Sender<(
             session.flush().err().map(|errno| format!("not everything is written back: {errno}"))
         }
         Ok(Request::Invalidate) => session.invalidate().err().map(|errno| errno.to_string()),
-        Ok(Request::End) => {
-            let flushed = session.flush();
-            // Whoever waits for it ends the mount, unless that has happened.
-            let _ = ended.send(());
-            flushed
-                .err()
-                .map(|errno| format!("not everything is written back, the rest stays in the cache: {errno}"))
-        }
+        Ok(Request::End { leave }) => end(session, leave, ended),
     };
     let response =
         Response { error, mount: mount.to_owned(), pid: std::process::id(), status: session.status() };
@@ -154,6 +152,22 @@ fn answer(stream: &UnixStream, session: &Session, mount: &Path, ended: &Sender<(
     bytes.push(b'\n');
     let mut stream = stream;
     stream.write_all(&bytes)
+}
+
+/// Why a session does not end, or what it leaves behind.
+fn end(session: &Session, leave: bool, ended: &Sender<()>) -> Option<String> {
+    let flushed = session.flush();
+    if flushed.is_ok() || leave {
+        // Whoever waits for it ends the mount, unless that has happened.
+        let _ = ended.send(());
+    }
+    let errno = flushed.err()?;
+    let then = if leave {
+        "the rest stays in the cache"
+    } else {
+        "the session goes on unless told to leave the rest"
+    };
+    Some(format!("{errno}; {then}"))
 }
 
 /// Asks the mount that listens on `path`.

@@ -3,7 +3,7 @@
 //! For the daemon only bytes are carried, between standard input and output and the daemon; the daemon speaks. Nothing else may
 //! go to standard output, and what fails is told on standard error, which ssh takes to the other host.
 
-use super::serve_dirs::Serving;
+use super::{serve_dirs::Serving, serve_upstream::Upstream};
 use crate::{context::Context, failure::Failure};
 use std::{
     io::{self, IsTerminal},
@@ -11,13 +11,18 @@ use std::{
     path::PathBuf,
     time::Duration,
 };
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, copy_buf};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, copy_buf},
+    signal::unix::{SignalKind, signal},
+};
 use whimbrel_wire::PublicKey;
 
 const EXAMPLES: &str = "\
 Examples:
   whimbrel serve /vms --listen 0.0.0.0:7788 --allow KEY    let the holder of that key mount /vms
   whimbrel serve /vms --stdio             what `whimbrel mount ada@state:/vms DIR` runs there by ssh
+  whimbrel serve /srv/vms --listen 0.0.0.0:7788 --allow KEY --upstream ada@state:/vms --with=--fresh=session
+                                          a cache between for a whole network; any number one after the other
   ssh root@beta whimbrel serve --stdio    what the daemon runs that trusts beta with --ssh root@beta
 
 `whimbrel session key` prints the key of who mounts.
@@ -50,6 +55,12 @@ pub(crate) struct Args {
     /// Folder of the own key and of the trusted ones, ~/.config/whimbrel unless given
     #[arg(long, value_name = "DIR", requires = "listen")]
     keys: Option<PathBuf>,
+    /// Mount another server's directory on the one that is served, with a cache on this disk
+    #[arg(long, value_name = "TARGET", requires = "dirs")]
+    upstream: Option<String>,
+    /// An option of `whimbrel mount` for that, like --with=--write=back; may be given several times
+    #[arg(long, value_name = "OPTION", requires = "upstream", allow_hyphen_values = true)]
+    with: Vec<String>,
     /// Let nothing be changed
     #[arg(long, requires = "dirs")]
     read_only: bool,
@@ -68,6 +79,9 @@ impl Args {
                     .to_owned(),
             });
         }
+        if let Some(target) = self.upstream.clone() {
+            return self.serve_upstream(&target, context).await;
+        }
         if !self.dirs.is_empty() {
             return self.serve_dirs(context).await;
         }
@@ -78,6 +92,34 @@ impl Args {
 }
 
 impl Args {
+    /// Serves a mount until somebody ends one of the two; then the other ends as well.
+    async fn serve_upstream(self, target: &str, context: &Context) -> Result<(), Failure> {
+        let [dir] = &self.dirs[..] else {
+            return Err(Failure::Usage {
+                problem: "one directory is served of another server's".to_owned(),
+                hint: "name the one to mount it on".to_owned(),
+            });
+        };
+        let signals = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
+        let [Ok(mut terminate), Ok(mut interrupt)] = signals else {
+            return Err(Failure::io("hear signals")(io::ErrorKind::Other.into()));
+        };
+        let mut upstream = Upstream::start(target, dir, &self.with).await?;
+        let ended = tokio::select! {
+            served = self.serve_dirs(context) => Some(served),
+            failure = upstream.ended() => return Err(failure),
+            _ = terminate.recv() => None,
+            _ = interrupt.recv() => None,
+        };
+        let written = upstream.end().await;
+        match (ended, written) {
+            (Some(served), written) => served.and(written),
+            (None, Err(failure)) => Err(failure),
+            // Who serves is a thread that waits for ever.
+            (None, Ok(())) => std::process::exit(0),
+        }
+    }
+
     async fn serve_dirs(self, context: &Context) -> Result<(), Failure> {
         let (dirs, read_only, keys, allow) = (self.dirs, self.read_only, self.keys, self.allow);
         let serving = Serving { dirs, read_only, keys, allow, idle: Duration::from_secs(self.idle * 3600) };

@@ -1,9 +1,10 @@
 //! `whimbrel session`: what runs behind mounts.
 
+use super::session_metrics::metrics;
 use crate::{
     context::Context,
     failure::Failure,
-    sessions,
+    output, sessions,
     table::{fields, milliseconds, table},
 };
 use clap::Subcommand;
@@ -22,6 +23,8 @@ Examples:
   whimbrel session flush vms                        write everything back, durably, now
   whimbrel session invalidate vms                   ask the server again for everything
   whimbrel session end vms                          write back and unmount
+  whimbrel session end vms --leave                  also if the server is gone: the rest stays in the cache
+  whimbrel session metrics                          numbers of all sessions, as Prometheus reads them
   whimbrel session key                              the key that `whimbrel serve --allow` takes
 
 Settings are write, fresh, delay, patience, whole, direct, and patterns of files.";
@@ -68,7 +71,12 @@ enum Action {
     End {
         /// Its name
         name: String,
+        /// End it also if not everything can be written back; the next mount of the same target does that first
+        #[arg(long)]
+        leave: bool,
     },
+    /// Print the numbers of all sessions in the text format of Prometheus
+    Metrics,
     /// Print this user's key for sessions
     Key {
         /// Folder of keys, ~/.config/whimbrel unless given
@@ -118,11 +126,12 @@ impl Args {
         };
         let response = match &self.action {
             Action::Ls => return list(&dir, context),
+            Action::Metrics => return output::write(metrics(&living(&dir)).as_bytes()),
             Action::Key { .. } => return Ok(()),
             Action::Show { name } => one(name, ControlRequest::Show)?,
             Action::Flush { name } => one(name, ControlRequest::Flush)?,
             Action::Invalidate { name } => one(name, ControlRequest::Invalidate)?,
-            Action::End { name } => one(name, ControlRequest::End)?,
+            Action::End { name, leave } => one(name, ControlRequest::End { leave: *leave })?,
             Action::Set { name, settings } => set(name, settings, one)?,
         };
         context.output.result(&response, describe)
@@ -145,22 +154,30 @@ fn set(
     Ok(last)
 }
 
+/// Sessions that answer, and their names.
+fn living(dir: &std::path::Path) -> Vec<(String, ControlResponse)> {
+    let named = |path: PathBuf| {
+        // One that does not answer has died; its mount clears it away when it is made again.
+        let response = ask(&path, &ControlRequest::Show).ok()?;
+        Some((path.file_stem()?.to_string_lossy().into_owned(), response))
+    };
+    sockets(dir).into_iter().filter_map(named).collect()
+}
+
 fn list(dir: &std::path::Path, context: &Context) -> Result<(), Failure> {
-    let listed: Vec<Listed> = sockets(dir)
+    let listed: Vec<Listed> = living(dir)
         .into_iter()
-        .filter_map(|path| {
-            // One that does not answer has died; its mount clears it away when it is made again.
-            let response = ask(&path, &ControlRequest::Show).ok()?;
+        .map(|(name, response)| {
             let status = response.status;
-            Some(Listed {
-                name: path.file_stem()?.to_string_lossy().into_owned(),
+            Listed {
+                name,
                 mount: response.mount,
                 server: status.server,
                 directory: status.directory,
                 connected: status.connected,
                 dirty: status.dirty,
                 hit_ratio: status.hit_ratio,
-            })
+            }
         })
         .collect();
     context.output.result(&listed, |listed| {
