@@ -4,7 +4,7 @@ use bytes::Bytes;
 use std::sync::Arc;
 use whimbrel_core::{Accel, ByteSize, Digest, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
-    protocol::{self, AskPages, Finish, HandoverId, Offer},
+    protocol::{self, AskPages, Finish, HandoverId, LastWord, Offer},
     target::{Arrival, Arrivals, HostError, Landing},
 };
 
@@ -120,8 +120,17 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let words = [protocol::COMMIT, protocol::ABORT].map(|kind| message(kind, encode(&ID), &[]));
     let mut seeds = vec![
         message(protocol::ASK_PAGES, encode(&ask), &[]),
-        message(protocol::FINISH, encode(&Finish { handover: ID, ports: vec![vec![1, 2]] }), b"state"),
+        message(protocol::STATE_AHEAD, encode(&ID), &pack(b"state of")),
+        message(protocol::FINISH, encode(&last_word()), &pack(b" devices")),
     ];
     seeds.extend(batch.chain(words));
     seeds
+}
+
+fn last_word() -> LastWord {
+    LastWord { finish: Finish { handover: ID, ports: vec![vec![1, 2]] }, ahead: 8, rest: 8 }
+}
+
+fn pack(state: &[u8]) -> Vec<u8> {
+    protocol::pack_state(state).expect("packed in memory")
 }

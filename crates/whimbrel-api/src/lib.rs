@@ -41,7 +41,7 @@ pub use machine::{
     MachineState, MigrateMode, MigrateRequest, MoveNetwork, NicInfo, NicRequest, ResumeMode, ResumeRequest,
     RunRequest, Squeeze, StopMode, StopRequest, SuspendRequest, TunnelInfo,
 };
-pub use migration::{MigrationEnd, MigrationId, MigrationRecord, StoppedBy};
+pub use migration::{MigrationEnd, MigrationId, MigrationRecord, PauseInfo, StoppedBy};
 pub use openapi::{openapi, openapi_json};
 pub use operation::{
     CaptureReport, Damage, NetworkHandover, Operation, OperationId, OperationKind, OperationResult,

@@ -49,6 +49,9 @@ pub enum MigrationEnd {
     Moved {
         /// How long no CPU of it ran.
         downtime_ms: f64,
+        /// What that time went to.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pause: Option<PauseInfo>,
         /// Bytes on the wire, all of them.
         wire_bytes: u64,
         /// What ended the rounds.
@@ -61,6 +64,44 @@ pub enum MigrationEnd {
         /// Why.
         reason: String,
     },
+}
+
+/// What the time went to in which no CPU of a machine ran that moved: its parts, in this order, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, ToSchema)]
+pub struct PauseInfo {
+    /// Until the CPUs stood still.
+    pub stop_ms: f64,
+    /// Until it was known which pages are left.
+    pub scan_ms: f64,
+    /// Taking the state of CPUs and devices, while pages are on their way.
+    pub devices_ms: f64,
+    /// The last pages, beside that.
+    pub pages_ms: f64,
+    /// The target: loading that state, making disks durable.
+    pub load_ms: f64,
+    /// Between the hosts: that state on the wire, the answer.
+    pub link_ms: f64,
+    /// Writing the handover down, which is the commit point.
+    pub commit_ms: f64,
+    /// From there until the CPUs ran on the target.
+    pub start_ms: f64,
+}
+
+impl PauseInfo {
+    /// The parts with their names.
+    pub fn parts(&self) -> [(&'static str, f64); 8] {
+        let Self { stop_ms, scan_ms, devices_ms, pages_ms, load_ms, link_ms, commit_ms, start_ms } = *self;
+        [
+            ("stop", stop_ms),
+            ("scan", scan_ms),
+            ("devices", devices_ms),
+            ("pages", pages_ms),
+            ("load", load_ms),
+            ("link", link_ms),
+            ("commit", commit_ms),
+            ("start", start_ms),
+        ]
+    }
 }
 
 /// What ended the rounds of a migration, so that the machine was stopped for the last one.
@@ -100,6 +141,7 @@ mod tests {
         let request = r#"{"host": "beta", "rate_min": 12500000, "adaptive": true}"#;
         let moved = MigrationEnd::Moved {
             downtime_ms: 12.5,
+            pause: Some(PauseInfo { stop_ms: 0.5, load_ms: 4.0, ..PauseInfo::default() }),
             wire_bytes: 1,
             stopped_by: StoppedBy::RateAboveMax,
             network: NetworkHandover::NoPorts,

@@ -3,7 +3,7 @@
 //! An operation runs until it is succeeded, failed or cancelled, and then never changes again. The daemon keeps
 //! ended ones for a while, so that a caller who lost its connection can still ask how it ended.
 
-use crate::{ApiError, EvacuateReport, Slowed, TransferReport};
+use crate::{ApiError, EvacuateReport, PauseInfo, Slowed, TransferReport};
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::ParseIntError, path::PathBuf, str::FromStr};
 use utoipa::ToSchema;
@@ -216,6 +216,9 @@ pub enum OperationResult {
         host: HostName,
         /// How long no CPU of it ran, as the hosts measured it.
         downtime_ms: f64,
+        /// What that time went to.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pause: Option<PauseInfo>,
         /// From the request to the end.
         total_ms: f64,
         /// Bytes on the wire, all of them.

@@ -79,6 +79,22 @@ pub struct Captured {
     pub pause: Duration,
     /// When it was paused.
     pub paused_at: Instant,
+    /// What was done then.
+    pub parts: PauseParts,
+}
+
+/// What the time since the pause went to, up to the moment when the sink has everything (if the machine stays paused) or has been
+/// set aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PauseParts {
+    /// Until the machine stood still.
+    pub stop: Duration,
+    /// Until it was known which pages are left.
+    pub scan: Duration,
+    /// The state of CPUs and devices; pages are on their way meanwhile.
+    pub devices: Duration,
+    /// The pages beside that.
+    pub pages: Duration,
 }
 
 /// Runs the loop of the crate's documentation.
@@ -199,20 +215,37 @@ impl Run<'_, '_> {
         let paused_at = Instant::now();
         self.subject.machine.pause()?;
         self.paused = true;
+        let mut parts = PauseParts { stop: paused_at.elapsed(), ..PauseParts::default() };
         let fresh = self.collect()?;
         left.iter_mut().zip(&fresh).for_each(|(left, fresh)| left.union(fresh));
         self.sink.divide(&mut left, &fresh, why);
+        parts.scan = paused_at.elapsed() - parts.stop;
         let fits = count(&left) as usize * PAGE_SIZE <= STAGE_BYTES_MAX;
         if finish == Finish::StayPaused || !fits {
-            rounds.push(self.round(&left, Phase::Paused, rate)?);
-            let device_state = self.subject.machine.device_state()?;
+            let begun = Instant::now();
+            let tally = self.send(&left, Phase::Paused, rate)?;
+            self.sink.push_out()?;
+            let (device_state, devices) = self.device_state()?;
+            self.sink.end_round()?;
+            rounds.push(tally.end(self.sink.bytes_out()));
+            (parts.devices, parts.pages) = (devices, begun.elapsed() - devices);
             let pause = self.finish(finish, paused_at)?;
-            return Ok(Captured { device_state, rounds, why, pause, paused_at });
+            return Ok(Captured { device_state, rounds, why, pause, paused_at, parts });
         }
+        let begun = Instant::now();
         let (staged, device_state) = self.stage(&left)?;
+        // Both at once: which of them took it is not known.
+        parts.pages = begun.elapsed();
         let pause = self.finish(finish, paused_at)?;
         rounds.push(self.deliver(&left, &staged, rate)?);
-        Ok(Captured { device_state, rounds, why, pause, paused_at })
+        Ok(Captured { device_state, rounds, why, pause, paused_at, parts })
+    }
+
+    /// The state of CPUs and devices, and how long that took.
+    fn device_state(&mut self) -> Result<(Vec<u8>, Duration), CaptureError> {
+        let begun = Instant::now();
+        let device_state = self.subject.machine.device_state()?;
+        Ok((device_state, begun.elapsed()))
     }
 
     fn finish(&mut self, finish: Finish, paused_at: Instant) -> Result<Duration, CaptureError> {
@@ -242,6 +275,13 @@ impl Run<'_, '_> {
         phase: Phase,
         rate: Option<u64>,
     ) -> Result<RoundStats, CaptureError> {
+        let tally = self.send(sets, phase, rate)?;
+        self.sink.end_round()?;
+        Ok(tally.end(self.sink.bytes_out()))
+    }
+
+    /// Hands the pages of a round to the sink, which may still have some of them when this returns.
+    fn send(&mut self, sets: &[PageSet], phase: Phase, rate: Option<u64>) -> Result<Tally, CaptureError> {
         let mut tally = Tally::begin(phase, count(sets), self.sink.bytes_out(), self.begun).held_to(rate);
         let mut clusters = order::ascending(sets, BATCH_PAGES);
         let hot_waits = match phase {
@@ -262,8 +302,7 @@ impl Run<'_, '_> {
                 self.report(tally.add(run.len, 0, self.sink.bytes_out()))?;
             }
         }
-        self.sink.end_round()?;
-        Ok(tally.end(self.sink.bytes_out()))
+        Ok(tally)
     }
 
     /// The runs of `set` in the cluster that are to be delivered now, and how many pages wait.

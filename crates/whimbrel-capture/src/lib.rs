@@ -23,7 +23,7 @@ mod sink;
 pub mod tap;
 pub mod trace;
 
-pub use engine::{Captured, Finish, Phase, Progress, Subject, capture};
+pub use engine::{Captured, Finish, PauseParts, Phase, Progress, Subject, capture};
 pub use ledger::{Follower, Ledger};
 pub use pace::{Pace, Policy, Scan, StopReason, Verdict};
 pub use precopy::{Precopy, Rates};

@@ -38,6 +38,11 @@ pub trait Sink {
         let _ = (left, fresh, why);
     }
 
+    /// Lets go of what was only gathered so far, without waiting for it to arrive.
+    fn push_out(&mut self) -> Result<(), SinkError> {
+        Ok(())
+    }
+
     /// The round is over.
     fn end_round(&mut self) -> Result<(), SinkError> {
         Ok(())

@@ -21,6 +21,7 @@ use std::{
     os::unix::fs::MetadataExt,
     path::Path,
     sync::{Arc, Weak},
+    time::Instant,
 };
 use whimbrel_block::Device;
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
@@ -32,7 +33,7 @@ use whimbrel_migrate::{
     protocol::{Finish, HandoverId, Offer},
     target::{Arrival, HostError as Cause, Landing},
 };
-use whimbrel_qemu::Vmgenid;
+use whimbrel_qemu::{Identity, Vmgenid};
 
 /// Reserves room on this host.
 pub(crate) struct HostLanding(Weak<Host>);
@@ -51,6 +52,7 @@ struct Arriving {
     /// Before it is prepared; afterwards the machine has it.
     live: Option<Live>,
     machine: Arc<Machine>,
+    runs_since: Option<Instant>,
 }
 
 impl HostLanding {
@@ -101,6 +103,7 @@ impl Landing for HostLanding {
             settling: Settling::default(),
             live: None,
             machine,
+            runs_since: None,
         };
         if let Err(error) = landing.make_ready() {
             landing.discard();
@@ -318,7 +321,7 @@ impl Arrival for Arriving {
         let (host, record) = (self.host.clone(), self.record.clone());
         let live = self.live()?;
         match crate::owing::taking_of(&host, &record) {
-            None => live.load(device_state)?,
+            None => live.load(device_state, Identity::Kept)?,
             Some(taking) => {
                 crate::owing::keep_sets(&host, &record, live, &taking)?;
                 live.load_with_pages_missing(device_state, &taking)?;
@@ -350,8 +353,11 @@ impl Arrival for Arriving {
             let events = live.events();
             // Its own port takes the place of the tunnel's end.
             host.is_home(record);
-            live.start()?;
+            live.open_ports();
+            // Nobody else may run it any more: switches may turn while the CPUs are started.
             live.ports.iter().for_each(crate::live::LivePort::announce);
+            live.set_paused(false)?;
+            self.runs_since = Some(Instant::now());
             record.phase = Phase::Here;
             record.since_ms = crate::now_ms();
             record.save(&self.host.layout)?;
@@ -362,6 +368,10 @@ impl Arrival for Arriving {
         tracing::info!(machine = %self.machine.name(), handover = %self.handover, "a machine has arrived");
         Stage::Running.reached();
         Ok(())
+    }
+
+    fn runs_since(&self) -> Option<Instant> {
+        self.runs_since
     }
 
     fn discard(&mut self) {
@@ -426,6 +436,7 @@ pub(crate) fn wait_on(host: &Arc<Host>, record: Record, live: Option<Live>, hand
         settling: Settling::default(),
         live: None,
         machine,
+        runs_since: None,
     };
     if let Err(error) = host.arrivals().adopt_prepared(handover, Box::new(arrival)) {
         tracing::error!(error = &error as &dyn std::error::Error, "an arrival cannot be taken up");

@@ -10,6 +10,7 @@
 mod balloon;
 mod beginning;
 mod capture;
+mod commit_mark;
 mod derive;
 mod disk_cuts;
 mod durable;

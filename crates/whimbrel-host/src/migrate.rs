@@ -13,6 +13,7 @@ mod rates;
 
 use crate::{
     capture::{report, round_info},
+    commit_mark::CommitMark,
     error::HostError,
     guest_helper::{Brake, Braked},
     host::Host,
@@ -20,19 +21,20 @@ use crate::{
     machine::{Machine, Turn},
     operation::Reporter,
     peers::PeerLink,
-    record::{Phase, Record},
+    record::{Leaving, Phase, Record},
 };
 use std::{sync::Arc, time::Instant};
 use whimbrel_api::{
     MigrateRequest, MigrationEnd, MigrationRecord, MoveNetwork, NetworkHandover, Operation, OperationKind,
-    OperationResult, PostcopyInfo, RoundInfo, Slowed, StoppedBy,
+    OperationResult, PauseInfo, PostcopyInfo, RoundInfo, Slowed, StoppedBy,
 };
 use whimbrel_capture::{Follower, StopReason, Subject};
 use whimbrel_core::{ByteSize, Digest, HostName, MachineName};
 use whimbrel_migrate::{
-    HandedOver, Move, confirm,
+    Commit, HandedOver, Move, confirm,
     link::Link,
     migrate,
+    pause::Pause,
     postcopy::{Giving, leave::Lingering},
     protocol::{ArrayOffer, HandoverId, HomeNetwork, Offer, TunnelId},
     source::BoxError,
@@ -75,6 +77,7 @@ impl Host {
             past::keep(&host.layout, record);
             let Gone {
                 downtime_ms,
+                pause,
                 wire_bytes,
                 rounds,
                 network,
@@ -85,6 +88,7 @@ impl Host {
             Ok(OperationResult::Migrate {
                 host: to,
                 downtime_ms,
+                pause: Some(pause),
                 total_ms,
                 wire_bytes,
                 rounds,
@@ -112,7 +116,7 @@ impl Host {
         self.tell_over(&request.host, &link);
         let moved = self.move_out(&mut turn, &link, request, reporter)?;
         let (handover, to) = (moved.handover, &request.host);
-        let runs_there = self.confirm(machine, handover, to, &link)?;
+        let runs_there = self.confirm(machine, handover, to, moved.commit)?;
         let postcopy = match moved.giving {
             None => {
                 self.retire(machine, turn, handover);
@@ -127,6 +131,7 @@ impl Host {
         let rest = postcopy.as_ref().map_or(0, |postcopy| postcopy.bytes);
         Ok(Gone {
             downtime_ms: (runs_there - moved.paused_at).as_secs_f64() * 1e3,
+            pause: pause_info(&moved.pause.runs(moved.paused_at, runs_there)),
             wire_bytes: link.bytes_both_ways() + rest,
             postcopy,
             rounds: moved.rounds.iter().map(round_info).collect(),
@@ -155,7 +160,9 @@ impl Host {
         let _marks = marks::lay(record, &mut offer);
         self.handovers.begin(offer.handover, &request.host)?;
         let before = record.clone();
-        let to = request.host.clone();
+        let (handover, keeps) = (offer.handover, offer.leaves.is_some());
+        let mark = self.make_ready_to_leave(record, Leaving { handover, to: request.host.clone(), keeps });
+        let mark = mark.inspect_err(|_| self.handovers.give_up(handover))?;
         let ports = &live.ports;
         let brake = Brake::new(live, request, reporter)?;
         let stoppable = Stoppable { qemu: &mut live.qemu, disks: &live.disks, keep_paused: was_paused };
@@ -167,16 +174,7 @@ impl Host {
         let away = &live.away;
         let parts = bases::Parts { record: &before, disks: &live.disks, stored: &live.bases };
         let mut record_handover = || {
-            self.keep_network(record, &offer, &to)?;
-            let keeps = offer.leaves.is_some();
-            record.phase = Phase::HandedOver { handover: offer.handover, to: to.clone(), keeps };
-            record.save(&self.layout).or_else(|error| {
-                // The write that failed may have reached the disk all the same: say again who runs it, and only then
-                // let the target forget it.
-                *record = before.clone();
-                record.save(&self.layout)?;
-                Err(error)
-            })?;
+            self.hand_over(record, &before, &offer, &mark)?;
             // The home end is the target's from here on.
             away.iter().for_each(crate::tunnel::AwayEnd::close);
             Ok(())
@@ -213,7 +211,7 @@ impl Host {
                 if offer.tunnel.is_none() {
                     self.leave_home(record);
                 }
-                let HandedOver { handover, rounds, why, paused_at } = done;
+                let HandedOver { handover, rounds, why, paused_at, pause, commit } = done;
                 self.send_permits(&request.host, &record.name, handover, &record.self_service);
                 // From the commit on, so that a machine that waits for pages while it is started gets them.
                 let giving = lazy.map(lazy::Lazy::committed);
@@ -223,18 +221,52 @@ impl Host {
                     rounds,
                     why,
                     paused_at,
+                    pause,
+                    commit,
                     network,
                     giving,
                     helped: Helped { slowed, freed },
                 })
             }
             Err(source) => {
+                record.leaving = None;
                 self.drop_network(record, &offer);
                 self.call_off(offer.handover, &request.host, link);
                 let name = turn.record.name.clone();
                 Err(HostError::Migrate { name, host: request.host.clone(), source: Box::new(source) })
             }
         }
+    }
+
+    /// Writes down all that the commit point needs but for the mark, ahead of the pause.
+    fn make_ready_to_leave(&self, record: &mut Record, leaving: Leaving) -> Result<CommitMark, HostError> {
+        let dir = self.layout.machine(&record.name);
+        let mark = CommitMark::prepare(&dir).map_err(|source| HostError::io("write to", &dir, source))?;
+        record.leaving = Some(leaving);
+        record.save(&self.layout).inspect_err(|_| record.leaving = None)?;
+        Ok(mark)
+    }
+
+    /// The commit point: from here on the machine is the target's, whatever happens.
+    fn hand_over(
+        &self,
+        record: &mut Record,
+        before: &Record,
+        offer: &Offer,
+        mark: &CommitMark,
+    ) -> Result<(), BoxError> {
+        let leaving = record.leaving.clone().ok_or("it was not made ready to leave")?;
+        let Leaving { handover, to, keeps } = leaving;
+        self.keep_network(record, offer, &to)?;
+        if let Err(error) = mark.make(handover) {
+            // The write that failed may have reached the disk all the same: say again who runs it, and only then
+            // let the target forget it.
+            *record = before.clone();
+            record.save(&self.layout)?;
+            return Err(error.into());
+        }
+        record.phase = Phase::HandedOver { handover, to, keeps };
+        Ok(())
     }
 
     /// The machine stays here: the target is told, now or later.
@@ -305,22 +337,20 @@ impl Host {
         })
     }
 
-    /// Tells the target until it says that the machine runs there. Returns when it said so.
+    /// Tells the target until it says that the machine runs there. Returns since when it does.
     fn confirm(
         self: &Arc<Self>,
         machine: &Arc<Machine>,
         handover: HandoverId,
         to: &HostName,
-        link: &dyn Link,
+        commit: Commit,
     ) -> Result<Instant, HostError> {
         let connect = || {
             let link = PeerLink::connect(self, to).map_err(BoxError::from)?;
             Ok(Box::new(link) as Box<dyn Link>)
         };
-        if !confirm(handover, link, &connect, &|pause| self.sleep_unless_closing(pause)) {
-            return Err(HostError::Unconfirmed { name: machine.name().clone(), host: to.clone() });
-        }
-        Ok(Instant::now())
+        let confirmed = confirm(handover, commit, &connect, &|pause| self.sleep_unless_closing(pause));
+        confirmed.ok_or_else(|| HostError::Unconfirmed { name: machine.name().clone(), host: to.clone() })
     }
 
     /// The target has all of the machine: nothing of it is left here.
@@ -368,7 +398,7 @@ impl Host {
             live.giving = Some(giving.clone());
         }
         turn.publish();
-        self.confirm(machine, handover, to, &crate::peers::NoLink)?;
+        self.confirm(machine, handover, to, Commit::unsent())?;
         match giving {
             None => self.retire(machine, turn, handover),
             Some(giving) => {
@@ -388,6 +418,8 @@ struct Moved {
     rounds: Vec<whimbrel_capture::RoundStats>,
     why: StopReason,
     paused_at: Instant,
+    pause: Pause,
+    commit: Commit,
     network: NetworkHandover,
     helped: Helped,
 }
@@ -401,6 +433,7 @@ struct Helped {
 /// A machine that runs on its target and of which nothing is left here.
 struct Gone {
     downtime_ms: f64,
+    pause: PauseInfo,
     wire_bytes: u64,
     rounds: Vec<RoundInfo>,
     stopped_by: StoppedBy,
@@ -411,8 +444,24 @@ struct Gone {
 
 impl Gone {
     fn end(&self) -> MigrationEnd {
-        let Self { downtime_ms, wire_bytes, stopped_by, .. } = *self;
-        MigrationEnd::Moved { downtime_ms, wire_bytes, stopped_by, network: self.network.clone() }
+        let Self { downtime_ms, pause, wire_bytes, stopped_by, .. } = *self;
+        let (pause, network) = (Some(pause), self.network.clone());
+        MigrationEnd::Moved { downtime_ms, pause, wire_bytes, stopped_by, network }
+    }
+}
+
+fn pause_info(pause: &Pause) -> PauseInfo {
+    let ms = |part: std::time::Duration| part.as_secs_f64() * 1e3;
+    let Pause { stop, scan, devices, pages, load, link, commit, start } = *pause;
+    PauseInfo {
+        stop_ms: ms(stop),
+        scan_ms: ms(scan),
+        devices_ms: ms(devices),
+        pages_ms: ms(pages),
+        load_ms: ms(load),
+        link_ms: ms(link),
+        commit_ms: ms(commit),
+        start_ms: ms(start),
     }
 }
 

@@ -3,7 +3,9 @@
 //! One JSON file a machine, replaced whole. The phase decides who may run the machine, so it is made durable
 //! before anything acts on it.
 
-use crate::{durable, error::HostError, layout::Layout, live::remove_overlays, owing::Owed};
+use crate::{
+    commit_mark::CommitMark, durable, error::HostError, layout::Layout, live::remove_overlays, owing::Owed,
+};
 use serde::{Deserialize, Serialize};
 use std::{fs, path::PathBuf};
 use whimbrel_align::Cuts;
@@ -48,6 +50,18 @@ pub(crate) struct Record {
     /// Who keeps pages of it that are not here yet, if anybody does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) owed: Option<Owed>,
+    /// Where it is being handed over to: whether it was, the mark beside the record says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) leaving: Option<Leaving>,
+}
+
+/// A handover that is under way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Leaving {
+    pub(crate) handover: HandoverId,
+    pub(crate) to: HostName,
+    /// As in [`Phase::HandedOver`].
+    pub(crate) keeps: bool,
 }
 
 /// The unchanging content under a disk's overlay.
@@ -143,6 +157,7 @@ impl Record {
             tunnel: None,
             arrived_by: None,
             owed: None,
+            leaving: None,
         }
     }
 
@@ -179,7 +194,10 @@ impl Record {
             let path = entry.path().join(FILE);
             match fs::read(&path) {
                 Ok(text) => {
-                    records.push(parse(&text).map_err(|source| HostError::io("read", &path, source))?)
+                    let record = parse(&text).map_err(|source| HostError::io("read", &path, source))?;
+                    let mark = CommitMark::read(&entry.path());
+                    let mark = mark.map_err(|source| HostError::io("read", &entry.path(), source))?;
+                    records.push(record.as_marked(mark));
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                     let path = entry.path();
@@ -189,6 +207,19 @@ impl Record {
             }
         }
         Ok(records)
+    }
+}
+
+impl Record {
+    /// The machine was handed over if the mark beside its record names the handover that was under way.
+    fn as_marked(mut self, mark: Option<HandoverId>) -> Self {
+        match (self.leaving.take(), &self.phase) {
+            (Some(Leaving { handover, to, keeps }), Phase::Here) if mark == Some(handover) => {
+                self.phase = Phase::HandedOver { handover, to, keeps };
+            }
+            _ => {}
+        }
+        self
     }
 }
 

@@ -25,6 +25,7 @@ use whimbrel_api::{
 use whimbrel_core::{ByteSize, CapsuleId, MachineName};
 use whimbrel_image::Manifest;
 use whimbrel_migrate::protocol::HomeNetwork;
+use whimbrel_qemu::Identity;
 
 /// More clones at once than this are several calls.
 const CLONES_MAX: u32 = 1000;
@@ -254,7 +255,7 @@ impl Host {
         };
         let mut live = Live::restore(self, record, memory, warm)?;
         let loaded = self.fill(plan, &live, reporter).and_then(|()| {
-            live.load(&device_state)?;
+            live.load(&device_state, Identity::New)?;
             live.is_as_stored(&plan.manifest.images)
         });
         match loaded {

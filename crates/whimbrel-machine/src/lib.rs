@@ -45,6 +45,12 @@ pub trait PageView: Send {
 
 /// A machine as the engines see it. Its arrays are handed out apart, so that they can be read while it runs.
 pub trait Machine: Send {
+    /// How its device state will begin, as far as that is known while the machine runs: to be sent ahead. What really comes may
+    /// differ.
+    fn device_state_ahead(&mut self) -> Option<Vec<u8>> {
+        None
+    }
+
     /// Called while the machine still runs, right before it is paused: a chance to do ahead what would otherwise
     /// prolong the pause.
     fn about_to_pause(&mut self) {}

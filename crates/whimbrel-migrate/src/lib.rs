@@ -17,6 +17,7 @@ pub mod fit;
 pub mod handover;
 mod known;
 pub mod link;
+pub mod pause;
 pub mod postcopy;
 pub mod protocol;
 mod sender;
@@ -25,4 +26,4 @@ pub mod source;
 pub mod target;
 
 pub use error::TargetError;
-pub use source::{HandedOver, MigrateError, Move, abort, confirm, migrate};
+pub use source::{Commit, HandedOver, MigrateError, Move, abort, confirm, migrate};

@@ -14,9 +14,10 @@ pub const OFFER: u16 = 0x0100;
 pub const BLOB: u16 = 0x0101;
 /// Pages; header [`Pages`], payload as in [`crate::codec`].
 pub const PAGES: u16 = 0x0102;
-/// All pages are sent; header [`Finish`], payload the device state. Answered once loaded and written down.
+/// All pages are sent; header [`LastWord`], payload the rest of the device state as one zstd frame. Answered, with [`Prepared`], once
+/// loaded and written down.
 pub const FINISH: u16 = 0x0103;
-/// The source has committed: run it; header [`HandoverId`]. May come again.
+/// The source has committed: run it; header [`HandoverId`]. May come again. The first is answered with [`Runs`].
 pub const COMMIT: u16 = 0x0104;
 /// The source has given up; header [`HandoverId`].
 pub const ABORT: u16 = 0x0105;
@@ -24,6 +25,9 @@ pub const ABORT: u16 = 0x0105;
 /// Has the target these pages anywhere; header [`AskPages`], reply [`HasPages`]. Those that it has are where they belong then.
 /// In no order with other messages.
 pub const ASK_PAGES: u16 = 0x0107;
+
+/// How the device state will most likely begin; header [`HandoverId`], payload one zstd frame. Before [`FINISH`], at most once.
+pub const STATE_AHEAD: u16 = 0x0108;
 
 /// Most bytes of a blob in one message.
 pub const BLOB_PIECE_MAX: usize = 4 << 20;
@@ -283,6 +287,44 @@ pub struct Finish {
     pub handover: HandoverId,
     /// Addresses seen on each network port, opaque to the protocol, so that the target can announce them.
     pub ports: Vec<Vec<u8>>,
+}
+
+/// The header of [`FINISH`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastWord {
+    /// What ends.
+    pub finish: Finish,
+    /// So many bytes of the device state are as they came ahead.
+    pub ahead: u32,
+    /// So many follow.
+    pub rest: u32,
+}
+
+/// The machine is loaded and waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Prepared {
+    /// Microseconds that it took.
+    pub took: u64,
+}
+
+/// The machine runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Runs {
+    /// For so many microseconds when this was said.
+    pub since: u64,
+}
+
+/// Packs the beginning or the rest of a device state; nothing is nothing.
+pub fn pack_state(state: &[u8]) -> std::io::Result<Vec<u8>> {
+    if state.is_empty() { Ok(Vec::new()) } else { zstd::bulk::compress(state, 1) }
+}
+
+/// Unpacks at most `max` bytes of a device state.
+pub(crate) fn unpack_state(packed: &[u8], max: usize) -> Option<Vec<u8>> {
+    if packed.is_empty() {
+        return Some(Vec::new());
+    }
+    zstd::bulk::decompress(packed, max.min(DEVICE_STATE_MAX)).ok()
 }
 
 #[cfg(test)]

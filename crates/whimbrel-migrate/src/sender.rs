@@ -102,7 +102,10 @@ impl<'a> Pipeline<'a> {
     }
 
     /// Starts the encoders; they end when the sink that is returned is dropped.
-    pub(crate) fn start<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> PageSender<'scope> {
+    pub(crate) fn start<'scope, 'd>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+    ) -> PageSender<'scope, 'd> {
         for _ in 0..self.threads() {
             scope.spawn(|| self.encode_all());
         }
@@ -307,18 +310,18 @@ impl Queue {
 }
 
 /// The sink itself.
-pub(crate) struct PageSender<'a> {
+pub(crate) struct PageSender<'a, 'd> {
     line: &'a Pipeline<'a>,
     bytes_before: u64,
     job: Job,
     /// Decides what is not sent in the pause.
-    pub(crate) divide: Option<&'a mut Divide<'a>>,
+    pub(crate) divide: Option<&'d mut Divide<'d>>,
 }
 
 /// See [`Sink::divide`].
 pub(crate) type Divide<'a> = dyn FnMut(&mut [PageSet], &[PageSet], StopReason) + 'a;
 
-impl PageSender<'_> {
+impl PageSender<'_, '_> {
     fn room(&self) -> usize {
         match self.line.urgent.load(Ordering::Relaxed) {
             true => URGENT_PAGES,
@@ -337,7 +340,7 @@ impl PageSender<'_> {
     }
 }
 
-impl Sink for PageSender<'_> {
+impl Sink for PageSender<'_, '_> {
     fn pages(&mut self, batch: Batch<'_>) -> Result<(), SinkError> {
         if self.job.array != batch.array {
             self.flush()?;
@@ -372,6 +375,10 @@ impl Sink for PageSender<'_> {
         self.divide.iter_mut().for_each(|divide| divide(left, fresh, why));
     }
 
+    fn push_out(&mut self) -> Result<(), SinkError> {
+        self.flush()
+    }
+
     fn end_round(&mut self) -> Result<(), SinkError> {
         self.flush()?;
         self.line.finish().map_err(undelivered)
@@ -382,7 +389,7 @@ impl Sink for PageSender<'_> {
     }
 }
 
-impl Drop for PageSender<'_> {
+impl Drop for PageSender<'_, '_> {
     fn drop(&mut self) {
         let mut queue = self.line.queue();
         queue.closed = true;

@@ -9,9 +9,10 @@ use crate::{
     base::{ArrayBase, BegunAs, MayDiffer},
     fit::Misfit,
     handover::{Source, SourceAction, SourceEvent},
-    link::{self, Link, LinkError},
+    link::{self, Answer, Link, LinkError},
+    pause::Pause,
     postcopy::leave::Leaving,
-    protocol::{self, Accepted, BlobPiece, Finish, HandoverId, Offer, Offered},
+    protocol::{self, Accepted, BlobPiece, Finish, HandoverId, LastWord, Offer, Offered, Prepared, Runs},
     sender::Pipeline,
 };
 use bytes::Bytes;
@@ -67,6 +68,32 @@ pub struct HandedOver {
     pub why: StopReason,
     /// When the machine was paused.
     pub paused_at: Instant,
+    /// What was done since, up to the commit point.
+    pub pause: Pause,
+    /// The target has been told.
+    pub commit: Commit,
+}
+
+/// The word to the target that the machine is its own, on its way.
+pub struct Commit(Result<Box<dyn Answer>, LinkError>);
+
+impl Commit {
+    /// Sends it.
+    pub fn send(link: &dyn Link, handover: HandoverId) -> Self {
+        let header = postcard::to_stdvec(&handover).expect("an id is always encodable");
+        Self(link.send(protocol::COMMIT, header, Bytes::new()))
+    }
+
+    /// Not sent yet: the handover is an earlier daemon's.
+    pub fn unsent() -> Self {
+        Self(Err(LinkError::Lost { source: "there is none yet".into() }))
+    }
+}
+
+impl std::fmt::Debug for Commit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Commit(sent: {})", self.0.is_ok())
+    }
 }
 
 /// Why a machine did not move. It runs on here, with every page accounted for.
@@ -90,6 +117,9 @@ pub enum MigrateError {
     /// A boot file could not be sent.
     #[error("cannot send the machine's boot files")]
     SendBlob(#[source] LinkError),
+    /// The beginning of the device state could not be sent.
+    #[error("cannot send the beginning of the device state")]
+    StateAhead(#[source] BoxError),
     /// The copy failed or was cancelled.
     #[error("the copy did not finish")]
     Capture(#[source] CaptureError),
@@ -118,7 +148,7 @@ pub fn migrate(mut job: Move<'_, '_>) -> Result<HandedOver, MigrateError> {
     let handover = job.offer.handover;
     let mut state = Source::Copying;
     match attempt(&mut job, &mut state) {
-        Ok(Captured { rounds, why, paused_at, .. }) => Ok(HandedOver { handover, rounds, why, paused_at }),
+        Ok(done) => Ok(done),
         Err(error) => {
             let (_, actions) = state.step(SourceEvent::Failed);
             debug_assert_eq!(actions, [SourceAction::SendAbort, SourceAction::GoOn], "{state:?}");
@@ -143,8 +173,7 @@ pub fn abort(link: &dyn Link, handover: HandoverId) -> Result<(), LinkError> {
     link::call(link, protocol::ABORT, &handover, Bytes::new()).map(drop)
 }
 
-fn attempt(job: &mut Move<'_, '_>, state: &mut Source) -> Result<Captured, MigrateError> {
-    let handover = job.offer.handover;
+fn attempt(job: &mut Move<'_, '_>, state: &mut Source) -> Result<HandedOver, MigrateError> {
     let accepted =
         link::call(job.link, protocol::OFFER, job.offer, Bytes::new()).map_err(MigrateError::Offer)?;
     let accepted = match postcard::from_bytes(&accepted).map_err(MigrateError::Answer)? {
@@ -155,17 +184,59 @@ fn attempt(job: &mut Move<'_, '_>, state: &mut Source) -> Result<Captured, Migra
         send_blob(job, *digest)?;
     }
     let bases = follow(job, &accepted)?;
-    let captured = copy(job, &bases)?;
+    let ahead = send_state_ahead(job).map_err(MigrateError::StateAhead)?;
+    let line = Pipeline::new(job.link, job.offer.handover, arrays(job, &bases), job.seed);
+    thread::scope(|scope| {
+        // Its threads end while the target works.
+        let captured = copy(job, &line, scope)?;
+        hand_over(job, state, captured, &ahead)
+    })
+}
+
+/// From the end of the copy to the commit point, and the word that follows it.
+fn hand_over(
+    job: &mut Move<'_, '_>,
+    state: &mut Source,
+    captured: Captured,
+    ahead: &[u8],
+) -> Result<HandedOver, MigrateError> {
+    let handover = job.offer.handover;
+    let Captured { device_state, rounds, why, paused_at, parts, .. } = captured;
     *state = state.step(SourceEvent::RoundsOver).0;
     if let Some(leaving) = &job.leaving {
         leaving.tell(job.link, handover).map_err(MigrateError::Owe)?;
     }
-    let finish = Finish { handover, ports: (job.ports)() };
-    link::call(job.link, protocol::FINISH, &finish, captured.device_state.clone().into())
-        .map_err(MigrateError::Load)?;
+    let mut pause = Pause::copied(&parts);
+    let prepared = finish(job, &device_state, ahead)?;
+    pause.prepared(paused_at, prepared);
     (job.record_handover)().map_err(MigrateError::Record)?;
     *state = state.step(SourceEvent::TargetReady).0;
-    Ok(captured)
+    let commit = Commit::send(job.link, handover);
+    pause.committed(paused_at);
+    Ok(HandedOver { handover, rounds, why, paused_at, pause, commit })
+}
+
+/// Sends what is known of the device state while the machine runs: the most of it, which hardly ever changes.
+fn send_state_ahead(job: &mut Move<'_, '_>) -> Result<Vec<u8>, BoxError> {
+    let Some(ahead) = job.subject.machine.device_state_ahead() else { return Ok(Vec::new()) };
+    let packed = protocol::pack_state(&ahead)?;
+    link::call(job.link, protocol::STATE_AHEAD, &job.offer.handover, packed.into())?;
+    Ok(ahead)
+}
+
+/// Sends the end of the copy and what of the device state is not there yet; the answer says that the target is ready.
+fn finish(job: &Move<'_, '_>, state: &[u8], ahead: &[u8]) -> Result<Prepared, MigrateError> {
+    let same = match state.starts_with(ahead) {
+        true => ahead.len(),
+        false => state.iter().zip(ahead).take_while(|(state, ahead)| state == ahead).count(),
+    };
+    let rest = &state[same..];
+    let finish = Finish { handover: job.offer.handover, ports: (job.ports)() };
+    let word = LastWord { finish, ahead: same as u32, rest: rest.len() as u32 };
+    let packed = protocol::pack_state(rest).map_err(|source| MigrateError::StateAhead(source.into()))?;
+    let ready = link::call(job.link, protocol::FINISH, &word, packed.into()).map_err(MigrateError::Load)?;
+    // Figures only: an answer that cannot be read is one all the same.
+    Ok(postcard::from_bytes(&ready).unwrap_or_default())
 }
 
 /// Begins to follow every array from what the target has of it on.
@@ -206,25 +277,30 @@ fn follow_array(
     Ok(Some(base))
 }
 
-/// The rounds.
-fn copy(job: &mut Move<'_, '_>, bases: &[Option<ArrayBase>]) -> Result<Captured, MigrateError> {
+/// The arrays as the sender needs to know them.
+fn arrays<'b>(job: &Move<'_, '_>, bases: &'b [Option<ArrayBase>]) -> Vec<(u64, Option<&'b ArrayBase>)> {
     let arrays = job.subject.ledgers.iter().zip(bases);
-    let arrays = arrays.map(|(ledger, base)| (ledger.page_count(), base.as_ref())).collect();
-    let line = Pipeline::new(job.link, job.offer.handover, arrays, job.seed);
+    arrays.map(|(ledger, base)| (ledger.page_count(), base.as_ref())).collect()
+}
+
+/// The rounds.
+fn copy<'scope>(
+    job: &mut Move<'_, '_>,
+    line: &'scope Pipeline<'_>,
+    scope: &'scope thread::Scope<'scope, '_>,
+) -> Result<Captured, MigrateError> {
     let (subject, policy, observe) = (&mut *job.subject, job.policy, &mut *job.observe);
     let leaving = &mut job.leaving;
     let mut divide = |left: &mut [PageSet], fresh: &[PageSet], why| {
         leaving.iter_mut().for_each(|leaving| leaving.divide(left, fresh, why));
     };
-    let captured = thread::scope(|scope| {
-        let mut sink = line.start(scope);
-        sink.divide = Some(&mut divide);
-        capture(subject, &mut sink, policy, CaptureFinish::StayPaused, &mut |progress| {
-            if progress.phase == Phase::Paused {
-                line.hurry();
-            }
-            observe(progress)
-        })
+    let mut sink = line.start(scope);
+    sink.divide = Some(&mut divide);
+    let captured = capture(subject, &mut sink, policy, CaptureFinish::StayPaused, &mut |progress| {
+        if progress.phase == Phase::Paused {
+            line.hurry();
+        }
+        observe(progress)
     });
     captured.map_err(MigrateError::Capture)
 }
@@ -243,24 +319,27 @@ fn send_blob(job: &Move<'_, '_>, digest: Digest) -> Result<(), MigrateError> {
     Ok(())
 }
 
-/// Tells the target to run the machine until it says that it does. `connect` makes a new connection; `wait`
-/// sleeps between attempts and answers whether to go on. Returns whether the target has confirmed.
+/// Waits for the answer to the word that the machine is the target's, and repeats it until there is one. `connect` makes a new connection; `wait`
+/// sleeps between attempts and answers whether to go on. Returns since when the machine runs there, as far as the target says, once it has
+/// confirmed.
 pub fn confirm(
     handover: HandoverId,
-    first: &dyn Link,
+    first: Commit,
     connect: &dyn Fn() -> Result<Box<dyn Link>, BoxError>,
     wait: &dyn Fn(Duration) -> bool,
-) -> bool {
-    let commit = |link: &dyn Link| link::call(link, protocol::COMMIT, &handover, Bytes::new());
-    let mut outcome = commit(first).map_err(BoxError::from);
+) -> Option<Instant> {
+    let answer = |commit: Commit| commit.0.and_then(|sent| sent.wait()).map_err(BoxError::from);
+    let mut outcome = answer(first);
     let mut pause = Duration::from_millis(50);
     while let Err(error) = outcome {
         tracing::warn!(%handover, error = &*error, "the target has not confirmed the handover yet");
         if !wait(pause) {
-            return false;
+            return None;
         }
         pause = (pause * 2).min(Duration::from_secs(5));
-        outcome = connect().and_then(|link| commit(&*link).map_err(BoxError::from));
+        outcome = connect().and_then(|link| answer(Commit::send(&*link, handover)));
     }
-    true
+    let said = outcome.ok().and_then(|said| postcard::from_bytes::<Runs>(&said).ok()).unwrap_or_default();
+    let now = Instant::now();
+    Some(now.checked_sub(Duration::from_micros(said.since)).unwrap_or(now))
 }

@@ -11,13 +11,17 @@ use crate::{
     fit::Misfit,
     handover::{Target, TargetAction, TargetEvent},
     postcopy::{self, messages::Owed},
-    protocol::{self, Accepted, AskPages, BlobPiece, Finish, HandoverId, HasPages, Offer, Offered, Pages},
+    protocol::{
+        self, Accepted, AskPages, BlobPiece, Finish, HandoverId, HasPages, LastWord, Offer, Offered, Pages,
+        Prepared, Runs,
+    },
 };
 use bytes::Bytes;
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     error::Error,
     sync::{Arc, Mutex, MutexGuard},
+    time::Instant,
 };
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
 
@@ -74,6 +78,11 @@ pub trait Arrival: Send {
     /// Lets the machine run, opens its network and announces it.
     fn run(&mut self) -> Result<(), HostError>;
 
+    /// When its CPUs began to run here, for the source to know how long they stood still.
+    fn runs_since(&self) -> Option<Instant> {
+        None
+    }
+
     /// Ends it and frees what was reserved.
     fn discard(&mut self);
 }
@@ -85,6 +94,8 @@ struct Arriving {
     arrays: Vec<u64>,
     blobs: Vec<(Digest, u64)>,
     blob: Vec<u8>,
+    /// How its device state is to begin.
+    state_ahead: Vec<u8>,
 }
 
 /// Most handovers that were given up and whose late offers are still refused. One is of use for as long as the connection
@@ -136,7 +147,8 @@ impl Arrivals {
     /// Takes up an arrival that an earlier daemon had prepared: it waits for the source's word.
     pub fn adopt_prepared(&self, handover: HandoverId, arrival: Box<dyn Arrival>) -> Result<(), TargetError> {
         let state = Target::Prepared;
-        let arriving = Arriving { state, arrival, arrays: vec![], blobs: vec![], blob: vec![] };
+        let arriving =
+            Arriving { state, arrival, arrays: vec![], blobs: vec![], blob: vec![], state_ahead: vec![] };
         self.table().insert(handover, Arc::new(Mutex::new(arriving)));
         Ok(())
     }
@@ -165,9 +177,14 @@ impl Arrivals {
                 let owed: Owed = parse(header)?;
                 self.with(owed.handover, |arriving| arriving.owe(&owed, &payload))
             }
+            protocol::STATE_AHEAD => {
+                self.with(parse(header)?, |arriving| arriving.take_state_ahead(&payload))
+            }
             protocol::FINISH => {
-                let finish: Finish = parse(header)?;
-                self.with(finish.handover, |arriving| arriving.finish(&finish, &payload))
+                let word: LastWord = parse(header)?;
+                let begun = Instant::now();
+                self.with(word.finish.handover, |arriving| arriving.finish(&word, &payload))?;
+                Ok(said(&Prepared { took: begun.elapsed().as_micros() as u64 }))
             }
             protocol::COMMIT => self.word(parse(header)?, TargetEvent::Commit),
             protocol::ABORT => self.word(parse(header)?, TargetEvent::Abort),
@@ -188,8 +205,16 @@ impl Arrivals {
 
     /// The source's last word on a handover. It may come at any time, over any connection, and again.
     fn word(&self, handover: HandoverId, event: TargetEvent) -> Result<Vec<u8>, TargetError> {
-        let done = self.with(handover, |arriving| arriving.event(event));
+        let mut runs_since = None;
+        let done = self.with(handover, |arriving| {
+            arriving.event(event)?;
+            runs_since = arriving.arrival.runs_since();
+            Ok(())
+        });
         self.sort_out_ended(handover);
+        if let (Ok(_), TargetEvent::Commit, Some(since)) = (&done, event, runs_since) {
+            return Ok(said(&Runs { since: since.elapsed().as_micros() as u64 }));
+        }
         let Err(TargetError::Unknown { .. }) = done else { return done };
         if event == TargetEvent::Abort && self.unheard(handover) {
             return Ok(Vec::new());
@@ -233,7 +258,7 @@ impl Arrivals {
         let arrays = offer.arrays.iter().map(|array| array.pages).collect();
         // `reserve` has done what the actions say, the reply is the rest.
         let ((state, _), blobs) = (Target::begin(), offer.blobs);
-        let mut arriving = Arriving { state, arrival, arrays, blobs, blob: vec![] };
+        let mut arriving = Arriving { state, arrival, arrays, blobs, blob: vec![], state_ahead: vec![] };
         let mut table = self.table();
         // Bound first: the lock on what has ended is not held while the arrival is discarded.
         let ended = self.ended().of(offer.handover);
@@ -391,9 +416,33 @@ impl Arriving {
         self.arrival.owe(owed, piece).map_err(TargetError::write)
     }
 
-    fn finish(&mut self, finish: &Finish, device_state: &[u8]) -> Result<(), TargetError> {
+    fn take_state_ahead(&mut self, packed: &[u8]) -> Result<(), TargetError> {
         self.receiving()?;
-        match self.arrival.prepare(finish, device_state) {
+        if !self.state_ahead.is_empty() {
+            return Err(TargetError::Invalid { what: "a second beginning of the device state" });
+        }
+        let ahead = protocol::unpack_state(packed, protocol::DEVICE_STATE_MAX);
+        self.state_ahead = ahead.ok_or(NO_STATE)?;
+        Ok(())
+    }
+
+    /// The device state, of what came ahead and the rest.
+    fn device_state(&mut self, word: &LastWord, rest: &[u8]) -> Result<Vec<u8>, TargetError> {
+        let (ahead, len) = (word.ahead as usize, word.rest as usize);
+        if ahead > self.state_ahead.len() || ahead.saturating_add(len) > protocol::DEVICE_STATE_MAX {
+            return Err(NO_STATE);
+        }
+        let rest = protocol::unpack_state(rest, len).filter(|rest| rest.len() == len).ok_or(NO_STATE)?;
+        let mut state = std::mem::take(&mut self.state_ahead);
+        state.truncate(ahead);
+        state.extend(rest);
+        Ok(state)
+    }
+
+    fn finish(&mut self, word: &LastWord, rest: &[u8]) -> Result<(), TargetError> {
+        self.receiving()?;
+        let device_state = self.device_state(word, rest)?;
+        match self.arrival.prepare(&word.finish, &device_state) {
             Ok(()) => self.event(TargetEvent::Loaded),
             Err(source) => {
                 self.event(TargetEvent::Failed)?;
@@ -408,8 +457,14 @@ fn parse<'a, T: serde::Deserialize<'a>>(header: &'a [u8]) -> Result<T, TargetErr
 }
 
 fn reply(offered: &Offered) -> Vec<u8> {
-    postcard::to_stdvec(offered).expect("a reply is always encodable")
+    said(offered)
 }
+
+fn said(answer: &impl serde::Serialize) -> Vec<u8> {
+    postcard::to_stdvec(answer).expect("a reply is always encodable")
+}
+
+const NO_STATE: TargetError = TargetError::Invalid { what: "a device state that cannot be put together" };
 
 /// What can be said about an offer without knowing the host.
 fn check_offer(offer: &Offer) -> Result<(), TargetError> {

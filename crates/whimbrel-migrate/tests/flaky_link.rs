@@ -16,7 +16,7 @@ use whimbrel_capture::{Follower, Ledger, Pace, Subject};
 use whimbrel_core::{Accel, Boot, ByteSize, CapsuleId, Digest, MachineConfig, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
 use whimbrel_migrate::{
-    Move,
+    Commit, Move,
     base::{ArrayBase, BaseContent, BegunAs, MayDiffer},
     confirm,
     link::{Answer, Link, LinkError},
@@ -276,7 +276,7 @@ proptest! {
             let mut subject = Subject {
                 machine: &mut machine, ledgers: std::slice::from_mut(&mut ledger), follower: Follower::Migration,
             };
-            let mut recorded = false;
+            let (mut recorded, mut ran_before) = (false, false);
             let outcome = migrate(Move {
                 subject: &mut subject,
                 link: &link,
@@ -293,7 +293,11 @@ proptest! {
                 },
                 seed: 7,
                 ports: &Vec::new,
-                record_handover: &mut || { recorded = true; Ok(()) },
+                record_handover: &mut || {
+                    recorded = true;
+                    ran_before = !host.running.lock().unwrap().is_empty();
+                    Ok(())
+                },
                 policy: &Pace { pages_left_max: 8, ..Pace::CHECKPOINT },
                 leaving: None,
         observe: &mut |_| ControlFlow::Continue(()),
@@ -301,7 +305,8 @@ proptest! {
             let running_here = guest.0.lock().unwrap().running;
             prop_assert_eq!(outcome.is_ok(), recorded, "the record is the commit point");
             prop_assert_eq!(running_here, outcome.is_err(), "the source runs exactly if nothing was committed");
-            prop_assert!(host.running.lock().unwrap().is_empty(), "the target runs nothing without a commit");
+            let runs_there = !host.running.lock().unwrap().is_empty();
+            prop_assert!(!ran_before && (recorded || !runs_there), "the target runs nothing without a commit");
             if let Ok(done) = outcome {
                 handed_over = Some(done.handover);
                 break;
@@ -317,7 +322,7 @@ proptest! {
             let left = attempts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
             Ok(Box::new(broken(if left.is_ok() { left.unwrap_or(0) % 2 } else { u64::MAX })))
         };
-        prop_assert!(confirm(handover, &broken(0), &connect, &|_| true));
+        prop_assert!(confirm(handover, Commit::send(&broken(0), handover), &connect, &|_| true).is_some());
         let running = host.running.lock().unwrap();
         prop_assert_eq!(running.len(), 1, "a repeated commit starts it once");
         prop_assert!(running[0] == guest.0.lock().unwrap().memory, "and it is the machine that was paused");

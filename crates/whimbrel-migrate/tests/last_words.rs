@@ -10,7 +10,7 @@ use std::sync::{
 };
 use whimbrel_core::{Accel, ByteSize, Digest, MachineConfig, PageRun};
 use whimbrel_migrate::{
-    protocol::{self, Finish, HandoverId, Offer},
+    protocol::{self, Finish, HandoverId, LastWord, Offer},
     target::{Arrival, Arrivals, HostError, Landing},
 };
 
@@ -92,7 +92,11 @@ fn offer(arrivals: &Arrivals) -> bool {
 
 fn say(arrivals: &Arrivals, kind: u16) -> bool {
     let header = match kind {
-        protocol::FINISH => postcard::to_stdvec(&Finish { handover: ID, ports: vec![] }),
+        protocol::FINISH => postcard::to_stdvec(&LastWord {
+            finish: Finish { handover: ID, ports: vec![] },
+            ahead: 0,
+            rest: 0,
+        }),
         _ => postcard::to_stdvec(&ID),
     };
     arrivals.handle(kind, &header.expect("a header"), Bytes::new()).is_ok()

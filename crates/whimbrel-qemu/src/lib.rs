@@ -18,7 +18,7 @@ mod state;
 
 pub use console::{Console, Ended, Subscription};
 pub use launch::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgenid};
-pub use machine::{BalloonStats, Qemu, Status};
+pub use machine::{BalloonStats, Identity, Qemu, Status};
 pub use probe::{
     Finding, KvmProbe, ProbeError, QemuBinary, Version, best_accel, find, findings, probe, probe_kvm,
 };

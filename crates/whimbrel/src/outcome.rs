@@ -22,6 +22,7 @@ pub(crate) fn describe(result: &OperationResult) -> String {
         OperationResult::Migrate {
             host,
             downtime_ms,
+            pause,
             total_ms,
             wire_bytes,
             rounds: passes,
@@ -31,11 +32,12 @@ pub(crate) fn describe(result: &OperationResult) -> String {
             freed,
         } => {
             format!(
-                "runs on {host}: stood still for {}, took {}, {} on the wire in {}\n{}{}{}{}",
+                "runs on {host}: stood still for {}, took {}, {} on the wire in {}\n{}{}{}{}{}",
                 milliseconds(*downtime_ms),
                 milliseconds(*total_ms),
                 ByteSize(*wire_bytes),
                 rounds(passes),
+                pause.as_ref().map(crate::rounds::pause_parts).unwrap_or_default(),
                 postcopy.as_ref().map(crate::rounds::fetched).unwrap_or_default(),
                 freed.map(|freed| format!("its guest freed {freed} ahead\n")).unwrap_or_default(),
                 slowed_down(slowed),

@@ -4,7 +4,7 @@
 
 use crate::table::milliseconds;
 use serde::Serialize;
-use whimbrel_api::{Operation, OperationResult, OperationState, PostcopyInfo, RoundInfo};
+use whimbrel_api::{Operation, OperationResult, OperationState, PauseInfo, PostcopyInfo, RoundInfo};
 use whimbrel_core::{ByteSize, PAGE_SIZE};
 
 /// The rounds of a migration that are known: those that have ended, all of them once the machine has moved.
@@ -42,6 +42,12 @@ pub(crate) fn sentence(number: usize, round: &RoundInfo, last: bool) -> String {
         .map(|ms| format!("; {} of standing still to go", milliseconds(ms)))
         .unwrap_or_default();
     format!("{sent}; {} remain{waited}, dirtied at {}{to_go}", pages(round.left), spoken(dirty_rate(round)))
+}
+
+/// What it stood still for, in one line: `of that stop 0.4 ms, scan 0.5 ms, …`.
+pub(crate) fn pause_parts(pause: &PauseInfo) -> String {
+    let parts = pause.parts().map(|(name, ms)| format!("{name} {}", milliseconds(ms)));
+    format!("of that {}\n", parts.join(", "))
 }
 
 /// What a machine had to wait for that ran before all of it was there, in one line.

@@ -233,6 +233,10 @@ impl<'a, 'b> Braked<'a, 'b> {
 }
 
 impl Machine for Braked<'_, '_> {
+    fn device_state_ahead(&mut self) -> Option<Vec<u8>> {
+        self.machine.device_state_ahead()
+    }
+
     fn about_to_pause(&mut self) {
         self.machine.about_to_pause();
     }

@@ -45,7 +45,7 @@ use whimbrel_capture::{Ledger, tap::Tap};
 use whimbrel_core::{Digest, PageSet};
 use whimbrel_machine::Machine as _;
 use whimbrel_migrate::postcopy::{Giving, Taking};
-use whimbrel_qemu::{Console, MachineEvent, ProcessIdentity, Qemu};
+use whimbrel_qemu::{Console, Identity, MachineEvent, ProcessIdentity, Qemu};
 use whimbrel_store::Pin;
 
 /// A machine with a QEMU.
@@ -88,9 +88,9 @@ impl Live {
     }
 
     /// Loads the device state of a machine that was made to be loaded.
-    pub(crate) fn load(&mut self, device_state: &[u8]) -> Result<(), HostError> {
+    pub(crate) fn load(&mut self, device_state: &[u8], identity: Identity) -> Result<(), HostError> {
         self.qemu
-            .load(device_state)
+            .load_to_run(device_state, identity)
             .map_err(|source| HostError::Qemu { action: "load the device state", source: source.into() })?;
         match self.slot.ram_file() {
             RamFile::Own => Ok(()),
@@ -179,7 +179,7 @@ impl Live {
         self.memory.page_in_owed(taking)?;
         let process = self.qemu.process().identity();
         let guard = owing::LoadGuard::start(taking.clone(), process, self.slot.dir());
-        let loaded = self.load(device_state);
+        let loaded = self.load(device_state, Identity::Kept);
         drop(guard);
         loaded
     }

@@ -16,7 +16,15 @@ pub(crate) struct Stoppable<'a> {
 }
 
 impl whimbrel_machine::Machine for Stoppable<'_> {
+    fn device_state_ahead(&mut self) -> Option<Vec<u8>> {
+        self.qemu.device_state_ahead()
+    }
+
     fn about_to_pause(&mut self) {
+        if let Err(error) = self.qemu.settle_head() {
+            // It is tried again, or the failure told, when the state is taken.
+            tracing::warn!(error = &error as &dyn std::error::Error, "the devices cannot be described yet");
+        }
         self.disks.iter().for_each(LiveDisk::settle);
     }
 

@@ -6,8 +6,11 @@ use whimbrel_api::{MigrateMode, MigrateRequest};
 use whimbrel_capture::{Policy, Precopy, Rates, Verdict};
 use whimbrel_core::ByteSize;
 
-/// The pause that is aimed at unless the caller says otherwise.
-const DOWNTIME_MAX: Duration = Duration::from_millis(10);
+/// What the rest may take to travel before the machine is paused, unless the caller says otherwise: less than what a pause takes
+/// besides. A round more that gets there takes some milliseconds while the machine runs.
+const DOWNTIME_MAX: Duration = Duration::from_millis(2);
+/// The same for a machine that leaves pages behind: what goes with it then does not have to be waited for.
+const DOWNTIME_MAX_LEAVING: Duration = Duration::from_millis(10);
 /// "We have empirically determined that 50 Mbit/s is a suitable value" (Clark et al., NSDI 2005, section 5.3).
 const STEP: u64 = 50 * MBIT;
 /// What the first round of the paper's experiments ran at (section 6).
@@ -21,8 +24,10 @@ const SLOWEST: u64 = 10_000;
 /// How fast and how long, for a machine that runs or stands still already.
 pub(super) fn policy(request: &MigrateRequest, was_paused: bool) -> Result<Precopy, HostError> {
     let rates = rates(request)?;
-    let downtime_max = request.downtime_max_ms.map_or(DOWNTIME_MAX, Duration::from_millis);
-    let still = was_paused && !matches!(request.mode, MigrateMode::Lazy | MigrateMode::Hybrid);
+    let leaving = matches!(request.mode, MigrateMode::Lazy | MigrateMode::Hybrid);
+    let usual = if leaving { DOWNTIME_MAX_LEAVING } else { DOWNTIME_MAX };
+    let downtime_max = request.downtime_max_ms.map_or(usual, Duration::from_millis);
+    let still = was_paused && !leaving;
     if still || request.mode == MigrateMode::Stop {
         return Ok(Precopy::stopped(bytes(request.rate_max)));
     }

@@ -184,19 +184,6 @@ fn link_error(error: CallError) -> LinkError {
     }
 }
 
-/// No connection yet: the first attempt of a daemon that goes on with an older one's handover.
-pub(crate) struct NoLink;
-
-impl Link for NoLink {
-    fn send(&self, _: u16, _: Vec<u8>, _: Bytes) -> Result<Box<dyn Answer>, LinkError> {
-        Err(LinkError::Lost { source: "there is none yet".into() })
-    }
-
-    fn bytes_sent(&self) -> u64 {
-        0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,7 +12,7 @@ mod store;
 
 pub(crate) use fetch::Neighbourhood;
 pub(crate) use giving::{Claim, Describe, Suspended, Yours};
-pub(crate) use link::{NoLink, PeerLink};
+pub(crate) use link::PeerLink;
 pub(crate) use neighbours::Neighbours;
 pub(crate) use ssh::SshError;
 pub(crate) use store::Syncing;

@@ -94,6 +94,10 @@ pub struct Lingering<M> {
 }
 
 impl<M: Machine> Machine for Lingering<M> {
+    fn device_state_ahead(&mut self) -> Option<Vec<u8>> {
+        self.machine.device_state_ahead()
+    }
+
     fn about_to_pause(&mut self) {
         self.machine.about_to_pause();
         // Without it the migration fails as soon as it has to leave pages.

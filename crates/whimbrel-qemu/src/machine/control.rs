@@ -159,6 +159,10 @@ impl Qemu {
 }
 
 impl Machine for Qemu {
+    fn device_state_ahead(&mut self) -> Option<Vec<u8>> {
+        self.head().map(|head| head.as_bytes().to_vec())
+    }
+
     fn pause(&mut self) -> Result<(), MachineError> {
         self.order("stop").map_err(|error| MachineError::new("pause", error))
     }

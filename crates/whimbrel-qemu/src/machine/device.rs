@@ -13,6 +13,7 @@ use crate::{
     qmp::{MachineEvent, QmpError},
     state::{
         Cut, DeviceState, Head, MAX_STATE, Places, ShownBlock, StateError, device_sections, parse_ramblocks,
+        with_identity_first,
     },
 };
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -37,6 +38,15 @@ use std::{
 /// How long a state may take to be written or read by QEMU. It takes 10 ms.
 const STATE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Whether a machine that is loaded is the one that it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Identity {
+    /// The same machine, elsewhere: its guest is told nothing.
+    Kept,
+    /// Perhaps a copy: its guest is told to look at its generation id.
+    New,
+}
+
 /// What taking the state needs to remember.
 #[derive(Debug)]
 pub(super) struct Saver {
@@ -44,6 +54,8 @@ pub(super) struct Saver {
     /// QEMU writes the device sections into this file, which has no name and lies in memory.
     scratch: File,
     known: Option<Known>,
+    /// The head of what was loaded, of which the small blocks are still to be found.
+    loaded: Option<Head>,
     /// Whether the head changed since it was last handed out.
     changed: bool,
 }
@@ -60,7 +72,7 @@ impl Saver {
         let scratch = memfd_create("whimbrel-devices", MemfdFlags::CLOEXEC);
         let scratch =
             scratch.map_err(|errno| LaunchError::Io { what: "a memory file", source: errno.into() })?;
-        Ok(Self { sharing, scratch: scratch.into(), known: None, changed: true })
+        Ok(Self { sharing, scratch: scratch.into(), known: None, loaded: None, changed: true })
     }
 }
 
@@ -74,6 +86,7 @@ impl Qemu {
         if self.saver.sharing == Sharing::Private {
             return Ok(());
         }
+        self.saver.loaded = None;
         if !self.qmp.is_running() {
             return self.take_head();
         }
@@ -102,24 +115,44 @@ impl Qemu {
 
     /// The head now in use, to keep where a restart of this program finds it again.
     pub fn head(&self) -> Option<&Head> {
-        self.saver.known.as_ref().map(|known| &known.head)
+        self.saver.loaded.as_ref().or(self.saver.known.as_ref().map(|known| &known.head))
     }
 
     /// Loads `state` into an incoming QEMU whose memory is filled, or will be on demand. The machine is paused afterwards.
     ///
     /// On failure the QEMU is of no use any more; most often it has ended.
     pub fn load(&mut self, state: &[u8]) -> Result<(), StateError> {
+        self.load_to_run(state, Identity::New)?;
+        self.settle_head()
+    }
+
+    /// The same for a machine that somebody waits for: [`Qemu::settle_head`] does what is left, before a state of it is taken.
+    pub fn load_to_run(&mut self, state: &[u8], identity: Identity) -> Result<(), StateError> {
         let cut = Cut::parse(state)?;
         if !cut.has_devices(state) {
             return Err(StateError::NoDevices);
         }
+        let moved = match identity {
+            Identity::Kept => with_identity_first(state, cut.devices()),
+            Identity::New => None,
+        };
+        let state = moved.as_deref().unwrap_or(state);
         let events = self.qmp.subscribe();
         let path = self.dir.join("state");
         remove(&path)?;
         let loaded = self.feed(state, &path).and_then(|()| self.wait_migrated("load", &events));
         let removed = remove(&path);
         loaded.and(removed)?;
-        self.adopt_head(cut.head)
+        self.saver.loaded = Some(cut.head);
+        Ok(())
+    }
+
+    /// Finds the small blocks of a machine that was loaded to run. Whoever takes its state first does it otherwise.
+    pub fn settle_head(&mut self) -> Result<(), StateError> {
+        match self.saver.loaded.take() {
+            Some(head) => self.adopt_head(head),
+            None => Ok(()),
+        }
     }
 
     fn feed(&self, state: &[u8], path: &Path) -> Result<(), StateError> {
@@ -169,6 +202,7 @@ impl Qemu {
     }
 
     fn refresh_head(&mut self) -> Result<(), StateError> {
+        self.settle_head()?;
         let shared = self.saver.sharing == Sharing::Shared;
         let Some(known) = &mut self.saver.known else {
             return if shared { self.take_head() } else { Err(StateError::NoHead) };

@@ -13,6 +13,7 @@ use crate::{
     process::{HugePages, ProcessIdentity, QemuProcess},
     qmp::Qmp,
 };
+pub use device::Identity;
 use device::Saver;
 use serde_json::json;
 use std::{

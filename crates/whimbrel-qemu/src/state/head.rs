@@ -216,6 +216,11 @@ impl Cut {
         Ok(Self { head, devices })
     }
 
+    /// Where its device sections begin.
+    pub(crate) fn devices(&self) -> usize {
+        self.devices
+    }
+
     /// Whether devices follow the head in `stream`, the one that was cut.
     pub(crate) fn has_devices(&self, stream: &[u8]) -> bool {
         stream.get(self.devices) == Some(&FULL)

@@ -8,7 +8,7 @@ use std::{
 };
 use whimbrel_core::ByteSize;
 use whimbrel_machine::Machine;
-use whimbrel_qemu::{Head, MachineEvent, Qemu, RamBacking, Sharing, StateError};
+use whimbrel_qemu::{Head, Identity, MachineEvent, Qemu, RamBacking, Sharing, StateError};
 
 /// Reboots from inside and expects a new life.
 fn reboot(guest: &mut Guest, nonce: &str) {
@@ -34,7 +34,9 @@ fn a_moved_machine_goes_on_where_it_was_and_can_still_reboot() {
     target.qemu().pause().unwrap();
     let state = target.qemu().device_state().unwrap();
     let mut second = target.twin(Sharing::Shared);
-    second.qemu().load(&state).unwrap();
+    // The same machine: its guest is not told of an identity, and its state can be taken while it is described only now.
+    second.qemu().load_to_run(&state, Identity::Kept).unwrap();
+    second.qemu().settle_head().unwrap();
     second.qemu().unpause().unwrap();
     assert_eq!(second.count(), (3, nonce.clone()));
     reboot(&mut second, &nonce);

@@ -89,7 +89,10 @@ fn list(all: &[MigrationRecord]) -> String {
 
 fn describe(record: &MigrationRecord) -> String {
     let end = match &record.end {
-        MigrationEnd::Moved { stopped_by, .. } => format!("paused because {stopped_by}\n"),
+        MigrationEnd::Moved { stopped_by, pause, .. } => {
+            let parts = pause.as_ref().map(rounds::pause_parts).unwrap_or_default();
+            format!("paused because {stopped_by}\n{parts}")
+        }
         MigrationEnd::Failed { reason } => format!("it failed: {reason}\n"),
     };
     let rows = (1..).zip(&record.rounds).map(|(number, round)| row(number, round));

@@ -1,0 +1,64 @@
+//! Loading a machine that keeps its identity without telling its guest that it has a new one. Pure.
+//!
+//! QEMU's generation id (`hw/acpi/vmgenid.c`) tells the guest at every load: it raises an ACPI event, for which the guest
+//! interprets bytecode and draws new random numbers before it goes on with its work. That is right for a copy. A machine that
+//! moves is the same one, and a guest whose code is translated spends a quarter of the time until its first answer on it.
+//!
+//! Devices may be loaded in any order in which none needs another. So the section of the generation id goes first: the event
+//! that it raises is then overwritten by what comes after it, the ACPI registers and interrupt controllers as they were.
+
+/// Kind, id of the section, name with its length, instance, version; then the address that the guest gave, and the footer.
+const NAME: &[u8; 8] = b"\x07vmgenid";
+const BEFORE_NAME: usize = 5;
+const LEN: usize = 34;
+const FULL: u8 = 0x04;
+const FOOTER: u8 = 0x7e;
+
+/// `state` with the section of the generation id before those of all other devices, which begin at `devices`. None if there is
+/// not exactly one, or it has another form than is known.
+pub(crate) fn with_identity_first(state: &[u8], devices: usize) -> Option<Vec<u8>> {
+    let (head, devices) = state.split_at_checked(devices)?;
+    let mut places = devices.windows(NAME.len()).enumerate().filter(|(_, bytes)| bytes == NAME);
+    let (at, None) = (places.next()?.0.checked_sub(BEFORE_NAME)?, places.next()) else { return None };
+    let section = devices.get(at..at + LEN)?;
+    let (id, footer) = (&section[1..BEFORE_NAME], &section[LEN - BEFORE_NAME..]);
+    if section[0] != FULL || footer[0] != FOOTER || footer[1..] != *id {
+        return None;
+    }
+    Some([head, section, &devices[..at], &devices[at + LEN..]].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn section() -> Vec<u8> {
+        let mut section = b"\x04\0\0\0\x28\x07vmgenid\0\0\0\0\0\0\0\x01".to_vec();
+        section.extend(b"\x28\xf0\xff\x1f\0\0\0\0\x7e\0\0\0\x28");
+        section
+    }
+
+    #[test]
+    fn the_section_moves_and_nothing_else_changes() {
+        let state = [&b"head"[..], b"one", &section(), b"two"].concat();
+        let moved = with_identity_first(&state, 4).unwrap();
+        assert_eq!(moved, [&b"head"[..], &section(), b"one", b"two"].concat());
+        assert_eq!(with_identity_first(&moved, 4).unwrap(), moved, "where it is first already");
+    }
+
+    #[test]
+    fn what_is_not_known_stays_as_it_is() {
+        let one = section();
+        assert_eq!(with_identity_first(b"head, one, two", 4), None, "there is none");
+        assert_eq!(with_identity_first(&[&b"head"[..], &one, &one].concat(), 4), None, "two");
+        assert_eq!(with_identity_first(&one, 3), None, "it is not in the devices");
+        assert_eq!(with_identity_first(&one[..LEN - 1], 0), None, "cut short");
+        assert_eq!(with_identity_first(&one[4..], 0), None, "it begins before the devices");
+        assert_eq!(with_identity_first(&one, 99), None);
+        for at in [0, 4, LEN - 5, LEN - 1] {
+            let mut other = one.clone();
+            other[at] ^= 1;
+            assert_eq!(with_identity_first(&other, 0), None, "byte {at}");
+        }
+    }
+}
