@@ -184,6 +184,12 @@ impl Daemon {
         fs::read_to_string(self.log()).unwrap_or_default()
     }
 
+    /// Its machines and the end of its log, to see what went wrong.
+    pub(crate) fn account(&self) -> String {
+        let machines = self.run(&["ps"]).unwrap_or_else(|error| format!("{error:#}"));
+        format!("{machines}\n{}", self.last_words())
+    }
+
     /// The end of the daemon's log.
     fn last_words(&self) -> String {
         let log = self.log_text();

@@ -26,7 +26,7 @@ const SLOW_MBIT: u64 = 256;
 /// Until a fresh guest has dirtied its region a few times.
 const SETTLE: Duration = Duration::from_secs(3);
 /// How long the guest may take to answer on its other host.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 const PEER: &str = "QEMU pre-copy";
 const BUSY: &str = "64 MiB at 20k pages/s";
 /// A host may need this much beside the guest: and so much of the guest's memory.

@@ -3,8 +3,10 @@
 //! To add one: a function from [`Context`] to rows, and a line in [`EXPERIMENTS`].
 
 mod checkpoint;
+mod clients;
 mod clone;
 mod disk_time;
+mod downtime;
 mod images;
 mod keeper;
 mod migrate;
@@ -23,6 +25,7 @@ mod scan;
 mod session;
 mod store;
 mod throughput;
+mod to_and_fro;
 mod wws_error;
 
 use crate::capsule;
@@ -107,6 +110,31 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         ],
         about: "move an idle guest over a Gbit/s",
         run: migrate::idle,
+    },
+    Experiment {
+        rows: &["migrate.downtime.idle", "migrate.downtime.parts"],
+        about: "how long a client hears nothing of a guest that moves, and what that time goes to",
+        run: downtime::idle,
+    },
+    Experiment {
+        rows: &["migrate.downtime.web", "migrate.downtime.p99"],
+        about: "the same of a web server with a hundred clients",
+        run: downtime::web,
+    },
+    Experiment {
+        rows: &["migrate.downtime.udp"],
+        about: "the same of a game with six players",
+        run: downtime::game,
+    },
+    Experiment {
+        rows: &["migrate.web.dip"],
+        about: "how much less the clients of a web server get during a slow first round",
+        run: to_and_fro::dip,
+    },
+    Experiment {
+        rows: &["migrate.thousand"],
+        about: "a web server that goes to and fro: what its clients lose",
+        run: to_and_fro::thousand,
     },
     Experiment {
         rows: &["migrate.muncher.downtime", "migrate.muncher.time"],

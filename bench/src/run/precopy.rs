@@ -54,10 +54,7 @@ const MIRROR: &str = "mirror";
 /// Boots the guest of `plan` on `alpha` and moves it to `beta`, at no more than `mbit`.
 pub(super) fn moved(lab: &Lab, plan: &GuestPlan, mbit: u64) -> Result<Moved> {
     let pair = Pair::start(lab, [plan, plan], mbit)?;
-    watch(lab, || {
-        pair.source.execute("migrate", json!({ "uri": pair.place }))?;
-        pair.source.wait_for("completed")
-    })
+    watch(lab, || pair.migrate())
 }
 
 /// The same with `auto-converge`: QEMU throttles the guest's CPUs more and more while it dirties faster than can be sent. The guest
@@ -67,10 +64,7 @@ pub(super) fn moved_converging(lab: &Lab, plan: &GuestPlan, mbit: u64, settle: D
     let on = json!({ "capabilities": [{ "capability": "auto-converge", "state": true }] });
     pair.source.execute("migrate-set-capabilities", on)?;
     sleep(settle);
-    watch(lab, || {
-        pair.source.execute("migrate", json!({ "uri": pair.place }))?;
-        pair.source.wait_for("completed")
-    })
+    watch(lab, || pair.migrate())
 }
 
 /// The same with `postcopy-ram`: the guest runs on the target as soon as the migration has begun, and its pages follow. Bytes and
@@ -113,6 +107,12 @@ impl Pair {
         target.execute("migrate-incoming", json!({ "uri": place }))?;
         source.execute("migrate-set-parameters", json!({ "max-bandwidth": mbit * 1_000_000 / 8 }))?;
         Ok(Self { source, target, place, _folder: folder })
+    }
+
+    /// Moves the guest; the downtime that QEMU believes in, in milliseconds.
+    pub(super) fn migrate(&self) -> Result<f64> {
+        self.source.execute("migrate", json!({ "uri": self.place }))?;
+        self.source.wait_for("completed")
     }
 
     /// Moves the guest with its disk as QEMU's documentation has it (live block operations, "drive-mirror and NBD"): mirrored until

@@ -1,15 +1,23 @@
-//! Traffic to be watched from outside: a numbered stream (TCP 7001), echoes (TCP 7002, UDP 7003) and a tiny
-//! HTTP server of `/bytes/N` (TCP 7080). A port that cannot be had is reported and left out.
+//! Traffic to be watched from outside: a numbered stream (TCP 7001), echoes (TCP 7002, UDP 7003), a server that tells its
+//! players what happens as games do (UDP 7004) and a tiny HTTP server of `/bytes/N` (TCP 7080). A port that cannot be had is
+//! reported and left out.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
-    net::{TcpListener, TcpStream, UdpSocket},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     thread,
     time::{Duration, Instant},
 };
 
 /// Bytes of a line of the stream, its end included.
 const STREAM_LINE: usize = 64;
+
+/// A player who is never heard of again is told for so long.
+const PLAYS_FOR: Duration = Duration::from_secs(600);
+/// Most updates a second.
+const UPDATES_MAX: u32 = 1000;
+/// Bytes of an update, as of a game of a few players.
+const UPDATE: usize = 160;
 
 /// Starts every service.
 pub(crate) fn start() {
@@ -19,6 +27,11 @@ pub(crate) fn start() {
     thread::spawn(|| {
         if let Err(error) = echo_datagrams() {
             eprintln!("witness: no datagrams on port 7003: {error}");
+        }
+    });
+    thread::spawn(|| {
+        if let Err(error) = play() {
+            eprintln!("witness: no game on port 7004: {error}");
         }
     });
 }
@@ -59,6 +72,33 @@ fn echo_datagrams() -> io::Result<()> {
         let (len, from) = socket.recv_from(&mut datagram)?;
         // While the network is away an answer cannot be sent; the asker counts it as lost.
         let _ = socket.send_to(&datagram[..len], from);
+    }
+}
+
+/// Whoever sends a number is a player from then on, and gets so many numbered updates a second.
+fn play() -> io::Result<()> {
+    let socket = UdpSocket::bind(("0.0.0.0", 7004))?;
+    let mut datagram = [0; 64];
+    loop {
+        let (len, player) = socket.recv_from(&mut datagram)?;
+        let rate = std::str::from_utf8(&datagram[..len]).ok().and_then(|text| text.trim().parse().ok());
+        let Some(rate) = rate.filter(|rate| (1..=UPDATES_MAX).contains(rate)) else { continue };
+        let socket = socket.try_clone()?;
+        thread::spawn(move || update(&socket, player, rate));
+    }
+}
+
+fn update(socket: &UdpSocket, player: SocketAddr, rate: u32) {
+    let (begin, mut update) = (Instant::now(), [0; UPDATE]);
+    for number in 0u64.. {
+        let due = Duration::from_secs_f64(number as f64 / f64::from(rate));
+        if due > PLAYS_FOR {
+            return;
+        }
+        thread::sleep(due.saturating_sub(begin.elapsed()));
+        update[..8].copy_from_slice(&number.to_le_bytes());
+        // One that cannot be sent is lost, as on any network.
+        let _ = socket.send_to(&update, player);
     }
 }
 
