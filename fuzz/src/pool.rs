@@ -43,9 +43,9 @@ pub fn pool(data: &[u8]) {
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let digest = Digest::of(b"chunk");
     let pieces = [
-        Piece { chunk: 7, length: 4096 },
-        Piece { chunk: 8, length: 100_000 },
-        Piece { chunk: 3, length: 1 },
+        Piece { chunk: 7, length: 4096, sealed: false },
+        Piece { chunk: 8, length: 100_000, sealed: true },
+        Piece { chunk: 3, length: 1, sealed: false },
     ];
     let written = Written { digest, length: 5, stored: 40, places: vec![1, 2] };
     let mut frame = digest.0.to_vec();
