@@ -10,6 +10,7 @@ mod hash_cache;
 mod migrate;
 mod nbd;
 mod pool;
+mod postcopy;
 mod seeds;
 mod session;
 
@@ -18,6 +19,7 @@ pub use hash_cache::{accepts_hash_cache_seed, hash_cache};
 pub use migrate::migrate_message;
 pub use nbd::nbd_session;
 pub use pool::pool;
+pub use postcopy::{accepts_postcopy_seed, postcopy};
 pub use session::session;
 
 use bytes::BufMut as _;
@@ -63,6 +65,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "wws_trace", run: wws_trace, seeds: seeds::wws_traces },
     Target { name: "wire_frame", run: wire_frame, seeds: seeds::wire_frames },
     Target { name: "wire_hello", run: wire_hello, seeds: seeds::wire_hellos },
+    Target { name: "postcopy", run: postcopy, seeds: postcopy::seeds },
     Target { name: "pool", run: pool, seeds: pool::seeds },
     Target { name: "session", run: session, seeds: session::seeds },
 ];
