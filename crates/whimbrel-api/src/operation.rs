@@ -218,7 +218,7 @@ pub enum OperationResult {
         downtime_ms: f64,
         /// What that time went to.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        pause: Option<PauseInfo>,
+        pause: Option<Box<PauseInfo>>,
         /// From the request to the end.
         total_ms: f64,
         /// Bytes on the wire, all of them.

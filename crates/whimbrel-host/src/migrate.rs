@@ -88,7 +88,7 @@ impl Host {
             Ok(OperationResult::Migrate {
                 host: to,
                 downtime_ms,
-                pause: Some(pause),
+                pause: Some(Box::new(pause)),
                 total_ms,
                 wire_bytes,
                 rounds,

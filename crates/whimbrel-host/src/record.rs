@@ -197,7 +197,7 @@ impl Record {
                     let record = parse(&text).map_err(|source| HostError::io("read", &path, source))?;
                     let mark = CommitMark::read(&entry.path());
                     let mark = mark.map_err(|source| HostError::io("read", &entry.path(), source))?;
-                    records.push(record.as_marked(mark));
+                    records.push(record.marked(mark));
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                     let path = entry.path();
@@ -212,7 +212,7 @@ impl Record {
 
 impl Record {
     /// The machine was handed over if the mark beside its record names the handover that was under way.
-    fn as_marked(mut self, mark: Option<HandoverId>) -> Self {
+    fn marked(mut self, mark: Option<HandoverId>) -> Self {
         match (self.leaving.take(), &self.phase) {
             (Some(Leaving { handover, to, keeps }), Phase::Here) if mark == Some(handover) => {
                 self.phase = Phase::HandedOver { handover, to, keeps };

@@ -37,7 +37,7 @@ pub(crate) fn describe(result: &OperationResult) -> String {
                 milliseconds(*total_ms),
                 ByteSize(*wire_bytes),
                 rounds(passes),
-                pause.as_ref().map(crate::rounds::pause_parts).unwrap_or_default(),
+                pause.as_deref().map(crate::rounds::pause_parts).unwrap_or_default(),
                 postcopy.as_ref().map(crate::rounds::fetched).unwrap_or_default(),
                 freed.map(|freed| format!("its guest freed {freed} ahead\n")).unwrap_or_default(),
                 slowed_down(slowed),
