@@ -110,6 +110,7 @@ impl Drop for MooseFs {
 
 fn is_mounted(path: &Path) -> Result<bool> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
-    let path = path.display().to_string();
+    // As the kernel has it, without links on the way.
+    let path = path.canonicalize()?.display().to_string();
     Ok(mounts.lines().any(|line| line.split(' ').nth(1) == Some(&path)))
 }
