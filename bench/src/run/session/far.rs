@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use whimbrel_fuse::{MountOptions, Mounted};
 use whimbrel_session::{
-    client::{Connector, Face, Policy, Session, SessionOptions},
+    client::{Connector, Face, Policy, Session, SessionError, SessionOptions},
     server::{Export, Limits, Server},
 };
 use whimbrel_testkit::lab::{LinkConfig, LinkEmulator, Namespace};
@@ -120,8 +120,17 @@ impl Far {
         options.capacity = 2 << 30;
         options.settings.policy = policy;
         options.settings.fresh = None;
-        let begin = Session::begin(self.connector.clone(), options);
-        let session = self.near.block_on(self.near.spawn(begin))??;
+        // The last session's threads hold the cache until they have noticed that it is over.
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let session = loop {
+            let begin = Session::begin(self.connector.clone(), options.clone());
+            match self.near.block_on(self.near.spawn(begin))? {
+                Err(SessionError::Folder { .. }) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                begun => break begun?,
+            }
+        };
         let path = self.dir.path().join("mount");
         let mounted = Mounted::new(Face::new(&session), &path, &MountOptions::new("bench", "whimbrel"))?;
         if let Some(notifier) = mounted.notifier() {
