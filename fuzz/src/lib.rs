@@ -11,6 +11,7 @@ mod migrate;
 mod nbd;
 mod pool;
 mod postcopy;
+mod protect;
 mod seeds;
 mod session;
 
@@ -20,6 +21,7 @@ pub use migrate::migrate_message;
 pub use nbd::nbd_session;
 pub use pool::pool;
 pub use postcopy::{accepts_postcopy_seed, postcopy};
+pub use protect::protect;
 pub use session::session;
 
 use bytes::BufMut as _;
@@ -67,6 +69,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "wire_hello", run: wire_hello, seeds: seeds::wire_hellos },
     Target { name: "postcopy", run: postcopy, seeds: postcopy::seeds },
     Target { name: "pool", run: pool, seeds: pool::seeds },
+    Target { name: "protect", run: protect, seeds: protect::seeds },
     Target { name: "session", run: session, seeds: session::seeds },
 ];
 
