@@ -109,7 +109,10 @@ pub fn protect(data: &[u8]) {
     assert_eq!(receiver.take_over().is_ok(), whole, "what it can take over from");
 }
 
-fn message(data: &[u8]) -> Option<(u8, &[u8], &[u8], &[u8])> {
+/// Which message, its header, its payload, and what follows it.
+type Message<'a> = (u8, &'a [u8], &'a [u8], &'a [u8]);
+
+fn message(data: &[u8]) -> Option<Message<'_>> {
     let (which, rest) = data.split_first()?;
     let (header, rest) = rest.split_first_chunk::<2>()?;
     let (payload, rest) = rest.split_first_chunk::<4>()?;

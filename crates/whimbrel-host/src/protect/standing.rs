@@ -162,15 +162,14 @@ impl Host {
         });
         self.protecting.enter(standing.clone());
         let keeper = standing.clone();
-        let works: [(&str, Box<dyn FnOnce() + Send>); 2] = [
-            ("standby", Box::new(move || standing.watch())),
-            ("witness-line", Box::new(move || keeper.keep_line())),
-        ];
-        for (name, work) in works {
-            let thread = std::thread::Builder::new().name(name.into()).spawn(work);
-            thread.map_err(|source| HostError::io("start a thread for", self.layout.data(), source))?;
-        }
+        self.start_thread("standby", move || standing.watch())?;
+        self.start_thread("witness-line", move || keeper.keep_line())?;
         Ok(Begun { offered: Offered::Accepted(Accepted { blobs_missing, begun_as: Vec::new() }), has_pages })
+    }
+
+    fn start_thread(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), HostError> {
+        let thread = std::thread::Builder::new().name(name.into()).spawn(work);
+        thread.map(drop).map_err(|source| HostError::io("start a thread for", self.layout.data(), source))
     }
 
     /// How this host is to protect a machine that it has taken over. Known to be possible before there is anything to take over.
