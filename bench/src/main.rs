@@ -12,14 +12,14 @@ mod run;
 use anyhow::{Result, bail, ensure};
 use clap::Parser;
 use harness::Report;
-use run::{Context, EXPERIMENTS, select};
+use run::{Context, Experiment, SETS, select};
 use std::path::{Path, PathBuf};
 
 /// Named experiments against peers.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
-    /// A row (store.ingest), a family (store), a set (`run`, `capsule`, `paper`), or `list`.
+    /// A row (store.ingest), a family (store), a set (`run`, `pool`, `protect`, `capsule`, `paper`), or `list`.
     name: String,
     /// Fewer repetitions and smaller inputs, under five minutes.
     #[arg(long)]
@@ -35,8 +35,13 @@ struct Arguments {
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     if arguments.name == "list" {
-        let all = EXPERIMENTS.iter().chain(capsule::EXPERIMENTS).chain(capsule::PAPER);
-        all.for_each(|experiment| println!("{:<18} {}", experiment.rows.join(" "), experiment.about));
+        for (set, experiments) in SETS {
+            println!("{set}:");
+            let line = |experiment: &Experiment| {
+                println!("  {:<18} {}", experiment.rows.join(" "), experiment.about)
+            };
+            experiments.iter().for_each(line);
+        }
         return Ok(());
     }
     let images = <[PathBuf; 2]>::try_from(arguments.images).ok().map(|[first, later]| (first, later));

@@ -58,7 +58,7 @@ pub(crate) struct Experiment {
 }
 
 /// Every experiment, in the order in which `run` does them.
-pub(crate) const EXPERIMENTS: &[Experiment] = &[
+const EXPERIMENTS: &[Experiment] = &[
     Experiment { rows: &["scan.idle"], about: "find the written pages of an idle guest", run: scan::idle },
     Experiment { rows: &["scan.busy"], about: "find the written pages of a busy guest", run: scan::busy },
     Experiment {
@@ -203,20 +203,22 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
     },
 ];
 
+/// All experiments, by the set that they belong to.
+pub(crate) const SETS: [(&str, &[Experiment]); 5] = [
+    ("run", EXPERIMENTS),
+    ("pool", pool::EXPERIMENTS),
+    ("protect", protect::EXPERIMENTS),
+    ("capsule", capsule::EXPERIMENTS),
+    ("paper", capsule::PAPER),
+];
+
 /// The experiments that `name` means: a set by its name, one by a row of its, a family by what stands before the dot.
 pub(crate) fn select(name: &str) -> Result<Vec<&'static Experiment>> {
     let is_meant = |row: &&str| *row == name || row.split_once('.').is_some_and(|(family, _)| family == name);
-    let sets = [
-        ("run", EXPERIMENTS),
-        ("pool", pool::EXPERIMENTS),
-        ("protect", protect::EXPERIMENTS),
-        ("capsule", capsule::EXPERIMENTS),
-        ("paper", capsule::PAPER),
-    ];
-    let chosen: Vec<_> = sets
+    let chosen: Vec<_> = SETS
         .iter()
-        .flat_map(|(set, experiments)| experiments.iter().map(move |experiment| (set, experiment)))
-        .filter(|(set, experiment)| **set == name || experiment.rows.iter().any(is_meant))
+        .flat_map(|(set, experiments)| experiments.iter().map(move |experiment| (*set, experiment)))
+        .filter(|(set, experiment)| *set == name || experiment.rows.iter().any(is_meant))
         .map(|(_, experiment)| experiment)
         .collect();
     if chosen.is_empty() {
