@@ -87,7 +87,11 @@ fn ours(hosts: &Hosts, image: &Path) -> Result<Moved> {
     let mut machine = Machine::small(MEMORY, options());
     machine.disks = vec![image.to_owned()];
     machine.run(alpha, "web")?;
-    let moved = while_it_writes(&hosts.lab, || alpha.json(&["migrate", "web", "beta"]).map(drop));
+    let moved = while_it_writes(&hosts.lab, || {
+        let said = alpha.json(&["migrate", "web", "beta"])?;
+        eprintln!("    {}", said["result"]);
+        Ok(())
+    });
     if moved.is_err() {
         let _ = alpha.discard("web");
     }
