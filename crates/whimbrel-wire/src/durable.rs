@@ -28,14 +28,14 @@ fn write_beside(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
 }
 
 /// Puts `content` at `path`, over whatever was there. Mode 0600.
-pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let beside = write_beside(path, content)?;
     fs::rename(&beside, path)?;
     File::open(folder(path))?.sync_all()
 }
 
 /// Puts `content` at `path`, which must not exist (`AlreadyExists` otherwise). Mode 0600.
-pub(crate) fn create(path: &Path, content: &[u8]) -> io::Result<()> {
+pub fn create(path: &Path, content: &[u8]) -> io::Result<()> {
     let beside = write_beside(path, content)?;
     // A link, unlike a rename, refuses to take the place of a file that a rival made meanwhile.
     let linked = fs::hard_link(&beside, path);

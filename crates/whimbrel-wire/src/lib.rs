@@ -14,7 +14,7 @@ mod answer;
 mod connection;
 mod credit;
 mod dispatch;
-mod durable;
+pub mod durable;
 mod endpoint;
 mod error;
 mod frame;

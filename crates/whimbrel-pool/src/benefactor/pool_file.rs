@@ -3,11 +3,8 @@
 //! Written whole or not at all, and durable before it is relied on. What cannot be read is an error and not "none yet": else a
 //! damaged file would let chunks of one pool into another.
 
-use std::{
-    fs::{self, File},
-    io::{self, Write},
-    path::Path,
-};
+use std::{fs, io, path::Path};
+use whimbrel_wire::durable;
 
 const NAME: &str = "pool";
 
@@ -23,11 +20,7 @@ pub(super) fn read(data: &Path) -> io::Result<Option<u64>> {
 
 /// Keeps the number of the pool.
 pub(super) fn keep(data: &Path, pool: u64) -> io::Result<()> {
-    let mut file = tempfile::NamedTempFile::new_in(data)?;
-    file.write_all(format!("{pool:016x}\n").as_bytes())?;
-    file.as_file().sync_all()?;
-    file.persist(data.join(NAME))?;
-    File::open(data)?.sync_all()
+    durable::replace(&data.join(NAME), format!("{pool:016x}\n").as_bytes())
 }
 
 #[cfg(test)]

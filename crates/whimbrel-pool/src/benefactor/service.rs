@@ -26,14 +26,13 @@ pub struct BenefactorService {
 
 impl From<ChunkError> for Refusal {
     fn from(error: ChunkError) -> Self {
-        let (code, again) = match error {
-            ChunkError::Missing { .. } => (code::NOT_FOUND, false),
-            ChunkError::Damaged { .. } => (code::DAMAGED, false),
-            ChunkError::Full { .. } => (code::FULL, false),
-            _ => (code::STORAGE, false),
+        let code = match error {
+            ChunkError::Missing { .. } => code::NOT_FOUND,
+            ChunkError::Damaged { .. } => code::DAMAGED,
+            ChunkError::Full { .. } => code::FULL,
+            _ => code::STORAGE,
         };
-        let refusal = Refusal::new(code, error.to_string());
-        if again { refusal.retryable() } else { refusal }
+        Refusal::new(code, error.to_string())
     }
 }
 

@@ -8,14 +8,9 @@
 
 use crate::protocol::MAX_CHUNK;
 use aws_lc_rs::aead::{AES_256_GCM_SIV, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
-use std::{
-    fmt,
-    fs::{self, File, OpenOptions},
-    io::{self, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
-    path::Path,
-};
+use std::{fmt, fs, io, path::Path};
 use whimbrel_image::frame::{Encoder, Frame, Head, Kind};
+use whimbrel_wire::durable;
 
 /// Bytes that sealing adds at most, the head of the inner frame among them.
 pub(crate) const OVERHEAD: usize = 128;
@@ -58,11 +53,7 @@ impl Secret {
     pub fn create(path: &Path) -> io::Result<()> {
         let mut bytes = [0; 32];
         aws_lc_rs::rand::fill(&mut bytes).map_err(|_| io::Error::other("no random numbers"))?;
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-        writeln!(file, "{}", whimbrel_core::Digest(bytes))?;
-        file.sync_all()?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(folder)?.sync_all()
+        durable::create(path, format!("{}\n", whimbrel_core::Digest(bytes)).as_bytes())
     }
 
     /// Seals raw bytes; `encoder` compresses them first, since what is sealed does not shrink.
