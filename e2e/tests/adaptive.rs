@@ -48,7 +48,7 @@ fn rates_follow_a_guest_that_dirties_memory_and_keep_their_limits_on_the_wire() 
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
     // Packets as on a cable: each with its own headers.
     cluster.lab.host("alpha").ip("link set uplink gso_max_segs 1").expect("a cable without offload");
-    let work = Work::Dirty { region_mib: 8, pages_per_second: 1500, bytes_per_page: 4096 };
+    let work = Work::Dirty { region_mib: 32, pages_per_second: 1500, bytes_per_page: 4096 };
     Guest { work, ..Guest::small("web") }.run(&cluster, alpha);
     let mut witness = cluster.witness(GUEST_ADDRESS);
     let born = witness.write(200).expect("a first life");

@@ -19,7 +19,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, Scope},
     time::{Duration, Instant},
@@ -74,6 +74,8 @@ pub(crate) struct Pipeline<'a> {
     known: Known,
     choice: Mutex<Choice>,
     asking: Mutex<Asking>,
+    /// Bytes a second that may go out; `u64::MAX` where nothing limits them.
+    limit: AtomicU64,
     urgent: AtomicBool,
     encoders: usize,
     queue: Mutex<Queue>,
@@ -94,6 +96,7 @@ impl<'a> Pipeline<'a> {
             known: Known::new(arrays, KNOWN_BYTES_MAX, seed),
             choice: Mutex::new(Choice::new()),
             asking: Mutex::default(),
+            limit: AtomicU64::new(u64::MAX),
             urgent: AtomicBool::new(false),
             encoders,
             queue: Mutex::default(),
@@ -195,9 +198,8 @@ impl<'a> Pipeline<'a> {
     /// Leaves out pages that the target has anywhere, if it pays to ask; how long that took.
     fn ask(&self, job: &Job, verdicts: &mut [Verdict]) -> Result<Duration, BoxError> {
         let places: Vec<usize> = (0..verdicts.len()).filter(|at| verdicts[*at] == Verdict::Whole).collect();
-        let link = self.choice().link().map(|link| link * self.threads() as f64);
         let urgent = self.urgent.load(Ordering::Relaxed);
-        if urgent || !self.asking().wants(places.len(), link) {
+        if urgent || !self.asking().wants(places.len(), self.link_rate()) {
             return Ok(Duration::ZERO);
         }
         let content: Vec<_> = places.iter().map(|at| &job.data.as_chunks::<PAGE_SIZE>().0[*at]).collect();
@@ -213,6 +215,14 @@ impl<'a> Pipeline<'a> {
         let found = found.map(|(_, at)| verdicts[*at] = Verdict::There).count();
         self.asking().answered(places.len() as u64, found as u64);
         Ok(begun.elapsed())
+    }
+
+    /// Bytes a second that the link takes, where that is known: a limit is known before anything was sent.
+    fn link_rate(&self) -> Option<f64> {
+        let seen = self.choice().link().map(|link| link * self.threads() as f64);
+        let limit = self.limit.load(Ordering::Relaxed);
+        let limit = (limit != u64::MAX).then_some(limit as f64);
+        seen.into_iter().chain(limit).reduce(f64::min)
     }
 
     fn asking(&self) -> MutexGuard<'_, Asking> {
@@ -362,6 +372,7 @@ impl Sink for PageSender<'_, '_> {
     }
 
     fn limit_rate(&mut self, rate: Option<u64>) {
+        self.line.limit.store(rate.unwrap_or(u64::MAX), Ordering::Relaxed);
         self.line.link.limit_rate(rate);
     }
 
