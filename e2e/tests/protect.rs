@@ -6,8 +6,8 @@
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use std::time::{Duration, Instant};
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console};
 use whimbrel_testkit::{
     guest::{Identity, Verdict, Work, assert_same_life},
     lab::StreamEnd,
@@ -43,6 +43,24 @@ fn wait_epochs(host: &HostProcess, epochs: u64) -> Value {
         }
         assert!(Instant::now() < deadline, "not protected: {now}\n{}", host.log_text());
         std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// When the epochs were kept of which there are capsules at this host.
+fn kept(host: &HostProcess) -> Vec<u64> {
+    let capsules = host.json(&["ls"]);
+    let names = capsules.as_array().expect("a list").iter().flat_map(|one| one["names"].as_array().cloned());
+    let time = |name: Value| name.as_str()?.strip_prefix("kept.web.")?.parse().ok();
+    names.flatten().filter_map(time).collect()
+}
+
+/// Waits until so many more epochs are kept than at the beginning, each later than it.
+fn wait_kept(host: &HostProcess, more: usize) {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_millis() as u64;
+    let deadline = Instant::now() + PATIENCE;
+    while kept(host).iter().filter(|time| **time > since).count() < more {
+        assert!(Instant::now() < deadline, "nothing is kept: {}", host.log_text());
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 
@@ -158,13 +176,26 @@ fn a_drill_loses_nothing_and_without_a_witness_a_person_decides() {
     beta.wait_empty();
     let after = assert_whole(&after, &cluster);
 
-    // No longer protected, the standby has nothing left.
-    protect(alpha, &["--block", "256"]);
+    // No longer protected, the standby has nothing left but what was kept on the way.
+    protect(alpha, &["--block", "256", "--keep", "1/s,3"]);
     wait_epochs(alpha, 5);
+    let then = assert_whole(&after, &cluster);
+    wait_kept(beta, 2);
     alpha.run(&["unprotect", "web"]);
     beta.wait_empty();
-    let after = assert_whole(&after, &cluster);
+    cluster.witness(GUEST_ADDRESS).write(100).expect("a machine that writes");
+    let after = assert_whole(&then, &cluster);
+    assert_ne!(after.disk, then.disk);
     assert_eq!(protection(alpha), Value::Null);
+    assert_eq!(kept(beta).len(), 3, "the newest three are kept");
+    let refusal = beta.refuse(&["resume", "web@-1d", "--name", "before"]);
+    assert!(refusal.text.contains("the oldest kept capsule of web is"), "{refusal:?}");
+    beta.run(&["clone", "web@-0s", "--count", "1", "--prefix", "before"]);
+    let back = console(beta, "before-1").check().expect("a machine that was kept");
+    assert_same_life(&then, &back);
+    assert_eq!(back.disk, then.disk, "it is as it was then");
+    beta.run(&["stop", "before-1", "--kill"]);
+    beta.run(&["forget", "before-1"]);
 
     // Switching it off ends its protection: nobody takes it for dead.
     protect(alpha, &[]);
@@ -174,6 +205,11 @@ fn a_drill_loses_nothing_and_without_a_witness_a_person_decides() {
     alpha.run(&["stop", "web", "--kill"]);
     beta.wait_empty();
     assert_eq!(alpha.machines(), [("web".to_owned(), "stopped".to_owned())]);
+
+    // And its host goes back to what the other one has kept of it.
+    alpha.run(&["resume", "web@-0s", "--name", "again"]);
+    let again = assert_whole(&then, &cluster);
+    assert_eq!(again.disk, then.disk, "it is as it was then");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, MachineName, NameErro
 /// How a caller names a capsule: by its full id, or by a name.
 ///
 /// In a URL and in JSON it is one string. A name is a tag, the name of a machine (its newest capsule), or the
-/// first digits of an id, in that order; the daemon looks it up.
+/// first digits of an id, in that order; the daemon looks it up. `NAME@-5m` is a protected machine as it was then.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum CapsuleRef {
@@ -19,11 +19,65 @@ pub enum CapsuleRef {
     Id(CapsuleId),
     /// A tag, a machine, or the beginning of an id.
     Name(RefName),
+    /// Of the capsules that were kept of a protected machine the newest that is at least so old.
+    Past(Past),
+}
+
+/// A machine as it was some time ago: `NAME@-AGE`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Past {
+    /// Which machine.
+    pub machine: MachineName,
+    /// How long ago.
+    pub ago_ms: u64,
+}
+
+/// Units of an age, the largest first.
+const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+
+impl Past {
+    /// None if the text has no `@`.
+    fn parse(text: &str) -> Option<Result<Self, CapsuleRefError>> {
+        let (name, age) = text.split_once('@')?;
+        let past = || {
+            let age = age.strip_prefix('-')?;
+            let unit = age.find(|c: char| !c.is_ascii_digit())?;
+            let (_, factor) = UNITS.iter().find(|(known, _)| *known == &age[unit..])?;
+            let ago_ms = age[..unit].parse::<u64>().ok()?.checked_mul(*factor)?;
+            Some(Self { machine: name.parse().ok()?, ago_ms })
+        };
+        Some(past().ok_or_else(|| CapsuleRefError::Past { text: text.chars().take(80).collect() }))
+    }
+}
+
+impl fmt::Display for Past {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fits = |(_, factor): &&(&str, u64)| self.ago_ms % factor == 0 && self.ago_ms >= *factor;
+        let (unit, factor) = UNITS.iter().find(fits).copied().unwrap_or(("s", 1));
+        write!(f, "{}@-{}{unit}", self.machine, self.ago_ms / factor)
+    }
+}
+
+/// Why a text names no capsule.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CapsuleRefError {
+    /// It is no name.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// What is before or behind the `@` is not what it should be.
+    #[error(
+        "{text:?} is no moment of a machine: write NAME@-AGE, the age as a whole number with ms, s, m, h or d, like web@-5m"
+    )]
+    Past {
+        /// What was given (at most 80 characters of it).
+        text: String,
+    },
 }
 
 impl PartialSchema for CapsuleRef {
     fn schema() -> RefOr<Schema> {
-        let text = "A tag, a machine (its newest capsule), or an id or the beginning of one";
+        let text = "A tag, a machine (its newest capsule), an id or the beginning of one, or NAME@-AGE (like web@-5m): of those kept of \
+                    a protected machine the newest that is at least so old";
         ObjectBuilder::new().schema_type(Type::String).description(Some(text)).into()
     }
 }
@@ -31,10 +85,13 @@ impl PartialSchema for CapsuleRef {
 impl ToSchema for CapsuleRef {}
 
 impl FromStr for CapsuleRef {
-    type Err = NameError;
+    type Err = CapsuleRefError;
 
-    fn from_str(text: &str) -> Result<Self, NameError> {
-        text.parse().map(Self::Id).or_else(|_| text.parse().map(Self::Name))
+    fn from_str(text: &str) -> Result<Self, CapsuleRefError> {
+        if let Some(past) = Past::parse(text) {
+            return past.map(Self::Past);
+        }
+        Ok(text.parse().map(Self::Id).or_else(|_| text.parse().map(Self::Name))?)
     }
 }
 
@@ -43,14 +100,15 @@ impl fmt::Display for CapsuleRef {
         match self {
             Self::Id(id) => id.fmt(f),
             Self::Name(name) => name.fmt(f),
+            Self::Past(past) => past.fmt(f),
         }
     }
 }
 
 impl TryFrom<String> for CapsuleRef {
-    type Error = NameError;
+    type Error = CapsuleRefError;
 
-    fn try_from(text: String) -> Result<Self, NameError> {
+    fn try_from(text: String) -> Result<Self, CapsuleRefError> {
         text.parse()
     }
 }
@@ -227,5 +285,32 @@ mod tests {
         assert!("../x".parse::<CapsuleRef>().is_err());
         let json = serde_json::to_string(&id.parse::<CapsuleRef>().unwrap()).unwrap();
         assert_eq!(json, format!("\"{id}\""));
+    }
+
+    #[test]
+    fn a_moment_is_a_machine_and_an_age() {
+        let past = |text: &str| match text.parse::<CapsuleRef>() {
+            Ok(CapsuleRef::Past(past)) => Some((past.machine.to_string(), past.ago_ms, past.to_string())),
+            _ => None,
+        };
+        let web = |ago_ms, text: &str| Some(("web".to_owned(), ago_ms, text.to_owned()));
+        assert_eq!(past("web@-5m"), web(300_000, "web@-5m"));
+        assert_eq!(past("web@-120s"), web(120_000, "web@-2m"));
+        assert_eq!(past("web@-1500ms"), web(1500, "web@-1500ms"));
+        assert_eq!(past("web@-0s"), web(0, "web@-0s"));
+        assert_eq!(past("web@-2d"), web(172_800_000, "web@-2d"));
+        for bad in [
+            "web@5m",
+            "web@-",
+            "web@-5",
+            "web@-m",
+            "@-5m",
+            "we/b@-5m",
+            "web@-99999999999999999999d",
+            "web@-5m@-1m",
+        ] {
+            let refused = bad.parse::<CapsuleRef>().unwrap_err();
+            assert!(refused.to_string().contains("NAME@-AGE"), "{refused}");
+        }
     }
 }

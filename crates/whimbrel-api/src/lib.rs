@@ -25,8 +25,8 @@ mod transfer;
 mod wws;
 
 pub use capsule::{
-    CapsuleDiff, CapsuleInfo, CapsuleRef, ConfigChange, ExportFormat, ExportRequest, ImageDiff, ImageInfo,
-    ImportRequest, TagRequest,
+    CapsuleDiff, CapsuleInfo, CapsuleRef, CapsuleRefError, ConfigChange, ExportFormat, ExportRequest,
+    ImageDiff, ImageInfo, ImportRequest, Past, TagRequest,
 };
 pub use error::{ApiError, ErrorCode};
 pub use evacuate::{EvacuateReport, EvacuateRequest, Evacuated, MoveOutcome};
@@ -48,8 +48,8 @@ pub use operation::{
     OperationState, PostcopyInfo, Progress, RoundInfo, Unit,
 };
 pub use protect::{
-    CodeStep, FailoverRequest, PauseParts, ProtectBlock, ProtectFigures, ProtectMode, ProtectRequest,
-    ProtectRole, ProtectState, ProtectionInfo, TakenOver,
+    CodeStep, FailoverRequest, KeepRule, PauseParts, ProtectBlock, ProtectFigures, ProtectMode,
+    ProtectRequest, ProtectRole, ProtectState, ProtectionInfo, TakenOver,
 };
 pub use transfer::{
     CacheAddRequest, CacheInfo, CacheSource, PullRequest, PushRequest, RemoteCapsule, TransferReport,

@@ -42,6 +42,7 @@ use utoipa::{
     PromoteReport,
     PromoteRequest,
     ProtectRequest,
+    KeepRule,
     PullRequest,
     PushRequest,
     RemoteCapsule,

@@ -34,6 +34,19 @@ pub struct ProtectRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub then: Option<HostName>,
+    /// Which epochs the standby's host keeps as capsules; none if absent. `NAME@-5m` names one of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<KeepRule>,
+}
+
+/// Which epochs of a protected machine are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct KeepRule {
+    /// One in so many milliseconds, 1000 to a week.
+    pub every_ms: u64,
+    /// The newest so many, 1 to 10,000. Older ones are let go, unless a tag names them.
+    pub count: u32,
 }
 
 /// How what has changed travels.

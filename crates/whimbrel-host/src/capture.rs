@@ -129,7 +129,7 @@ impl Host {
         }
         turn.live.take().into_iter().for_each(Live::end);
         // The capsule has the disks: the overlays are of no more use.
-        remove_overlays(&self.layout, &turn.record.name);
+        remove_overlays(&self.layout, &self.layout.machine(&turn.record.name));
         Ok(())
     }
 
@@ -231,8 +231,21 @@ impl Host {
         record: &Record,
         images: Vec<ImageRef>,
         writer: &Writer,
+        device_state: ([&[u8]; 2], BTreeMap<String, String>),
+        names: &[RefName],
+    ) -> Result<CapsuleId, HostError> {
+        self.commit_at(record, images, writer, device_state, names, crate::now_ms())
+    }
+
+    /// The same of a machine as it was at this time.
+    pub(crate) fn commit_at(
+        &self,
+        record: &Record,
+        images: Vec<ImageRef>,
+        writer: &Writer,
         (device_state, mut labels): ([&[u8]; 2], BTreeMap<String, String>),
         names: &[RefName],
+        time: u64,
     ) -> Result<CapsuleId, HostError> {
         let write = refs::store_error("write the capsule");
         let parts = device_state.into_iter().filter(|part| !part.is_empty());
@@ -251,7 +264,7 @@ impl Host {
             device,
             images,
             parents: record.last.or(record.origin).into_iter().collect(),
-            time: crate::now_ms(),
+            time,
             host: self.name.to_string(),
             labels,
             working_set: self.working_set_blob(record, writer),

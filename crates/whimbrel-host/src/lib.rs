@@ -26,6 +26,7 @@ mod host;
 mod http;
 mod images;
 mod inactive;
+mod kept;
 mod landing;
 mod layout;
 mod live;

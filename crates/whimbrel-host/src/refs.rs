@@ -1,7 +1,10 @@
 //! How capsules are named in the store: tags as the user writes them, a machine's newest capsule under a
 //! reserved prefix, so that a tag and a machine may have the same name.
 
-use crate::error::{HostError, chain_code};
+use crate::{
+    error::{HostError, chain_code},
+    kept,
+};
 use whimbrel_api::{CapsuleRef, ErrorCode};
 use whimbrel_core::{CapsuleId, Digest, MachineName, RefName};
 use whimbrel_image::Manifest;
@@ -28,10 +31,11 @@ pub(crate) fn of_machine(name: &MachineName) -> RefName {
 /// Refuses a tag that would look like a machine's ref.
 pub(crate) fn check_tag(tag: Option<&RefName>) -> Result<(), HostError> {
     match tag {
-        Some(tag) if tag.as_str().starts_with(PREFIX) => {
-            Err(HostError::invalid(format!("tags that begin with {PREFIX:?} are reserved")))
-        }
-        _ => Ok(()),
+        Some(tag) => match [PREFIX, kept::PREFIX].iter().find(|prefix| tag.as_str().starts_with(**prefix)) {
+            Some(prefix) => Err(HostError::invalid(format!("tags that begin with {prefix:?} are reserved"))),
+            None => Ok(()),
+        },
+        None => Ok(()),
     }
 }
 
@@ -62,11 +66,12 @@ pub(crate) fn lineage_of(manifest: &Manifest) -> Option<CapsuleId> {
     manifest.labels.get(LINEAGE_LABEL)?.parse().ok()
 }
 
-/// The capsule that a caller means: an id, a tag, a machine's newest capsule, the beginning of an id.
+/// The capsule that a caller means: an id, a tag, a machine's newest capsule, the beginning of an id, one that was kept.
 pub(crate) fn resolve(store: &Store, capsule: &CapsuleRef) -> Result<CapsuleId, HostError> {
     let name = match capsule {
         CapsuleRef::Id(id) if store.has(&[id.0]) == [true] => return Ok(*id),
         CapsuleRef::Id(id) => return Err(HostError::NotFound { what: "capsule", name: id.short() }),
+        CapsuleRef::Past(past) => return kept::resolve(store, past),
         CapsuleRef::Name(name) => name,
     };
     let get = |name: &RefName| store.get_ref(name).map_err(store_error("read a ref"));

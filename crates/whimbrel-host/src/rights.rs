@@ -4,7 +4,7 @@
 //! the tag and the newest capsule of the machine of that name. Rights are on names: whoever serves objects to a peer
 //! hands out those of capsules that it may read, and a peer that is limited learns of no other names.
 
-use crate::{error::HostError, host::Host, refs};
+use crate::{error::HostError, host::Host, kept, refs};
 use whimbrel_api::{RefRights, TrustEntry};
 use whimbrel_core::{HostName, RefName};
 use whimbrel_wire::{PeerIdentity, RefPatterns, Right, Trust, TrustError, TrustedPeer};
@@ -20,7 +20,8 @@ pub enum Access {
 
 /// Whether `peer` may do this with the ref called `name` (as it is called in the store).
 pub fn may(peer: &TrustedPeer, access: Access, name: &RefName) -> bool {
-    let name = refs::known_as(name);
+    // What was kept of a machine is as much the machine's as its newest capsule.
+    let name = kept::machine_in(name.as_str()).unwrap_or_else(|| refs::known_as(name));
     peer.rights.0.contains(&Right::Store)
         && match access {
             Access::Read => peer.reads(name),
@@ -113,7 +114,9 @@ mod tests {
         let limited = peer(Some("web,golden*"), Some("backup-*"));
         assert!(may(&limited, Access::Read, &name("machine.web")));
         assert!(may(&limited, Access::Read, &name("golden.2")));
+        assert!(may(&limited, Access::Read, &name("kept.web.1763760000000")));
         assert!(!may(&limited, Access::Read, &name("machine.db")));
+        assert!(!may(&limited, Access::Read, &name("kept.db.1763760000000")));
         assert!(!may(&limited, Access::Read, &name("backup-1")), "writing is not reading");
         assert!(
             may(&limited, Access::Write, &name("backup-1")) && !may(&limited, Access::Write, &name("web"))

@@ -8,6 +8,7 @@ use crate::{
     capture::Wanted,
     error::HostError,
     host::Host,
+    kept,
     live::PagerView,
     operation::Reporter,
     peers::{Claim, Describe, Suspended, Yours},
@@ -90,18 +91,28 @@ impl Host {
             let found = self.locate_on(host, capsule)?;
             return found.ok_or_else(|| not_found(capsule));
         }
+        let mut refusal = not_found(capsule);
         for connection in self.neighbourhood() {
-            if let Ok(Some(found)) = self.locate_on(&connection.peer().name, capsule) {
-                return Ok(found);
+            match self.locate_on(&connection.peer().name, capsule) {
+                Ok(Some(found)) => return Ok(found),
+                // Some are kept, and none of them is meant: that says more than that nothing was found.
+                Err(error @ HostError::Invalid { .. }) => refusal = error,
+                Ok(None) | Err(_) => {}
             }
         }
-        Err(not_found(capsule))
+        Err(refusal)
     }
 
     fn locate_on(&self, host: &HostName, capsule: &CapsuleRef) -> Result<Option<Found>, HostError> {
         let found = |name, capsule| Some(Found { host: host.clone(), capsule, name });
         let name = match capsule {
             CapsuleRef::Id(id) => return Ok(found(None, *id)),
+            CapsuleRef::Past(past) => {
+                let kept = self.catalog(host, &kept::pattern(&past.machine))?;
+                let kept = kept.into_iter().map(|entry| (entry.name, entry.capsule));
+                // Without its name: of what is kept there only this one comes here.
+                return kept::pick(past, kept, crate::now_ms()).map(|(_, capsule)| found(None, capsule));
+            }
             CapsuleRef::Name(name) => name,
         };
         let machine = name.as_str().parse::<MachineName>().ok().map(|name| refs::of_machine(&name));
@@ -343,7 +354,7 @@ impl Host {
     pub(crate) fn push(self: &Arc<Self>, request: PushRequest) -> Result<Operation, HostError> {
         let machine = match &request.subject {
             CapsuleRef::Name(name) => name.as_str().parse().ok().and_then(|name| self.machine(&name).ok()),
-            CapsuleRef::Id(_) => None,
+            CapsuleRef::Id(_) | CapsuleRef::Past(_) => None,
         };
         if request.follow || request.unfollow {
             return self.follow_or_not(request, machine.as_deref());

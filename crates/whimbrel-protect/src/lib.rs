@@ -12,8 +12,9 @@
 //! ```
 //!
 //! What is here: the rules, pure and explored by tests ([`epoch`], [`lease`]), the code of pages ([`code`]), the cut of
-//! an epoch ([`cut`]), the sending side ([`primary`]) and the receiving side ([`standby`]). What is not: QEMU, disks,
-//! the network port, connections and threads: the host brings them. Blocking calls on plain threads.
+//! an epoch ([`cut`]), the sending side ([`primary`]), the receiving side ([`standby`]) and copies that it makes of epochs
+//! ([`keep`]). What is not: QEMU, disks, the network port, connections and threads: the host brings them. Blocking calls on plain
+//! threads.
 //!
 //! Invariants: output of an epoch is released only when the standby holds all of it, checked; the standby's machine
 //! is at every instant that of one whole epoch; of primary and standby at most one may be seen to run.
@@ -23,6 +24,7 @@ pub mod code;
 pub mod cut;
 pub mod epoch;
 mod error;
+pub mod keep;
 pub mod lease;
 pub mod primary;
 pub mod protocol;

@@ -83,6 +83,17 @@ pub struct Begin {
     pub witness: Option<HostName>,
     /// How the standby is to protect the machine when it has taken it over: a request of its own API. None if not at all.
     pub then: Option<String>,
+    /// Which epochs the standby is to keep as capsules; none if none.
+    pub keep: Option<Keep>,
+}
+
+/// Which epochs are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Keep {
+    /// One in so many milliseconds.
+    pub every_ms: u64,
+    /// The last so many of them.
+    pub count: u32,
 }
 
 /// What the standby says to [`BEGIN`].

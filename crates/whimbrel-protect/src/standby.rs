@@ -13,6 +13,7 @@ use crate::{
     },
     epoch::{Standby, StandbyAction, StandbyEvent},
     error::{BoxError, StandbyError},
+    keep::{CopyLost, Keeping, Kept, KeptPages},
     protocol::{Again, Compare, DEVICES, EPOCH_BYTES_MAX, Piece, Seal},
 };
 use std::{
@@ -76,6 +77,8 @@ pub struct Receiver {
     device_state: Vec<u8>,
     ports: Vec<Vec<u8>>,
     handover: HandoverId,
+    /// If copies of epochs are wanted.
+    keeping: Option<Keeping>,
 }
 
 /// Pages of the epoch under way: where each is in the room, none for a zero page.
@@ -90,6 +93,7 @@ struct Assembling<'r> {
     arrival: &'r mut dyn Arrival,
     state: &'r mut Standby,
     held: &'r mut Held,
+    keeping: Option<&'r mut Keeping>,
     /// The device state of the last epoch.
     devices: &'r [u8],
     array: u32,
@@ -116,6 +120,7 @@ impl Receiver {
             device_state: Vec::new(),
             ports: Vec::new(),
             handover,
+            keeping: None,
         })
     }
 
@@ -139,6 +144,35 @@ impl Receiver {
         self.current.clear();
         self.state = Standby::Filling;
         self.held.clear();
+        self.keeping.iter_mut().for_each(|keeping| keeping.give_up(CopyLost::Over));
+    }
+
+    /// Whether copies of epochs are wanted from now on. The first one has all that was ever written; whether it was the
+    /// first is the answer. Of one that is `fresh` nothing was written yet.
+    pub fn keeps(&mut self, wanted: bool, fresh: bool) -> bool {
+        let first = self.keeping.is_none();
+        match wanted {
+            true => drop(self.keeping.get_or_insert_with(|| Keeping::new(&self.arrays, fresh))),
+            false => self.keeping = None,
+        }
+        first
+    }
+
+    /// Begins a copy of the epoch that is whole here. None if none is, or a copy is in the making.
+    pub fn keep(&mut self) -> Option<Kept> {
+        let epoch = self.state.committed()?;
+        let copy = self.keeping.as_mut()?.begin()?;
+        Some(Kept { copy, epoch, device_state: self.device_state.clone() })
+    }
+
+    /// The next pages of a copy, a few each time.
+    pub fn kept_pages(&mut self, copy: u64) -> Result<KeptPages, CopyLost> {
+        self.keeping.as_mut().ok_or(CopyLost::Over)?.next(&*self.arrival, copy)
+    }
+
+    /// A copy is stored; or is not, and its pages belong to the next one.
+    pub fn kept(&mut self, copy: u64, stored: bool) {
+        self.keeping.iter_mut().for_each(|keeping| keeping.end(copy, stored));
     }
 
     /// A piece of a boot file.
@@ -209,6 +243,7 @@ impl Receiver {
             arrival: &mut *self.arrival,
             state: &mut self.state,
             held: &mut self.held,
+            keeping: self.keeping.as_mut(),
             devices: &self.device_state,
             array: piece.array,
             epoch: piece.epoch,
@@ -235,7 +270,7 @@ impl Receiver {
             None => payload,
         };
         self.current.clear();
-        let applied = self.held.apply(&mut *self.arrival);
+        let applied = self.held.apply(&mut *self.arrival, self.keeping.as_mut());
         self.held.clear();
         if let Err(error) = applied {
             // Half of it is written: there is no state to take over from any more.
@@ -257,6 +292,7 @@ impl Receiver {
         }
         self.state = next;
         self.held = Held::default();
+        self.keeping = None;
         let finish = Finish { handover: self.handover, ports: std::mem::take(&mut self.ports) };
         self.arrival.prepare(&finish, &std::mem::take(&mut self.device_state)).map_err(StandbyError::TakeOver)
     }
@@ -277,6 +313,7 @@ impl Receiver {
         if action == StandbyAction::Discard {
             self.state = next;
             self.held = Held::default();
+            self.keeping = None;
             self.arrival.discard();
         }
     }
@@ -322,8 +359,9 @@ impl Held {
         Ok(state)
     }
 
-    fn apply(&self, arrival: &mut dyn Arrival) -> Result<(), BoxError> {
+    fn apply(&self, arrival: &mut dyn Arrival, mut keeping: Option<&mut Keeping>) -> Result<(), BoxError> {
         for ((array, page), at) in self.pages.iter().filter(|((array, _), _)| *array != DEVICES) {
+            keeping.iter_mut().for_each(|keeping| keeping.about_to_write(arrival, *array, *page));
             let run = PageRun::new(*page, 1);
             match at {
                 Some(at) => arrival.write(*array as usize, run, &self.room[*at..][..PAGE_SIZE])?,
@@ -367,6 +405,9 @@ impl Assembly for Assembling<'_> {
             StandbyAction::Hold => self.held.insert(key, content)?,
             StandbyAction::Write => {
                 let run = PageRun::new(page, 1);
+                self.keeping
+                    .iter_mut()
+                    .for_each(|keeping| keeping.about_to_write(self.arrival, self.array, page));
                 let written = match content {
                     Some(content) => self.arrival.write(self.array as usize, run, content),
                     None => self.arrival.zero(self.array as usize, run),

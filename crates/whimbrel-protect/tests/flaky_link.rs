@@ -3,8 +3,11 @@
 //! The fears: a standby that is of no one instant, output that is released although the standby lacks what it tells of, a page
 //! that is lost when the standby is filled again from what it still has.
 
+mod room;
+
 use bytes::Bytes;
 use proptest::prelude::*;
+use room::{Copy, DISK, MEMORY};
 use std::{
     ops::ControlFlow,
     sync::{
@@ -18,7 +21,6 @@ use whimbrel_machine::{Machine, MachineError};
 use whimbrel_migrate::{
     link::{Answer, Link, LinkError},
     protocol::{Accepted, Finish, HandoverId, Offer, Offered},
-    target::{Arrival, HostError},
 };
 use whimbrel_protect::{
     code::{BlockSize, Coding, encode::Encoder},
@@ -28,8 +30,6 @@ use whimbrel_protect::{
 };
 use whimbrel_testkit::fake::{FakeArray, FakeConfig, FakeMachine};
 
-const MEMORY: u64 = 96;
-const DISK: u64 = 40;
 type Content = [Vec<u8>; 2];
 
 /// The machine, and what it was each time its devices were asked for.
@@ -51,52 +51,6 @@ impl Machine for Watched {
         cuts.push([self.machine.content(0), self.machine.content(1)]);
         Ok((cuts.len() as u64 - 1).to_le_bytes().to_vec())
     }
-}
-
-/// Memory and disk of the standby, the device state it was started with, and whether nothing can be written.
-#[derive(Clone, Default)]
-struct Copy(Arc<Mutex<Held>>, Arc<Mutex<bool>>);
-
-/// Pages, and the device state once there is one.
-type Held = (Vec<Vec<u8>>, Option<Vec<u8>>);
-
-impl Copy {
-    fn new() -> Self {
-        let empty = [MEMORY, DISK].map(|pages| vec![0; pages as usize * PAGE_SIZE]);
-        Self(Arc::new(Mutex::new((empty.to_vec(), None))), Arc::default())
-    }
-}
-
-impl Arrival for Copy {
-    fn blobs_missing(&self) -> Vec<Digest> {
-        vec![]
-    }
-    fn put_blob(&mut self, _: Digest, _: Vec<u8>) -> Result<(), HostError> {
-        Ok(())
-    }
-    fn write(&mut self, array: usize, run: PageRun, data: &[u8]) -> Result<(), HostError> {
-        if *self.1.lock().unwrap() {
-            return Err("no room".into());
-        }
-        self.0.lock().unwrap().0[array][run.offset() as usize..][..run.bytes()].copy_from_slice(data);
-        Ok(())
-    }
-    fn zero(&mut self, array: usize, run: PageRun) -> Result<(), HostError> {
-        self.0.lock().unwrap().0[array][run.offset() as usize..][..run.bytes()].fill(0);
-        Ok(())
-    }
-    fn read(&self, array: usize, run: PageRun, out: &mut [u8]) -> Result<(), HostError> {
-        out.copy_from_slice(&self.0.lock().unwrap().0[array][run.offset() as usize..][..run.bytes()]);
-        Ok(())
-    }
-    fn prepare(&mut self, _: &Finish, device_state: &[u8]) -> Result<(), HostError> {
-        self.0.lock().unwrap().1 = Some(device_state.to_vec());
-        Ok(())
-    }
-    fn run(&mut self) -> Result<(), HostError> {
-        Ok(())
-    }
-    fn discard(&mut self) {}
 }
 
 /// A link that breaks at a message, whose answer is lost with it.
@@ -238,6 +192,7 @@ impl World {
             lease_ms: 1000,
             witness: None,
             then: None,
+            keep: None,
         };
         let has_pages = sender.begin(&begin, &|_| Err("there are none".into())).ok()?;
         sender.follow(&mut self.ledgers, has_pages).ok()?;

@@ -5,7 +5,10 @@ use std::{
     str::FromStr,
     time::Duration,
 };
-use whimbrel_api::{CapsuleRef, DiskSource, ExportFormat, MoveNetwork, NicRequest, SelfService, Squeeze};
+use whimbrel_api::{
+    CapsuleRef, CapsuleRefError, DiskSource, ExportFormat, KeepRule, MoveNetwork, NicRequest, SelfService,
+    Squeeze,
+};
 use whimbrel_core::{ByteSize, HostName};
 
 /// The text is not what an option takes.
@@ -27,7 +30,7 @@ pub(crate) struct Located {
 }
 
 impl FromStr for Located {
-    type Err = whimbrel_core::NameError;
+    type Err = CapsuleRefError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (host, capsule) = match text.split_once(':') {
@@ -95,6 +98,32 @@ impl Span {
     /// In milliseconds.
     pub(crate) fn as_ms(self) -> u64 {
         u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// `NUMBER/UNIT,COUNT`: so many epochs in a unit of time, the newest so many of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Keep(pub(crate) KeepRule);
+
+impl FromStr for Keep {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let example = "how many in a s, min, h or d, and how many of them, like 1/min,60";
+        let rule = || {
+            let (rate, count) = text.split_once(',')?;
+            let (number, unit) = rate.split_once('/')?;
+            let unit = match unit {
+                "s" => 1_000,
+                "m" | "min" => 60_000,
+                "h" => 3_600_000,
+                "d" => 86_400_000,
+                _ => return None,
+            };
+            let number = number.parse::<u64>().ok().filter(|number| *number > 0)?;
+            Some(KeepRule { every_ms: unit / number, count: count.parse().ok()? })
+        };
+        rule().map(Self).ok_or_else(|| ValueError { text: text.to_owned(), what: "rule of keeping", example })
     }
 }
 

@@ -343,6 +343,7 @@ impl Attempt<'_> {
             lease_ms: settings.term.as_millis() as u32,
             witness: request.witness.clone(),
             then: settings.of_whoever_takes_over(),
+            keep: settings.keep,
         };
         let read =
             |digest| std::fs::read(host.layout.boot_file(&digest)).map_err(whimbrel_protect::BoxError::from);

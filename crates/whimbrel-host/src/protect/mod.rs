@@ -1,12 +1,13 @@
 //! Protection of machines by hot standbys, on this host: as the primary, as the standby, as the witness.
 //!
 //! The rules are those of `whimbrel-protect`. Here is who works on what: `guard` and `epochs` protect a machine of this host,
-//! `beats` keeps its lease, `settle` finds out whose it is when hosts lose each other, `standing` keeps machines of others,
+//! `beats` keeps its lease, `settle` finds out whose it is when hosts lose each other, `standing` keeps machines of others, `keeping` stores epochs of them,
 //! `witness` decides between two others, `notes` is what outlives the daemon, `recover` what a daemon does with it.
 
 mod beats;
 mod epochs;
 mod guard;
+mod keeping;
 mod link;
 mod notes;
 mod offer;

@@ -3,7 +3,10 @@
 use crate::error::HostError;
 use std::time::Duration;
 use whimbrel_api::{CodeStep, ProtectBlock, ProtectMode, ProtectRequest};
-use whimbrel_protect::code::{BlockSize, Coding};
+use whimbrel_protect::{
+    code::{BlockSize, Coding},
+    protocol::Keep,
+};
 
 /// Lengths of epochs, in milliseconds.
 const EPOCHS: std::ops::RangeInclusive<u64> = 25..=1000;
@@ -12,6 +15,9 @@ const EPOCH: u64 = 50;
 /// than that at once needs more.
 const TERMS: std::ops::RangeInclusive<u64> = 200..=60_000;
 const TERM: u64 = 400;
+/// Times between epochs that are kept, in milliseconds, and how many are.
+const KEPT_EVERY: std::ops::RangeInclusive<u64> = 1000..=7 * 86_400_000;
+const KEPT: std::ops::RangeInclusive<u32> = 1..=10_000;
 
 /// The settings of a protection.
 #[derive(Debug, Clone)]
@@ -20,6 +26,7 @@ pub(super) struct Settings {
     pub(super) epoch: Duration,
     pub(super) term: Duration,
     pub(super) coding: Coding,
+    pub(super) keep: Option<Keep>,
 }
 
 impl Settings {
@@ -41,7 +48,20 @@ impl Settings {
         if then.is_some_and(|then| *then == request.host || request.witness.as_ref() == Some(then)) {
             return Err(HostError::invalid("who protects it next is neither its standby nor its witness"));
         }
-        Ok(Self { request: request.clone(), epoch, term, coding: coding(request)? })
+        let keep = request.keep.map(|rule| {
+            within("the time between epochs that are kept", Some(rule.every_ms), KEPT_EVERY, 0)?;
+            match KEPT.contains(&rule.count) {
+                true => Ok(Keep { every_ms: rule.every_ms, count: rule.count }),
+                false => Err(HostError::invalid(format!(
+                    "{} epochs to keep are not between {} and {}",
+                    rule.count,
+                    KEPT.start(),
+                    KEPT.end()
+                ))),
+            }
+        });
+        let (coding, keep) = (coding(request)?, keep.transpose()?);
+        Ok(Self { request: request.clone(), epoch, term, coding, keep })
     }
 
     /// What the standby is to ask of itself when it has taken the machine over. The two go on in turn.
@@ -99,6 +119,11 @@ mod tests {
         assert!(request(r#"{"host":"beta","epoch_ms":24}"#).is_err());
         assert!(request(r#"{"host":"beta","lease_ms":100}"#).is_err());
         assert!(request(r#"{"host":"beta","then":"beta"}"#).is_err());
+        let kept = |every, count| {
+            request(&format!(r#"{{"host":"beta","keep":{{"every_ms":{every},"count":{count}}}}}"#))
+        };
+        assert_eq!(kept(60_000, 60).unwrap().keep, Some(Keep { every_ms: 60_000, count: 60 }));
+        assert!(kept(999, 60).is_err() && kept(60_000, 0).is_err() && kept(60_000, 10_001).is_err());
         assert!(request(r#"{"host":"beta","witness":"gamma","then":"gamma"}"#).is_err());
         let next =
             request(r#"{"host":"beta","epoch_ms":25,"then":"delta"}"#).unwrap().of_whoever_takes_over();

@@ -8,6 +8,7 @@
 //! the rules in hand: nobody decides to take over what is about to be of no one instant.
 
 use super::{
+    keeping::{Keeping, Last},
     link::Line,
     notes::{Note, Side},
     settings::Settings,
@@ -55,6 +56,8 @@ pub(crate) struct Standing {
     current: Arc<Current>,
     /// How the machine is to be protected here, once it is this host's.
     then: Option<Settings>,
+    /// If epochs are to be kept.
+    keeping: Option<Keeping>,
     over: AtomicBool,
 }
 
@@ -104,7 +107,11 @@ impl Host {
             }
             protocol::SEAL => {
                 let seal: Seal = parse(header)?;
-                self.with_receiver(asker, seal.id, |receiver, _| receiver.seal(seal, payload.to_vec()))?;
+                self.with_receiver(asker, seal.id, |receiver, standing| {
+                    receiver.seal(seal, payload.to_vec())?;
+                    standing.keeping.iter().for_each(|keeping| keeping.epoch_is_whole(receiver));
+                    Ok(())
+                })?;
                 Ok(Vec::new())
             }
             protocol::HEARTBEAT => Ok(encoded(&self.hear_beat(asker, parse(header)?))),
@@ -117,18 +124,19 @@ impl Host {
     fn begin_standing(self: &Arc<Self>, from: &HostName, begin: Begin) -> Result<Begun, HostError> {
         let arrays = begin.offer.arrays.iter().map(|array| array.pages).collect::<Vec<_>>();
         let used = self.protecting.standing(begin.id).is_some();
-        if begin.offer.blobs.len() > 2 || arrays.len() > 64 || begin.lease_ms < 50 || used {
+        let keeps_too_much = begin.keep.is_some_and(|keep| keep.every_ms < 100 || keep.count > 100_000);
+        if begin.offer.blobs.len() > 2 || arrays.len() > 64 || begin.lease_ms < 50 || used || keeps_too_much {
             return Err(HostError::invalid("an offer that no sound host would make"));
         }
         let then = begin.then.as_deref().map(|text| self.next_settings(text)).transpose()?;
         // Whatever came in between: what is here by the same handover is older pages of the same machine.
         let old = self.protecting.standing_by(from, begin.offer.handover);
-        let kept = old.and_then(|old| old.let_go(&arrays, &begin));
-        let has_pages = kept.is_some();
-        let (receiver, blobs_missing) = match kept {
-            Some(mut receiver) => {
+        let left = old.and_then(|old| old.let_go(&arrays, &begin));
+        let has_pages = left.is_some();
+        let (mut receiver, blobs_missing, last) = match left {
+            Some((mut receiver, last)) => {
                 receiver.begin_again();
-                (receiver, Vec::new())
+                (receiver, Vec::new(), last)
             }
             None => {
                 let reserved = crate::landing::HostLanding::new(self).reserve(&begin.offer);
@@ -142,9 +150,11 @@ impl Host {
                 let missing = arrival.blobs_missing();
                 let receiver =
                     Receiver::new(arrival, arrays, begin.offer.blobs.clone(), begin.offer.handover);
-                (receiver.map_err(standby_error)?, missing)
+                (receiver.map_err(standby_error)?, missing, None)
             }
         };
+        let first = receiver.keeps(begin.keep.is_some(), !has_pages);
+        let keeping = begin.keep.map(|rule| Keeping::new(rule, &begin.offer, last.filter(|_| !first)));
         let (term, current) = (Duration::from_millis(begin.lease_ms.into()), receiver.current());
         let standing = Arc::new(Standing {
             host: self.clone(),
@@ -158,13 +168,24 @@ impl Host {
             receiver: Mutex::new(Some(receiver)),
             current,
             then,
+            keeping,
             over: AtomicBool::new(false),
         });
         self.protecting.enter(standing.clone());
-        let keeper = standing.clone();
-        self.start_thread("standby", move || standing.watch())?;
-        self.start_thread("witness-line", move || keeper.keep_line())?;
+        self.start_work(&standing)?;
         Ok(Begun { offered: Offered::Accepted(Accepted { blobs_missing, begun_as: Vec::new() }), has_pages })
+    }
+
+    fn start_work(&self, standing: &Arc<Standing>) -> Result<(), HostError> {
+        let its = || standing.clone();
+        let (watched, line, kept) = (its(), its(), its());
+        self.start_thread("standby", move || watched.watch())?;
+        self.start_thread("witness-line", move || line.keep_line())?;
+        if standing.keeping.is_some() {
+            let keep = move || kept.keeping.iter().for_each(|keeping| keeping.work(&kept));
+            self.start_thread("keep-epochs", keep)?;
+        }
+        Ok(())
     }
 
     fn start_thread(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), HostError> {
@@ -278,6 +299,23 @@ impl Standing {
         }
     }
 
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn host(&self) -> &Arc<Host> {
+        &self.host
+    }
+
+    pub(super) fn primary(&self) -> &HostName {
+        &self.from
+    }
+
+    /// What it receives into; none once it is no longer this one's.
+    pub(super) fn with_own_receiver<T>(&self, work: impl FnOnce(&mut Receiver) -> T) -> Option<T> {
+        lock(&self.receiver).as_mut().map(work)
+    }
+
     pub(super) fn id(&self) -> ProtectionId {
         self.id
     }
@@ -291,7 +329,7 @@ impl Standing {
     }
 
     /// Gives its pages to the protection that follows, if it is of the same machine and this one cannot take over any more.
-    fn let_go(&self, arrays: &[u64], begin: &Begin) -> Option<Receiver> {
+    fn let_go(&self, arrays: &[u64], begin: &Begin) -> Option<(Receiver, Option<Last>)> {
         let mut receiver = lock(&self.receiver);
         let ended = {
             let mut rules = lock(&self.rules);
@@ -311,7 +349,8 @@ impl Standing {
         }
         self.over.store(true, Ordering::SeqCst);
         self.host.protecting.leave(self.id);
-        receiver.take()
+        let last = self.keeping.as_ref().and_then(Keeping::take_last);
+        receiver.take().map(|receiver| (receiver, last))
     }
 
     fn discard(&self) {

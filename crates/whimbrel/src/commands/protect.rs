@@ -1,6 +1,11 @@
 //! `whimbrel protect`.
 
-use crate::{context::Context, failure::Failure, operation, values::Span};
+use crate::{
+    context::Context,
+    failure::Failure,
+    operation,
+    values::{Keep, Span},
+};
 use clap::ValueEnum;
 use whimbrel_api::{CodeStep, ProtectBlock, ProtectMode, ProtectRequest};
 use whimbrel_core::{HostName, MachineName};
@@ -11,6 +16,7 @@ Examples:
   whimbrel protect web beta                     beta takes over when a person says so
   whimbrel protect web beta --witness gamma --epoch 25ms --block 256
   whimbrel protect web beta --witness gamma --then delta
+  whimbrel protect web beta --witness gamma --keep 1/min,60      and whimbrel resume web@-5m --name before
   whimbrel ps                                   how well it is protected, and what that costs
   whimbrel failover web                         let beta have it now; whimbrel unprotect web ends it";
 
@@ -48,6 +54,9 @@ pub(crate) struct Args {
     /// Where whoever takes it over protects it next, by itself; may be this host, once it is back
     #[arg(long, value_name = "HOST")]
     then: Option<HostName>,
+    /// Store epochs as capsules on the standby's host, so often and the newest so many; `whimbrel resume NAME@-5m` goes back
+    #[arg(long, value_name = "RATE,COUNT")]
+    keep: Option<Keep>,
 }
 
 /// The two of them, with help.
@@ -108,6 +117,7 @@ impl Args {
             lease_ms: Some(self.lease.as_ms()),
             without: self.without.into_iter().map(step).collect(),
             then: self.then,
+            keep: self.keep.map(|keep| keep.0),
         };
         operation::perform(context, context.client.protect(&self.name, &request)).await
     }

@@ -15,6 +15,7 @@ Examples:
   whimbrel resume before-upgrade --name web2
   whimbrel resume 3fa95c81 --full
   whimbrel resume beta:web                  from beta: pages come from there when they are touched
+  whimbrel resume web@-5m --name before     as it was kept five minutes ago, if it was protected with --keep
   whimbrel resume web --network home        suspended elsewhere, it keeps its address there";
 
 /// Make a machine from a capsule and let it run
@@ -24,7 +25,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Tag, machine (its newest capsule) or id; with HOST: in front, one that lies there
+    /// Tag, machine (its newest capsule), NAME@-AGE (one kept under protection) or id; with HOST: in front, one that lies there
     #[arg(value_name = "[HOST:]CAPSULE")]
     capsule: Located,
     /// Name for the machine; the one it had unless given
