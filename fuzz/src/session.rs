@@ -3,8 +3,8 @@
 use whimbrel_session::{
     cache::{FileRecord, Record, decode_record, encode_record},
     proto::{
-        Attr, Entry, Ident, Kind, Name, Op, PackedPages, RelPath, Time, Version, pack_entries, pack_pages,
-        unpack_entries, unpack_pages,
+        Attr, DirPacker, Entry, Ident, Kind, Name, Op, PackedPages, RelPath, Time, Version, WalkedDir,
+        pack_entries, pack_pages, unpack_dirs, unpack_entries, unpack_pages,
     },
 };
 
@@ -14,7 +14,7 @@ const LIMIT: usize = 1 << 20;
 /// The first byte says which parser; the rest is for it.
 pub fn session(data: &[u8]) {
     let Some((which, rest)) = data.split_first() else { return };
-    match which % 3 {
+    match which % 4 {
         0 => {
             let Ok((record, len)) = decode_record(rest, GENERATION) else { return };
             let mut again = Vec::new();
@@ -29,6 +29,13 @@ pub fn session(data: &[u8]) {
             let Ok(entries) = unpack_entries(rest) else { return };
             let again = pack_entries(&entries).map(|packed| unpack_entries(&packed).ok());
             assert!(again.is_none_or(|again| again == Some(entries)), "entries survive being packed");
+        }
+        2 => {
+            let Ok(dirs) = unpack_dirs(rest) else { return };
+            let mut packer = DirPacker::default();
+            let all = dirs.iter().all(|dir| packer.add(dir));
+            let again = packer.finish().map(|packed| unpack_dirs(&packed).ok());
+            assert!(!all || again.is_ok_and(|again| again == Some(dirs)), "directories survive being packed");
         }
         _ => {
             let Ok((shape, bytes)) = postcard::take_from_bytes::<PackedPages>(rest) else { return };
@@ -84,7 +91,11 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         .filter_map(|name| Some(Entry { name: Name::new(name).ok()?, attr }))
         .collect();
     seeds.extend(pack_entries(&entries).map(|packed| [vec![1], packed].concat()));
+    let mut dirs = DirPacker::default();
+    if dirs.add(&WalkedDir { ident: attr.ident, entries: Some(entries) }) {
+        seeds.extend(dirs.finish().ok().map(|packed| [vec![2], packed].concat()));
+    }
     let (shape, bytes) = pack_pages(&[vec![5; 5000], vec![0; 9000]].concat(), Some(1));
-    seeds.extend(postcard::to_stdvec(&shape).ok().map(|shape| [vec![2], shape, bytes].concat()));
+    seeds.extend(postcard::to_stdvec(&shape).ok().map(|shape| [vec![3], shape, bytes].concat()));
     seeds
 }

@@ -13,8 +13,8 @@ use std::{
 use whimbrel_session::{
     proto::{
         AttrCall, Batch, FileRef, Ident, Keyed, List, ListCall, Lookup, LookupCall, Name, Op, OpCall, Open,
-        OpenCall, Opened, PROTOCOL, Range, Read, ReadCall, RelPath, SessionKey, Sync, SyncCall, Time, Write,
-        WriteCall, code, errno, pack_pages, unpack_pages,
+        OpenCall, Opened, PROTOCOL, Range, Read, ReadCall, RelPath, SessionKey, Sync, SyncCall, Time, Walk,
+        WalkCall, Walked, WalkedDir, Write, WriteCall, code, errno, pack_pages, unpack_dirs, unpack_pages,
     },
     server::{Export, Limits, Server},
 };
@@ -51,6 +51,12 @@ async fn read(connection: &Connection, key: SessionKey, wanted: FileRef) -> Resu
         Err(CallError::Refused { source }) => Err(source),
         Err(other) => panic!("{other}"),
     }
+}
+
+async fn walk(connection: &Connection, key: SessionKey, body: Walk) -> (Walked, Vec<WalkedDir>) {
+    let (walked, packed) =
+        connection.request::<WalkCall>(&Keyed { key, body }, Bytes::new()).await.expect("an answer");
+    (walked, unpack_dirs(&packed).expect("directories"))
 }
 
 async fn ident(connection: &Connection, key: SessionKey, name: &str) -> Option<Ident> {
@@ -111,6 +117,10 @@ async fn no_path_leads_out_and_nothing_but_files_is_opened() {
             ask::<ListCall, _>(&connection, key, List { dir: path(name), listing: 0, from: 0, count: 10 })
                 .await;
         assert!(refused.is_err(), "{name} is listed");
+        let body = Walk { dirs: vec![path(name), path("")], below: true, names: 100, most: 100 };
+        let (walked, dirs) = walk(&connection, key, body).await;
+        assert_eq!(walked.reached, 2);
+        assert_eq!(dirs.len(), 2, "the export and `sub`, and nothing through {name}");
     }
     let plain = ident(&connection, key, "plain").await.unwrap();
     assert_eq!(
@@ -316,4 +326,37 @@ async fn a_file_has_its_mode_and_stamp_when_it_has_its_name_and_a_directory_can_
     assert_eq!(errno(&ask::<OpCall, _>(&connection, key, create(other)).await.unwrap_err()), Some(17));
     let names = Sync { file: FileRef { path: RelPath::root(), ident: Ident::default() } };
     ask::<SyncCall, _>(&connection, key, names).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_walk_brings_the_nearest_directories_and_says_where_it_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    for number in 0..10 {
+        fs::create_dir_all(root.join(format!("{number}/deep"))).unwrap();
+        (0..number * 3).for_each(|file| fs::write(root.join(format!("{number}/{file}")), "x").unwrap());
+    }
+    let (connection, _server) = connect(server_of(&root)).await.unwrap();
+    let key = open(&connection, &root).await.unwrap().key;
+    let wanted = |dirs: &[&str], below, names, most| Walk {
+        dirs: dirs.iter().map(|dir| path(dir)).collect(),
+        below,
+        names,
+        most,
+    };
+    let (_, all) = walk(&connection, key, wanted(&[""], true, 1000, 100)).await;
+    assert_eq!(all.len(), 21);
+    let names: usize = all.iter().filter_map(|dir| dir.entries.as_ref()).map(Vec::len).sum();
+    assert_eq!(names, 10 + 10 + 3 * 45);
+    let large = all.iter().position(|dir| dir.entries.is_none());
+    assert_eq!(large, None);
+    let (_, few) = walk(&connection, key, wanted(&[""], true, 1000, 20)).await;
+    let large = few.iter().filter(|dir| dir.entries.is_none()).count();
+    assert_eq!(large, 3, "those of 22, 25 and 28 names come without them, and what is below is not known");
+    assert_eq!(few.len(), 18);
+    let (walked, some) = walk(&connection, key, wanted(&["9", "none", "8", "7"], false, 30, 100)).await;
+    assert_eq!((walked.reached, some.len()), (3, 2), "who is not there is passed over");
+    let many = vec![path("9"); 1001];
+    let body = Walk { dirs: many, below: false, names: 1, most: 1 };
+    assert!(ask::<WalkCall, _>(&connection, key, body).await.is_err());
 }

@@ -116,7 +116,9 @@ impl Core {
         }
         let block = self.cache.block_size();
         let handle = Handle { reader: Mutex::new(Reader::new(AHEAD / block)) };
-        Ok((Opened { direct, parallel_writes: direct, keep_cache, ..Opened::default() }, handle))
+        // Who only read has nothing to send when it closes.
+        let no_flush = !access.writes() && !access.truncates();
+        Ok((Opened { direct, parallel_writes: direct, keep_cache, no_flush, handle: 0 }, handle))
     }
 
     /// Has the whole file on its way.
@@ -173,6 +175,7 @@ impl Core {
 
     /// Fetches what is missing and fills `out`.
     fn bring(&self, id: u64, file: FileId, offset: u64, out: &mut [u8], mut missing: Vec<u64>) -> Result<()> {
+        let _waits = self.link.waiting();
         for _ in 0..TRIES {
             self.settle_names()?;
             let source = self.source(id, file).ok_or(Errno::ESTALE)?;
@@ -262,6 +265,7 @@ impl Core {
 
     /// Blocks that are written in part have to be here first.
     fn bring_blocks(&self, id: u64, file: FileId, blocks: &[u64]) -> Result<()> {
+        let _waits = self.link.waiting();
         self.settle_names()?;
         let source = self.source(id, file).ok_or(Errno::ESTALE)?;
         for flight in self.fetch(&source, blocks, false) {

@@ -5,10 +5,11 @@
 //! caller, who is told) recognises one that was made before.
 
 use crate::proto::{
-    Attr, Keyed, Op, OpCall, OpDone, Open, OpenCall, Opened, PROTOCOL, SessionKey, code, errno,
+    Attr, Keyed, Op, OpCall, OpDone, Open, OpenCall, Opened, PROTOCOL, SessionKey, code, errno, request_name,
 };
 use bytes::Bytes;
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc, RwLock,
         atomic::{AtomicU64, Ordering},
@@ -21,7 +22,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use whimbrel_fuse::Errno;
-use whimbrel_wire::{BoxFuture, Call, CallError, ConnectError, Connection, Refusal, Reply, Request};
+use whimbrel_wire::{BoxFuture, Call, CallError, ConnectError, Connection, Refusal, Reply, Request, range};
 
 /// Makes connections to the server.
 pub trait Connector: Send + Sync + 'static {
@@ -105,6 +106,24 @@ pub(super) struct Link {
     calls: AtomicU64,
     waited: AtomicU64,
     broken: AtomicU64,
+    /// Requests by kind, each at the low bits of its number.
+    kinds: [AtomicU64; 16],
+    /// How often somebody waited for an answer, and for how many microseconds.
+    waits: [AtomicU64; 2],
+}
+
+/// Somebody waits for the server, until this is dropped.
+pub(super) struct Waiting<'a> {
+    link: &'a Link,
+    began: Instant,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let [waits, micros] = &self.link.waits;
+        waits.fetch_add(1, Ordering::Relaxed);
+        micros.fetch_add(self.began.elapsed().as_micros() as u64, Ordering::Relaxed);
+    }
 }
 
 /// What the first connection brought.
@@ -147,6 +166,8 @@ impl Link {
             calls: AtomicU64::new(0),
             waited: AtomicU64::new(0),
             broken: AtomicU64::new(0),
+            kinds: Default::default(),
+            waits: Default::default(),
         });
         let weak = Arc::downgrade(&link);
         tokio::spawn(async move {
@@ -211,6 +232,31 @@ impl Link {
         (self.broken.load(Ordering::Relaxed), calls, mean)
     }
 
+    /// A request of this kind is sent.
+    fn count(&self, kind: u16) {
+        self.kinds[usize::from(kind & 15)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Requests so far, by what they are called.
+    pub(super) fn requests(&self) -> BTreeMap<String, u64> {
+        let named = |kind: u16| {
+            let sent = self.kinds[usize::from(kind & 15)].load(Ordering::Relaxed);
+            Some((request_name(kind)?.to_owned(), sent))
+        };
+        (range::SESSION..range::SESSION + 16).filter_map(named).collect()
+    }
+
+    /// A program waits from now on.
+    pub(super) fn waiting(&self) -> Waiting<'_> {
+        Waiting { link: self, began: Instant::now() }
+    }
+
+    /// How often and how long programs waited.
+    pub(super) fn waits(&self) -> (u64, Duration) {
+        let [waits, micros] = &self.waits;
+        (waits.load(Ordering::Relaxed), Duration::from_micros(micros.load(Ordering::Relaxed)))
+    }
+
     /// How often the connection broke: while this is the same, so is the server.
     pub(super) fn breaks(&self) -> u64 {
         self.broken.load(Ordering::Relaxed)
@@ -261,6 +307,7 @@ impl Link {
                 Err(fail) => return (Err(fail), again),
             };
             let began = Instant::now();
+            self.count(C::KIND);
             let asked = ask_once::<C, B>(&up, body.clone(), payload.clone(), stream).await;
             self.calls.fetch_add(1, Ordering::Relaxed);
             self.waited.fetch_add(began.elapsed().as_micros() as u64, Ordering::Relaxed);
@@ -291,6 +338,7 @@ impl Link {
         let mut pending = Vec::with_capacity(ops.len());
         for op in ops {
             let body = Op::clone(op);
+            self.count(OpCall::KIND);
             let request = Request::of::<OpCall>(&Keyed { key: up.key, body }, Bytes::new());
             let started = match request {
                 Ok(request) => up.connection.start(request.ordered(0)).await,
@@ -340,6 +388,7 @@ impl Link {
         B: Clone,
         C: Call<Header = Keyed<B>>,
     {
+        let _waits = self.waiting();
         self.runtime.block_on(self.ask::<C, B>(body, Bytes::new(), None)).0
     }
 }

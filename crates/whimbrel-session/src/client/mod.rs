@@ -20,7 +20,9 @@ mod nodes;
 mod policy;
 mod queue;
 mod readahead;
+mod room;
 mod session;
+mod walk;
 mod writeback;
 
 pub use control::{

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use whimbrel_fuse::{Attributes, Errno, FileKind, ROOT, Result};
 
 /// Names of a directory that come along with the look-up of one.
-const SMALL: u32 = 2048;
+pub(super) const SMALL: u32 = 2048;
 /// Entries of one part of a large directory; all parts but the first are asked for at once.
 const PART: u32 = 8192;
 /// Most names of a directory that are taken from a server: some gigabytes here.
@@ -41,6 +41,7 @@ impl Core {
                 Known::Nothing => return Err(Errno::ENOENT),
                 Known::Ask => {}
             }
+            self.walk_again();
             self.settle_names()?;
             let (dir, changes, large) = {
                 let mut nodes = self.nodes();
@@ -121,6 +122,7 @@ impl Core {
         if self.nodes().get(id).ok_or(Errno::ESTALE)?.is_fresh(ttl) {
             return Ok(());
         }
+        self.walk_again();
         self.settle_names()?;
         let Some(path) = self.nodes().path(id) else { return Ok(()) };
         let asked = self.link.call::<LookupCall, _>(Lookup { dir: path, name: None, list: 0 });
@@ -163,6 +165,7 @@ impl Core {
             if self.nodes().is_whole(id, self.ttl()) {
                 return Ok(());
             }
+            self.walk_again();
             self.settle_names()?;
             let (path, changes) = {
                 let mut nodes = self.nodes();

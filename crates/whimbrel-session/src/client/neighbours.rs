@@ -1,57 +1,205 @@
-//! Small files that will be read next, because others of their directory were: builds, checkouts and copies read a directory
-//! file by file, and each would cost a round trip.
+//! Small files that will be read next, because others near them were: builds, checkouts and copies read a tree file by
+//! file, and each would cost a round trip.
 //!
-//! The second file of a directory that has to be waited for brings some of those after it by name, the next more. Nobody
-//! waits for them; what is here already is not asked for.
+//! Who waits for a second file of a directory gets some of those after it by name, then those of the directories near it.
+//! As long as what is brought is used, each wait brings four times as much; who reads here and there, and leaves it,
+//! gets less again and then nothing. Nobody waits for what is brought along, and what is here already is not asked for.
 
-use super::session::Core;
+use super::{
+    nodes::{Node, Nodes},
+    session::Core,
+};
 use crate::{cache::FileId, proto::Kind};
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::PoisonError,
+};
+use whimbrel_fuse::ROOT;
 
 /// Largest file that is brought along.
 const SMALL: u64 = 256 << 10;
 /// Directories of more names are not looked through.
 const NAMES: usize = 4096;
-/// Files and bytes brought along the first time; twice as many each time, up to the last.
-const FIRST: (usize, u64) = (8, 256 << 10);
-const DOUBLINGS: u32 = 4;
+/// Directories looked through for one wait.
+const DIRS: usize = 256;
+/// Files and bytes brought along the first time; four times as many each time, up to the last level.
+const FIRST: (usize, u64) = (16, 256 << 10);
+const LEVELS: u32 = 3;
+/// Waits of which the directories are remembered: programs at work side by side read in several.
+const RECENT: usize = 4;
+/// What was brought is of use if one file of so many was opened.
+const USED: usize = 8;
+
+/// How far to look, judged by what came of it. Pure.
+#[derive(Debug, Default)]
+pub(super) struct Ahead {
+    level: u32,
+    /// Directories of the latest waits.
+    recent: VecDeque<u64>,
+    /// The latest that was brought along: how many files, and those that nobody has opened yet.
+    brought: VecDeque<(usize, HashSet<FileId>)>,
+}
+
+impl Ahead {
+    /// A file is opened.
+    fn opened(&mut self, file: FileId) {
+        self.brought.iter_mut().for_each(|(_, waiting)| _ = waiting.remove(&file));
+    }
+
+    fn is_coming(&self, file: FileId) -> bool {
+        self.brought.iter().any(|(_, waiting)| waiting.contains(&file))
+    }
+
+    /// A file of this directory is waited for: how many files and bytes to bring along.
+    fn waited(&mut self, dir: u64) -> Option<(usize, u64)> {
+        let near = self.recent.contains(&dir);
+        self.recent.push_back(dir);
+        if self.recent.len() > RECENT {
+            self.recent.pop_front();
+        }
+        let all: usize = self.brought.iter().map(|(all, _)| all).sum();
+        let left: usize = self.brought.iter().map(|(_, waiting)| waiting.len()).sum();
+        self.level = match near {
+            _ if all == 0 => u32::from(near),
+            _ if (all - left) * USED >= all => (self.level + 1).min(LEVELS),
+            true => self.level,
+            false => self.level / 2,
+        };
+        if self.level == 0 {
+            self.brought.clear();
+        }
+        let shift = 2 * self.level.checked_sub(1)?;
+        Some((FIRST.0 << shift, FIRST.1 << shift))
+    }
+
+    fn brings(&mut self, files: HashSet<FileId>) {
+        self.brought.push_back((files.len(), files));
+        if self.brought.len() > RECENT {
+            self.brought.pop_front();
+        }
+    }
+}
+
+/// Files that are chosen, until there are enough.
+struct Chosen<'a> {
+    files: usize,
+    bytes: u64,
+    fits: &'a dyn Fn(&Node) -> bool,
+    ids: Vec<u64>,
+}
+
+impl Chosen<'_> {
+    fn is_full(&self) -> bool {
+        self.ids.len() >= self.files || self.bytes == 0
+    }
+
+    fn offer(&mut self, id: u64, node: &Node) {
+        let size = node.attr.size;
+        let small = node.attr.kind == Kind::File && !node.local && (1..=SMALL).contains(&size);
+        if small && !self.is_full() && (self.fits)(node) {
+            self.bytes = self.bytes.saturating_sub(size);
+            self.ids.push(id);
+        }
+    }
+}
+
+/// Entries of a directory in their order, those after `name` first; none of a large one.
+fn in_order(nodes: &Nodes, dir: u64, after: Option<&crate::proto::Name>) -> Vec<u64> {
+    let Some(dir) = nodes.get(dir).and_then(|node| node.dir.as_ref()) else { return Vec::new() };
+    if dir.entries.len() > NAMES {
+        return Vec::new();
+    }
+    let mut entries: Vec<_> =
+        dir.entries.iter().map(|(name, id)| (after.is_some_and(|after| name <= after), name, *id)).collect();
+    entries.sort_unstable();
+    entries.into_iter().map(|(_, _, id)| id).collect()
+}
+
+/// Chooses small files near a file: of its directory, of those below that, of those beside it, and so on upwards.
+fn choose(nodes: &Nodes, id: u64, chosen: &mut Chosen<'_>) {
+    let Some((parent, name)) = nodes.get(id).and_then(|node| node.names.first()) else { return };
+    let (mut top, mut seen) = (*parent, HashSet::new());
+    loop {
+        let mut queue = VecDeque::from([top]);
+        while let Some(dir) = queue.pop_front() {
+            let first = seen.insert(dir);
+            if chosen.is_full() || seen.len() > DIRS {
+                return;
+            }
+            for other in in_order(nodes, dir, (dir == *parent).then_some(name)) {
+                let Some(node) = nodes.get(other) else { continue };
+                if node.dir.is_some() && !seen.contains(&other) {
+                    queue.push_back(other);
+                } else if first && other != id {
+                    chosen.offer(other, node);
+                }
+            }
+        }
+        let above = nodes.get(top).and_then(|node| node.names.first());
+        match above {
+            Some((above, _)) if top != ROOT => top = *above,
+            _ => return,
+        }
+    }
+}
 
 impl Core {
     /// A file is opened. If it has to be waited for, its neighbours may be next.
     pub(super) fn look_around(&self, id: u64, file: FileId, size: u64) {
-        if size == 0 || size > SMALL || self.cache.has_block(file, 0, size) {
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let coming = ahead.is_coming(file);
+        ahead.opened(file);
+        if coming || size == 0 || size > SMALL || self.cache.has_block(file, 0, size) {
             return;
         }
-        for id in self.neighbours(id).unwrap_or_default() {
-            // Who opens it will hear what is wrong with it.
-            if let Ok(file) = self.file_of(id) {
-                self.fetch_all(id, file);
-            }
+        // What is wanted now goes before what may be wanted next.
+        self.fetch_all(id, file);
+        let ids = {
+            let nodes = self.nodes();
+            let parent = nodes.get(id).and_then(|node| node.names.first()).map(|(parent, _)| *parent);
+            let Some((files, bytes)) = parent.and_then(|parent| ahead.waited(parent)) else { return };
+            let known = self.known_files.lock().unwrap_or_else(PoisonError::into_inner);
+            let fits = |node: &Node| {
+                let file = node.file.or_else(|| known.get(&node.attr.ident).copied());
+                file.is_none_or(|file| {
+                    !ahead.is_coming(file) && !self.cache.has_block(file, 0, node.attr.size)
+                })
+            };
+            let mut chosen = Chosen { files, bytes, fits: &fits, ids: Vec::new() };
+            choose(&nodes, id, &mut chosen);
+            chosen.ids
+        };
+        // Who opens one will hear what is wrong with it.
+        let files: Vec<_> = ids.into_iter().filter_map(|id| Some((id, self.file_of(id).ok()?))).collect();
+        ahead.brings(files.iter().map(|(_, file)| *file).collect());
+        drop(ahead);
+        for (id, file) in files {
+            self.fetch_all(id, file);
         }
     }
+}
 
-    /// Small files after this one by name, the first of the directory after the last.
-    fn neighbours(&self, id: u64) -> Option<Vec<u64>> {
-        let mut nodes = self.nodes();
-        let (parent, name) = nodes.get(id)?.names.first().cloned()?;
-        let dir = nodes.dir(parent)?;
-        dir.waited = dir.waited.saturating_add(1);
-        let doublings = dir.waited.checked_sub(2)?.min(DOUBLINGS);
-        if dir.entries.len() > NAMES {
-            return None;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bring(ahead: &mut Ahead, dir: u64, first: u64) -> usize {
+        let files = ahead.waited(dir).map_or(0, |(files, _)| files);
+        ahead.brings((first..first + files as u64).map(|number| number as FileId).collect());
+        files
+    }
+
+    #[test]
+    fn who_reads_on_gets_ever_more_and_who_reads_here_and_there_gets_nothing() {
+        let mut ahead = Ahead::default();
+        let mut brought = Vec::new();
+        for round in 0..5 {
+            brought.push(bring(&mut ahead, 1, round * 1000));
+            (0..4).for_each(|number| ahead.opened((round * 1000 + number * 7) as FileId));
         }
-        let (most, mut bytes) = (FIRST.0 << doublings, FIRST.1 << doublings);
-        let mut entries: Vec<_> =
-            dir.entries.iter().map(|(other, id)| (*other <= name, other, *id)).collect();
-        entries.sort_unstable();
-        let ids: Vec<u64> = entries.into_iter().map(|(_, _, id)| id).collect();
-        let small = ids.into_iter().filter(|other| {
-            let node =
-                nodes.get(*other).filter(|node| *other != id && node.attr.kind == Kind::File && !node.local);
-            let size = node.map_or(0, |node| node.attr.size);
-            let fits = size > 0 && size <= SMALL.min(bytes);
-            bytes -= if fits { size } else { 0 };
-            fits
-        });
-        Some(small.take(most).collect())
+        assert_eq!(brought, [0, 16, 64, 64, 64], "four of sixty-four are too few to go on");
+        let scattered: Vec<usize> = (10..20).map(|dir| bring(&mut ahead, dir, dir * 1000)).collect();
+        assert_eq!(scattered[..4], [16, 0, 0, 0]);
+        assert!(scattered.iter().all(|files| *files <= 16));
     }
 }

@@ -22,9 +22,16 @@ pub(super) struct Dir {
     pub(super) whole: Option<Instant>,
     /// It has more names than are worth bringing for one look-up.
     pub(super) large: bool,
-    /// How often a small file in it had to be waited for.
-    pub(super) waited: u32,
     pub(super) changes: u64,
+    /// It was asked about since it was last seen whole.
+    pub(super) used: bool,
+}
+
+impl Dir {
+    /// Whether its names were neither seen nor are too many to be brought along.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.whole.is_none() && !self.large
+    }
 }
 
 /// A file, directory or symlink.
@@ -123,6 +130,10 @@ impl Nodes {
         self.by_ident.get(ident).copied()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
     pub(super) fn ids(&self) -> Vec<u64> {
         self.nodes.keys().copied().collect()
     }
@@ -151,8 +162,20 @@ impl Nodes {
         self.path(parent).ok_or(PathError::Name)?.join(name)
     }
 
+    /// Directories that were seen whole longer ago than `age` and were in use since.
+    pub(super) fn used_dirs(&self, age: Duration) -> Vec<u64> {
+        let old = |node: &Node| {
+            let dir = node.dir.as_ref().filter(|dir| dir.used && !node.local);
+            dir.and_then(|dir| dir.whole).is_some_and(|seen| seen.elapsed() >= age)
+        };
+        self.nodes.iter().filter(|(_, node)| old(node)).map(|(id, _)| *id).collect()
+    }
+
     /// What is known of a name.
-    pub(super) fn known(&self, parent: u64, name: &Name, ttl: Duration) -> Known {
+    pub(super) fn known(&mut self, parent: u64, name: &Name, ttl: Duration) -> Known {
+        if let Some(dir) = self.dir(parent) {
+            dir.used = true;
+        }
         let Some(node) = self.nodes.get(&parent) else { return Known::Ask };
         let Some(dir) = &node.dir else { return Known::Ask };
         let whole = node.local || dir.whole.is_some_and(|seen| seen.elapsed() < ttl);
@@ -166,7 +189,10 @@ impl Nodes {
     }
 
     /// Whether all names of a directory are known and believed.
-    pub(super) fn is_whole(&self, id: u64, ttl: Duration) -> bool {
+    pub(super) fn is_whole(&mut self, id: u64, ttl: Duration) -> bool {
+        if let Some(dir) = self.dir(id) {
+            dir.used = true;
+        }
         let Some(node) = self.nodes.get(&id) else { return false };
         let Some(dir) = &node.dir else { return false };
         node.local || dir.whole.is_some_and(|seen| seen.elapsed() < ttl)

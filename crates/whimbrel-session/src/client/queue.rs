@@ -43,6 +43,7 @@ impl Core {
         if !self.writeback.has_renames() {
             return Ok(());
         }
+        let _waits = self.link.waiting();
         let _turn = self.writeback.turn();
         self.drain().map_err(errno_of_fail)
     }
@@ -53,6 +54,8 @@ impl Core {
             let _turn = self.writeback.turn();
             self.drain().map_err(errno_of_fail)?;
         }
+        let _waits = self.link.waiting();
+        self.writeback.changed();
         let (asked, again) =
             self.link.runtime().block_on(self.link.ask::<OpCall, _>(op.clone(), Bytes::new(), Some(0)));
         match asked {

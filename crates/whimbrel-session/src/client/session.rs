@@ -3,21 +3,25 @@
 use super::{
     fetch::Fetcher,
     link::{Beginning, Connector, Fail, Link, LinkSettings},
+    neighbours::Ahead,
     nodes::Nodes,
     policy::{Policy, Settings},
     writeback::WriteBack,
 };
 use crate::{
     cache::{Cache, CacheError, FileId, Folder, Geometry},
-    proto::{End, EndCall, Ident, RelPath, Time},
+    proto::{End, EndCall, FilesystemRoom, Ident, RelPath, Time},
 };
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     io,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak},
-    time::Duration,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
 };
 use whimbrel_fuse::{Errno, Notifier};
 use whimbrel_wire::{CallError, ConnectError};
@@ -131,6 +135,18 @@ pub struct SessionStatus {
     pub call_ms: f64,
     /// Calls so far.
     pub calls: u64,
+    /// Of each kind.
+    #[serde(default)]
+    pub requests: BTreeMap<String, u64>,
+    /// How often a program waited for the server.
+    #[serde(default)]
+    pub waits: u64,
+    /// For how many milliseconds in all.
+    #[serde(default)]
+    pub waited_ms: f64,
+    /// Files and directories of which names and attributes are known here.
+    #[serde(default)]
+    pub known: u64,
     /// How often the connection broke.
     pub broken: u64,
     /// Bytes sent on the connection there is.
@@ -178,7 +194,11 @@ pub(super) struct Core {
     pub(super) notifier: OnceLock<Notifier>,
     pub(super) read_only: bool,
     pub(super) server_ids: (u32, u32),
-    pub(super) reads: [std::sync::atomic::AtomicU64; 2],
+    pub(super) reads: [AtomicU64; 2],
+    /// Names are learnt ahead at this moment.
+    pub(super) walking: AtomicBool,
+    pub(super) ahead: Mutex<Ahead>,
+    pub(super) room: Mutex<Option<(Instant, FilesystemRoom)>>,
     clock: Mutex<Time>,
 }
 
@@ -230,6 +250,9 @@ impl Session {
             read_only,
             server_ids: (uid, gid),
             reads: Default::default(),
+            walking: AtomicBool::new(false),
+            ahead: Mutex::default(),
+            room: Mutex::default(),
             clock: Mutex::default(),
         });
         for lost in &recovered.lost {
@@ -239,6 +262,8 @@ impl Session {
             ));
         }
         core.take_up(&recovered);
+        core.walk_tree();
+        core.room_ahead();
         WriteBack::start(&core);
         Ok(Self { core })
     }
@@ -366,10 +391,10 @@ impl Core {
     }
 
     fn status(&self) -> SessionStatus {
-        use std::sync::atomic::Ordering::Relaxed;
         let (broken, calls, mean) = self.link.counters();
+        let (waits, waited) = self.link.waits();
         let (sent, received) = self.link.traffic();
-        let (hits, all) = (self.reads[0].load(Relaxed), self.reads[1].load(Relaxed));
+        let (hits, all) = (self.reads[0].load(Ordering::Relaxed), self.reads[1].load(Ordering::Relaxed));
         let stats = self.cache.stats();
         SessionStatus {
             server: self.to.clone(),
@@ -378,6 +403,10 @@ impl Core {
             round_trip_ms: self.link.round_trip().map(|time| time.as_secs_f64() * 1e3),
             call_ms: mean as f64 / 1e3,
             calls,
+            requests: self.link.requests(),
+            waits,
+            waited_ms: waited.as_secs_f64() * 1e3,
+            known: self.nodes().len() as u64,
             broken,
             sent,
             received,

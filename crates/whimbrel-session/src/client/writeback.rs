@@ -63,6 +63,7 @@ pub(super) struct WriteBack {
     turn: Mutex<()>,
     queued: AtomicU64,
     renames: AtomicU64,
+    changes: AtomicU64,
 }
 
 impl WriteBack {
@@ -75,7 +76,17 @@ impl WriteBack {
         self.queued.load(Ordering::Acquire)
     }
 
+    /// Changes made here in all, also those that the server was told at once.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    pub(super) fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
     pub(super) fn queue(&self, number: u64, node: u64) {
+        self.changed();
         let mut state = self.state();
         state.queue.insert(number, node);
         state.oldest.get_or_insert_with(Instant::now);

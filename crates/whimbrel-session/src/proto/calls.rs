@@ -87,6 +87,15 @@ calls! {
     ReadlinkCall = 0x0a: Keyed<RelPath> => Vec<u8>;
     /// Room on the server's disk.
     RoomCall = 0x0b: Keyed<()> => FilesystemRoom;
+    /// Many directories at once. Payload of the reply: packed directories.
+    WalkCall = 0x0c: Keyed<Walk> => Walked;
+}
+
+/// What a request of this kind is called, for people; none if it is no session's.
+pub fn request_name(kind: u16) -> Option<&'static str> {
+    const NAMES: [&str; 12] =
+        ["open", "end", "lookup", "list", "attr", "read", "write", "sync", "op", "readlink", "room", "walk"];
+    NAMES.get(usize::from(kind.checked_sub(range::SESSION + 1)?)).copied()
 }
 
 /// Begins a session.
@@ -159,6 +168,26 @@ pub struct Listed {
     pub total: u64,
     /// Where the next part begins.
     pub next: u64,
+}
+
+/// Asks for the names in directories, and in those below them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Walk {
+    /// These, at most 1,000.
+    pub dirs: Vec<RelPath>,
+    /// Those below them as well, the nearest first, as far as there is room.
+    pub below: bool,
+    /// Names in all after which no other directory is begun.
+    pub names: u32,
+    /// A directory of more names than this comes without them.
+    pub most: u32,
+}
+
+/// How far a walk came.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Walked {
+    /// Of the directories asked for, so many were looked at; at least one.
+    pub reached: u32,
 }
 
 /// Asks for attributes.

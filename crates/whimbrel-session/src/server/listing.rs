@@ -8,6 +8,7 @@ use crate::proto::{Entry, List, Listed, Name, RelPath, code, pack_entries};
 use rustix::{fs::Dir, io::Errno};
 use std::{
     collections::VecDeque,
+    ops::Range,
     os::fd::OwnedFd,
     sync::{
         Arc, Mutex, PoisonError,
@@ -57,15 +58,23 @@ impl Listing {
     pub(super) fn part(&self, from: u64, count: u32) -> Result<(Vec<u8>, u64), Refusal> {
         let from = usize::try_from(from).unwrap_or(usize::MAX).min(self.names.len());
         let to = self.names.len().min(from + count.min(PART) as usize);
+        let packed = pack_entries(&self.entries(from..to)?);
+        let packed = packed.ok_or_else(|| refuse("pack a listing")(Errno::OVERFLOW))?;
+        Ok((packed, to as u64))
+    }
+
+    /// All entries.
+    pub(super) fn all(&self) -> Result<Vec<Entry>, Refusal> {
+        self.entries(0..self.names.len())
+    }
+
+    fn entries(&self, range: Range<usize>) -> Result<Vec<Entry>, Refusal> {
         let entry = |name: &Name| match attr_in(&self.dir, name) {
             Ok(attr) => Some(Ok(Entry { name: name.clone(), attr })),
             Err(Errno::NOENT) => None,
             Err(errno) => Some(Err(refuse("look at a file")(errno))),
         };
-        let entries: Result<Vec<_>, _> = self.names[from..to].iter().filter_map(entry).collect();
-        let packed = pack_entries(&entries?);
-        let packed = packed.ok_or_else(|| refuse("pack a listing")(Errno::OVERFLOW))?;
-        Ok((packed, to as u64))
+        self.names[range].iter().filter_map(entry).collect()
     }
 }
 

@@ -8,11 +8,12 @@ use super::{
     listing::Listing,
     ops, refuse,
     sessions::{Session, Sessions},
+    walk::walk,
 };
 use crate::proto::{
     Attr, AttrCall, Batch, EndCall, FilesystemRoom, Grown, Keyed, ListCall, LookedUp, Lookup, LookupCall,
     OpCall, Open, OpenCall, Opened, PROTOCOL, Read, ReadCall, ReadDone, ReadlinkCall, RoomCall, SyncCall,
-    Write, WriteCall, code, pack_pages, unpack_pages,
+    WalkCall, Write, WriteCall, code, pack_pages, unpack_pages,
 };
 use bytes::Bytes;
 use rustix::io::Errno;
@@ -90,6 +91,10 @@ impl Shared {
             ReadCall::KIND => self.keyed::<ReadCall, _>(peer, request, |session, body| read(session, &body)),
             ReadlinkCall::KIND => self.keyed::<ReadlinkCall, _>(peer, request, |session, body| {
                 Ok((ops::readlink(session, &body)?, Bytes::new()))
+            }),
+            WalkCall::KIND => self.keyed::<WalkCall, _>(peer, request, |session, body| {
+                let (walked, packed) = walk(&session.tree, &body)?;
+                Ok((walked, packed.into()))
             }),
             RoomCall::KIND => {
                 self.keyed::<RoomCall, _>(peer, request, |session, ()| Ok((room(session)?, Bytes::new())))
