@@ -83,9 +83,16 @@ fn clean(dir: &Path) -> Result<()> {
     Ok(())
 }
 
+/// What builds took, and how often one of their programs waited for the server.
+#[derive(Default)]
+struct Times {
+    seconds: Vec<f64>,
+    waits: Vec<f64>,
+}
+
 /// The same build on a local disk, on a mount with an empty cache, and on one whose cache has the source.
 pub(crate) fn builds(context: &Context) -> Result<Vec<Row>> {
-    let (mut local, mut cold, mut warm) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut local, mut cold, mut warm) = (Vec::new(), Times::default(), Times::default());
     let far = Far::new(100, |server| source(server, context.quick))?;
     let plain = scratch("session-local")?;
     source(plain.path(), context.quick)?;
@@ -97,7 +104,8 @@ pub(crate) fn builds(context: &Context) -> Result<Vec<Row>> {
         let cache = format!("cache-{round}");
         for times in [&mut cold, &mut warm] {
             let near = far.mount(&cache, Policy::Back)?;
-            times.push(seconds(|| make(&near.path))?);
+            times.seconds.push(seconds(|| make(&near.path))?);
+            times.waits.push(near.session.status().waits as f64);
             let built = fs::read(near.path.join("lib.a"))?;
             near.end()?;
             ensure!(
@@ -110,8 +118,15 @@ pub(crate) fn builds(context: &Context) -> Result<Vec<Row>> {
     }
     let local = Samples::new(local);
     let case = |what: &str| format!("C library, 32 ms, 100 Mbit/s, {what}");
-    let row = |what: &str, times| {
-        Row::new("session.build", case(what), "s", &Samples::new(times)).against("local disk", &local)
+    let rows = |what: &str, times: Times, goal| {
+        let row = Row::new("session.build", case(what), "s", &Samples::new(times.seconds));
+        let waits = case(&format!("{what}, a program waits for the server"));
+        [
+            row.against("local disk", &local).goal(goal),
+            Row::new("session.build", waits, "times", &Samples::new(times.waits)),
+        ]
     };
-    Ok(vec![row("cold", cold).goal(Goal::PeerAtMost(1.4)), row("warm", warm).goal(Goal::PeerAtMost(1.05))])
+    let (cold, warm) =
+        (rows("cold", cold, Goal::PeerAtMost(1.4)), rows("warm", warm, Goal::PeerAtMost(1.05)));
+    Ok([cold, warm].concat())
 }

@@ -223,6 +223,15 @@ fn describe(response: &ControlResponse) -> String {
                 status.broken
             ),
         ),
+        (
+            "waited",
+            format!(
+                "{} times for the server, {} in all; {} names known",
+                status.waits,
+                milliseconds(status.waited_ms),
+                status.known
+            ),
+        ),
         ("traffic", format!("{} sent, {} received", size(status.sent), size(status.received))),
         (
             "cache",

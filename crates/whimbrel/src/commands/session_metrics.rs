@@ -5,11 +5,14 @@ use whimbrel_session::client::ControlResponse;
 /// All numbers of these sessions, those of one name together as the format wants it.
 pub(super) fn metrics(sessions: &[(String, ControlResponse)]) -> String {
     type Number = fn(&ControlResponse) -> f64;
-    let numbers: [(&str, &str, Number); 13] = [
+    let numbers: [(&str, &str, Number); 16] = [
         ("connected", "gauge", |session| f64::from(session.status.connected)),
         ("round_trip_seconds", "gauge", |session| session.status.round_trip_ms.unwrap_or(f64::NAN) / 1e3),
         ("call_seconds", "gauge", |session| session.status.call_ms / 1e3),
         ("calls_total", "counter", |session| session.status.calls as f64),
+        ("waits_total", "counter", |session| session.status.waits as f64),
+        ("waited_seconds_total", "counter", |session| session.status.waited_ms / 1e3),
+        ("known_names", "gauge", |session| session.status.known as f64),
         ("broken_total", "counter", |session| session.status.broken as f64),
         ("hit_ratio", "gauge", |session| session.status.hit_ratio.unwrap_or(f64::NAN)),
         ("cache_capacity_bytes", "gauge", |session| session.status.capacity as f64),
@@ -27,5 +30,17 @@ pub(super) fn metrics(sessions: &[(String, ControlResponse)]) -> String {
             out += &format!("whimbrel_session_{name}{{session={session:?}}} {}\n", number(response));
         }
     }
-    out
+    out + &requests(sessions)
+}
+
+/// Requests by what they ask for, the kind as another label.
+fn requests(sessions: &[(String, ControlResponse)]) -> String {
+    let head = "# TYPE whimbrel_session_requests_total counter\n";
+    let lines = sessions.iter().flat_map(|(session, response)| {
+        response.status.requests.iter().map(move |(kind, count)| {
+            format!("whimbrel_session_requests_total{{session={session:?},kind={kind:?}}} {count}\n")
+        })
+    });
+    let lines: String = lines.collect();
+    if lines.is_empty() { lines } else { format!("{head}{lines}") }
 }
