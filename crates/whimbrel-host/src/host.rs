@@ -15,7 +15,9 @@ use crate::{
     peers::{Neighbours, Syncing},
     protect::Protecting,
     record::{DiskBase, Phase, Record},
-    refs, rights,
+    refs,
+    retiring::Retiring,
+    rights,
     tunnel::Tunnels,
     warm::Warm,
 };
@@ -62,6 +64,8 @@ pub(crate) struct Host {
     pub(crate) runtime: Handle,
     pub(crate) warm: Warm,
     pub(crate) handovers: Handovers,
+    /// What machines that run elsewhere had here.
+    pub(crate) retiring: Arc<Retiring>,
     pub(crate) tunnels: Tunnels,
     /// Machines here of which pages are elsewhere.
     pub(crate) owings: Owings,
@@ -115,6 +119,7 @@ impl Host {
             following: Following::default(),
             name,
             handovers,
+            retiring: Arc::default(),
             layout,
             store,
             identity,

@@ -21,19 +21,22 @@ use std::{
     os::unix::fs::MetadataExt,
     path::Path,
     sync::{Arc, Weak},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use whimbrel_block::Device;
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
     base::BegunAs,
-    fit::{self, Here},
+    fit::{self, Here, Misfit},
     handover::{Target, TargetRecord, Waiting},
     postcopy::messages::Owed,
     protocol::{Finish, HandoverId, Offer},
     target::{Arrival, HostError as Cause, Landing},
 };
 use whimbrel_qemu::{Identity, Vmgenid};
+
+/// What other machines had may take so long to be given back. Memory goes at gigabytes a second.
+const GIVING_BACK: Duration = Duration::from_secs(10);
 
 /// Reserves room on this host.
 pub(crate) struct HostLanding(Weak<Host>);
@@ -139,8 +142,17 @@ fn page_here(host: &Host, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool {
     }
 }
 
-/// What can be checked before anything is made.
+/// What can be checked before anything is made. What machines that have left still take is waited for where room is short.
 fn check_fit(host: &Host, offer: &Offer) -> Result<(), Cause> {
+    match fit::check(offer, &here(host, offer)?) {
+        Err(Misfit::Memory { .. } | Misfit::Disk { .. }) if host.retiring.wait(GIVING_BACK) => {
+            Ok(fit::check(offer, &here(host, offer)?)?)
+        }
+        checked => Ok(checked?),
+    }
+}
+
+fn here(host: &Host, offer: &Offer) -> Result<Here, Cause> {
     let qemu = host.qemu()?;
     let room =
         |path: &Path| rustix::fs::statvfs(path).map(|stat| stat.f_bavail.saturating_mul(stat.f_frsize));
@@ -148,7 +160,7 @@ fn check_fit(host: &Host, offer: &Offer) -> Result<(), Cause> {
     let bridges = offer.config.nics.iter().filter_map(|nic| nic.bridge.clone());
     let missing = |bridge: &String| !has_interface(bridge);
     let away = offer.tunnel.as_ref().is_some_and(|tunnel| tunnel.home != host.name);
-    let here = Here {
+    Ok(Here {
         name_taken: host.check_free(&offer.name, false).is_err(),
         qemu_version: qemu.version.to_string(),
         knows_machine_type: qemu.machine_type(&offer.config.machine).is_some(),
@@ -157,8 +169,7 @@ fn check_fit(host: &Host, offer: &Offer) -> Result<(), Cause> {
         memory: room(&host.layout.slots())?.min(memory_available().unwrap_or(u64::MAX)),
         disk: room(host.layout.data())?,
         bridge_missing: bridges.into_iter().find(missing).filter(|_| !away),
-    };
-    Ok(fit::check(offer, &here)?)
+    })
 }
 
 /// Whether this host has a network interface of this name. A socket is asked and not `/sys`, which may show the interfaces

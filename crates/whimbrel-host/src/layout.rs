@@ -6,6 +6,7 @@
 //! DATA/page-cache      where pages of files lie      DATA/working-sets/  what capsules touch first
 //! DATA/tunnels/        machines whose network is here while they run elsewhere
 //! DATA/machines/NAME/  machine.json, disk0/ …, console.log
+//! DATA/trash/          folders of machines that have gone, while they are removed
 //! DATA/migrations/     how machines moved away from here
 //! DATA/protections/    standbys of machines, here and of here     DATA/leases/  those that this host is the witness of
 //! DATA/handovers.json  machines that are on their way to other hosts
@@ -35,9 +36,15 @@ impl Layout {
     /// Makes the directories that are missing. RUN must be on a tmpfs: guest memory lies there.
     pub(crate) fn create(data: &Path, run: &Path) -> Result<Self, HostError> {
         let layout = Self { data: absolute(data)?, run: absolute(run)? };
-        for dir in
-            [layout.key_dir(), layout.boot_dir(), layout.machines(), layout.slots(), layout.working_sets()]
-        {
+        let dirs = [
+            layout.key_dir(),
+            layout.boot_dir(),
+            layout.machines(),
+            layout.trash(),
+            layout.slots(),
+            layout.working_sets(),
+        ];
+        for dir in dirs {
             fs::create_dir_all(&dir).map_err(|source| HostError::io("create", &dir, source))?;
         }
         let slots = layout.slots();
@@ -90,6 +97,11 @@ impl Layout {
 
     pub(crate) fn machines(&self) -> PathBuf {
         self.data.join("machines")
+    }
+
+    /// Folders of machines that have gone.
+    pub(crate) fn trash(&self) -> PathBuf {
+        self.data.join("trash")
     }
 
     pub(crate) fn machine(&self, name: &MachineName) -> PathBuf {

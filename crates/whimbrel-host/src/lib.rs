@@ -42,6 +42,7 @@ mod rebase;
 mod record;
 mod refs;
 mod resume;
+mod retiring;
 mod rights;
 mod serve;
 mod settling;

@@ -353,19 +353,6 @@ impl Host {
         confirmed.ok_or_else(|| HostError::Unconfirmed { name: machine.name().clone(), host: to.clone() })
     }
 
-    /// The target has all of the machine: nothing of it is left here.
-    fn retire(&self, machine: &Machine, mut turn: Turn<'_>, handover: HandoverId) {
-        let name = machine.name().clone();
-        self.handovers.end(handover);
-        turn.live.take().into_iter().for_each(crate::live::Live::end);
-        // From here on a failure only leaves garbage: the machine is the target's.
-        if let Err(error) = Record::forget(&self.layout, &name) {
-            tracing::warn!(%name, error = &error as &dyn std::error::Error, "files of a moved machine are left over");
-        }
-        drop(turn);
-        self.remove(&name);
-    }
-
     /// Goes on with a handover that an earlier daemon had committed.
     pub(crate) fn finish_handover(
         self: &Arc<Self>,

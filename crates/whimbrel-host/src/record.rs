@@ -7,7 +7,10 @@ use crate::{
     commit_mark::CommitMark, durable, error::HostError, layout::Layout, live::remove_overlays, owing::Owed,
 };
 use serde::{Deserialize, Serialize};
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 use whimbrel_align::Cuts;
 use whimbrel_api::SelfService;
 use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, MachineConfig, MachineName};
@@ -170,18 +173,22 @@ impl Record {
         durable::write(&path, &text).map_err(|source| HostError::io("write", &path, source))
     }
 
-    /// Removes everything that is kept of the machine. The record goes first: a directory without one is garbage.
+    /// Removes everything that is kept of the machine.
     pub(crate) fn forget(layout: &Layout, name: &MachineName) -> Result<(), HostError> {
-        let dir = layout.machine(name);
-        let io = |source| HostError::io("remove", &dir, source);
-        match fs::remove_file(dir.join(FILE)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io(error)),
-            _ => {}
-        }
-        remove_overlays(layout, name);
-        match fs::remove_dir_all(&dir) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io(error)),
-            _ => Ok(()),
+        erase(layout, &layout.machine(name))
+    }
+
+    /// The record in the folder of a machine, if there is one.
+    pub(crate) fn read(folder: &Path) -> Result<Option<Record>, HostError> {
+        let path = folder.join(FILE);
+        match fs::read(&path) {
+            Ok(text) => {
+                let record = parse(&text).map_err(|source| HostError::io("read", &path, source))?;
+                let mark = CommitMark::read(folder);
+                Ok(Some(record.marked(mark.map_err(|source| HostError::io("read", folder, source))?)))
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(HostError::io("read", &path, error)),
         }
     }
 
@@ -190,20 +197,10 @@ impl Record {
         let dir = layout.machines();
         let mut records = Vec::new();
         for entry in fs::read_dir(&dir).map_err(|source| HostError::io("read", &dir, source))? {
-            let entry = entry.map_err(|source| HostError::io("read", &dir, source))?;
-            let path = entry.path().join(FILE);
-            match fs::read(&path) {
-                Ok(text) => {
-                    let record = parse(&text).map_err(|source| HostError::io("read", &path, source))?;
-                    let mark = CommitMark::read(&entry.path());
-                    let mark = mark.map_err(|source| HostError::io("read", &entry.path(), source))?;
-                    records.push(record.marked(mark));
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                    let path = entry.path();
-                    fs::remove_dir_all(&path).map_err(|source| HostError::io("remove", &path, source))?;
-                }
-                Err(error) => return Err(HostError::io("read", &path, error)),
+            let path = entry.map_err(|source| HostError::io("read", &dir, source))?.path();
+            match Self::read(&path)? {
+                Some(record) => records.push(record),
+                None => fs::remove_dir_all(&path).map_err(|source| HostError::io("remove", &path, source))?,
             }
         }
         Ok(records)
@@ -220,6 +217,20 @@ impl Record {
             _ => {}
         }
         self
+    }
+}
+
+/// Removes the folder of a machine. The record goes first: a folder without one is garbage.
+pub(crate) fn erase(layout: &Layout, folder: &Path) -> Result<(), HostError> {
+    let io = |source| HostError::io("remove", folder, source);
+    match fs::remove_file(folder.join(FILE)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io(error)),
+        _ => {}
+    }
+    remove_overlays(layout, folder);
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io(error)),
+        _ => Ok(()),
     }
 }
 

@@ -44,6 +44,7 @@ pub fn run(options: HostOptions) -> Result<(), HostError> {
     let served = runtime.block_on(serve(&options, host.clone()));
     host.close();
     host.operations().cancel_all(PATIENCE);
+    host.retiring.wait(PATIENCE);
     host.leave_machines();
     runtime.shutdown_timeout(Duration::from_secs(2));
     let _ = fs::remove_file(&options.socket);

@@ -31,6 +31,7 @@ impl Host {
         if let Err(error) = slot::sweep(&self.layout, |id| owned.contains(id)) {
             tracing::warn!(error = &error as &dyn std::error::Error, "slots of ended machines are left over");
         }
+        self.empty_trash();
         for record in &records {
             crate::owing::recall(self, record);
             if let Phase::HandedOver { handover, .. } = record.phase {

@@ -6,7 +6,7 @@ use super::plan::Room;
 use crate::{error::HostError, host::Host, machine::Machine};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use whimbrel_api::MachineState;
 use whimbrel_core::{HostName, MachineName, PAGE_SIZE};
 use whimbrel_sync::{WireLink, call};
@@ -14,6 +14,9 @@ use whimbrel_wire::{Call, range};
 
 /// Most machines in one question: all of them refused, each with a reason, still fit into the header of the answer.
 const MACHINES_MAX: usize = 256;
+
+/// What they had may take so long to be given back.
+const GIVING_BACK: Duration = Duration::from_secs(10);
 
 /// What room is there, and for which of these machines?
 pub(crate) struct AskRoom;
@@ -51,6 +54,8 @@ impl Host {
                 "{MACHINES_MAX} machines are the most that can be asked for"
             )));
         }
+        // What machines that have left had is free in a moment.
+        self.retiring.wait(GIVING_BACK);
         let qemu = self.qemu()?;
         let refusal = |machine: &MayCome| {
             let known = qemu.machine_type(&machine.machine).is_some();

@@ -224,14 +224,18 @@ impl RestingDisk {
     }
 }
 
-/// Removes the overlays of a machine, their bitmaps in memory included. What cannot be removed is only garbage.
-pub(crate) fn remove_overlays(layout: &Layout, machine: &MachineName) {
-    for entry in std::fs::read_dir(layout.machine(machine)).into_iter().flatten().flatten() {
+/// Removes the overlays in the folder of a machine, their bitmaps in memory included. What cannot be removed is only garbage.
+pub(crate) fn remove_overlays(layout: &Layout, folder: &Path) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let place = OverlayPlace { dir: entry.path(), live_dir: layout.live_bitmaps() };
         if place.dir.is_dir()
             && let Err(error) = place.remove()
         {
-            tracing::warn!(%machine, error = &error as &dyn std::error::Error, "a disk overlay is left over");
+            tracing::warn!(
+                folder = %folder.display(),
+                error = &error as &dyn std::error::Error,
+                "a disk overlay is left over"
+            );
         }
     }
 }

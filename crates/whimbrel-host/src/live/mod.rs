@@ -234,14 +234,21 @@ impl Live {
         ConsoleView::new(self.console.clone(), self.console_log.clone())
     }
 
-    /// Ends the machine; its guest gets no notice. Its disks stay.
-    pub(crate) fn end(self) {
+    /// The machine is on no network any more, its QEMU was told to end, and nobody waits for another host's pages. All that takes
+    /// time is left to [`Live::end`].
+    pub(crate) fn cut_off(&mut self) {
         // Reads that wait for another host would keep QEMU, and those who wait for it.
         self.stall.end();
-        drop(self.bringing);
+        self.bringing = None;
         self.giving.iter().for_each(|giving| giving.end());
-        drop(self.away);
-        drop(self.ports);
+        self.away = None;
+        self.ports.clear();
+        self.qemu.process().kill();
+    }
+
+    /// Ends the machine; its guest gets no notice. Its disks stay.
+    pub(crate) fn end(mut self) {
+        self.cut_off();
         self.qemu.kill();
         drop(self.ledgers);
         drop(self.memory);

@@ -3,7 +3,7 @@
 //! docs/formats/migration-record.md is the format. Nothing else depends on these files: a record that cannot be written is
 //! a line in the log, and one that cannot be read is passed over.
 
-use crate::{durable, error::HostError, host::Host, layout::Layout};
+use crate::{error::HostError, host::Host, layout::Layout};
 use serde::{Deserialize, Serialize};
 use std::{
     fs, io,
@@ -51,7 +51,11 @@ fn write(dir: &Path, record: MigrationRecord) -> io::Result<()> {
     // Digits enough for the next 300 years: the names sort as the times do.
     let path = dir.join(format!("{:013}-{}.json", record.started_ms, record.id));
     let content = serde_json::to_vec_pretty(&Kept { format: FORMAT, record })?;
-    durable::write(&path, &content)?;
+    // Whole or not at all, but not synced: beside a disk that is written to a sync takes longer than all else at the end of a
+    // migration, and whoever waits for it has waited for the migration.
+    let beside = path.with_extension("new");
+    fs::write(&beside, &content)?;
+    fs::rename(&beside, &path)?;
     newest_first(dir)?.iter().skip(KEPT).try_for_each(fs::remove_file)
 }
 
