@@ -28,16 +28,24 @@ fn protect(host: &HostProcess, more: &[&str]) -> Value {
 }
 
 fn protection(host: &HostProcess) -> Value {
+    protection_of(host, "web")
+}
+
+fn protection_of(host: &HostProcess, name: &str) -> Value {
     let machines = host.json(&["ps"]);
     let machines = machines.as_array().expect("a list of machines").clone();
-    machines.into_iter().find(|one| one["name"] == "web").map_or(Value::Null, |one| one["protection"].clone())
+    machines.into_iter().find(|one| one["name"] == name).map_or(Value::Null, |one| one["protection"].clone())
 }
 
 /// Waits until the machine has been protected for some epochs.
 fn wait_epochs(host: &HostProcess, epochs: u64) -> Value {
+    wait_epochs_of(host, "web", epochs)
+}
+
+fn wait_epochs_of(host: &HostProcess, name: &str, epochs: u64) -> Value {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let now = protection(host);
+        let now = protection_of(host, name);
         if now["state"]["kind"] == "protected" && now["epoch"].as_u64().unwrap_or(0) >= epochs {
             return now;
         }
@@ -348,4 +356,52 @@ fn a_witness_that_is_gone_changes_nothing_as_long_as_both_see_each_other() {
     end_qemu(cluster.host("alpha"));
     cluster.host("beta").wait_state("web", &["running"]);
     assert_whole(&before, &cluster);
+}
+
+/// The last epoch of a machine that its standby has.
+fn epoch_of(host: &HostProcess, name: &str) -> u64 {
+    protection_of(host, name)["epoch"].as_u64().expect("an epoch")
+}
+
+#[test]
+fn machines_of_a_group_are_cut_together_and_go_on_without_one_that_leaves() {
+    const OTHER: &str = "10.77.0.101";
+    let cluster = Cluster::start(&["alpha", "beta", "gamma"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    busy("web").run(&cluster, alpha);
+    Guest { address: Some(OTHER.to_owned()), ..Guest::small("db") }.run(&cluster, alpha);
+    let before = cluster.witness(GUEST_ADDRESS).write(50).expect("a first life");
+    let other = cluster.witness(OTHER).write(50).expect("a first life");
+    // Alone one of them would have eighty epochs while the other has two.
+    protect(alpha, &["--witness", "gamma", "--group", "shop", "--epoch", "25ms"]);
+    let slow =
+        ["protect", "db", "beta", "--lease", LEASE, "--witness", "gamma", "--group", "shop", "--epoch", "1s"];
+    alpha.json(&slow);
+    wait_epochs_of(alpha, "db", 2);
+    // What is read first is not later than what is read second.
+    let (web, db) = (epoch_of(alpha, "web"), epoch_of(alpha, "db"));
+    wait_epochs_of(alpha, "db", db + 4);
+    let (web_now, db_now) = (epoch_of(alpha, "web"), epoch_of(alpha, "db"));
+    assert!((3..=db_now - db + 2).contains(&(web_now - web)), "{web} to {web_now}, {db} to {db_now}");
+    assert_eq!(protection(alpha)["group"], "shop");
+
+    alpha.run(&["stop", "db", "--kill"]);
+    let web = epoch_of(alpha, "web");
+    wait_epochs(alpha, web + 40);
+    alpha.run(&["start", "db"]);
+    alpha.json(&slow);
+    wait_epochs_of(alpha, "db", 2);
+    let before = assert_whole(&before, &cluster);
+    let again = cluster.witness(OTHER).write(50).expect("another life");
+    assert_ne!(again.boot, other.boot);
+    wait_epochs_of(alpha, "db", 4);
+
+    // Their host is gone: both go on.
+    cluster.lab.unplug("alpha").expect("a cable to pull");
+    beta.wait_state("web", &["running"]);
+    beta.wait_state("db", &["running"]);
+    assert_whole(&before, &cluster);
+    assert_same_life(&again, &cluster.witness(OTHER).check().expect("an answer"));
+    cluster.lab.replug("alpha").expect("a cable to put back");
+    alpha.wait_empty();
 }

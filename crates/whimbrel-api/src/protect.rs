@@ -37,6 +37,10 @@ pub struct ProtectRequest {
     /// Which epochs the standby's host keeps as capsules; none if absent. `NAME@-5m` names one of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<KeepRule>,
+    /// Machines of this host that are protected in a group of one name stand still at one instant for each epoch, and what any of them
+    /// sends leaves when the standbys of all have it. The slowest of them sets the pace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
 }
 
 /// Which epochs of a protected machine are kept.
@@ -146,6 +150,9 @@ pub struct ProtectionInfo {
     /// Whether the witness has answered lately.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub witness_answers: Option<bool>,
+    /// The group that it is cut with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
     /// How well it is protected.
     pub state: ProtectState,
     /// The last epoch that the standby has.

@@ -11,7 +11,7 @@
 //!                                                      silence: may I take over? --> once only
 //! ```
 //!
-//! What is here: the rules, pure and explored by tests ([`epoch`], [`lease`]), the code of pages ([`code`]), the cut of
+//! What is here: the rules, pure and explored by tests ([`epoch`], [`lease`], [`group`]), the code of pages ([`code`]), the cut of
 //! an epoch ([`cut`]), the sending side ([`primary`]), the receiving side ([`standby`]) and copies that it makes of epochs
 //! ([`keep`]). What is not: QEMU, disks, the network port, connections and threads: the host brings them. Blocking calls on plain
 //! threads.
@@ -24,6 +24,7 @@ pub mod code;
 pub mod cut;
 pub mod epoch;
 mod error;
+pub mod group;
 pub mod keep;
 pub mod lease;
 pub mod primary;

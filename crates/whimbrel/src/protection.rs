@@ -37,6 +37,7 @@ fn line(machine: &MachineInfo, one: &ProtectionInfo) -> String {
         (Some(witness), Some(false)) => format!("witness {witness} DOES NOT ANSWER"),
         (Some(witness), _) => format!("witness {witness}"),
     };
+    let witness = one.group.as_ref().map_or(witness.clone(), |group| format!("{witness}, in group {group}"));
     match &one.state {
         ProtectState::Filling => {
             return format!("{name}: first copy to {host} under way, NOT PROTECTED yet");

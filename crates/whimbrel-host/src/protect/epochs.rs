@@ -2,6 +2,7 @@
 
 use super::{
     beats::Beats,
+    group::Membership,
     guard::{Command, Guard, Told},
     link::PageLink,
     settings::Settings,
@@ -35,6 +36,9 @@ use whimbrel_qemu::MachineEvent;
 
 /// Rounds of the first copy: until an epoch's worth is left, or they no longer help.
 const FIRST_COPY: Pace = Pace { pages_left_max: 1024, rounds_max: 8 };
+
+/// How long the others of a group are waited for before it is looked whether there is something else to do.
+const GATHERS: Duration = Duration::from_millis(100);
 
 /// What ended the epochs.
 pub(super) enum Outcome {
@@ -124,8 +128,8 @@ pub(super) fn run(
         Ok(sending) => sending,
         Err(error) => return Outcome::Failed(error),
     };
-    let mut epochs =
-        Epochs { host, guard, live, beats, sending: &mut sending, events, cut: Mutex::default() };
+    let (cut, membership) = (Mutex::default(), None);
+    let mut epochs = Epochs { host, guard, live, beats, sending: &mut sending, events, cut, membership };
     if let Err(error) = epochs.sending.follow(&mut epochs.live.ledgers, has_pages) {
         return epochs.ended(failed(error));
     }
@@ -149,12 +153,16 @@ struct Epochs<'a, 'l> {
     sending: &'a mut Sending<'l>,
     events: Receiver<MachineEvent>,
     cut: Mutex<Vec<(Arc<Port>, Epoch)>>,
+    /// In a group, while epochs follow each other.
+    membership: Option<Membership>,
 }
 
 impl Epochs<'_, '_> {
     /// The first copy, or one that catches up: how long the machine stood still.
     fn fill(&mut self, told: &Sender<Told>) -> Result<Duration, HostError> {
         self.guard.set_state(ProtectState::Filling);
+        // Others do not wait for a whole copy.
+        self.membership = None;
         let Live { qemu, ledgers, disks, ports, .. } = &mut *self.live;
         let machine = Stoppable { qemu, disks, keep_paused: false };
         let mut machine = Holding { machine, beats: self.beats, cut: &self.cut };
@@ -169,6 +177,8 @@ impl Epochs<'_, '_> {
         release(self.beats, &self.cut);
         self.guard.committed(0, self.sending.hash_bytes(), |_| {});
         self.guard.set_state(ProtectState::Protected);
+        let group = self.guard.settings.request.group.as_deref();
+        self.membership = group.map(|group| self.host.protecting.groups.join(group));
         Ok(captured.pause)
     }
 
@@ -180,6 +190,8 @@ impl Epochs<'_, '_> {
             match self.guard.wait_command(due) {
                 Some(Command::Unprotect(answer)) => return Outcome::Unprotect(answer),
                 Some(Command::Failover(answer)) => {
+                    // Its last epoch is its own.
+                    self.membership = None;
                     let paused_at = Instant::now();
                     return match self.epoch(true, &mut last_cut) {
                         Ok(()) => Outcome::Failover { answer, paused_at },
@@ -194,6 +206,9 @@ impl Epochs<'_, '_> {
             }
             if let Some(outcome) = self.news() {
                 return outcome;
+            }
+            if !self.is_gathered() {
+                continue;
             }
             let begun = Instant::now();
             match self.epoch(false, &mut last_cut) {
@@ -215,6 +230,13 @@ impl Epochs<'_, '_> {
                 self.guard.committed_late();
             }
         }
+    }
+
+    /// Whether the next epoch is to be cut now: in a group once it is due for all. No if there may be something else to do.
+    fn is_gathered(&self) -> bool {
+        let until = Instant::now() + GATHERS;
+        let mut go_on = || !self.host.is_closing() && !self.guard.has_command() && Instant::now() < until;
+        self.membership.as_ref().is_none_or(|membership| membership.gather(&mut go_on))
     }
 
     /// What has happened to the machine or the daemon meanwhile.
@@ -253,9 +275,15 @@ impl Epochs<'_, '_> {
         let mut machine = Stoppable { qemu, disks, keep_paused: stay };
         let mut subject = Subject { machine: &mut machine, ledgers, follower: Follower::Standby };
         let addresses = || ports.iter().map(LivePort::addresses).collect();
-        let (beats, cut) = (self.beats, &self.cut);
-        let mut stopped = || *lock(cut) = barriers(beats);
+        let (beats, cut, membership) = (self.beats, &self.cut, &self.membership);
+        let mut stopped = || {
+            *lock(cut) = barriers(beats);
+            membership.iter().for_each(Membership::stands);
+        };
         let committed = self.sending.epoch(&mut subject, &addresses, &mut stopped).map_err(failed)?;
+        let host = self.host;
+        let mut go_on = || beats.may_run() && !host.is_closing();
+        membership.iter().for_each(|membership| membership.sent(&mut go_on));
         release(self.beats, &self.cut);
         let (pause, cut_at) = self.sending.last_pause();
         let stats = EpochStats {

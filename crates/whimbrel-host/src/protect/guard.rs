@@ -118,6 +118,11 @@ impl Guard {
         self.shared().cancelled
     }
 
+    /// Whether somebody wants something of the thread.
+    pub(super) fn has_command(&self) -> bool {
+        !self.shared().commands.is_empty()
+    }
+
     /// What somebody wants, waited for until `until`.
     pub(super) fn wait_command(&self, until: Instant) -> Option<Command> {
         let mut shared = self.shared();
@@ -170,6 +175,7 @@ impl Guard {
             host: self.settings.request.host.clone(),
             witness: self.settings.request.witness.clone(),
             witness_answers: shared.witness_answers,
+            group: self.settings.request.group.clone(),
             state: shared.state.clone(),
             epoch: shared.epoch,
             figures: Some(figures(&shared.stats, shared.hash_bytes)),

@@ -1,11 +1,12 @@
 //! Protection of machines by hot standbys, on this host: as the primary, as the standby, as the witness.
 //!
 //! The rules are those of `whimbrel-protect`. Here is who works on what: `guard` and `epochs` protect a machine of this host,
-//! `beats` keeps its lease, `settle` finds out whose it is when hosts lose each other, `standing` keeps machines of others, `keeping` stores epochs of them,
+//! `group` cuts several at one instant, `beats` keeps its lease, `settle` finds out whose it is when hosts lose each other, `standing` keeps machines of others, `keeping` stores epochs of them,
 //! `witness` decides between two others, `notes` is what outlives the daemon, `recover` what a daemon does with it.
 
 mod beats;
 mod epochs;
+mod group;
 mod guard;
 mod keeping;
 mod link;
@@ -19,6 +20,7 @@ mod standing;
 mod witness;
 
 use crate::{error::HostError, layout::Layout};
+use group::Groups;
 use guard::Guard;
 use notes::{Note, Notes, Side};
 use standing::Standing;
@@ -38,6 +40,7 @@ pub(crate) const RANGE: u16 = whimbrel_wire::range::PROTECT;
 /// Everything about protections that a host knows.
 pub(crate) struct Protecting {
     leases: Leases,
+    groups: Groups,
     notes: Notes,
     /// Notes of this host as a primary, by machine.
     noted: Mutex<HashMap<ProtectionId, Note>>,
@@ -56,6 +59,7 @@ impl Protecting {
         let to_tell = untold.map(|note| note.id).collect();
         Ok(Self {
             leases: Leases::open(layout.leases())?,
+            groups: Groups::default(),
             notes,
             noted: Mutex::new(noted),
             guards: Mutex::default(),

@@ -3,6 +3,7 @@
 use crate::error::HostError;
 use std::time::Duration;
 use whimbrel_api::{CodeStep, ProtectBlock, ProtectMode, ProtectRequest};
+use whimbrel_core::MachineName;
 use whimbrel_protect::{
     code::{BlockSize, Coding},
     protocol::Keep,
@@ -60,6 +61,13 @@ impl Settings {
                 ))),
             }
         });
+        if let Some(group) = &request.group
+            && group.parse::<MachineName>().is_err()
+        {
+            return Err(HostError::invalid(format!(
+                "{group:?} cannot be a group: it is written like the name of a machine"
+            )));
+        }
         let (coding, keep) = (coding(request)?, keep.transpose()?);
         Ok(Self { request: request.clone(), epoch, term, coding, keep })
     }
@@ -119,6 +127,7 @@ mod tests {
         assert!(request(r#"{"host":"beta","epoch_ms":24}"#).is_err());
         assert!(request(r#"{"host":"beta","lease_ms":100}"#).is_err());
         assert!(request(r#"{"host":"beta","then":"beta"}"#).is_err());
+        assert!(request(r#"{"host":"beta","group":"a/b"}"#).is_err());
         let kept = |every, count| {
             request(&format!(r#"{{"host":"beta","keep":{{"every_ms":{every},"count":{count}}}}}"#))
         };

@@ -530,6 +530,7 @@ impl Standing {
             host: self.from.clone(),
             witness: self.witness.as_ref().map(|line| line.to().clone()),
             witness_answers: None,
+            group: None,
             state,
             epoch: epoch.unwrap_or(0),
             figures: None,

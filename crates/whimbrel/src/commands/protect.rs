@@ -16,7 +16,8 @@ Examples:
   whimbrel protect web beta                     beta takes over when a person says so
   whimbrel protect web beta --witness gamma --epoch 25ms --block 256
   whimbrel protect web beta --witness gamma --then delta
-  whimbrel protect web beta --witness gamma --keep 1/min,60      and whimbrel resume web@-5m --name before
+  whimbrel protect web beta --keep 1/min,60     and later whimbrel resume web@-5m --name before
+  whimbrel protect db beta --group shop         at one instant with others of that group
   whimbrel ps                                   how well it is protected, and what that costs
   whimbrel failover web                         let beta have it now; whimbrel unprotect web ends it";
 
@@ -57,6 +58,9 @@ pub(crate) struct Args {
     /// Store epochs as capsules on the standby's host, so often and the newest so many; `whimbrel resume NAME@-5m` goes back
     #[arg(long, value_name = "RATE,COUNT")]
     keep: Option<Keep>,
+    /// Cut its epochs at one instant with all machines of this host that are protected in the same group
+    #[arg(long, value_name = "NAME")]
+    group: Option<String>,
 }
 
 /// The two of them, with help.
@@ -118,6 +122,7 @@ impl Args {
             without: self.without.into_iter().map(step).collect(),
             then: self.then,
             keep: self.keep.map(|keep| keep.0),
+            group: self.group,
         };
         operation::perform(context, context.client.protect(&self.name, &request)).await
     }

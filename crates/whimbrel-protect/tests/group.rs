@@ -1,0 +1,163 @@
+//! Rounds of a group under every kind of order: who comes, who leaves, who is slow.
+//!
+//! The fears: output of a member that leaves before another one's standby has the epoch, a machine that goes on while another still
+//! runs, a member that is waited for after it has left.
+
+use proptest::prelude::*;
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use std::collections::BTreeMap;
+use whimbrel_protect::group::{Group, Member, Phase, Place};
+
+/// What a member's thread is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum At {
+    /// The machine runs, its epoch is not due.
+    Runs,
+    /// It has said so, and waits to get past this place.
+    Due(Place),
+    /// It was let past, and stops its machine.
+    Stopping,
+    Stands(Place),
+    /// It was let go on, and its epoch of this round is on its way.
+    Sending(u64),
+    Sent(Place),
+}
+
+struct World {
+    group: Group,
+    members: BTreeMap<Member, At>,
+    /// The last round of which each one's standby has the epoch.
+    there: BTreeMap<Member, u64>,
+    /// Who stood still or was on the way to it when the round's pause began.
+    cut: Vec<Member>,
+    next: Member,
+    released: u64,
+}
+
+impl World {
+    /// One step of a member's thread.
+    fn step(&mut self, member: Member) {
+        let at = self.members[&member];
+        let past = |place: Place, group: &Group| group.place() > place;
+        let next = match at {
+            At::Runs => self.group.done(member, Phase::Gather).map_or(at, At::Due),
+            At::Due(place) if past(place, &self.group) => At::Stopping,
+            At::Stopping => At::Stands(self.group.done(member, Phase::Pause).expect("it is waited for")),
+            At::Stands(place) if past(place, &self.group) => {
+                self.all_stood(place.round);
+                At::Sending(place.round)
+            }
+            At::Sending(round) => {
+                self.there.insert(member, round);
+                At::Sent(self.group.done(member, Phase::Send).expect("it is waited for"))
+            }
+            At::Sent(place) if past(place, &self.group) => {
+                self.all_there(place.round);
+                self.released += 1;
+                At::Runs
+            }
+            at => at,
+        };
+        self.members.insert(member, next);
+    }
+
+    /// No machine goes on before all of the round stand still.
+    fn all_stood(&mut self, round: u64) {
+        for (other, at) in &self.members {
+            let fine = match at {
+                At::Stands(_) | At::Sending(_) | At::Sent(_) => true,
+                // It may be done with the round already, or not be of it.
+                At::Runs | At::Due(_) => !self.cut.contains(other) || self.there.get(other) >= Some(&round),
+                At::Stopping => self.group.place().round > round,
+            };
+            assert!(fine, "{other} is at {at:?} while the others of round {round} go on");
+        }
+    }
+
+    /// No output of a round leaves before every standby has that round.
+    fn all_there(&self, round: u64) {
+        for member in self.members.keys().filter(|member| self.cut.contains(member)) {
+            assert!(self.there.get(member) >= Some(&round), "{member} has not sent round {round}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn nothing_leaves_before_all_standbys_have_the_round(seed: u64, comes in 1..8u32, leaves in 0..8u32) {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut world = World {
+            group: Group::default(), members: BTreeMap::new(), there: BTreeMap::new(), cut: Vec::new(), next: 0, released: 0,
+        };
+        for _ in 0..2000 {
+            let before = world.group.place();
+            match random.random_range(0..200) {
+                chance if chance < comes && world.members.len() < 5 => {
+                    world.group.join(world.next);
+                    world.members.insert(world.next, At::Runs);
+                    world.next += 1;
+                }
+                chance if chance >= 200 - leaves && !world.members.is_empty() => {
+                    let which = random.random_range(0..world.members.len());
+                    let member = *world.members.keys().nth(which).unwrap();
+                    // Its thread ends with it, wherever it was.
+                    world.members.remove(&member);
+                    world.group.leave(member);
+                }
+                _ if !world.members.is_empty() => {
+                    let which = random.random_range(0..world.members.len());
+                    let member = *world.members.keys().nth(which).unwrap();
+                    world.step(member);
+                }
+                _ => {}
+            }
+            let after = world.group.place();
+            prop_assert!(after >= before);
+            if (before.phase, after.phase) == (Phase::Gather, Phase::Pause) {
+                world.cut = world.members.keys().copied().filter(|member| world.group.is_member(*member)).collect();
+            }
+        }
+        // However it went, whoever is left gets on.
+        let released = world.released;
+        for _ in 0..10 {
+            let all: Vec<Member> = world.members.keys().copied().collect();
+            for member in all.into_iter().flat_map(|member| [member; 6]) {
+                let before = world.group.place();
+                world.step(member);
+                if before.phase == Phase::Gather && world.group.place().phase == Phase::Pause {
+                    world.cut = world.members.keys().copied().filter(|member| world.group.is_member(*member)).collect();
+                }
+            }
+        }
+        prop_assert!(world.members.is_empty() || world.released > released, "they wait for ever: {:?}", world.group);
+    }
+}
+
+#[test]
+fn who_is_late_is_expelled_and_the_others_get_on() {
+    let mut group = Group::default();
+    [1, 2, 3].into_iter().for_each(|member| group.join(member));
+    assert!(group.done(1, Phase::Pause).is_none(), "that is not waited for");
+    assert!([1, 2, 3].into_iter().all(|member| group.done(member, Phase::Gather).is_some()));
+    let waits = group.done(1, Phase::Pause).unwrap();
+    group.done(3, Phase::Pause).unwrap();
+    assert_eq!(group.place(), waits);
+    assert_eq!(group.expel(), [2]);
+    assert!(group.place() > waits && group.place().phase == Phase::Send);
+    assert!(group.done(2, Phase::Send).is_none(), "it is no member");
+    group.join(2);
+    group.leave(3);
+    group.done(1, Phase::Send).unwrap();
+    assert_eq!(group.place(), Place { round: 1, phase: Phase::Gather });
+    assert!(group.is_member(2), "from the next round on");
+    group.done(1, Phase::Gather).unwrap();
+    group.not_yet(1);
+    group.done(2, Phase::Gather).unwrap();
+    assert_eq!(group.place().phase, Phase::Gather, "one of them has something else to do first");
+    group.leave(1);
+    assert_eq!(group.place().phase, Phase::Pause);
+    group.leave(2);
+    assert!(group.is_empty() && group.place() == Place { round: 2, phase: Phase::Gather });
+}
