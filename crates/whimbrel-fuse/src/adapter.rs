@@ -1,6 +1,9 @@
 //! Between the trait of ours and the package that speaks the kernel's protocol: one short function a request.
 
-use crate::{Access, Caller, Entry, Errno, FileSystem, MountOptions, Result, SetAttributes, SetTime};
+use crate::{
+    Access, Attributes, Caller, Entry, Errno, FileKind, FileSystem, MountOptions, Result, SetAttributes,
+    SetTime,
+};
 use fuser::{
     BsdFileFlags, FileHandle, Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags,
     RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek,
@@ -101,7 +104,16 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        give_entry(reply, self.ask(|files| files.lookup(caller(request), parent.0, name)));
+        let found = self.ask(|files| files.lookup(caller(request), parent.0, name));
+        if found.as_ref().is_err_and(|error| error.code() == libc::ENOENT) {
+            let kept = self.ask(|files| Ok(files.absent(parent.0, name))).unwrap_or_default();
+            if !kept.is_zero() {
+                // An entry that leads to inode 0 is the protocol's way to say so.
+                let nothing = Attributes::new(0, FileKind::File, 0).to_fuser();
+                return reply.entry(&kept, &nothing, Generation(0));
+            }
+        }
+        give_entry(reply, found);
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, count: u64) {

@@ -83,6 +83,11 @@ pub struct StatFs {
 pub trait FileSystem: Send + Sync + 'static {
     fn lookup(&self, caller: Caller, parent: u64, name: &OsStr) -> Result<Entry>;
 
+    /// How long the kernel may believe that there is no such name, after `lookup` has said so with `ENOENT`.
+    fn absent(&self, parent: u64, name: &OsStr) -> Duration {
+        Duration::ZERO
+    }
+
     /// The kernel gives back `count` of the references it took with entries.
     fn forget(&self, inode: u64, count: u64) {}
 

@@ -8,7 +8,10 @@ use std::{
     io::{Read, Write},
     os::unix::fs::FileExt,
     path::Path,
-    sync::Mutex,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 use whimbrel_fuse::{
@@ -20,6 +23,8 @@ use whimbrel_fuse::{
 #[derive(Default)]
 struct Memory {
     files: Mutex<BTreeMap<OsString, Vec<u8>>>,
+    /// Look-ups of names that are not there.
+    missed: Arc<AtomicUsize>,
 }
 
 impl Memory {
@@ -37,9 +42,16 @@ impl FileSystem for Memory {
     fn lookup(&self, _caller: Caller, _parent: u64, name: &OsStr) -> Result<Entry> {
         assert_ne!(name, "panic", "told to");
         let files = self.files.lock().unwrap();
-        let (at, (_, data)) =
-            files.iter().enumerate().find(|(_, (known, _))| *known == name).ok_or(Errno::ENOENT)?;
+        let found = files.iter().enumerate().find(|(_, (known, _))| *known == name);
+        let (at, (_, data)) = found.ok_or_else(|| {
+            self.missed.fetch_add(1, Ordering::SeqCst);
+            Errno::ENOENT
+        })?;
         Ok(Entry::new(Self::attributes(at as u64 + 2, data.len())))
+    }
+
+    fn absent(&self, _parent: u64, name: &OsStr) -> Duration {
+        if name == "never" { Duration::from_secs(3600) } else { Duration::ZERO }
     }
 
     fn getattr(&self, _caller: Caller, inode: u64, _handle: Option<u64>) -> Result<(Attributes, Duration)> {
@@ -209,4 +221,21 @@ fn only_a_directory_can_be_mounted_on() {
         assert!(Mounted::new(Memory::default(), path, &options()).is_err(), "{}", path.display());
         assert!(clear_stale(path).is_err());
     }
+}
+
+#[test]
+fn a_name_that_is_not_there_is_asked_for_once_as_long_as_the_kernel_may_believe_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = Memory::default();
+    let missed = files.missed.clone();
+    let mounted = Mounted::new(files, dir.path(), &options()).unwrap();
+    let asked = |name: &str| {
+        let before = missed.load(Ordering::SeqCst);
+        (0..5).for_each(|_| assert!(!dir.path().join(name).exists()));
+        missed.load(Ordering::SeqCst) - before
+    };
+    assert_eq!((asked("never"), asked("often")), (1, 5));
+    fs::write(dir.path().join("never"), "made all the same").unwrap();
+    assert_eq!(fs::read(dir.path().join("never")).unwrap(), b"made all the same");
+    drop(mounted);
 }

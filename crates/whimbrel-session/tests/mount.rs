@@ -508,6 +508,8 @@ fn what_grows_old_while_it_is_used_is_asked_for_again_together() {
     let world = World::new(|options| options.settings.fresh = Some(2), |server| tree(server, 50));
     let dir = |number: usize| world.mount().join(number.to_string());
     (0..50).for_each(|number| assert_eq!(fs::read_dir(dir(number)).unwrap().count(), 1));
+    // The kernel believes it absent as well.
+    assert!(!dir(7).join("new").exists());
     fs::write(world.server().join("7/new"), "new").unwrap();
     until("the tree was asked for again", || {
         (0..50).all(|number| fs::metadata(dir(number).join("file")).is_ok()) && asked(&world, "walk") > 1
@@ -561,5 +563,32 @@ fn a_walk_that_comes_late_undoes_nothing() {
             world.session().flush().unwrap();
         }
         assert!(world.session().status().events.is_empty());
+    }
+}
+
+#[test]
+fn what_is_absent_is_so_until_it_is_made_here_or_asked_for_again() {
+    for policy in [Policy::Through, Policy::Back] {
+        let set = |options: &mut whimbrel_session::client::SessionOptions| {
+            options.settings.policy = policy;
+            options.settings.fresh = None;
+        };
+        let world = World::new(set, |server| tree(server, 3));
+        until("the tree is known", || world.session().status().known == 7);
+        let mount = world.mount();
+        let names = ["0/made", "0/dir", "0/linked", "0/moved", "1/theirs"].map(|name| mount.join(name));
+        let there = || names.each_ref().map(|name| name.exists());
+        assert_eq!(there(), [false; 5]);
+        fs::write(&names[0], "ours").unwrap();
+        fs::create_dir(&names[1]).unwrap();
+        fs::hard_link(mount.join("0/file"), &names[2]).unwrap();
+        fs::rename(mount.join("2/file"), &names[3]).unwrap();
+        fs::write(world.server().join("1/theirs"), "theirs").unwrap();
+        assert_eq!(there(), [true, true, true, true, false], "the session believes what it began with");
+        world.session().invalidate().unwrap();
+        until("theirs is seen", || there() == [true; 5]);
+        fs::remove_file(&names[0]).unwrap();
+        fs::remove_dir(&names[1]).unwrap();
+        assert_eq!(there(), [false, false, true, true, true]);
     }
 }

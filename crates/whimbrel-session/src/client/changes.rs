@@ -41,10 +41,11 @@ impl Core {
         }
         let Some(attr) = self.make(op)? else { return Err(Errno::EIO) };
         let mut nodes = self.nodes();
-        let (id, _) = nodes.adopt(parent, name, attr);
         if let Some(dir) = nodes.dir(parent) {
             dir.changes += 1;
+            dir.is_made(name);
         }
+        let (id, _) = nodes.adopt(parent, name, attr);
         if let Some(node) = nodes.get_mut(id) {
             node.target = target;
             // A directory that was just made is known: it is empty.

@@ -114,6 +114,11 @@ impl FileSystem for Face {
         self.entry(id)
     }
 
+    fn absent(&self, parent: u64, name: &OsStr) -> Duration {
+        let Ok(name) = name_of(name) else { return Duration::ZERO };
+        self.core.nodes().absent(parent, &name, self.core.settings().ttl()).min(KERNEL)
+    }
+
     fn forget(&self, inode: u64, count: u64) {
         let mut nodes = self.core.nodes();
         if let Some(node) = nodes.get_mut(inode) {

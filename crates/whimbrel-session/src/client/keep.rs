@@ -84,6 +84,19 @@ impl Core {
         }
     }
 
+    /// Tells the kernel of names that it believes absent; later, since it may be waiting for us.
+    pub(super) fn kernel_looks_again(&self) {
+        let names = self.nodes().appeared();
+        if let Some(notifier) = self.notifier.get().cloned().filter(|_| !names.is_empty()) {
+            self.link.runtime().spawn_blocking(move || {
+                for (parent, name) in names {
+                    // As above.
+                    let _ = notifier.renamed(parent, name.as_os());
+                }
+            });
+        }
+    }
+
     /// A copy of the file as it is here. Pages that are not here are left as holes.
     fn keep(&self, file: FileId, record: &FileRecord) -> io::Result<PathBuf> {
         let folder = self.options.cache.join("kept");

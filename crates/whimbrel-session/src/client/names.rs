@@ -92,6 +92,7 @@ impl Core {
             }
         };
         drop(nodes);
+        self.kernel_looks_again();
         for (id, attr) in updates {
             self.seen(id, attr);
         }
@@ -185,6 +186,7 @@ impl Core {
             dir.large = entries.len() > SMALL as usize;
             let updates = nodes.list(id, entries);
             drop(nodes);
+            self.kernel_looks_again();
             for (id, attr) in updates {
                 self.seen(id, attr);
             }
@@ -294,6 +296,7 @@ impl Core {
     pub(super) fn invalidate(&self) -> Result<()> {
         self.flush_all(false)?;
         self.nodes().doubt();
+        self.kernel_looks_again();
         for (file, record) in self.cache.files() {
             if !record.dirty {
                 self.cache.invalidate(file).map_err(errno_of)?;

@@ -9,10 +9,13 @@ use crate::{
     proto::{Attr, Entry, Ident, Kind, Name, PathError, RelPath, Time},
 };
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     time::{Duration, Instant},
 };
 use whimbrel_fuse::ROOT;
+
+/// Absent names of a directory that the kernel is told of; there are programs that try any number.
+const ABSENT: usize = 1024;
 
 /// Names of a directory.
 #[derive(Debug, Default)]
@@ -25,12 +28,19 @@ pub(super) struct Dir {
     pub(super) changes: u64,
     /// It was asked about since it was last seen whole.
     pub(super) used: bool,
+    /// Names of which the kernel believes that they are not there.
+    absent: HashSet<Name>,
 }
 
 impl Dir {
     /// Whether its names were neither seen nor are too many to be brought along.
     pub(super) fn is_unknown(&self) -> bool {
         self.whole.is_none() && !self.large
+    }
+
+    /// The kernel has made this name, and knows.
+    pub(super) fn is_made(&mut self, name: &Name) {
+        self.absent.remove(name);
     }
 }
 
@@ -66,6 +76,8 @@ pub(super) struct Nodes {
     nodes: HashMap<u64, Node>,
     by_ident: HashMap<Ident, u64>,
     next: u64,
+    /// Names that the kernel believes absent, and may be there.
+    appeared: Vec<(u64, Name)>,
 }
 
 /// What a name is known to be.
@@ -111,6 +123,7 @@ impl Nodes {
             nodes: HashMap::from([(ROOT, Node::new(root, Some(Instant::now())))]),
             by_ident,
             next: ROOT + 1,
+            appeared: Vec::new(),
         }
     }
 
@@ -188,6 +201,27 @@ impl Nodes {
         }
     }
 
+    /// The kernel is told that a directory has no such name: how long it may believe that.
+    pub(super) fn absent(&mut self, parent: u64, name: &Name, ttl: Duration) -> Duration {
+        let Some(node) = self.nodes.get_mut(&parent) else { return Duration::ZERO };
+        let Some(dir) = &mut node.dir else { return Duration::ZERO };
+        let left = match dir.whole {
+            _ if node.local => ttl,
+            Some(seen) => ttl.saturating_sub(seen.elapsed()),
+            None => Duration::ZERO,
+        };
+        if left.is_zero() || dir.entries.contains_key(name) || dir.absent.len() >= ABSENT {
+            return Duration::ZERO;
+        }
+        dir.absent.insert(name.clone());
+        left
+    }
+
+    /// Names to tell the kernel of.
+    pub(super) fn appeared(&mut self) -> Vec<(u64, Name)> {
+        std::mem::take(&mut self.appeared)
+    }
+
     /// Whether all names of a directory are known and believed.
     pub(super) fn is_whole(&mut self, id: u64, ttl: Duration) -> bool {
         if let Some(dir) = self.dir(id) {
@@ -214,6 +248,9 @@ impl Nodes {
                     dir.entries.remove(&name);
                 }
             }
+        }
+        if self.dir(parent).is_some_and(|dir| dir.absent.remove(name)) {
+            self.appeared.push((parent, name.clone()));
         }
         self.link(parent, name, id);
         (id, known)
@@ -254,6 +291,8 @@ impl Nodes {
     /// A name leads to a node; what it led to before has a name less.
     pub(super) fn link(&mut self, parent: u64, name: &Name, id: u64) {
         let Some(dir) = self.dir(parent) else { return };
+        // If it was made here, the kernel knows.
+        dir.absent.remove(name);
         let before = dir.entries.insert(name.clone(), id);
         let place = (parent, name.clone());
         if let Some(before) = before.filter(|before| *before != id)
@@ -315,7 +354,9 @@ impl Nodes {
 
     /// Everything but what was done here has to be asked for again.
     pub(super) fn doubt(&mut self) {
-        for node in self.nodes.values_mut() {
+        for (id, node) in &mut self.nodes {
+            let absent = node.dir.as_mut().map(|dir| std::mem::take(&mut dir.absent));
+            self.appeared.extend(absent.into_iter().flatten().map(|name| (*id, name)));
             if node.local {
                 continue;
             }

@@ -123,6 +123,7 @@ impl Core {
         // Attributes that were changed here meanwhile are not what the server said before.
         let changed = self.writeback.changes() != wave.changes;
         drop(nodes);
+        self.kernel_looks_again();
         if !changed {
             updates.into_iter().for_each(|(id, attr)| self.seen(id, attr));
         }
