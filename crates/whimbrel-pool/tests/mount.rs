@@ -91,6 +91,34 @@ fn what_several_programs_write_one_after_the_other_appears_when_the_last_has_end
     assert_eq!(fs::read_dir(dir.path().join(".versions/log")).unwrap().count(), 1, "and never a part of it");
 }
 
+/// While a process replaces its program the kernel closes its files under a lock that readers of its `/proc` wait for.
+#[test]
+fn programs_are_started_and_replaced_while_files_are_open() {
+    let cluster = Cluster::new(1);
+    let dir = tempfile::tempdir().unwrap();
+    let _mounted = mounted(&cluster, dir.path());
+    let (open, left) = (dir.path().join("open"), dir.path().join("left"));
+    let mut file = File::create(&open).unwrap();
+    file.write_all(b"before").unwrap();
+    // One starts a program that closes its copy; the other becomes a program and closes its only one.
+    let replace = "open(F, '>', $ARGV[0]) or die; syswrite(F, 'all of it'); exec '/bin/true'";
+    let mut perl = Command::new("perl");
+    perl.args(["-e", replace]).arg(&left);
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let both = [Command::new("true").status(), perl.status()];
+        done.send(both.map(|status| status.unwrap().success()))
+    });
+    // Should they stand for ever, the mount ends with this process, and they with it.
+    let ended = ended.recv_timeout(std::time::Duration::from_secs(60));
+    assert_eq!(ended, Ok([true, true]));
+    assert!(File::open(&open).is_err(), "the program that was started has not committed our file");
+    file.write_all(b" and after").unwrap();
+    drop(file);
+    assert_eq!(fs::read(&open).unwrap(), b"before and after");
+    until("what was left open is there", || fs::read(&left).is_ok_and(|read| read == b"all of it"));
+}
+
 #[test]
 fn names_and_attributes_are_those_of_a_file_system() {
     let cluster = Cluster::new(1);

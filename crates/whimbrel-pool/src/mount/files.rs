@@ -4,7 +4,7 @@ use super::{
     attributes::{TTL, nanoseconds, of_folder, of_node, of_version},
     errno_of,
     inode::Inode,
-    writer::{Writing, is_held, is_killed},
+    writer::{Closing, Writing, closing},
 };
 use crate::{
     client::{Pool, Protocol, ReadFile, WriteFile, WriteOptions},
@@ -461,15 +461,20 @@ impl FileSystem for PoolFiles {
 
     fn flush(&self, caller: Caller, _inode: u64, handle: u64) -> Result<()> {
         let Ok(Handle::Write(writing)) = self.handle(handle) else { return Ok(()) };
-        if caller.pid != 0 && is_killed(caller.pid) {
-            tracing::info!(name = writing.make.name, "its writer was killed; what it wrote is not kept");
-            writing.file.give_up();
-            return Ok(());
+        // The kernel gives no process for what it closes itself.
+        let closing = match caller.pid {
+            0 => Closing::Done,
+            pid => closing(pid, &writing.make.name),
+        };
+        match closing {
+            Closing::Done => self.commit(&writing),
+            Closing::Goes => Ok(()),
+            Closing::Killed => {
+                tracing::info!(name = writing.make.name, "its writer was killed; what it wrote is not kept");
+                writing.file.give_up();
+                Ok(())
+            }
         }
-        if caller.pid != 0 && is_held(caller.pid, &writing.make.name) {
-            return Ok(());
-        }
-        self.commit(&writing)
     }
 
     fn release(&self, inode: u64, handle: u64) -> Result<()> {

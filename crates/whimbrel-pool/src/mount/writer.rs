@@ -30,8 +30,47 @@ impl Writing {
 /// Set in the flags of a task that is ending (`PF_EXITING` of the kernel).
 const EXITING: u64 = 0x4;
 
+/// What the closing of a descriptor means for the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Closing {
+    /// Its writer is done.
+    Done,
+    /// Its writer was killed: it was not closed by its program.
+    Killed,
+    /// Others may still write it: the last descriptor decides.
+    Goes,
+}
+
+/// What it means that the process `pid` closes a descriptor of a file called `name`.
+///
+/// A process that replaces its program closes what is marked so while the kernel holds a lock that most of `/proc/PID` waits for
+/// (`exec_update_lock`), and it waits for our answer: to look there would be a deadlock that no signal ends. Only `status` is read
+/// without that lock, so it is asked first. Nobody hears of an error of such a close, hence nothing is lost by leaving it to the last.
+pub(super) fn closing(pid: u32, name: &str) -> Closing {
+    if is_replaced(pid) {
+        Closing::Goes
+    } else if is_killed(pid) {
+        Closing::Killed
+    } else if is_held(pid, name) {
+        Closing::Goes
+    } else {
+        Closing::Done
+    }
+}
+
+/// The value of a line of `/proc/PID/status`.
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+/// Whether a process has left its program and has no other yet: its memory is new and has no code in it.
+fn is_replaced(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    field(&status, "VmExe") == Some("0 kB")
+}
+
 /// Whether a process is ending because of a signal: then what it closes was not closed by its program.
-pub(super) fn is_killed(pid: u32) -> bool {
+fn is_killed(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
     killed(&stat)
 }
@@ -42,11 +81,12 @@ const ABOVE: usize = 8;
 /// Whether a process, or one above it, has more descriptors through which it may write a file called `name`. A shell that
 /// redirects closes copies of the one it holds, and so do the programs it starts one after the other, as in
 /// `(first; second) >file`: the file is not complete for that. Should it be another file of that name, the last descriptor commits.
-pub(super) fn is_held(pid: u32, name: &str) -> bool {
+fn is_held(pid: u32, name: &str) -> bool {
     let mut at = Some(pid);
     for _ in 0..ABOVE {
         match at.filter(|pid| *pid > 1) {
-            Some(pid) if holds_another(pid, name) => return true,
+            // What it has open cannot be seen now: it may hold the file.
+            Some(pid) if is_replaced(pid) || holds_another(pid, name) => return true,
             Some(pid) => at = parent(pid),
             None => return false,
         }
@@ -54,10 +94,9 @@ pub(super) fn is_held(pid: u32, name: &str) -> bool {
     false
 }
 
-/// Field 4 of proc_pid_stat(5).
 fn parent(pid: u32) -> Option<u32> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    field(&status, "PPid")?.parse().ok()
 }
 
 fn holds_another(pid: u32, name: &str) -> bool {
@@ -89,6 +128,16 @@ fn killed(stat: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fields_of_a_status_are_found() {
+        let status = "Name:\tVmExe:\nPPid:\t12\nVmExe:\t       0 kB\n";
+        assert_eq!(field(status, "PPid"), Some("12"));
+        assert_eq!(field(status, "VmExe"), Some("0 kB"));
+        assert_eq!(field(status, "VmLib"), None);
+        assert!(!is_replaced(std::process::id()));
+        assert_eq!(parent(std::process::id()), Some(std::os::unix::process::parent_id()));
+    }
 
     #[test]
     fn a_living_process_is_not_killed_and_one_that_ends_by_a_signal_is() {
