@@ -114,6 +114,17 @@ fn ended(process: &mut Process) {
     }
 }
 
+/// The key of a folder of keys, made if there is none.
+fn key(keys: &Path) -> String {
+    let output = Command::new(program()).args(["session", "key", "--keys", text(keys)]).output();
+    String::from_utf8(output.expect("a key").stdout).expect("a key in letters").trim().to_owned()
+}
+
+/// The same address with another port.
+fn at_port(host: &HostProcess, port: u16) -> String {
+    host.address().rsplit_once(':').map(|(host, _)| format!("{host}:{port}")).expect("an address")
+}
+
 fn text(path: &Path) -> &str {
     path.to_str().expect("a path in UTF-8")
 }
@@ -169,17 +180,13 @@ fn what_was_synced_on_a_mount_reaches_the_server_after_either_side_was_killed() 
     let cluster = Cluster::start(&["alpha", "beta"]);
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
     let place = Place::new(&cluster);
-    let remote = program();
-    let key =
-        Command::new(&remote).args(["session", "key", "--keys", text(&place.keys)]).output().expect("a key");
-    let key = String::from_utf8(key.stdout).expect("a key in letters").trim().to_owned();
-    let port = beta.address().rsplit_once(':').map(|(host, _)| format!("{host}:7788")).expect("an address");
+    let (remote, port) = (program(), at_port(beta, 7788));
     let server_keys = cluster.disk.path().join("server-keys");
-    let serve = ["serve", text(&place.vms), "--listen", &port, "--allow", &key, "--keys", text(&server_keys)];
+    let (ours, theirs) = (key(&place.keys), key(&server_keys));
+    let serve =
+        ["serve", text(&place.vms), "--listen", &port, "--allow", &ours, "--keys", text(&server_keys)];
     let mut server = beta.start_program(text(&remote), &serve);
-    let theirs = || Command::new(&remote).args(["session", "key", "--keys", text(&server_keys)]).output();
     listening(&cluster, &port);
-    let theirs = String::from_utf8(theirs().expect("a key").stdout).expect("letters").trim().to_owned();
     let target = format!("{port}:{}", place.vms.display());
     let options = ["--key", &theirs, "--keys", text(&place.keys)];
     for round in 0..3 {
@@ -205,5 +212,98 @@ fn what_was_synced_on_a_mount_reaches_the_server_after_either_side_was_killed() 
         place.session(&["end", "vms"]).expect("an end");
         ended(&mut again);
     }
+    // Without its server a session that owes something does not end, unless it is told to leave it.
+    let mut mounted = place.mount(alpha, &target, &[&options[..], &["--patience", "1"]].concat());
+    place.shell(alpha, "echo owed > owed");
     drop(server);
+    assert!(place.session(&["end", "vms"]).is_none(), "it ended and owes a file");
+    let numbers = place.session(&["metrics"]).expect("numbers");
+    assert!(number(&numbers, "dirty_files", "") == 1.0 && number(&numbers, "queued_changes", "") == 1.0);
+    place.shell(alpha, "test \"$(cat owed)\" = owed");
+    server = beta.start_program(text(&remote), &serve);
+    listening(&cluster, &port);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while place.session(&["end", "vms"]).is_none() {
+        assert!(Instant::now() < deadline, "it does not end with its server there");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    ended(&mut mounted);
+    assert_eq!(read(&place.vms.join("owed")), "owed\n");
+    drop(server);
+}
+
+/// A number of the one session that `metrics` shows.
+fn number(metrics: &str, name: &str, label: &str) -> f64 {
+    let head = format!("whimbrel_session_{name}{{session=\"vms\"{label}}} ");
+    let line = metrics.lines().find_map(|line| line.strip_prefix(&head));
+    line.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no {head} in {metrics}"))
+}
+
+#[test]
+fn a_server_between_answers_from_its_cache_and_gives_what_it_owes_when_it_ends() {
+    let cluster = Cluster::start(&["alpha", "beta"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    let place = Place::new(&cluster);
+    let (remote, disk) = (program(), cluster.disk.path());
+    let [between, between_keys, between_control, beta_keys] =
+        ["between", "between-keys", "between-control", "beta-keys"].map(|name| disk.join(name));
+    fs::create_dir(&between).expect("a directory");
+    fs::create_dir(place.vms.join("deep")).expect("a directory");
+    fs::write(place.vms.join("deep/golden"), "golden\n".repeat(40_000)).expect("a file");
+
+    let (first, second) = (at_port(beta, 7788), at_port(alpha, 7789));
+    let allowed = key(&between_keys);
+    let serve = ["serve", text(&place.vms), "--listen", &first, "--allow", &allowed, "--keys"];
+    let _origin = beta.start_program(text(&remote), &[&serve[..], &[text(&beta_keys)]].concat());
+    listening(&cluster, &first);
+    let with = [
+        format!("--key={}", key(&beta_keys)),
+        format!("--keys={}", between_keys.display()),
+        format!("--control={}", between_control.display()),
+        format!("--cache={}", disk.join("between-cache").display()),
+        "--name=vms".to_owned(),
+        "--write=back".to_owned(),
+        "--delay=never".to_owned(),
+        "--capacity=64M".to_owned(),
+    ];
+    let script = format!(
+        "echo $$ > {0}/pid; exec '{1}' serve '{2}' --listen {second} --allow {3} --keys '{4}' --upstream '{first}:{5}' --with={6} 2> {0}/between.log",
+        place.control.display(),
+        remote.display(),
+        between.display(),
+        key(&place.keys),
+        between_keys.display(),
+        place.vms.display(),
+        with.join(" --with="),
+    );
+    let mut server = alpha.start_program("sh", &["-c", &script]);
+    listening(&cluster, &second);
+
+    let target = format!("{second}:{}", between.display());
+    let options = ["--key", &key(&between_keys), "--keys", text(&place.keys), "--fresh", "session"];
+    let mut mounted = place.mount(alpha, &target, &options);
+    place.shell(
+        alpha,
+        "test $(grep -c golden deep/golden) = 40000; echo new > deep/new",
+    );
+    let numbers = place.session(&["metrics"]).expect("numbers");
+    assert_eq!(number(&numbers, "connected", ""), 1.0);
+    assert_eq!(number(&numbers, "dirty_bytes", ""), 4096.0);
+    assert!(number(&numbers, "known_names", "") >= 3.0 && number(&numbers, "waits_total", "") >= 1.0);
+    assert!(number(&numbers, "requests_total", ",kind=\"read\"") >= 1.0, "{numbers}");
+    place.session(&["end", "vms"]).expect("an end");
+    ended(&mut mounted);
+
+    // It has reached the server between, which owes it to the first.
+    let upstream = |verb: &[&str]| {
+        let mut command = Command::new(&remote);
+        command.args(["--json", "session", "--control", text(&between_control)]).args(verb).output()
+    };
+    let numbers = upstream(&["metrics"]).expect("the whimbrel binary").stdout;
+    let numbers = String::from_utf8(numbers).expect("letters");
+    assert_eq!(number(&numbers, "dirty_files", ""), 1.0, "{numbers}");
+    assert_eq!(read(&place.vms.join("deep/new")), "");
+    alpha.exec("kill", &["-TERM", read(&place.control.join("pid")).trim()]);
+    ended(&mut server);
+    assert_eq!(read(&place.vms.join("deep/new")), "new\n");
 }
