@@ -86,6 +86,16 @@ fn assert_whole(before: &Identity, cluster: &Cluster) -> Identity {
     now
 }
 
+/// `web` on alpha for a while, protected by beta with gamma as the witness: what it was then.
+fn protected() -> (Cluster, Identity) {
+    let cluster = Cluster::start(&["alpha", "beta", "gamma"]);
+    busy("web").run(&cluster, cluster.host("alpha"));
+    let before = cluster.witness(GUEST_ADDRESS).write(100).expect("a first life");
+    protect(cluster.host("alpha"), &["--witness", "gamma"]);
+    wait_epochs(cluster.host("alpha"), 10);
+    (cluster, before)
+}
+
 /// What dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Victim {
@@ -222,11 +232,7 @@ fn a_drill_loses_nothing_and_without_a_witness_a_person_decides() {
 
 #[test]
 fn a_standby_that_dies_leaves_the_machine_running_and_is_filled_again() {
-    let mut cluster = Cluster::start(&["alpha", "beta", "gamma"]);
-    busy("web").run(&cluster, cluster.host("alpha"));
-    let before = cluster.witness(GUEST_ADDRESS).write(100).expect("a first life");
-    protect(cluster.host("alpha"), &["--witness", "gamma"]);
-    wait_epochs(cluster.host("alpha"), 10);
+    let (mut cluster, before) = protected();
     let stream = cluster.stream(GUEST_ADDRESS);
 
     let logged = cluster.host("alpha").log_text().len();
@@ -255,7 +261,22 @@ fn a_standby_that_dies_leaves_the_machine_running_and_is_filled_again() {
     cluster.lab.replug("beta").expect("a cable to put back");
     wait_epochs(cluster.host("alpha"), 10);
     assert_eq!(stream.stop().end, StreamEnd::Stopped);
+    let lived_on = assert_whole(&lived_on, &cluster);
+
+    // It dies between loading the machine that was given to it and saying so: the machine goes on where it was, and nothing of
+    // it waits at the other one for ever.
+    cluster.host("beta").hold_at("ready");
+    let failover = cluster.host("alpha").begin(&["failover", "web"]);
+    cluster.host("beta").wait_held("ready");
+    cluster.host_mut("beta").kill_daemon();
+    cluster.host("beta").release("ready");
+    cluster.host_mut("beta").start_daemon();
+    let said = failover.wait_with_output().expect("an end of the drill");
+    assert!(!said.status.success(), "it did not move: {said:?}");
+    cluster.host("beta").wait_empty();
     let before = assert_whole(&lived_on, &cluster);
+    protect(cluster.host("alpha"), &["--witness", "gamma"]);
+    wait_epochs(cluster.host("alpha"), 10);
     end_qemu(cluster.host("alpha"));
     cluster.host("beta").wait_state("web", &["running"]);
     assert_whole(&before, &cluster);
@@ -263,13 +284,8 @@ fn a_standby_that_dies_leaves_the_machine_running_and_is_filled_again() {
 
 #[test]
 fn cut_off_from_both_the_primary_stops_and_one_side_answers() {
-    let cluster = Cluster::start(&["alpha", "beta", "gamma"]);
+    let (cluster, before) = protected();
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
-    busy("web").run(&cluster, alpha);
-    let before = cluster.witness(GUEST_ADDRESS).write(100).expect("a first life");
-    protect(alpha, &["--witness", "gamma"]);
-    wait_epochs(alpha, 10);
-
     cluster.lab.unplug("alpha").expect("a cable to pull");
     beta.wait_state("web", &["running"]);
     // By now the lease has run out there, and nothing of the machine is seen: not even by neighbours on its own bridge.
@@ -294,12 +310,8 @@ fn part(cluster: &Cluster, hosts: [&str; 2], apart: bool) {
 
 #[test]
 fn two_that_lose_each_other_ask_the_witness_and_one_that_slept_finds_itself_replaced() {
-    let cluster = Cluster::start(&["alpha", "beta", "gamma"]);
+    let (cluster, before) = protected();
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
-    busy("web").run(&cluster, alpha);
-    let before = cluster.witness(GUEST_ADDRESS).write(100).expect("a first life");
-    protect(alpha, &["--witness", "gamma"]);
-    wait_epochs(alpha, 10);
     let stream = cluster.stream(GUEST_ADDRESS);
 
     // Both see the witness: the primary closes the protection and goes on, the standby gets no yes.
@@ -336,11 +348,7 @@ fn two_that_lose_each_other_ask_the_witness_and_one_that_slept_finds_itself_repl
 
 #[test]
 fn a_witness_that_is_gone_changes_nothing_as_long_as_both_see_each_other() {
-    let mut cluster = Cluster::start(&["alpha", "beta", "gamma"]);
-    busy("web").run(&cluster, cluster.host("alpha"));
-    let before = cluster.witness(GUEST_ADDRESS).write(100).expect("a first life");
-    protect(cluster.host("alpha"), &["--witness", "gamma"]);
-    wait_epochs(cluster.host("alpha"), 10);
+    let (mut cluster, before) = protected();
     cluster.host_mut("gamma").kill_daemon();
     let alpha = cluster.host("alpha");
     alpha.wait_log(0, "the witness does not answer");

@@ -51,6 +51,7 @@ impl Host {
             }
             self.take_up(record);
         }
+        self.protecting.nothing_is_loading();
         self.tell_given_up();
         self.tell_ended_protections();
     }
@@ -60,7 +61,7 @@ impl Host {
         if self.take_up_protected(&record) {
             return;
         }
-        if crate::landing::is_unfinished(self, &record) {
+        if crate::landing::is_unfinished(self, &record) || self.protecting.was_loading(&record) {
             crate::landing::drop_unfinished(self, &record);
             return;
         }

@@ -19,7 +19,11 @@ mod settle;
 mod standing;
 mod witness;
 
-use crate::{error::HostError, layout::Layout};
+use crate::{
+    error::HostError,
+    layout::Layout,
+    record::{Phase, Record},
+};
 use group::Groups;
 use guard::Guard;
 use notes::{Note, Notes, Side};
@@ -112,6 +116,21 @@ impl Protecting {
         self.notes.remove(id);
     }
 
+    /// Whether an earlier daemon ended while it loaded this machine, which its host had given to it and has again now. It is of
+    /// no more use here.
+    pub(crate) fn was_loading(&self, record: &Record) -> bool {
+        let Phase::Prepared { handover, .. } = record.phase else { return false };
+        let is_it = |note: &&Note| note.handover == handover && matches!(note.side, Side::Loading { .. });
+        lock(&self.noted).values().any(|note| is_it(&note))
+    }
+
+    /// Nothing that was being loaded is left.
+    pub(crate) fn nothing_is_loading(&self) {
+        let loading = |note: &&Note| matches!(note.side, Side::Loading { .. });
+        let ids: Vec<ProtectionId> = lock(&self.noted).values().filter(loading).map(|note| note.id).collect();
+        ids.into_iter().for_each(|id| self.remove_note(id));
+    }
+
     /// The protections of machine `name` that this host must settle before it runs it.
     fn unsettled(&self, name: &MachineName) -> Vec<Note> {
         let noted = lock(&self.noted);
@@ -156,7 +175,7 @@ impl Protecting {
         let noted = lock(&self.noted);
         let found = noted.values().filter(|note| note.name == *name).filter_map(|note| match &note.side {
             Side::TookOver { from, at_ms } => Some(TakenOver { from: from.clone(), at_ms: *at_ms }),
-            Side::Primary { .. } | Side::Ended { .. } => None,
+            Side::Primary { .. } | Side::Ended { .. } | Side::Loading { .. } => None,
         });
         found.max_by_key(|taken| taken.at_ms)
     }

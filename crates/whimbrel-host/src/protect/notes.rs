@@ -47,6 +47,12 @@ pub(crate) enum Side {
         /// Whether its pages are of use for another protection.
         keep: bool,
     },
+    /// The machine was given to it and is being loaded. A daemon that finds this drops what was loaded: the primary is told that
+    /// the protection has ended, and still has the machine.
+    Loading {
+        /// From whom.
+        from: HostName,
+    },
     /// It took the machine over.
     TookOver {
         /// From whom.

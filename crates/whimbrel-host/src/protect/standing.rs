@@ -449,6 +449,9 @@ impl Standing {
         let begun = Instant::now();
         let mut held = lock(&self.receiver);
         let receiver = held.as_mut().ok_or_else(|| unknown(self.id))?;
+        if why == Why::Yielded {
+            self.note_loading()?;
+        }
         let (loaded, noted) = std::thread::scope(|scope| {
             // Loading shows nothing to anybody: what is decided is written down meanwhile.
             let note = (why != Why::Yielded).then(|| scope.spawn(|| self.note_taken()));
@@ -464,6 +467,7 @@ impl Standing {
             lock(&self.rules).gives_back();
             drop(held);
             self.discard();
+            self.host.protecting.remove_note(self.id);
             return Ok(());
         }
         let noted = noted.unwrap_or_else(|| self.note_taken());
@@ -501,6 +505,16 @@ impl Standing {
                 tracing::error!(machine = %self.name, error, "a machine that was taken over runs unprotected");
             }
         }
+    }
+
+    /// Writes down that a machine is being loaded that its host gets back if this daemon ends meanwhile.
+    fn note_loading(&self) -> Result<(), HostError> {
+        let side = Side::Loading { from: self.from.clone() };
+        let noted = self.host.protecting.put_note(Note::new(self.id, &self.name, self.handover, side));
+        if noted.is_err() {
+            lock(&self.rules).gives_back();
+        }
+        noted
     }
 
     /// Writes down that the machine is this host's. Nobody else may ever run it, so this is tried until it is done.

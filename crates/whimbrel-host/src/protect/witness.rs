@@ -22,6 +22,9 @@ use whimbrel_protect::{
 const FORMAT: u32 = 1;
 /// Protections at once. One that has ended is forgotten when its hosts say so.
 const REGISTERED_MAX: usize = 4096;
+/// How long those of a protection were silent when it may be forgotten to make room: one that is decided, and one that is not. Who asks
+/// about it after all hears that it is unknown, which lets nobody run anything: the hosts ask each other, as without a witness.
+const SILENT: [Duration; 2] = [Duration::from_secs(7 * 86_400), Duration::from_secs(30 * 86_400)];
 /// Terms that are taken, in milliseconds.
 const TERMS: std::ops::RangeInclusive<u32> = 50..=600_000;
 
@@ -34,6 +37,19 @@ pub(crate) struct Leases {
 struct Entry {
     kept: Kept,
     rules: Witness,
+    /// When one of its hosts last asked. Of one that is found again, when it was found.
+    heard: Moment,
+}
+
+impl Entry {
+    fn new(kept: Kept) -> Self {
+        Self { rules: kept.rules(), kept, heard: Moment::now() }
+    }
+
+    fn may_be_forgotten(&self, now: Moment) -> bool {
+        let [decided, open] = SILENT;
+        now > self.heard.after(if self.kept.stand == Stand::Open { open } else { decided })
+    }
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -57,7 +73,7 @@ impl Leases {
     pub(crate) fn open(dir: PathBuf) -> Result<Self, HostError> {
         std::fs::create_dir_all(&dir).map_err(|source| HostError::io("create", &dir, source))?;
         let kept: Vec<Kept> = notes::read_all(&dir, |kept: &Kept| kept.format)?;
-        let table = kept.into_iter().map(|kept| (kept.id, Entry { rules: kept.rules(), kept })).collect();
+        let table = kept.into_iter().map(|kept| (kept.id, Entry::new(kept))).collect();
         Ok(Self { dir, table: Mutex::new(table) })
     }
 
@@ -81,6 +97,7 @@ impl Leases {
         if !may {
             return Ok(Verdict::Unknown);
         }
+        entry.heard = Moment::now();
         if asked.question == Question::Forget {
             if entry.kept.stand != Stand::Open {
                 notes::remove(&self.path(asked.id));
@@ -111,14 +128,29 @@ impl Leases {
             let same = entry.kept.primary == *asker && entry.kept.stand == Stand::Open;
             return Ok(if same { Verdict::Yes } else { Verdict::Unknown });
         }
+        if table.len() >= REGISTERED_MAX {
+            self.make_room(table, Moment::now());
+        }
         if table.len() >= REGISTERED_MAX || !TERMS.contains(&term_ms) {
             return Ok(Verdict::Full);
         }
         let (primary, standby) = (asker.clone(), standby.clone());
         let kept = Kept { format: FORMAT, id, primary, standby, term_ms, stand: Stand::Open };
         notes::write(&self.path(id), &kept)?;
-        table.insert(id, Entry { rules: kept.rules(), kept });
+        table.insert(id, Entry::new(kept));
         Ok(Verdict::Yes)
+    }
+
+    /// Forgets protections whose hosts have not returned for long.
+    fn make_room(&self, table: &mut HashMap<ProtectionId, Entry>, now: Moment) {
+        table.retain(|id, entry| {
+            let stays = !entry.may_be_forgotten(now);
+            if !stays {
+                tracing::warn!(protection = %id, primary = %entry.kept.primary, standby = %entry.kept.standby, stand = ?entry.kept.stand, "a protection whose hosts do not return is forgotten");
+                notes::remove(&self.path(*id));
+            }
+            stays
+        });
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<ProtectionId, Entry>> {
@@ -159,6 +191,24 @@ mod tests {
         assert_eq!(register(&later, 60_000), Verdict::Unknown, "it has ended");
         assert_eq!(ask(&later, "alpha", Question::Forget), Verdict::Yes);
         assert_eq!(ask(&Leases::open(dir.path().to_owned()).unwrap(), "beta", take(true)), Verdict::Unknown);
+    }
+
+    #[test]
+    fn who_does_not_return_is_forgotten_when_there_is_no_room_and_hears_no_yes_afterwards() {
+        let dir = tempfile::tempdir().unwrap();
+        let leases = Leases::open(dir.path().to_owned()).unwrap();
+        assert_eq!(register(&leases, 60_000), Verdict::Yes);
+        let silent = |days: u64| {
+            leases.make_room(&mut leases.table(), Moment::now().after(Duration::from_secs(days * 86_400)));
+            leases.table().len()
+        };
+        assert_eq!(silent(29), 1, "not decided: its primary may be switched off");
+        assert_eq!(ask(&leases, "alpha", Question::Close), Verdict::Yes);
+        assert_eq!((silent(6), silent(8)), (1, 0));
+        for (who, question) in [("beta", Question::Take { yielded: false }), ("alpha", Question::Close)] {
+            assert_eq!(ask(&leases, who, question), Verdict::Unknown);
+        }
+        assert!(Leases::open(dir.path().to_owned()).unwrap().table().is_empty(), "durably");
     }
 
     #[test]
