@@ -8,7 +8,7 @@ use whimbrel_migrate::{
     target::{Arrival, HostError},
 };
 use whimbrel_protect::{
-    code::{BlockSize, Coding, encode::Encoder},
+    code::{BlockSize, Coding, General, encode::Encoder},
     protocol::{Asked, Begin, Compare, DEVICES, End, Piece, ProtectionId, Seal},
     standby::Receiver,
 };
@@ -123,7 +123,8 @@ fn message(data: &[u8]) -> Option<Message<'_>> {
 
 /// A first copy, two epochs and a comparison, in each coding.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
-    let codings = [Coding::REMUS, Coding::fine(BlockSize::B64), Coding::fine(BlockSize::B256)];
+    let gzip = Coding { general: General::Gzip, ..Coding::fine(BlockSize::B64) };
+    let codings = [Coding::REMUS, Coding::fine(BlockSize::B64), Coding::fine(BlockSize::B256), gzip];
     codings.into_iter().map(|coding| session(coding).unwrap_or_default()).collect()
 }
 

@@ -48,7 +48,7 @@ pub use operation::{
     OperationState, PostcopyInfo, Progress, RoundInfo, Unit,
 };
 pub use protect::{
-    CodeStep, FailoverRequest, KeepRule, PauseParts, ProtectBlock, ProtectFigures, ProtectMode,
+    CodeStep, FailoverRequest, KeepRule, PauseParts, ProtectBlock, ProtectCodec, ProtectFigures, ProtectMode,
     ProtectRequest, ProtectRole, ProtectState, ProtectionInfo, TakenOver,
 };
 pub use transfer::{

@@ -30,6 +30,9 @@ pub struct ProtectRequest {
     /// Steps of the code that are left out, to see what each brings.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without: Vec<CodeStep>,
+    /// What blocks go through that no cheaper step has shrunk.
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub codec: ProtectCodec,
     /// Where whoever takes the machine over protects it, with the same settings. May be the host that it is taken from, once that is back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
@@ -82,6 +85,21 @@ pub enum ProtectBlock {
     Page,
 }
 
+fn is_usual(codec: &ProtectCodec) -> bool {
+    *codec == ProtectCodec::default()
+}
+
+/// What blocks go through that no cheaper step has shrunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ProtectCodec {
+    /// zstd, fast.
+    #[default]
+    Zstd,
+    /// gzip, as in the paper that the steps are from.
+    Gzip,
+}
+
 /// A step of the code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -92,7 +110,7 @@ pub enum CodeStep {
     Sparse,
     /// Blocks of similar words by a dictionary.
     Wkdm,
-    /// All others by zstd.
+    /// All others by zstd, or by gzip where that is asked for.
     Zstd,
 }
 

@@ -2,10 +2,10 @@
 
 use crate::error::HostError;
 use std::time::Duration;
-use whimbrel_api::{CodeStep, ProtectBlock, ProtectMode, ProtectRequest};
+use whimbrel_api::{CodeStep, ProtectBlock, ProtectCodec, ProtectMode, ProtectRequest};
 use whimbrel_core::MachineName;
 use whimbrel_protect::{
-    code::{BlockSize, Coding},
+    code::{BlockSize, Coding, General},
     protocol::Keep,
 };
 
@@ -89,10 +89,10 @@ impl Settings {
 
 fn coding(request: &ProtectRequest) -> Result<Coding, HostError> {
     if request.mode == ProtectMode::Remus {
-        return match (request.block, &request.without[..]) {
-            (None | Some(ProtectBlock::Page), []) => Ok(Coding::REMUS),
+        return match (request.block, &request.without[..], request.codec) {
+            (None | Some(ProtectBlock::Page), [], ProtectCodec::Zstd) => Ok(Coding::REMUS),
             _ => Err(HostError::invalid(
-                "mode remus sends whole pages as they are: it takes no block and leaves nothing out",
+                "mode remus sends whole pages as they are: it takes no block and no codec and leaves nothing out",
             )),
         };
     }
@@ -108,7 +108,14 @@ fn coding(request: &ProtectRequest) -> Result<Coding, HostError> {
         share: with(CodeStep::Share),
         sparse: with(CodeStep::Sparse),
         wkdm: with(CodeStep::Wkdm),
-        general: with(CodeStep::Zstd),
+        general: match request.codec {
+            ProtectCodec::Gzip if !with(CodeStep::Zstd) => {
+                return Err(HostError::invalid("a step that is left out needs no codec"));
+            }
+            _ if !with(CodeStep::Zstd) => General::None,
+            ProtectCodec::Zstd => General::Zstd,
+            ProtectCodec::Gzip => General::Gzip,
+        },
     })
 }
 
@@ -145,6 +152,9 @@ mod tests {
         assert!(request(r#"{"host":"beta","mode":"remus","block":"64"}"#).is_err());
         assert_eq!(request(r#"{"host":"beta","mode":"remus"}"#).unwrap().coding, Coding::REMUS);
         let left_out = request(r#"{"host":"beta","block":"256","without":["wkdm","zstd"]}"#).unwrap().coding;
-        assert!(left_out.share && left_out.sparse && !left_out.wkdm && !left_out.general);
+        assert!(left_out.share && left_out.sparse && !left_out.wkdm && left_out.general == General::None);
+        assert_eq!(request(r#"{"host":"beta","codec":"gzip"}"#).unwrap().coding.general, General::Gzip);
+        assert!(request(r#"{"host":"beta","codec":"gzip","without":["zstd"]}"#).is_err());
+        assert!(request(r#"{"host":"beta","codec":"gzip","mode":"remus"}"#).is_err());
     }
 }

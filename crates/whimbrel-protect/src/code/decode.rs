@@ -8,11 +8,11 @@ use super::{
         BLOCK_RAW, BLOCK_SHARED, BLOCK_SPARSE, BLOCK_WORDS, PAGE_BLOCKS, PAGE_SAME, PAGE_WHOLE, PAGE_ZERO,
         mask_bytes,
     },
-    sections::{DamagedPiece, Section, pull_number, split, split_n},
+    sections::{DamagedPiece, RAW_GZIP, RAW_PLAIN, RAW_ZSTD, Section, pull_number, split, split_n},
     sparse,
     wkdm::Unpacker,
 };
-use std::io;
+use std::io::{self, Read as _};
 use whimbrel_core::PAGE_SIZE;
 
 /// Where assembled pages go, and where their older versions come from.
@@ -134,15 +134,23 @@ impl Decoder {
             return Err(damaged("it is said to hold more than its pages"));
         }
         let bytes = parts[Section::Raw as usize];
-        let raw = match parts[Section::RawIsZstd as usize] {
-            [0] => bytes.to_vec(),
-            [1] => {
+        let raw = match *parts[Section::RawCode as usize] {
+            [RAW_PLAIN] => bytes.to_vec(),
+            [RAW_ZSTD] => {
                 self.zstd.decompress(bytes, length).map_err(|_| damaged("its blocks do not decompress"))?
             }
+            [RAW_GZIP] => gunzip(bytes, length).map_err(|_| damaged("its blocks do not decompress"))?,
             _ => return Err(damaged("its blocks are in an unknown code")),
         };
         if raw.len() == length { Ok(raw) } else { Err(damaged("its blocks have another length")) }
     }
+}
+
+/// At most `length` bytes and one, which says that there are more.
+fn gunzip(bytes: &[u8], length: usize) -> std::io::Result<Vec<u8>> {
+    let mut raw = Vec::with_capacity(length);
+    flate2::read::GzDecoder::new(bytes).take(length as u64 + 1).read_to_end(&mut raw)?;
+    Ok(raw)
 }
 
 /// The pages of a piece.
@@ -181,7 +189,7 @@ fn damaged(what: &'static str) -> DamagedPiece {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::code::{Coding, Volume, encode::Encoder};
+    use crate::code::{Coding, General, Volume, encode::Encoder};
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
@@ -211,7 +219,8 @@ mod tests {
     fn codings() -> impl Strategy<Value = Coding> {
         let block =
             prop::sample::select(vec![BlockSize::B64, BlockSize::B128, BlockSize::B256, BlockSize::Page]);
-        (block, any::<[bool; 4]>()).prop_map(|(block, [share, sparse, wkdm, general])| Coding {
+        let general = prop::sample::select(vec![General::None, General::Zstd, General::Gzip]);
+        (block, any::<[bool; 3]>(), general).prop_map(|(block, [share, sparse, wkdm], general)| Coding {
             block,
             share,
             sparse,
@@ -317,9 +326,16 @@ mod tests {
             encoder.encode(0, memory.iter().map(|(page, data)| (*page, &data[..]))).unwrap().1
         };
         let remus = sent(Coding::REMUS);
-        let nothing =
-            Coding { share: false, sparse: false, wkdm: false, general: false, block: BlockSize::B64 };
+        let nothing = Coding {
+            share: false,
+            sparse: false,
+            wkdm: false,
+            general: General::None,
+            block: BlockSize::B64,
+        };
         let (fine, all) = (sent(nothing), sent(Coding::fine(BlockSize::B64)));
+        let gzip = sent(Coding { general: General::Gzip, ..nothing });
+        assert!(gzip.sent < fine.sent, "{gzip:?}");
         assert!(remus.sent > PAGES * 4096 && remus.changed == remus.dirty);
         assert!(
             fine.sent < remus.sent / 10 && all.sent < fine.sent && all.unshared < all.changed,

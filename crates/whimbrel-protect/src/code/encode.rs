@@ -5,14 +5,17 @@
 //! (compared byte by byte before it is shared), then offered to the codes in the order of their price.
 
 use super::{
-    BlockSize, CHECK_BYTES, Coding, PIECE_PAGES_MAX, Volume,
+    BlockSize, CHECK_BYTES, Coding, General, PIECE_PAGES_MAX, Volume,
     bits::BitWriter,
     changes::{Change, Hashes},
     check_of,
-    sections::{SECTIONS, Section, join, push_number},
+    sections::{RAW_GZIP, RAW_PLAIN, RAW_ZSTD, SECTIONS, Section, join, push_number},
     sparse, wkdm,
 };
-use std::{collections::HashMap, io};
+use std::{
+    collections::HashMap,
+    io::{self, Write as _},
+};
 use whimbrel_core::PAGE_SIZE;
 
 pub(super) const PAGE_ZERO: u64 = 0;
@@ -138,10 +141,14 @@ impl Encoder {
 
     fn finish(&mut self) -> io::Result<(Vec<u8>, Volume)> {
         let piece = &self.piece;
-        let compressed = match self.coding.general && !piece.raw.is_empty() {
-            true => Some(self.zstd.compress(&piece.raw)?).filter(|small| small.len() < piece.raw.len()),
-            false => None,
+        let compressed = match self.coding.general {
+            General::Zstd if !piece.raw.is_empty() => Some((RAW_ZSTD, self.zstd.compress(&piece.raw)?)),
+            General::Gzip if !piece.raw.is_empty() => Some((RAW_GZIP, gzip(&piece.raw)?)),
+            _ => None,
         };
+        let smaller = compressed.filter(|(_, small)| small.len() < piece.raw.len());
+        let (raw_code, raw) =
+            smaller.as_ref().map_or((RAW_PLAIN, &piece.raw[..]), |(code, small)| (*code, &small[..]));
         let raw_length = (piece.raw.len() as u32).to_le_bytes();
         let words = piece.words.streams();
         let words = match words.iter().all(|stream| stream.is_empty()) {
@@ -160,8 +167,9 @@ impl Encoder {
         parts[Section::Sparse as usize] = &piece.sparse;
         parts[Section::Words as usize] = &words;
         parts[Section::RawLength as usize] = &raw_length;
-        parts[Section::Raw as usize] = compressed.as_deref().unwrap_or(&piece.raw);
-        parts[Section::RawIsZstd as usize] = if compressed.is_some() { &[1] } else { &[0] };
+        parts[Section::Raw as usize] = raw;
+        let raw_code = [raw_code];
+        parts[Section::RawCode as usize] = &raw_code;
         let payload = join(parts);
         let volume = Volume { sent: payload.len() as u64, ..piece.volume };
         Ok((payload, volume))
@@ -211,6 +219,12 @@ impl Piece {
         };
         self.kinds.push(kind, 2);
     }
+}
+
+fn gzip(bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(bytes)?;
+    encoder.finish()
 }
 
 /// Bytes of a page's mask.

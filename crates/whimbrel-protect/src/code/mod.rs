@@ -2,7 +2,8 @@
 //!
 //! After "Enhancing the Performance of High Availability Lightweight Live Migration" (FGBI), section 3: [`changes`] finds the
 //! blocks of a page that differ from what was sent before, by hashes kept from then; [`encode`] shares identical blocks
-//! and picks a code for each: offsets and values ([`sparse`]), words of a dictionary ([`wkdm`]), or zstd over all others.
+//! and picks a code for each: offsets and values ([`sparse`]), words of a dictionary ([`wkdm`]), or zstd (or gzip, as in
+//! the paper) over all others.
 //! [`decode`] is the way back. Pure functions over bytes; what comes from outside is bounded before it is allocated.
 //!
 //! A hash that stayed the same although the block did not would leave an old block at the standby. So a page that
@@ -66,18 +67,29 @@ pub struct Coding {
     pub sparse: bool,
     /// Blocks of similar words travel as words of a dictionary.
     pub wkdm: bool,
-    /// All other blocks go through zstd together.
-    pub general: bool,
+    /// What all other blocks go through together.
+    pub general: General,
+}
+
+/// What blocks go through that nothing cheaper has shrunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum General {
+    /// Nothing.
+    None,
+    /// zstd at its fastest ordinary level.
+    Zstd,
+    /// gzip at its usual level, as in the paper.
+    Gzip,
 }
 
 impl Coding {
     /// Whole pages as they are: Remus, the base line.
     pub const REMUS: Self =
-        Self { block: BlockSize::Page, share: false, sparse: false, wkdm: false, general: false };
+        Self { block: BlockSize::Page, share: false, sparse: false, wkdm: false, general: General::None };
 
     /// Everything, in blocks of `block`.
     pub const fn fine(block: BlockSize) -> Self {
-        Self { block, share: true, sparse: true, wkdm: true, general: true }
+        Self { block, share: true, sparse: true, wkdm: true, general: General::Zstd }
     }
 }
 

@@ -24,9 +24,16 @@ pub(super) enum Section {
     RawLength = 7,
     /// All other blocks.
     Raw = 8,
-    /// Whether they are compressed.
-    RawIsZstd = 9,
+    /// How they are compressed.
+    RawCode = 9,
 }
+
+/// All other blocks as they are.
+pub(super) const RAW_PLAIN: u8 = 0;
+/// As one zstd frame.
+pub(super) const RAW_ZSTD: u8 = 1;
+/// As one gzip member.
+pub(super) const RAW_GZIP: u8 = 2;
 
 /// Something about a piece is not as a sound primary would send it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -7,7 +7,7 @@ use crate::{
     values::{Keep, Span},
 };
 use clap::ValueEnum;
-use whimbrel_api::{CodeStep, ProtectBlock, ProtectMode, ProtectRequest};
+use whimbrel_api::{CodeStep, ProtectBlock, ProtectCodec, ProtectMode, ProtectRequest};
 use whimbrel_core::{HostName, MachineName};
 
 const EXAMPLES: &str = "\
@@ -52,6 +52,9 @@ pub(crate) struct Args {
     /// Leave steps of the code out, to see what each brings
     #[arg(long, value_enum, value_delimiter = ',', value_name = "STEPS")]
     without: Vec<StepArg>,
+    /// What blocks go through that no cheaper step has shrunk
+    #[arg(long, value_enum, default_value = "zstd")]
+    codec: CodecArg,
     /// Where whoever takes it over protects it next, by itself; may be this host, once it is back
     #[arg(long, value_name = "HOST")]
     then: Option<HostName>,
@@ -84,6 +87,13 @@ enum BlockArg {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
+enum CodecArg {
+    Zstd,
+    /// As in the paper that the steps are from; slower
+    Gzip,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
 enum StepArg {
     /// Identical blocks travel once
     Share,
@@ -91,7 +101,7 @@ enum StepArg {
     Sparse,
     /// Blocks of similar words by a dictionary
     Wkdm,
-    /// All others by zstd
+    /// All others by zstd, or what --codec says
     Zstd,
 }
 
@@ -120,6 +130,10 @@ impl Args {
             block,
             lease_ms: Some(self.lease.as_ms()),
             without: self.without.into_iter().map(step).collect(),
+            codec: match self.codec {
+                CodecArg::Zstd => ProtectCodec::Zstd,
+                CodecArg::Gzip => ProtectCodec::Gzip,
+            },
             then: self.then,
             keep: self.keep.map(|keep| keep.0),
             group: self.group,
