@@ -1,8 +1,7 @@
 //! `migrate.wws.error`: how far `whimbrel wws` is off with the downtime it predicts, over guests that write in several ways and two links.
 //!
-//! Each guest moves twice. The first move tells what a prediction has to be told of this host and this guest: bytes that a page comes to,
-//! and what a stop takes beside pages. Then the guest is sampled where it is, the downtime of its way back is predicted from the
-//! trace, for as many rounds as it then takes, and compared with what the hosts say of it.
+//! `wws` takes what pages and stops cost from migrations that its host remembers, so the guests first move to and fro a few times.
+//! Then each is sampled where it is, the downtime of its move back is predicted from that, and compared with what the hosts say of it.
 
 use super::Context;
 use super::migrate::linked;
@@ -21,8 +20,9 @@ const MBIT: u64 = 1000;
 /// Limits that are set: rounds of one that is far below the cable's take as long as it says.
 const LINKS: [&str; 2] = ["128Mbit", "512Mbit"];
 const SETTLE: Duration = Duration::from_secs(3);
-/// Most rounds that are predicted.
-const ROUNDS_MAX: usize = 30;
+/// Moves to and fro before the first prediction, and before that of each guest.
+const BEFORE: usize = 3;
+const BEFORE_EACH: usize = 1;
 const WORKS: [(&str, Work); 4] = [
     ("idle", Work::Idle),
     (
@@ -40,9 +40,8 @@ const WORKS: [(&str, Work); 4] = [
 pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let hosts = linked(MBIT)?;
     let (mut rows, mut all) = (Vec::new(), Vec::new());
-    for (case, work) in WORKS {
-        let errors = (0..context.times(5, 1)).map(|_| errors(&hosts, work));
-        let errors: Vec<f64> = errors.collect::<Result<Vec<_>>>().context(case)?.concat();
+    for (index, (case, work)) in WORKS.into_iter().enumerate() {
+        let errors = errors(&hosts, (index, work), context.times(5, 1)).context(case)?;
         rows.push(row(case, &errors));
         all.extend(errors);
     }
@@ -54,59 +53,37 @@ fn row(case: &str, errors: &[f64]) -> Row {
     Row::new("migrate.wws.error", case, "%", &Samples::of(errors, |error| *error))
 }
 
-/// Of one guest over each of the links, in percent of the downtime that it had.
-fn errors(hosts: &Hosts, work: Work) -> Result<Vec<f64>> {
+/// Of one guest over each of the links, so many times, in percent of the downtime that it had.
+fn errors(hosts: &Hosts, (index, work): (usize, Work), times: usize) -> Result<Vec<f64>> {
     let (alpha, beta) = (hosts.get("alpha")?, hosts.get("beta")?);
+    // A name of its own: what pages come to is learned of a machine.
+    let name = format!("guest{index}");
     let options = GuestOptions { address: None, buffer_mib: 8, work };
-    Machine::small(MEMORY, options).run(alpha, "web")?;
+    Machine::small(MEMORY, options).run(alpha, &name)?;
     sleep(SETTLE);
-    let errors = LINKS.iter().map(|link| error(alpha, beta, link)).collect();
+    let before = if index == 0 { BEFORE } else { BEFORE_EACH };
+    let errors = (0..before)
+        .try_for_each(|turn| to_and_fro(alpha, beta, (&name, LINKS[turn % LINKS.len()])).map(drop))
+        .and_then(|()| {
+            let each = (0..times).flat_map(|_| LINKS.iter().map(|link| error(alpha, beta, (&name, *link))));
+            each.collect()
+        });
     // It is back after each of them; a failure may have left it on either.
-    let _ = alpha.discard("web").or_else(|_| beta.discard("web"));
+    let _ = alpha.discard(&name).or_else(|_| beta.discard(&name));
     errors
 }
 
-fn error(alpha: &Daemon, beta: &Daemon, link: &str) -> Result<f64> {
-    let there = alpha.json(&["migrate", "web", "beta", "--rate-max", link])?;
-    let told = Told::by(&there)?;
-    let (page_bytes, fixed) = (format!("{:.0}", told.page_bytes), format!("{:.0}ms", told.fixed_ms));
-    let rounds = ROUNDS_MAX.to_string();
-    let prediction = [
-        "wws",
-        "web",
-        "--bandwidth",
-        link,
-        "--rounds",
-        &rounds,
-        "--page-bytes",
-        &page_bytes,
-        "--fixed",
-        &fixed,
-    ];
-    let seen = beta.json(&prediction)?;
-    let back = beta.json(&["migrate", "web", "alpha", "--rate-max", link])?;
+/// A move there and back over a link.
+fn to_and_fro(alpha: &Daemon, beta: &Daemon, (name, link): (&str, &str)) -> Result<Value> {
+    alpha.json(&["migrate", name, "beta", "--rate-max", link])?;
+    beta.json(&["migrate", name, "alpha", "--rate-max", link])
+}
+
+fn error(alpha: &Daemon, beta: &Daemon, (name, link): (&str, &str)) -> Result<f64> {
+    alpha.json(&["migrate", name, "beta", "--rate-max", link])?;
+    let seen = beta.json(&["wws", name, "--bandwidth", link])?;
+    let back = beta.json(&["migrate", name, "alpha", "--rate-max", link])?;
     let real = number(&back, "downtime_ms")?;
-    let taken = rounds_of(&back)?.len().saturating_sub(1).clamp(1, ROUNDS_MAX);
-    let predicted = seen["predictions"][taken - 1]["downtime_ms"].as_f64().context("no prediction")?;
+    let predicted = seen["moves"][0]["downtime_ms"].as_f64().context("no prediction")?;
     Ok((predicted - real).abs() / real * 100.0)
-}
-
-/// What one move says of the next.
-struct Told {
-    page_bytes: f64,
-    fixed_ms: f64,
-}
-
-impl Told {
-    fn by(moved: &Value) -> Result<Self> {
-        let rounds = rounds_of(moved)?;
-        let sum = |field: &str| rounds.iter().filter_map(|round| round[field].as_f64()).sum::<f64>();
-        let last = rounds.last().and_then(|round| round["ms"].as_f64()).context("no last round")?;
-        let fixed_ms = (number(moved, "downtime_ms")? - last).max(1.0);
-        Ok(Self { page_bytes: (sum("bytes") / sum("pages").max(1.0)).clamp(1.0, 8192.0), fixed_ms })
-    }
-}
-
-fn rounds_of(moved: &Value) -> Result<&Vec<Value>> {
-    moved["result"]["rounds"].as_array().context("no rounds")
 }

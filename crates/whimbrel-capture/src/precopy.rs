@@ -28,6 +28,10 @@ const HELD_BY_LIMIT: f64 = 0.9;
 /// A page costs at least this on the wire; less is a round of zeros that says nothing about the next.
 const BYTES_A_PAGE_MIN: f64 = 256.0;
 
+/// What the rest may take to travel before the machine is paused, unless somebody says otherwise: less than what a pause takes
+/// besides. A round more that gets there takes some milliseconds while the machine runs.
+pub const DOWNTIME_MAX: Duration = Duration::from_millis(2);
+
 /// Looks at what was written, during a round. At 1 Gbit/s 2 MB go out between two of them.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 

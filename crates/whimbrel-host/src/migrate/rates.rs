@@ -3,13 +3,11 @@
 use crate::error::HostError;
 use std::time::Duration;
 use whimbrel_api::{MigrateMode, MigrateRequest};
-use whimbrel_capture::{Policy, Precopy, Rates, Verdict};
+use whimbrel_capture::{Policy, Precopy, Rates, Verdict, precopy::DOWNTIME_MAX};
 use whimbrel_core::ByteSize;
 
-/// What the rest may take to travel before the machine is paused, unless the caller says otherwise: less than what a pause takes
-/// besides. A round more that gets there takes some milliseconds while the machine runs.
-const DOWNTIME_MAX: Duration = Duration::from_millis(2);
-/// The same for a machine that leaves pages behind: what goes with it then does not have to be waited for.
+/// What the rest may take to travel before a machine is paused that leaves pages behind: what goes with it then does not have to
+/// be waited for.
 const DOWNTIME_MAX_LEAVING: Duration = Duration::from_millis(10);
 /// "We have empirically determined that 50 Mbit/s is a suitable value" (Clark et al., NSDI 2005, section 5.3).
 const STEP: u64 = 50 * MBIT;

@@ -4,12 +4,12 @@ use crate::{
     context::Context,
     failure::Failure,
     values::{Rate, Span},
-    wws::{Report, Sampling, plot},
+    wws::{Learned, Report, Sampling, plot},
 };
 use std::{fs, io::Read, path::PathBuf, time::Duration};
 use whimbrel_api::WwsRequest;
 use whimbrel_capture::{predict::Model, trace::Trace};
-use whimbrel_core::{MachineName, PAGE_SIZE};
+use whimbrel_core::MachineName;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -23,7 +23,8 @@ const TRACE_MAX: u64 = 4 << 30;
 /// Watch which memory a machine writes, and predict how long it would stand still in a migration
 ///
 /// Looking on disturbs nothing: checkpoints and migrations may go on meanwhile. The prediction plays migrations with 1 to
-/// --rounds rounds over the trace, each round sending what was written during the one before it.
+/// --rounds rounds over the trace, each round sending what was written during the one before it, and one with as many rounds
+/// as `whimbrel migrate` would make. What pages and stops cost is taken from migrations that this host remembers.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -56,12 +57,15 @@ pub(crate) struct Args {
     /// Rounds before the machine is stopped, at most
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=30))]
     rounds: u32,
-    /// What a page comes to on the wire, of its 4096 bytes
-    #[arg(long, value_name = "BYTES", default_value_t = PAGE_SIZE as u32, value_parser = clap::value_parser!(u32).range(1..=8192))]
-    page_bytes: u32,
-    /// What a migration's stop takes beside sending pages
-    #[arg(long, value_name = "DURATION", default_value = "20ms")]
-    fixed: Span,
+    /// What a page comes to on the wire in the first round; without past migrations its 4096 bytes
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=8192))]
+    page_bytes: Option<u32>,
+    /// The same in later rounds; without past migrations as in the first
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=8192))]
+    again_bytes: Option<u32>,
+    /// What a migration's stop takes beside sending pages; without past migrations 20ms
+    #[arg(long, value_name = "DURATION")]
+    fixed: Option<Span>,
     /// Draw it: what was written over time, and the predictions for migrations that begin then
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -82,9 +86,10 @@ impl Args {
                 ));
             }
         };
-        let model = Model { page_bytes: self.page_bytes.into(), fixed: self.fixed.0 };
+        let learned = self.learned(context).await;
+        let model = self.model(&learned);
         let bandwidths: Vec<u64> = self.bandwidth.iter().map(|rate| rate.0.0).collect();
-        let report = Report::of(&trace, self.window()?, &bandwidths, self.rounds, &model);
+        let report = Report::of(&trace, self.window()?, &bandwidths, self.rounds, (&model, learned.from));
         let plot = plot::Plot {
             trace: &trace,
             window: self.window()?,
@@ -98,6 +103,30 @@ impl Args {
             fs::write(path, plot.png(&model)?).map_err(Failure::io("write the picture"))?;
         }
         context.output.result(&report, Report::describe)
+    }
+
+    /// What past migrations of the machine's host say. Predictions can be made without.
+    async fn learned(&self, context: &Context) -> Learned {
+        let Some(name) = &self.name else { return Learned::default() };
+        context.client.migrations().await.map(|past| Learned::of(&past, name)).unwrap_or_default()
+    }
+
+    /// What was given, else what was learned, else what is usual.
+    fn model(&self, learned: &Learned) -> Model {
+        let usual = Model::default();
+        let page_bytes = self.page_bytes.map(f64::from);
+        let first = page_bytes.or(learned.page_bytes).unwrap_or(usual.page_bytes);
+        Model {
+            page_bytes: first,
+            again_bytes: self
+                .again_bytes
+                .map(f64::from)
+                .or(page_bytes)
+                .or(learned.again_bytes)
+                .unwrap_or(first),
+            page_time: learned.page_time.unwrap_or(usual.page_time),
+            fixed: self.fixed.map(|fixed| fixed.0).or(learned.fixed).unwrap_or(usual.fixed),
+        }
     }
 
     fn window(&self) -> Result<Duration, Failure> {

@@ -4,7 +4,7 @@ use crate::table::{count, milliseconds, table};
 use serde::Serialize;
 use std::time::Duration;
 use whimbrel_capture::{
-    predict::{Model, Simulation, Summary, summary},
+    predict::{Model, Simulation, Summary, moves, summary},
     trace::Trace,
 };
 use whimbrel_core::{ByteSize, PAGE_SIZE};
@@ -27,11 +27,18 @@ pub(crate) struct Report {
     dirty_rate: f64,
     /// Pages of each window, counted once.
     working_sets: Vec<WorkingSet>,
-    /// What a page comes to on the wire, and what a stop takes beside sending pages.
+    /// What a page comes to on the wire in the first round and in later ones, what it takes there at least, and what a stop takes beside
+    /// sending pages.
     page_bytes: f64,
+    again_bytes: f64,
+    page_us: f64,
     fixed_ms: f64,
+    /// Past migrations that say so, as far as it was not given.
+    learned_from: u64,
     /// By bandwidth, then by rounds. Empty if nothing was sampled.
     predictions: Vec<Predicted>,
+    /// By bandwidth, with as many rounds as a migration would have. Empty if nothing was sampled.
+    moves: Vec<Predicted>,
 }
 
 #[derive(Debug, Serialize)]
@@ -60,11 +67,12 @@ impl Report {
         window: Duration,
         bandwidths: &[u64],
         rounds: u32,
-        model: &Model,
+        (model, learned_from): (&Model, u64),
     ) -> Self {
         let simulation = Simulation::new(trace);
         let predictions =
             simulation.iter().flat_map(|s| summary(s, bandwidths, rounds, model)).map(predicted);
+        let moved = simulation.iter().flat_map(|s| moves(s, bandwidths, model)).map(predicted);
         let dirtied: u64 = trace.samples.iter().map(|sample| sample.count()).sum();
         let seconds = trace.duration().as_secs_f64();
         let set = |(took, pages)| WorkingSet { ms: ms(took), pages };
@@ -78,8 +86,12 @@ impl Report {
             dirty_rate: if seconds > 0.0 { dirtied as f64 / seconds } else { 0.0 },
             working_sets: trace.working_sets(window).into_iter().map(set).collect(),
             page_bytes: model.page_bytes,
+            again_bytes: model.again_bytes,
+            page_us: model.page_time.as_nanos() as f64 / 1e3,
             fixed_ms: ms(model.fixed),
+            learned_from,
             predictions: predictions.collect(),
+            moves: moved.collect(),
         }
     }
 
@@ -101,16 +113,23 @@ impl Report {
             size(self.unique_pages),
             size(largest),
         );
-        let rows = self.predictions.iter().map(|p| {
+        if self.learned_from > 0 {
+            let from = count(self.learned_from, "migration");
+            text += &format!("what pages and stops cost is taken from {from} of this host\n");
+        }
+        let row = |(p, rounds): (&Predicted, String)| {
             [
                 bits(p.bandwidth),
-                p.rounds.to_string(),
+                rounds,
                 milliseconds(p.downtime_ms),
                 milliseconds(p.downtime_worst_ms),
                 milliseconds(p.total_ms),
                 if p.beyond_trace { "trace too short, repeated".to_owned() } else { String::new() },
             ]
-        });
+        };
+        let asked = self.predictions.iter().map(|p| (p, p.rounds.to_string()));
+        let rows =
+            asked.chain(self.moves.iter().map(|p| (p, format!("as many as help: {}", p.rounds)))).map(row);
         let header = ["BANDWIDTH", "ROUNDS", "DOWNTIME", "WORST", "TOTAL", "NOTE"];
         text + "\n" + &table(header, rows, "nothing was sampled, so nothing is predicted")
     }
