@@ -69,7 +69,7 @@ fn a_clone_is_captured_moved_and_rebooted_like_any_machine() {
     alpha.run(&["clone", "golden", "--count", "3", "--prefix", "kid"]);
 
     let first = console(alpha, "kid-1").write(100).expect("a write of its own");
-    alpha.run(&["checkpoint", "kid-1", "--tag", "grown"]);
+    alpha.run(&["checkpoint", "kid-1", "--tag", "grown", "--label", "os=debian", "--label", "release=12"]);
     console(alpha, "kid-1").write(5).expect("a write that is not in the checkpoint");
     alpha.run(&["stop", "kid-1", "--kill"]);
     alpha.run(&["resume", "grown", "--name", "again"]);
@@ -99,6 +99,24 @@ fn a_clone_is_captured_moved_and_rebooted_like_any_machine() {
     assert_same_life(&first, &grandchild);
     assert_whole(&grandchild);
     alpha.run(&["verify"]);
+
+    // By what it is, from the other host; only what the clones touch has to travel.
+    alpha.run(&["checkpoint", "again", "--tag", "older", "--label", "os=debian", "--label", "release=11"]);
+    for terms in ["os=alpine", "os=debian,ram>1T", "os=debian,release>12"] {
+        assert_eq!(beta.refuse(&["clone", "--match", terms, "--count", "1"]).code, 3, "{terms}");
+    }
+    let terms = "ram>=64M,os=debian,release>=12";
+    beta.run(&["clone", "--match", terms, "--from", "alpha", "--count", "2", "--prefix", "far"]);
+    for far in ["far-1", "far-2"] {
+        let far = check(beta, far);
+        assert_same_life(&first, &far);
+        assert_whole(&far);
+    }
+    let grown = &alpha.json(&["show", "grown"])["id"];
+    let there = beta.json(&["ls"]);
+    let there = there.as_array().and_then(|all| all.iter().find(|capsule| capsule["id"] == *grown));
+    assert_eq!(there.expect("it is known there")["whole"], false);
+    beta.run(&["clone", "--match", "os=debian,cpus>=1", "--count", "1", "--prefix", "again"]);
 }
 
 #[test]

@@ -282,10 +282,7 @@ fn a_server_between_answers_from_its_cache_and_gives_what_it_owes_when_it_ends()
     let target = format!("{second}:{}", between.display());
     let options = ["--key", &key(&between_keys), "--keys", text(&place.keys), "--fresh", "session"];
     let mut mounted = place.mount(alpha, &target, &options);
-    place.shell(
-        alpha,
-        "test $(grep -c golden deep/golden) = 40000; echo new > deep/new",
-    );
+    place.shell(alpha, "test $(grep -c golden deep/golden) = 40000; echo new > deep/new");
     let numbers = place.session(&["metrics"]).expect("numbers");
     assert_eq!(number(&numbers, "connected", ""), 1.0);
     assert_eq!(number(&numbers, "dirty_bytes", ""), 4096.0);

@@ -12,6 +12,7 @@
 mod capsule;
 mod error;
 mod evacuate;
+mod golden;
 mod guest;
 mod hierarchy;
 mod host;
@@ -30,6 +31,7 @@ pub use capsule::{
 };
 pub use error::{ApiError, ErrorCode};
 pub use evacuate::{EvacuateReport, EvacuateRequest, Evacuated, MoveOutcome};
+pub use golden::{Attributes, Golden, MatchRequest, Terms, TermsError};
 pub use guest::{SelfService, Slowed};
 pub use hierarchy::{
     DeriveRequest, DiskRebase, GraphNode, LeftBehind, MachineOn, PromoteReport, PromoteRequest, RebaseReport,

@@ -46,6 +46,8 @@ pub const MIGRATIONS: &str = "/v1/migrations";
 pub const RESUME: &str = "/v1/resume";
 /// `POST`: several machines from a capsule.
 pub const CLONE: &str = "/v1/clone";
+/// `POST`: the capsule that fits best.
+pub const MATCH: &str = "/v1/match";
 /// `POST`: a machine that boots from the disks of a capsule.
 pub const DERIVE: &str = "/v1/derive";
 /// `POST`: detach a capsule from its parents.

@@ -186,6 +186,11 @@ impl Client {
         self.post(routes::CLONE, request).await
     }
 
+    /// Finds the capsule that fits best.
+    pub async fn match_golden(&self, request: &MatchRequest) -> Result<Golden, ClientError> {
+        self.post(routes::MATCH, request).await
+    }
+
     /// Makes a machine that boots from the disks of a capsule.
     pub async fn derive(&self, request: &DeriveRequest) -> Result<MachineInfo, ClientError> {
         self.post(routes::DERIVE, request).await

@@ -52,6 +52,7 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
         .route(routes::MACHINE_CONSOLE_LOG, get(console_log))
         .route(routes::RESUME, post(resume))
         .route(routes::CLONE, post(clone_machines))
+        .route(routes::MATCH, post(match_golden))
         .route(routes::DERIVE, post(derive))
         .route(routes::PROMOTE, post(promote))
         .route(routes::GRAPH, get(graph))
@@ -257,6 +258,11 @@ async fn resume(State(host): Shared, body: Bytes) -> Answer<Operation> {
 async fn clone_machines(State(host): Shared, body: Bytes) -> Answer<Operation> {
     let request = parse(&body)?;
     blocking(host, move |host| host.clone_machines(request)).await
+}
+
+async fn match_golden(State(host): Shared, body: Bytes) -> Answer<whimbrel_api::Golden> {
+    let request = parse(&body)?;
+    blocking(host, move |host| host.match_golden(&request)).await
 }
 
 async fn capsules(State(host): Shared) -> Answer<Vec<whimbrel_api::CapsuleInfo>> {

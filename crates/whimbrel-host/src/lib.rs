@@ -19,6 +19,7 @@ mod evacuate;
 mod file_cuts;
 mod files;
 mod follow;
+mod golden;
 mod graph;
 mod guest_helper;
 mod handovers;

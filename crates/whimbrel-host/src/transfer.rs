@@ -71,7 +71,7 @@ impl Host {
         Ok(entries.into_iter().map(tell).collect())
     }
 
-    fn catalog(&self, host: &HostName, pattern: &str) -> Result<Vec<RefEntry>, HostError> {
+    pub(crate) fn catalog(&self, host: &HostName, pattern: &str) -> Result<Vec<RefEntry>, HostError> {
         let link = WireLink(self.neighbour(host)?);
         let (mut entries, mut after) = (Vec::<RefEntry>::new(), None);
         loop {
@@ -558,7 +558,7 @@ pub(crate) fn sync_error(host: &HostName, source: LinkError) -> HostError {
     HostError::Sync { host: host.clone(), source: source.into() }
 }
 
-fn fetch_error(host: &HostName, source: whimbrel_store::ElsewhereError) -> HostError {
+pub(crate) fn fetch_error(host: &HostName, source: whimbrel_store::ElsewhereError) -> HostError {
     HostError::Sync { host: host.clone(), source: source.into() }
 }
 

@@ -17,6 +17,21 @@ pub(crate) async fn perform(
     context: &Context,
     begin: impl Future<Output = Result<Operation, ClientError>>,
 ) -> Result<(), Failure> {
+    let ended = complete(context, begin).await?;
+    match &ended.state {
+        OperationState::Succeeded { result } => {
+            context.output.result(&ended, |_| outcome::describe(result))?;
+            verdict(result)
+        }
+        _ => Err(ClientError::Lost { operation: ended.id }.into()),
+    }
+}
+
+/// Does what `begin` begins, to its end, which is a success.
+pub(crate) async fn complete(
+    context: &Context,
+    begin: impl Future<Output = Result<Operation, ClientError>>,
+) -> Result<Operation, Failure> {
     // Before the request goes out, so that no Ctrl-C can fall between it and the watching.
     let mut interrupts = signal(SignalKind::interrupt()).map_err(Failure::io("watch for Ctrl-C"))?;
     let begun = select! {
@@ -25,10 +40,7 @@ pub(crate) async fn perform(
     };
     let ended = watch(context, &begun, &mut interrupts).await?;
     match &ended.state {
-        OperationState::Succeeded { result } => {
-            context.output.result(&ended, |_| outcome::describe(result))?;
-            verdict(result)
-        }
+        OperationState::Succeeded { .. } => Ok(ended),
         OperationState::Failed { error } => Err(Failure::Operation(error.clone())),
         OperationState::Cancelled { left } => Err(Failure::Cancelled { left: left.clone() }),
         OperationState::Running => Err(ClientError::Lost { operation: ended.id }.into()),

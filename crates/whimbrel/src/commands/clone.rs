@@ -2,13 +2,21 @@
 
 use crate::{context::Context, failure::Failure, operation};
 use clap::ValueEnum;
-use whimbrel_api::{CapsuleRef, CloneNetwork, CloneRequest, ResumeMode};
-use whimbrel_core::MachineName;
+use whimbrel_api::{
+    CapsuleRef, CloneNetwork, CloneRequest, Golden, MatchRequest, PullRequest, ResumeMode, Terms,
+};
+use whimbrel_core::{HostName, MachineName};
 
 const EXAMPLES: &str = "\
 Examples:
   whimbrel clone golden --count 8 --prefix worker
-  whimbrel clone before-upgrade --count 1 --network same";
+  whimbrel clone before-upgrade --count 1 --network same
+  whimbrel clone --match 'ram>=512M,os=debian' --count 2   whichever golden machine fits best
+
+A golden machine is a capsule with a tag, on this host or a trusted one, and with labels that say what it is:
+`whimbrel checkpoint web --tag web-base --label os=debian --label release=12`. Attributes for --match are ram, disk, cpus and every
+label, compared by = != >= <= > <. What is here goes first; else all trusted hosts are asked. What resumes goes before what
+boots, then what takes least. From another host only what describes it comes; pages come when the clones read them.";
 
 /// Make several machines from one capsule
 ///
@@ -18,7 +26,14 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Tag, machine (its newest capsule) or id
-    capsule: CapsuleRef,
+    #[arg(required_unless_present = "matching", conflicts_with = "matching")]
+    capsule: Option<CapsuleRef>,
+    /// The golden machine that fits best instead, like 'ram>=512M,os=debian'
+    #[arg(long = "match", value_name = "TERMS", id = "matching")]
+    matching: Option<Terms>,
+    /// Only one of this trusted host
+    #[arg(long, value_name = "HOST", requires = "matching")]
+    from: Option<HostName>,
     /// How many
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     count: u32,
@@ -44,8 +59,14 @@ enum NetworkArg {
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let capsule = match (self.capsule, self.matching) {
+            (Some(capsule), _) => capsule,
+            (None, Some(terms)) => golden(context, MatchRequest { terms, host: self.from }).await?,
+            // Not parsed without either.
+            (None, None) => return Ok(()),
+        };
         let request = CloneRequest {
-            capsule: self.capsule,
+            capsule,
             count: self.count,
             prefix: self.prefix,
             mode: if self.full { ResumeMode::Full } else { ResumeMode::Lazy },
@@ -56,4 +77,18 @@ impl Args {
         };
         operation::perform(context, context.client.clone_capsule(&request)).await
     }
+}
+
+/// The golden machine that fits best; one that lies elsewhere is known here from now on, and its pages stay there.
+async fn golden(context: &Context, request: MatchRequest) -> Result<CapsuleRef, Failure> {
+    let Golden { host, name, capsule, attributes } = context.client.match_golden(&request).await?;
+    let place = host.as_ref().map_or_else(|| "here".to_owned(), |host| format!("on {host}"));
+    context
+        .output
+        .remark(&format!("{name} {place} fits: {} of memory, {} of disks", attributes.ram, attributes.disk));
+    if host.is_some() {
+        let pull = PullRequest { capsule: capsule.into(), host, tag: None, lazy: true };
+        operation::complete(context, context.client.pull(&pull)).await?;
+    }
+    Ok(capsule.into())
 }

@@ -128,6 +128,7 @@ fn router(script: Arc<Script>) -> Router {
         .route(routes::MACHINE_CONSOLE_LOG, get(|| async { "boot\n" }))
         .route(routes::RESUME, post(|| begin("resume")))
         .route(routes::CLONE, post(|| begin("clone")))
+        .route(routes::MATCH, post(|| async { Json(golden()) }))
         .route(routes::DERIVE, post(machine))
         .route(routes::PROMOTE, post(|| async { Json(promotion()) }))
         .route(routes::GRAPH, get(graph))
@@ -284,6 +285,12 @@ fn trace() -> Vec<u8> {
         Sample { took: every, dirty }
     };
     Trace { head, samples: (0..40u64).map(sample).collect() }.write()
+}
+
+/// The capsule that fits best, which is here.
+fn golden() -> Value {
+    json!({"name": "web-base", "capsule": id('b'), "attributes": {"ram": 1048576, "disk": 8192, "cpus": 1,
+        "active": true, "time_ms": 0, "labels": {"os": "debian"}}})
 }
 
 /// Begins an operation whose kind its number tells.

@@ -16,6 +16,7 @@ const VERBS: &[&str] = &[
     "suspend web",
     "resume before --full",
     "clone before --count 2",
+    "clone --match ram>=512K,os=debian --count 2",
     "derive golden kid --memory 2M --net none",
     "migrate web beta --downtime-max 30ms --rate-max 100Mbit",
     "report web",
