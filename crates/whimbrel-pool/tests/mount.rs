@@ -73,6 +73,13 @@ fn a_program_that_is_killed_while_it_writes_leaves_nothing() {
     child.wait().unwrap();
     until("the name is gone", || !path.exists());
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    // One that was only started by the program that writes takes nothing with it.
+    let script = format!(
+        "exec 3>'{}'; sleep 100 & kill -9 $!; wait $!; echo whole >&3",
+        dir.path().join("other").display()
+    );
+    assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
+    assert_eq!(fs::read(dir.path().join("other")).unwrap(), b"whole\n");
     // The same program, ended by itself, leaves what it wrote.
     let script = format!("exec 3>'{}'; echo something >&3", path.display());
     assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());

@@ -47,12 +47,11 @@ pub(super) enum Closing {
 /// (`exec_update_lock`), and it waits for our answer: to look there would be a deadlock that no signal ends. Only `status` is read
 /// without that lock, so it is asked first. Nobody hears of an error of such a close, hence nothing is lost by leaving it to the last.
 pub(super) fn closing(pid: u32, name: &str) -> Closing {
-    if is_replaced(pid) {
+    // A process that is killed may be one that was only started by the one that writes.
+    if is_replaced(pid) || is_held(pid, name) {
         Closing::Goes
     } else if is_killed(pid) {
         Closing::Killed
-    } else if is_held(pid, name) {
-        Closing::Goes
     } else {
         Closing::Done
     }
