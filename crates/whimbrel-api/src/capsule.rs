@@ -52,7 +52,7 @@ impl Past {
 
 impl fmt::Display for Past {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fits = |(_, factor): &&(&str, u64)| self.ago_ms % factor == 0 && self.ago_ms >= *factor;
+        let fits = |(_, factor): &&(&str, u64)| self.ago_ms.is_multiple_of(*factor) && self.ago_ms >= *factor;
         let (unit, factor) = UNITS.iter().find(fits).copied().unwrap_or(("s", 1));
         write!(f, "{}@-{}{unit}", self.machine, self.ago_ms / factor)
     }

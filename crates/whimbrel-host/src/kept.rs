@@ -55,7 +55,7 @@ pub(crate) fn pick(
 ) -> Result<(RefName, CapsuleId), HostError> {
     let dated = |(name, id): (RefName, CapsuleId)| Some((time_of(&name, &past.machine)?, (name, id)));
     let mut all: Vec<(u64, (RefName, CapsuleId))> = kept.into_iter().filter_map(dated).collect();
-    all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    all.sort_unstable_by_key(|(time, _)| *time);
     let (Some((oldest, _)), Some((newest, _))) = (all.first(), all.last()) else {
         return Err(HostError::NotFound { what: "kept capsule", name: past.to_string() });
     };

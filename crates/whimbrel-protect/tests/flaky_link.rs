@@ -16,11 +16,11 @@ use std::{
     },
 };
 use whimbrel_capture::{Follower, Ledger, Pace, Subject};
-use whimbrel_core::{Accel, ByteSize, Digest, MachineConfig, PAGE_SIZE, PageRun};
+use whimbrel_core::{Accel, ByteSize, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_machine::{Machine, MachineError};
 use whimbrel_migrate::{
     link::{Answer, Link, LinkError},
-    protocol::{Accepted, Finish, HandoverId, Offer, Offered},
+    protocol::{Accepted, HandoverId, Offer, Offered},
 };
 use whimbrel_protect::{
     code::{BlockSize, Coding, encode::Encoder},

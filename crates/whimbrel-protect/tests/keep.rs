@@ -72,7 +72,9 @@ impl World {
     /// Pages that are no epoch, then one that is.
     fn fill(&mut self) {
         self.encoder.first_copy(true);
-        (0..self.random.random_range(1..6)).for_each(|_| drop(self.write(None)));
+        for _ in 0..self.random.random_range(1..6) {
+            self.write(None);
+        }
         self.encoder.first_copy(false);
         self.seal(0);
     }
