@@ -12,6 +12,7 @@ mod moosefs;
 mod peers;
 mod processes;
 mod scale;
+mod sftp;
 
 use super::{Context, Experiment, images};
 use anyhow::Result;

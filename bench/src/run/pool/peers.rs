@@ -1,15 +1,15 @@
 //! `peers`: a series of images of a guest that compiles, written to a pool and to what people use for the same.
 //!
 //! All on one disk of this machine, everything durable when the clock stops: a pool of four benefactors and MooseFS of four chunk
-//! servers, both with one copy; the disk itself; restic and borg. A kernel with an NFS client is rare where this runs, and none
-//! of the peers needs one.
+//! servers, both with one copy; sshfs; the disk itself; restic and borg. A kernel with an NFS client is rare where this runs, and
+//! none of the peers needs one: sshfs stands for the mount of one server.
 
-use super::{Context, Processes, images, moosefs::MooseFs, write};
+use super::{Context, Processes, images, moosefs::MooseFs, sftp::Sftp, write};
 use crate::{
     harness::{Goal, Row, Samples, scratch},
     run::keeper::{Keeper as _, Peer, PeerKind},
 };
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -57,6 +57,11 @@ impl Series {
         self.to_files(&MooseFs::start(dir.path(), 4)?.mounted)
     }
 
+    fn to_sftp(&self) -> Result<f64> {
+        let dir = scratch("pool")?;
+        self.to_files(&Sftp::start(dir.path())?.mounted)
+    }
+
     fn to_keeper(&self, kind: PeerKind) -> Result<f64> {
         let dir = scratch("pool")?;
         let mut peer = Peer::new(kind, dir.path())?;
@@ -71,26 +76,35 @@ impl Series {
 /// A peer, and how long the series takes there.
 type Way = (&'static str, fn(&Series) -> Result<f64>);
 
-const WAYS: [Way; 4] = [
+const WAYS: [Way; 5] = [
     ("the disk itself", Series::to_disk),
     ("MooseFS", Series::to_moosefs),
+    ("sshfs", Series::to_sftp),
     ("restic", |series| series.to_keeper(PeerKind::Restic)),
     ("borg", |series| series.to_keeper(PeerKind::Borg)),
 ];
 
-/// Wall time of the series, ours and theirs in turn.
+/// Wall time of the series, ours and theirs in turn. Who is not installed, or does not run here, is named and left out.
 pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let series = Series::new(context)?;
     let case = format!("{} images of {} MB", series.length, series.content[0].len() / 1_000_000);
     let mut rows = Vec::new();
     for (name, way) in WAYS {
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-        for _ in 0..context.times(3, 1) {
+        let theirs = match way(&series) {
+            Ok(seconds) => seconds,
+            Err(error) => {
+                eprintln!("    {name} is not measured: {error:#}");
+                continue;
+            }
+        };
+        let (mut ours, mut theirs) = (vec![series.to_pool()?], vec![theirs]);
+        for _ in 1..context.times(3, 1) {
             ours.push(series.to_pool()?);
             theirs.push(way(&series)?);
         }
         let row = Row::new("peers", case.clone(), "s", &Samples::new(ours));
         rows.push(row.against(name, &Samples::new(theirs)).goal(Goal::PeerAtMost(0.8)));
     }
+    ensure!(!rows.is_empty(), "no peer runs here");
     Ok(rows)
 }

@@ -223,7 +223,7 @@ impl Mount {
     }
 }
 
-fn detach(path: &Path) {
+pub(super) fn detach(path: &Path) {
     // That nothing is mounted there any more is no failure.
     let _ = Command::new("umount").arg("-l").arg(path).stderr(Stdio::null()).status();
 }
