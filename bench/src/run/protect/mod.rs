@@ -28,6 +28,11 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         run: pause::pauses,
     },
     Experiment {
+        rows: &["pause.kept"],
+        about: "epochs that are kept as capsules against such that are not",
+        run: pause::kept,
+    },
+    Experiment {
         rows: &["takeover.detected", "takeover"],
         about: "a host dies, and a client is answered by the other",
         run: takeover::run,
@@ -41,6 +46,11 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         rows: &["bytes.fgbi64"],
         about: "bytes of an epoch against its whole pages, step by step",
         run: pause::bytes,
+    },
+    Experiment {
+        rows: &["bytes.steps"],
+        about: "what each step leaves of an epoch, alone and together, with zstd and with gzip",
+        run: pause::steps,
     },
     Experiment {
         rows: &["memory.64", "memory.256"],

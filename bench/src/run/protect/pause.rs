@@ -99,6 +99,79 @@ pub(crate) fn bytes(context: &Context) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
+/// What epochs cost that are kept as capsules, one a second, against such that are not: one guest, in turn.
+pub(crate) fn kept(context: &Context) -> Result<Vec<Row>> {
+    let window = Duration::from_secs(context.times(30, 10) as u64);
+    let names = ["pause_p50_ms", "pause_p99_ms", "output_delay_p50_ms"];
+    let site = Site::at_work("redis")?;
+    sleep(WARM_UP);
+    let mut found: [[Vec<f64>; 3]; 2] = Default::default();
+    for _ in 0..context.times(10, 2) {
+        for (keep, found) in [&["--keep", "1/s,10"][..], &[]].into_iter().zip(&mut found) {
+            site.protect(&[&CALM[..], keep].concat())?;
+            sleep(window);
+            let figures = site.figures()?;
+            site.unprotect()?;
+            for (name, found) in names.iter().zip(found) {
+                found.push(figure(&figures, name)?);
+            }
+            eprintln!("    {keep:?}: {figures}");
+        }
+    }
+    let [with, without] = found.map(|found| found.map(Samples::new));
+    let cases = ["pause, median", "pause, 99 %", "output late, median"];
+    let row = |((case, with), without): ((&str, &Samples), &Samples)| {
+        let case = format!("redis, an epoch a second is kept, {case}");
+        Row::new("pause.kept", case, "ms", with).against("none kept", without)
+    };
+    Ok(cases.into_iter().zip(&with).zip(&without).map(row).collect())
+}
+
+/// What each step brings, alone and together: the paper's figure 5b, in bytes. One guest, protected in one way after the other.
+pub(crate) fn steps(context: &Context) -> Result<Vec<Row>> {
+    let window = Duration::from_secs(context.times(30, 6) as u64);
+    let ways: [(&str, &[&str]); 5] = [
+        ("blocks alone", &["--without", "share,sparse,wkdm,zstd"]),
+        ("blocks, shared", &["--without", "sparse,wkdm,zstd"]),
+        ("blocks, compressed", &["--without", "share"]),
+        ("blocks, shared and compressed", &[]),
+        ("blocks, shared and compressed with gzip", &["--codec", "gzip"]),
+    ];
+    let mut rows = Vec::new();
+    for load in ["ep", "redis"] {
+        let site = Site::at_work(load)?;
+        sleep(WARM_UP);
+        let mut found: [(Vec<f64>, Vec<f64>); 5] = Default::default();
+        for _ in 0..context.times(5, 1) {
+            for ((way, more), (sent, whole)) in ways.iter().zip(&mut found) {
+                site.protect(&[&CALM[..], more].concat())?;
+                sleep(Duration::from_secs(2));
+                let before = site.figures()?;
+                sleep(window);
+                let after = site.figures()?;
+                site.unprotect()?;
+                let epochs = figure(&after, "epochs")? - figure(&before, "epochs")?;
+                let grown = |name: &str| -> Result<f64> {
+                    Ok((figure(&after, name)? - figure(&before, name)?) / epochs.max(1.0) / 1e3)
+                };
+                sent.push(grown("sent_bytes")? - grown("device_bytes")?);
+                whole.push(grown("dirty_bytes")?);
+                eprintln!(
+                    "    {load}, {way}: {:.1} kB an epoch of {:.1}",
+                    sent[sent.len() - 1],
+                    whole[whole.len() - 1]
+                );
+            }
+        }
+        for ((way, _), (sent, whole)) in ways.iter().zip(found) {
+            let case = format!("{load}, an epoch, {way}, without devices");
+            let row = Row::new("bytes.steps", case, "kB", &Samples::new(sent));
+            rows.push(row.against("whole pages", &Samples::new(whole)));
+        }
+    }
+    Ok(rows)
+}
+
 /// What a client waits for an answer of an idle guest at the shortest epochs.
 pub(crate) fn ping(context: &Context) -> Result<Vec<Row>> {
     let site = Site::at_work("idle")?;
