@@ -2,8 +2,10 @@
 
 use nix::sys::signal::Signal;
 use serde_json::json;
-use std::time::Duration;
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, console, wait_reborn};
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console, wait_reborn};
 use whimbrel_testkit::{
     guest::{Verdict, Work, assert_same_life},
     lab::StreamEnd,
@@ -30,6 +32,7 @@ fn a_machine_moves_to_and_fro_with_its_connections_and_reboots_at_the_end() {
         assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
         before = witness.write(20).expect("a disk that takes writes");
     }
+    wait_given_back(alpha);
     let stream = stream.stop();
     assert_eq!(stream.end, StreamEnd::Stopped, "the TCP stream broke: {stream:?}");
     let probe = probe.stop();
@@ -39,6 +42,25 @@ fn a_machine_moves_to_and_fro_with_its_connections_and_reboots_at_the_end() {
     drop(witness);
     let mut console = console(beta, "web");
     wait_reborn(&mut console, &before);
+}
+
+/// Waits until nothing is left of machines that have gone, and no handover is on anybody's mind.
+fn wait_given_back(host: &HostProcess) {
+    let names = |folder: PathBuf| {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name()).collect::<Vec<_>>()
+    };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let [trash, machines] = ["trash", "machines"].map(|folder| names(host.data().join(folder)));
+        let bitmaps = names(host.run_dir().join("bitmaps"));
+        let handovers = fs::read_to_string(host.data().join("handovers.json")).unwrap_or_default();
+        if trash.is_empty() && machines.is_empty() && bitmaps.is_empty() && !handovers.contains("\"to\"") {
+            return;
+        }
+        assert!(Instant::now() < deadline, "left: {trash:?} {machines:?} {bitmaps:?} {handovers}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]
@@ -51,7 +73,11 @@ fn a_migration_that_fails_leaves_the_machine_where_it_was_and_the_next_one_loses
     let refusal = cluster.host("alpha").refuse(&["migrate", "web", "beta"]);
     assert_eq!(refusal.code, 5, "{refusal:?}");
     assert!(refusal.text.contains("hint:"), "{refusal:?}");
+    // As if that had been in the middle of removing what a machine had.
+    fs::create_dir_all(cluster.host("beta").data().join("trash/db-0123456789abcdef/disk0"))
+        .expect("a folder");
     cluster.host_mut("beta").start_daemon();
+    wait_given_back(cluster.host("beta"));
 
     // Slow enough to be cut in the middle of the first round.
     let alpha = cluster.host("alpha");

@@ -23,7 +23,7 @@ use crate::{
     peers::PeerLink,
     record::{Leaving, Phase, Record},
 };
-use std::{sync::Arc, time::Instant};
+use std::{sync::Arc, thread, time::Instant};
 use whimbrel_api::{
     MigrateRequest, MigrationEnd, MigrationRecord, MoveNetwork, NetworkHandover, Operation, OperationKind,
     OperationResult, PauseInfo, PostcopyInfo, RoundInfo, Slowed, StoppedBy,
@@ -158,13 +158,12 @@ impl Host {
         offer.leaves = lazy.as_ref().map(|_| self.name.clone());
         // Until the machine has gone or not.
         let _marks = marks::lay(record, &mut offer);
-        self.handovers.begin(offer.handover, &request.host)?;
+        let brake = Brake::new(live, request, reporter)?;
         let before = record.clone();
         let (handover, keeps) = (offer.handover, offer.leaves.is_some());
-        let mark = self.make_ready_to_leave(record, Leaving { handover, to: request.host.clone(), keeps });
-        let mark = mark.inspect_err(|_| self.handovers.give_up(handover))?;
+        let leaving = Leaving { handover, to: request.host.clone(), keeps };
+        let mark = self.make_ready_to_leave(record, leaving)?;
         let ports = &live.ports;
-        let brake = Brake::new(live, request, reporter)?;
         let stoppable = Stoppable { qemu: &mut live.qemu, disks: &live.disks, keep_paused: was_paused };
         let giving = lazy.as_ref().map(|lazy| lazy.giving.clone());
         let mut stoppable = Lingering { machine: stoppable, giving, linger: lazy::linger(request) };
@@ -238,13 +237,23 @@ impl Host {
         }
     }
 
-    /// Writes down all that the commit point needs but for the mark, ahead of the pause.
+    /// Writes down, before the target hears of it, that there is a handover, and all that its commit point needs but for the mark.
+    /// None of the three files means anything without the mark, so they are written at once: syncs that wait together wait once.
     fn make_ready_to_leave(&self, record: &mut Record, leaving: Leaving) -> Result<CommitMark, HostError> {
         let dir = self.layout.machine(&record.name);
-        let mark = CommitMark::prepare(&dir).map_err(|source| HostError::io("write to", &dir, source))?;
-        record.leaving = Some(leaving);
-        record.save(&self.layout).inspect_err(|_| record.leaving = None)?;
-        Ok(mark)
+        record.leaving = Some(leaving.clone());
+        let (noted, mark, saved) = thread::scope(|scope| {
+            let noted = scope.spawn(|| self.handovers.begin(leaving.handover, &leaving.to));
+            let mark = scope.spawn(|| CommitMark::prepare(&dir));
+            let saved = record.save(&self.layout);
+            (joined(noted), joined(mark), saved)
+        });
+        let mark = mark.map_err(|source| HostError::io("write to", &dir, source));
+        let ready = noted.and(saved).and(mark);
+        ready.inspect_err(|_| {
+            record.leaving = None;
+            self.handovers.give_up(leaving.handover);
+        })
     }
 
     /// The commit point: from here on the machine is the target's, whatever happens.
@@ -366,7 +375,7 @@ impl Host {
                 tracing::warn!(error = &error as &dyn std::error::Error, "a handover is still unconfirmed");
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("handover".into()).spawn(finish) {
+        if let Err(error) = thread::Builder::new().name("handover".into()).spawn(finish) {
             tracing::error!(%error, "no thread to finish a handover");
         }
     }
@@ -395,6 +404,10 @@ impl Host {
         }
         Ok(())
     }
+}
+
+fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// A machine that now belongs to its target.
