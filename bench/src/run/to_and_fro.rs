@@ -8,7 +8,7 @@ use super::clients::Web;
 use super::downtime::served;
 use super::migrate::{PATIENCE, linked};
 use crate::harness::{Goal, Row, Samples};
-use crate::hosts::{GUEST, Machine};
+use crate::hosts::{GUEST, Machine, number};
 use anyhow::{Context as _, Result, ensure};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -27,6 +27,8 @@ const RESERVED: Duration = Duration::from_millis(400);
 /// Clients of the machine that goes to and fro: few, for what breaks is what counts.
 const CLIENTS: usize = 8;
 const THINK: Duration = Duration::from_millis(100);
+/// A pause that is told of at once, in milliseconds.
+const LONG: f64 = 1000.0;
 /// Connections over all of it, each told a number a millisecond.
 const STREAMS: usize = 4;
 
@@ -76,9 +78,15 @@ pub(crate) fn thousand(context: &Context) -> Result<Vec<Row>> {
         |_| StreamProbe::start(client, format!("{GUEST}:7001").parse()?, PATIENCE).context("no stream");
     let streams = (0..STREAMS).map(stream).collect::<Result<Vec<_>>>()?;
     let (times, begun) = (context.times(1000, 10), Instant::now());
+    let mut longest = 0.0_f64;
     for turn in 0..times {
         let [here, there] = [sides[turn % 2], sides[(turn + 1) % 2]];
-        here.run(&["--quiet", "migrate", "web", there.name()]).with_context(|| format!("move {turn}"))?;
+        let moved = here.json(&["--quiet", "migrate", "web", there.name()]);
+        let stood = number(&moved.with_context(|| format!("move {turn}"))?, "downtime_ms")?;
+        if stood > LONG {
+            eprintln!("    move {turn}: nobody ran it for {stood:.0} ms");
+        }
+        longest = longest.max(stood);
         // So that each move interrupts somebody, and none is hidden in the silence of the one before.
         web.wait_fetched(1, PATIENCE)?;
     }
@@ -96,5 +104,7 @@ pub(crate) fn thousand(context: &Context) -> Result<Vec<Row>> {
     Ok(vec![
         Row::new("migrate.thousand", case, "", &Samples::new(vec![lost])).goal(Goal::AtMost(0.0)),
         Row::new("migrate.thousand", "from one move to the next", "ms", &each),
+        // Tells a silence of the hosts from one of the network or of the guest.
+        Row::new("migrate.thousand", "longest pause, as the hosts say", "ms", &Samples::new(vec![longest])),
     ])
 }
