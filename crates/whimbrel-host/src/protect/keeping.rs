@@ -22,10 +22,12 @@ use whimbrel_protect::{
     protocol::Keep,
     standby::Receiver,
 };
-use whimbrel_store::{ImageWriter, Pin};
+use whimbrel_store::{ImageWriter, Pin, Store, Writer};
 
 /// Label of a kept capsule: whose standby kept it, and which epoch it is.
 const EPOCH_LABEL: &str = "epoch";
+/// How much later than others those get a processor who make capsules small.
+const NICE: i32 = 10;
 /// How long a thread with nothing to do waits before it looks whether all is over.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -114,7 +116,7 @@ impl Keeping {
     fn store(&self, standing: &Standing, kept: Kept, time_ms: u64) -> Result<CapsuleId, HostError> {
         let host = standing.host();
         let write = refs::store_error("keep an epoch");
-        let writer = host.store.writer().map_err(&write)?;
+        let writer = patient_writer(&host.store)?;
         let base =
             |name: &str| lock(&self.last).as_ref().and_then(|last| last.images.get(name).copied().flatten());
         let open = |array: &ArrayOffer| writer.image(base(&array.name), array.pages);
@@ -157,4 +159,17 @@ impl Keeping {
             }
         }
     }
+}
+
+/// A writer whose threads give way to epochs and to machines: a thread has the priority of the one that starts it. Whoever reads the
+/// pages keeps its own, since epochs wait for it.
+fn patient_writer(store: &Store) -> Result<Writer, HostError> {
+    let begin = || {
+        if let Err(error) = rustix::process::nice(NICE) {
+            tracing::debug!(%error, "capsules are made at the usual priority");
+        }
+        store.writer()
+    };
+    let begun = std::thread::scope(|scope| scope.spawn(begin).join());
+    begun.map_err(|_| HostError::Panicked)?.map_err(refs::store_error("keep an epoch"))
 }
