@@ -92,6 +92,7 @@ struct Held {
 struct Assembling<'r> {
     arrival: &'r mut dyn Arrival,
     state: &'r mut Standby,
+    current: &'r Current,
     held: &'r mut Held,
     keeping: Option<&'r mut Keeping>,
     /// The device state of the last epoch.
@@ -236,12 +237,10 @@ impl Receiver {
         if let Standby::Over { .. } = self.state {
             return Err(StandbyError::NotFollowing);
         }
-        if piece.epoch.is_none() {
-            self.current.clear();
-        }
         let mut into = Assembling {
             arrival: &mut *self.arrival,
             state: &mut self.state,
+            current: &self.current,
             held: &mut self.held,
             keeping: self.keeping.as_mut(),
             devices: &self.device_state,
@@ -402,8 +401,15 @@ impl Assembly for Assembling<'_> {
         };
         let (next, action) = self.state.step(event);
         match action {
-            StandbyAction::Hold => self.held.insert(key, content)?,
+            StandbyAction::Hold => {
+                self.held.insert(key, content)?;
+                *self.state = next;
+            }
             StandbyAction::Write => {
+                // From here on nothing is whole, also if this fails.
+                self.current.clear();
+                self.held.clear();
+                *self.state = next;
                 let run = PageRun::new(page, 1);
                 self.keeping
                     .iter_mut()
@@ -413,11 +419,9 @@ impl Assembly for Assembling<'_> {
                     None => self.arrival.zero(self.array as usize, run),
                 };
                 written.map_err(StandbyError::Write)?;
-                self.held.clear();
             }
             _ => return Err(StandbyError::Invalid { what: "a page of an epoch whose turn it is not" }),
         }
-        *self.state = next;
         Ok(())
     }
 }
