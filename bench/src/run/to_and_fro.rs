@@ -81,7 +81,7 @@ pub(crate) fn thousand(context: &Context) -> Result<Vec<Row>> {
     let mut longest = 0.0_f64;
     for turn in 0..times {
         let [here, there] = [sides[turn % 2], sides[(turn + 1) % 2]];
-        let moved = here.json(&["--quiet", "migrate", "web", there.name()]);
+        let moved = here.json(&["migrate", "web", there.name()]);
         let stood = number(&moved.with_context(|| format!("move {turn}"))?, "downtime_ms")?;
         if stood > LONG {
             eprintln!("    move {turn}: nobody ran it for {stood:.0} ms");
