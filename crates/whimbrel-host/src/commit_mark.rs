@@ -8,7 +8,6 @@
 //! After a failed write or sync it is not known what a later daemon will find. Whoever gets that error writes a record without
 //! `leaving` before the machine goes on.
 
-use crate::durable;
 use std::{
     fs::File,
     io::{self, Read},
@@ -16,6 +15,7 @@ use std::{
     path::Path,
 };
 use whimbrel_migrate::protocol::HandoverId;
+use whimbrel_wire::durable;
 
 const FILE: &str = "handed-over";
 /// More than any file system's smallest unit of writing.
@@ -30,7 +30,7 @@ impl CommitMark {
     /// Makes room for one in the directory of a machine. Durable when this returns.
     pub(crate) fn prepare(dir: &Path) -> io::Result<Self> {
         let path = dir.join(FILE);
-        durable::write(&path, &[0; ROOM])?;
+        durable::replace(&path, &[0; ROOM])?;
         Ok(Self { file: File::options().write(true).open(&path)? })
     }
 

@@ -4,7 +4,7 @@
 //! long as something is left to do, every few seconds; it goes on after the daemon was restarted. Only the newest capsule of
 //! a machine is sent: those it overtook are its ancestors, and their pages come with it where they are still needed.
 
-use crate::{durable, error::HostError, host::Host, machine::Machine, refs};
+use crate::{error::HostError, host::Host, machine::Machine, refs};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -18,6 +18,7 @@ use whimbrel_sync::{
     WireLink, announcements, call,
     protocol::{Announce, Holding, Take, TakeAsk},
 };
+use whimbrel_wire::durable;
 
 /// How soon an upload that failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -123,7 +124,7 @@ impl Host {
     fn save_following(&self, table: &BTreeMap<MachineName, Followed>) -> Result<(), HostError> {
         let path = self.layout.following();
         let text = serde_json::to_vec_pretty(table).expect("names and ids are always encodable");
-        durable::write(&path, &text).map_err(|source| HostError::io("write", &path, source))
+        durable::replace(&path, &text).map_err(|source| HostError::io("write", &path, source))
     }
 
     /// Uploads the newest capsule of every followed machine. Whether something is left to do.

@@ -7,7 +7,7 @@
 //! One JSON file, replaced whole and durable before a target is asked. A handover that is told twice to be given up does no
 //! harm; one that is forgotten would keep a paused machine on the target for ever.
 
-use crate::{durable, error::HostError, host::Host, layout::Layout, peers::PeerLink};
+use crate::{error::HostError, host::Host, layout::Layout, peers::PeerLink};
 use serde::{Deserialize, Serialize};
 use std::{
     path::PathBuf,
@@ -24,6 +24,7 @@ use whimbrel_migrate::{
     link::Link,
     protocol::HandoverId,
 };
+use whimbrel_wire::durable;
 
 const FORMAT: u32 = 1;
 /// Pauses between attempts to reach targets that have not heard: the first and the longest.
@@ -128,7 +129,7 @@ impl Handovers {
     fn save(&self, begun: &[Begun]) -> Result<(), HostError> {
         let begun = begun.iter().map(|one| KeptOne { handover: one.handover, to: one.to.clone() }).collect();
         let text = serde_json::to_vec_pretty(&Kept { format: FORMAT, begun }).expect("ids and names");
-        durable::write(&self.path, &text).map_err(|source| HostError::io("write", &self.path, source))
+        durable::replace(&self.path, &text).map_err(|source| HostError::io("write", &self.path, source))
     }
 
     fn begun(&self) -> MutexGuard<'_, Vec<Begun>> {

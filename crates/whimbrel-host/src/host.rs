@@ -380,7 +380,8 @@ impl Host {
         if kept.exists() {
             return Ok(());
         }
-        crate::durable::write(&kept, content).map_err(|source| HostError::io("write", &kept, source))
+        whimbrel_wire::durable::replace(&kept, content)
+            .map_err(|source| HostError::io("write", &kept, source))
     }
 
     /// Forgets a machine that has ended, with its disks.

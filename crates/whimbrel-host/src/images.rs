@@ -88,7 +88,8 @@ impl Host {
     /// Notes what the machine of a capsule touched in its first seconds.
     pub(crate) fn note_working_set(&self, capsule: &CapsuleId, set: &WorkingSet) -> Result<(), HostError> {
         let path = self.layout.working_set(capsule);
-        crate::durable::write(&path, &set.encode()).map_err(|source| HostError::io("write", &path, source))
+        whimbrel_wire::durable::replace(&path, &set.encode())
+            .map_err(|source| HostError::io("write", &path, source))
     }
 
     /// What the machine touched first at its last resume here, as a blob for its next capsule.

@@ -13,7 +13,6 @@ mod capture;
 mod commit_mark;
 mod derive;
 mod disk_cuts;
-mod durable;
 mod error;
 mod evacuate;
 mod file_cuts;

@@ -6,7 +6,6 @@
 //! is switched off meanwhile goes on fetching its disks when it is started again.
 
 use crate::{
-    durable,
     error::HostError,
     host::Host,
     live::Live,
@@ -38,7 +37,7 @@ use whimbrel_migrate::{
     },
     protocol::HandoverId,
 };
-use whimbrel_wire::{CallError, Connection, Pending, Request};
+use whimbrel_wire::{CallError, Connection, Pending, Request, durable};
 
 /// Largest file of sets that is read.
 const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -188,7 +187,7 @@ pub(crate) fn keep_sets(host: &Host, record: &Record, live: &Live, taking: &Taki
     }
     let path = disks_file(host, record);
     let disks = encode_sets(&disks).map_err(failed)?;
-    durable::write(&path, &disks).map_err(|source| HostError::io("write", &path, source))
+    durable::replace(&path, &disks).map_err(|source| HostError::io("write", &path, source))
 }
 
 fn memory_file(slot: &Path) -> PathBuf {

@@ -3,9 +3,7 @@
 //! One JSON file a machine, replaced whole. The phase decides who may run the machine, so it is made durable
 //! before anything acts on it.
 
-use crate::{
-    commit_mark::CommitMark, durable, error::HostError, layout::Layout, live::remove_overlays, owing::Owed,
-};
+use crate::{commit_mark::CommitMark, error::HostError, layout::Layout, live::remove_overlays, owing::Owed};
 use serde::{Deserialize, Serialize};
 use std::{
     fs,
@@ -15,6 +13,7 @@ use whimbrel_align::Cuts;
 use whimbrel_api::SelfService;
 use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, MachineConfig, MachineName};
 use whimbrel_migrate::protocol::{HandoverId, HomeNetwork};
+use whimbrel_wire::durable;
 
 const FORMAT: u32 = 1;
 const FILE: &str = "machine.json";
@@ -170,7 +169,7 @@ impl Record {
         fs::create_dir_all(&dir).map_err(|source| HostError::io("create", &dir, source))?;
         let path = dir.join(FILE);
         let text = serde_json::to_vec_pretty(self).expect("a record is always encodable");
-        durable::write(&path, &text).map_err(|source| HostError::io("write", &path, source))
+        durable::replace(&path, &text).map_err(|source| HostError::io("write", &path, source))
     }
 
     /// Removes everything that is kept of the machine.

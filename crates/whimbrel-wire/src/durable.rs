@@ -16,9 +16,15 @@ fn folder(path: &Path) -> &Path {
 }
 
 fn write_beside(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
-    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-    let beside = folder(path).join(format!(".new-{}-{serial}", std::process::id()));
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+    let (beside, mut file) = loop {
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let beside = folder(path).join(format!(".new-{}-{serial}", std::process::id()));
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside) {
+            // Of a process of the same number that crashed: in a container they all have the same.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            opened => break (beside, opened?),
+        }
+    };
     let written = file.write_all(content).and_then(|()| file.sync_all());
     if written.is_err() {
         // The file is of no use; that it stays behind when even this fails is told by its name.
@@ -42,4 +48,23 @@ pub fn create(path: &Path, content: &[u8]) -> io::Result<()> {
     fs::remove_file(&beside)?;
     linked?;
     File::open(folder(path))?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_crash_of_a_process_of_the_same_number_left_is_in_nobodys_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let next = SERIAL.load(Ordering::Relaxed);
+        for serial in next..next + 100 {
+            fs::write(dir.path().join(format!(".new-{}-{serial}", std::process::id())), "half").unwrap();
+        }
+        let path = dir.path().join("file");
+        replace(&path, b"one").unwrap();
+        assert_eq!(create(&path, b"two").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        replace(&path, b"three").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"three");
+    }
 }

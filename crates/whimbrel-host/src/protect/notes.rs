@@ -4,7 +4,7 @@
 //! by it any more. A machine with such a note is nobody's to run until it is settled whose it is. A standby's note is
 //! durable before it runs a machine that it took over. One JSON file each, in DATA/protections.
 
-use crate::{durable, error::HostError};
+use crate::error::HostError;
 use serde::{Deserialize, Serialize};
 use std::{
     fs,
@@ -14,6 +14,7 @@ use whimbrel_api::ProtectRequest;
 use whimbrel_core::{HostName, MachineName};
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::protocol::ProtectionId;
+use whimbrel_wire::durable;
 
 const FORMAT: u32 = 1;
 
@@ -102,7 +103,7 @@ impl Notes {
 /// Writes one JSON file whole and durable.
 pub(super) fn write(path: &Path, content: &impl Serialize) -> Result<(), HostError> {
     let text = serde_json::to_vec_pretty(content).expect("ids, names and numbers");
-    durable::write(path, &text).map_err(|source| HostError::io("write", path, source))
+    durable::replace(path, &text).map_err(|source| HostError::io("write", path, source))
 }
 
 /// Removes a file whose content is of no use any more.

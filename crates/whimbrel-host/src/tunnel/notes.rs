@@ -7,11 +7,12 @@
 //!
 //! A note that cannot be read is left alone and reported: it costs one tunnel, not the daemon's start.
 
-use crate::{durable, error::HostError};
+use crate::error::HostError;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{fs, io, path::PathBuf};
 use whimbrel_core::{HostName, MachineConfig, MachineName};
 use whimbrel_migrate::protocol::TunnelId;
+use whimbrel_wire::durable;
 
 /// Bytes of the longest note: a configuration and some names.
 const NOTE_MAX: u64 = 1 << 20;
@@ -77,7 +78,7 @@ impl Notes {
     fn put(&self, path: PathBuf, note: &impl Serialize) -> Result<(), HostError> {
         let io = |source| HostError::io("write", &path, source);
         let text = serde_json::to_vec_pretty(note).map_err(|error| io(error.into()))?;
-        durable::write(&path, &text).map_err(io)
+        durable::replace(&path, &text).map_err(io)
     }
 
     fn all<T: DeserializeOwned>(&self, prefix: &str) -> Vec<T> {
