@@ -449,8 +449,11 @@ impl Standing {
         let begun = Instant::now();
         let mut held = lock(&self.receiver);
         let receiver = held.as_mut().ok_or_else(|| unknown(self.id))?;
-        if why == Why::Yielded {
-            self.note_loading()?;
+        if why == Why::Yielded
+            && let Err(error) = self.note_loading()
+        {
+            self.give_back(held, &error);
+            return Ok(());
         }
         let (loaded, noted) = std::thread::scope(|scope| {
             // Loading shows nothing to anybody: what is decided is written down meanwhile.
@@ -461,13 +464,7 @@ impl Standing {
         });
         let loaded_ms = begun.elapsed().as_secs_f64() * 1e3;
         if let (Err(error), Why::Yielded) = (&loaded, why) {
-            let error = error as &dyn std::error::Error;
-            tracing::error!(machine = %self.name, from = %self.from, error, "a machine does not load here and is given back");
-            receiver.give_back();
-            lock(&self.rules).gives_back();
-            drop(held);
-            self.discard();
-            self.host.protecting.remove_note(self.id);
+            self.give_back(held, error);
             return Ok(());
         }
         let noted = noted.unwrap_or_else(|| self.note_taken());
@@ -510,11 +507,21 @@ impl Standing {
     /// Writes down that a machine is being loaded that its host gets back if this daemon ends meanwhile.
     fn note_loading(&self) -> Result<(), HostError> {
         let side = Side::Loading { from: self.from.clone() };
-        let noted = self.host.protecting.put_note(Note::new(self.id, &self.name, self.handover, side));
-        if noted.is_err() {
-            lock(&self.rules).gives_back();
-        }
-        noted
+        self.host.protecting.put_note(Note::new(self.id, &self.name, self.handover, side))
+    }
+
+    /// What was yielded cannot be run here: it is its host's again.
+    fn give_back(
+        &self,
+        mut held: MutexGuard<'_, Option<Receiver>>,
+        error: &(dyn std::error::Error + 'static),
+    ) {
+        tracing::error!(machine = %self.name, from = %self.from, error, "a machine does not load here and is given back");
+        held.iter_mut().for_each(Receiver::give_back);
+        lock(&self.rules).gives_back();
+        drop(held);
+        self.discard();
+        self.host.protecting.remove_note(self.id);
     }
 
     /// Writes down that the machine is this host's. Nobody else may ever run it, so this is tried until it is done.
