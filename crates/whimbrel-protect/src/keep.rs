@@ -178,14 +178,19 @@ impl Copying {
             }
             let end = left.len().min(start + GRANULE);
             self.next = (array, end);
-            let found: Vec<u64> = (start..end).filter(|page| left.contains(*page)).collect();
-            for page in &found {
-                read(arrival, array as u32, PageRun::new(*page, 1), &mut into.data)?;
-                into.pages.push((array as u32, *page));
-                left.remove(*page);
+            let mut page = start;
+            while page < end {
+                let len = (page..end).take_while(|page| left.contains(*page)).count() as u64;
+                if len > 0 {
+                    let run = PageRun::new(page, len);
+                    read(arrival, array as u32, run, &mut into.data)?;
+                    into.pages.extend(run.pages().map(|page| (array as u32, page)));
+                    left.remove_run(run);
+                    self.count -= len;
+                }
+                page += len.max(1);
             }
-            self.count -= found.len() as u64;
-            if !found.is_empty() {
+            if !into.pages.is_empty() {
                 return Ok(());
             }
         }
