@@ -12,7 +12,7 @@ use super::{
 use crate::{cache::FileId, proto::Kind};
 use std::{
     collections::{HashSet, VecDeque},
-    sync::PoisonError,
+    sync::{MutexGuard, PoisonError},
 };
 use whimbrel_fuse::ROOT;
 
@@ -146,36 +146,47 @@ fn choose(nodes: &Nodes, id: u64, chosen: &mut Chosen<'_>) {
 impl Core {
     /// A file is opened. If it has to be waited for, its neighbours may be next.
     pub(super) fn look_around(&self, id: u64, file: FileId, size: u64) {
-        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
-        let coming = ahead.is_coming(file);
-        ahead.opened(file);
+        let coming = {
+            let mut ahead = self.ahead();
+            let coming = ahead.is_coming(file);
+            ahead.opened(file);
+            coming
+        };
         if coming || size == 0 || size > SMALL || self.cache.has_block(file, 0, size) {
             return;
         }
         // What is wanted now goes before what may be wanted next.
         self.fetch_all(id, file);
-        let ids = {
-            let nodes = self.nodes();
-            let parent = nodes.get(id).and_then(|node| node.names.first()).map(|(parent, _)| *parent);
-            let Some((files, bytes)) = parent.and_then(|parent| ahead.waited(parent)) else { return };
-            let known = self.known_files.lock().unwrap_or_else(PoisonError::into_inner);
-            let fits = |node: &Node| {
-                let file = node.file.or_else(|| known.get(&node.attr.ident).copied());
-                file.is_none_or(|file| {
-                    !ahead.is_coming(file) && !self.cache.has_block(file, 0, node.attr.size)
-                })
-            };
-            let mut chosen = Chosen { files, bytes, fits: &fits, ids: Vec::new() };
-            choose(&nodes, id, &mut chosen);
-            chosen.ids
-        };
-        // Who opens one will hear what is wrong with it.
+        let ids = self.choose_near(id);
+        // Who opens one will hear what is wrong with it. Notes of the cache are written meanwhile: nobody else waits for that.
         let files: Vec<_> = ids.into_iter().filter_map(|id| Some((id, self.file_of(id).ok()?))).collect();
-        ahead.brings(files.iter().map(|(_, file)| *file).collect());
-        drop(ahead);
+        if files.is_empty() {
+            return;
+        }
+        self.ahead().brings(files.iter().map(|(_, file)| *file).collect());
         for (id, file) in files {
             self.fetch_all(id, file);
         }
+    }
+
+    fn ahead(&self) -> MutexGuard<'_, Ahead> {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Files to bring along with one that is waited for.
+    fn choose_near(&self, id: u64) -> Vec<u64> {
+        let mut ahead = self.ahead();
+        let nodes = self.nodes();
+        let parent = nodes.get(id).and_then(|node| node.names.first()).map(|(parent, _)| *parent);
+        let Some((files, bytes)) = parent.and_then(|parent| ahead.waited(parent)) else { return Vec::new() };
+        let known = self.known_files.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |node: &Node| {
+            let file = node.file.or_else(|| known.get(&node.attr.ident).copied());
+            file.is_none_or(|file| !ahead.is_coming(file) && !self.cache.has_block(file, 0, node.attr.size))
+        };
+        let mut chosen = Chosen { files, bytes, fits: &fits, ids: Vec::new() };
+        choose(&nodes, id, &mut chosen);
+        chosen.ids
     }
 }
 

@@ -3,12 +3,12 @@
 //! A part of a directory is bounded in entries and bytes before anything is allocated for it.
 
 use super::{Attr, Name};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Most bytes of a part of a directory, unpacked.
 pub const MAX_LISTING: usize = 6 << 20;
 /// Listings compress well at any level; the lowest costs the server least.
-const LEVEL: i32 = 1;
+pub(super) const LEVEL: i32 = 1;
 
 /// One name of a directory and what it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,15 +44,20 @@ pub fn pack_entries(entries: &[Entry]) -> Option<Vec<u8>> {
 
 /// The entries again.
 pub fn unpack_entries(bytes: &[u8]) -> Result<Vec<Entry>, EntriesError> {
+    unpack_all(bytes)
+}
+
+/// What was written one after the other and packed as a whole.
+pub(super) fn unpack_all<T: DeserializeOwned>(bytes: &[u8]) -> Result<Vec<T>, EntriesError> {
     let raw = zstd::bulk::decompress(bytes, MAX_LISTING).map_err(EntriesError::Packed)?;
     let mut rest = &raw[..];
-    let mut entries = Vec::new();
+    let mut all = Vec::new();
     while !rest.is_empty() {
-        let (entry, more) = postcard::take_from_bytes(rest).map_err(EntriesError::Entry)?;
-        entries.push(entry);
+        let (one, more) = postcard::take_from_bytes(rest).map_err(EntriesError::Entry)?;
+        all.push(one);
         rest = more;
     }
-    Ok(entries)
+    Ok(all)
 }
 
 #[cfg(test)]

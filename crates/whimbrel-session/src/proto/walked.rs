@@ -2,11 +2,11 @@
 //!
 //! A directory is named by what it is: who asked may know it under another path by now, or not at all yet.
 
-use super::{EntriesError, Entry, Ident, MAX_LISTING};
+use super::{
+    EntriesError, Entry, Ident, MAX_LISTING,
+    entries::{LEVEL, unpack_all},
+};
 use serde::{Deserialize, Serialize};
-
-/// As in a listing: the lowest level saves most of it.
-const LEVEL: i32 = 1;
 
 /// A directory that a walk came to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,15 +45,7 @@ impl DirPacker {
 
 /// The directories again.
 pub fn unpack_dirs(bytes: &[u8]) -> Result<Vec<WalkedDir>, EntriesError> {
-    let raw = zstd::bulk::decompress(bytes, MAX_LISTING).map_err(EntriesError::Packed)?;
-    let mut rest = &raw[..];
-    let mut dirs = Vec::new();
-    while !rest.is_empty() {
-        let (dir, more) = postcard::take_from_bytes(rest).map_err(EntriesError::Entry)?;
-        dirs.push(dir);
-        rest = more;
-    }
-    Ok(dirs)
+    unpack_all(bytes)
 }
 
 #[cfg(test)]
