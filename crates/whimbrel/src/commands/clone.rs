@@ -59,11 +59,12 @@ enum NetworkArg {
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
-        let capsule = match (self.capsule, self.matching) {
-            (Some(capsule), _) => capsule,
-            (None, Some(terms)) => golden(context, MatchRequest { terms, host: self.from }).await?,
-            // Not parsed without either.
-            (None, None) => return Ok(()),
+        let capsule = match self.matching {
+            Some(terms) => golden(context, MatchRequest { terms, host: self.from }).await?,
+            None => self.capsule.ok_or_else(|| Failure::Usage {
+                problem: "which capsule?".to_owned(),
+                hint: "name one, or say with --match what it must be".to_owned(),
+            })?,
         };
         let request = CloneRequest {
             capsule,
