@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{Seek, SeekFrom, Write},
-    path::Path,
+    path::{Path, PathBuf},
     time::Duration,
 };
 use whimbrel_e2e::{Cluster, Guest, console};
@@ -77,6 +77,23 @@ fn a_checkpoint_into_a_full_store_fails_and_the_next_one_is_whole() {
     assert!(matches!(again.ram, Verdict::Good(_)) && matches!(again.disk, Verdict::Good(_)), "{again:?}");
 }
 
+/// A folder in the place of a record, which no file can replace.
+struct Obstacle {
+    record: PathBuf,
+    aside: PathBuf,
+}
+
+impl Obstacle {
+    fn place(&self) {
+        fs::rename(&self.record, &self.aside).expect("a record");
+        fs::create_dir(&self.record).expect("an obstacle");
+    }
+    fn remove(&self) {
+        fs::remove_dir(&self.record).expect("the obstacle, empty as it was");
+        fs::rename(&self.aside, &self.record).expect("the record as it was");
+    }
+}
+
 #[test]
 fn a_resume_or_start_that_fails_at_its_last_step_leaves_the_machine_as_it_was() {
     let cluster = Cluster::start(&["alpha"]);
@@ -85,16 +102,15 @@ fn a_resume_or_start_that_fails_at_its_last_step_leaves_the_machine_as_it_was() 
     let mut witness = console(alpha, "web");
     witness.wait_ready(PATIENCE).expect("a guest that is up");
     let born = witness.write(50).expect("a first life");
-    // In the place of the file that the record is written to before it replaces the old one.
     let (record, _) = alpha.record("web");
-    let obstacle = record.with_extension("new");
+    let obstacle = Obstacle { aside: record.with_extension("aside"), record };
     let state = |word: &str| [("web".to_owned(), word.to_owned())];
 
     alpha.run(&["suspend", "web"]);
-    fs::create_dir(&obstacle).expect("an obstacle");
+    obstacle.place();
     alpha.refuse(&["resume", "web"]);
     assert_eq!(alpha.machines(), state("suspended"));
-    fs::remove_dir(&obstacle).expect("no obstacle");
+    obstacle.remove();
     alpha.run(&["resume", "web"]);
     let mut witness = console(alpha, "web");
     witness.wait_ready(PATIENCE).expect("a guest that goes on");
@@ -103,10 +119,10 @@ fn a_resume_or_start_that_fails_at_its_last_step_leaves_the_machine_as_it_was() 
     assert!(matches!(resumed.disk, Verdict::Good(_)), "{resumed:?}");
 
     alpha.run(&["stop", "web", "--kill"]);
-    fs::create_dir(&obstacle).expect("an obstacle");
+    obstacle.place();
     alpha.refuse(&["start", "web"]);
     assert_eq!(alpha.machines(), state("stopped"));
-    fs::remove_dir(&obstacle).expect("no obstacle");
+    obstacle.remove();
     alpha.run(&["start", "web"]);
     console(alpha, "web").wait_ready(PATIENCE).expect("a guest that has booted");
 }

@@ -16,7 +16,7 @@ use whimbrel_migrate::{
     Move,
     link::{Answer, Link, LinkError},
     migrate,
-    protocol::{self, Accepted, HandoverId, Offer, Offered},
+    protocol::{self, Accepted, HandoverId, HasPages, Offer, Offered},
 };
 
 const PAGES: u64 = 2048;
@@ -78,7 +78,7 @@ impl Machine for Guest {
     }
 }
 
-/// Agrees to everything and counts.
+/// Agrees to everything, has no page that it is asked for, and counts.
 #[derive(Default)]
 struct Agreeable {
     bytes: AtomicU64,
@@ -96,10 +96,13 @@ impl Answer for Now {
 impl Link for Agreeable {
     fn send(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError> {
         self.bytes.fetch_add((header.len() + payload.len()) as u64, Ordering::Relaxed);
-        let accepted =
-            postcard::to_stdvec(&Offered::Accepted(Accepted { blobs_missing: vec![], begun_as: vec![] }))
-                .unwrap();
-        Ok(Box::new(Now(if kind == protocol::OFFER { accepted.into() } else { Bytes::new() })))
+        let accepted = Offered::Accepted(Accepted { blobs_missing: vec![], begun_as: vec![] });
+        let answer = match kind {
+            protocol::OFFER => postcard::to_stdvec(&accepted).unwrap(),
+            protocol::ASK_PAGES => postcard::to_stdvec(&HasPages { found: vec![] }).unwrap(),
+            _ => vec![],
+        };
+        Ok(Box::new(Now(answer.into())))
     }
     fn limit_rate(&self, rate: Option<u64>) {
         self.rates.lock().unwrap().push(rate);

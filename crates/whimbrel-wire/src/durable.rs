@@ -36,7 +36,11 @@ fn write_beside(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
 /// Puts `content` at `path`, over whatever was there. Mode 0600.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let beside = write_beside(path, content)?;
-    fs::rename(&beside, path)?;
+    let placed = fs::rename(&beside, path);
+    if placed.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    placed?;
     File::open(folder(path))?.sync_all()
 }
 
@@ -66,5 +70,15 @@ mod tests {
         assert_eq!(create(&path, b"two").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         replace(&path, b"three").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"three");
+    }
+
+    #[test]
+    fn what_cannot_be_put_in_place_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("folder");
+        fs::create_dir(&path).unwrap();
+        replace(&path, b"one").unwrap_err();
+        create(&path, b"one").unwrap_err();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }
