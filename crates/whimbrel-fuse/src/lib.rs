@@ -10,6 +10,7 @@
 
 mod adapter;
 mod attributes;
+mod connection;
 mod errno;
 mod file_system;
 mod mount;

@@ -2,7 +2,7 @@
 //!
 //! A process that dies leaves a mount that answers `ENOTCONN`; the next mount on the same directory clears it away first.
 
-use crate::{FileSystem, adapter::Adapter};
+use crate::{FileSystem, adapter::Adapter, connection::Connection};
 use rustix::{
     io::Errno as Os,
     mount::{UnmountFlags, unmount},
@@ -12,7 +12,14 @@ use std::{
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
+
+/// How long the threads of a mount that is gone here may take to notice, before whoever else has it is cut off.
+const NOTICE: Duration = Duration::from_millis(500);
+/// How long a mount that was cut off is waited for. What its threads wait for themselves may take longer.
+const CUT_OFF: Duration = Duration::from_secs(5);
 
 /// How a file system is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,10 +112,12 @@ pub enum MountError {
     },
 }
 
-/// A mounted file system. Dropping it unmounts it, also while files are open: their next call fails.
+/// A mounted file system. Dropping it unmounts it, also while files are open, and also where another namespace has a copy of the
+/// mount: their next call fails.
 #[derive(Debug)]
 pub struct Mounted {
     path: PathBuf,
+    connection: Option<Connection>,
     session: Option<fuser::BackgroundSession>,
 }
 
@@ -121,7 +130,10 @@ impl Mounted {
         let adapter = Adapter::new(files, options);
         let session = fuser::spawn_mount(adapter, &path, &options.config())
             .map_err(|source| MountError::Mount { path: path.clone(), source })?;
-        let mounted = Self { path, session: Some(session) };
+        let connection = Connection::of(&path)
+            .inspect_err(|error| tracing::debug!(%error, "the mount has no number"))
+            .ok();
+        let mounted = Self { path, connection, session: Some(session) };
         if options.read_ahead > 0 {
             mounted.read_ahead(options.read_ahead);
         }
@@ -164,7 +176,27 @@ impl Mounted {
         }
     }
 
+    fn is_over_within(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        while !self.is_gone() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.is_gone()
+    }
+
+    /// Whether nobody can ask anything any more.
+    fn cut_off(&self) -> bool {
+        let aborted = self.connection.map(Connection::abort);
+        if let Some(Err(error)) = &aborted {
+            tracing::debug!(%error, path = %self.path.display(), "the connection of the mount was not ended");
+        }
+        matches!(aborted, Some(Ok(())))
+    }
+
     fn end(&mut self) {
+        if !self.is_over_within(NOTICE) {
+            self.cut_off();
+        }
         let Some(session) = self.session.take() else { return };
         // Its own unmount sees that there is nothing left, or detaches what is busy.
         if let Err(error) = session.umount_and_join() {
@@ -179,12 +211,15 @@ impl Drop for Mounted {
             return;
         }
         if !self.is_gone() {
-            // Open files keep a detached mount alive until they are closed; then the threads end by themselves.
             let busy = unmount(&self.path, UnmountFlags::empty()).is_err();
             if busy {
+                // Open files would keep a detached mount alive until they are closed.
                 let _ = unmount(&self.path, UnmountFlags::DETACH);
-                self.session.take();
-                return;
+                if !self.cut_off() || !self.is_over_within(CUT_OFF) {
+                    // Threads that are left end by themselves.
+                    self.session.take();
+                    return;
+                }
             }
         }
         self.end();

@@ -212,6 +212,39 @@ fn dropping_unmounts_though_a_file_is_open_and_a_busy_mount_is_not_unmounted_by_
     again.unmount().unwrap();
 }
 
+/// A file system that tells when it is gone.
+fn told(files: &Memory) -> std::sync::Weak<AtomicUsize> {
+    Arc::downgrade(&files.missed)
+}
+
+#[test]
+fn a_mount_ends_though_a_namespace_has_a_copy_of_it_or_a_file_is_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = Memory::default();
+    let alive = told(&files);
+    let mounted = Mounted::new(files, dir.path(), &options()).unwrap();
+    let copy = std::process::Command::new("unshare")
+        .args(["--mount", "sh", "-c", "echo; cat"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn();
+    let mut copy = copy.unwrap();
+    copy.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    drop(mounted);
+    assert!(!is_mounted(dir.path()));
+    assert_eq!(alive.strong_count(), 0, "threads still serve who has a copy");
+    drop(copy.stdin.take());
+    copy.wait().unwrap();
+
+    let files = Memory::default();
+    let alive = told(&files);
+    let mounted = Mounted::new(files, dir.path(), &options()).unwrap();
+    let open = File::create(dir.path().join("open")).unwrap();
+    drop(mounted);
+    assert_eq!(alive.strong_count(), 0, "threads still serve who has a file open");
+    assert!(open.metadata().is_err() || open.sync_all().is_err(), "who has it open is told");
+}
+
 #[test]
 fn only_a_directory_can_be_mounted_on() {
     let dir = tempfile::tempdir().unwrap();
