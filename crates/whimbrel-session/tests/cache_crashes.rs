@@ -226,7 +226,8 @@ impl History {
                             content_of(bytes).expect("a whole page");
                     }
                 }
-                cache.flushed(file, &dirty)?;
+                let content = cache.content_epoch(file).unwrap();
+                cache.flushed(file, content, &dirty, None)?;
             }
         }
         Ok(())
@@ -344,6 +345,36 @@ fn a_damaged_clean_page_is_missing_and_a_damaged_dirty_one_is_said() {
     assert!(matches!(damaged, Err(CacheError::Damaged { offset: 16384 })), "{damaged:?}");
 }
 
+/// Zeros begin behind what the server has, also while the file is still written to, or the next look at it finds none of it.
+#[test]
+fn what_was_written_back_while_more_was_written_comes_from_the_server_again() {
+    let medium = CrashMedium::default();
+    medium.0.lock().unwrap().off_at = u64::MAX;
+    let cache = open(&medium).unwrap();
+    let file = cache.add_file(FileRecord { size: 0, zero_from: 0, ..a_file() }).unwrap();
+    cache.write(file, 0, &page(5)).unwrap();
+    let content = cache.content_epoch(file).unwrap();
+    let sent = cache.take_dirty(file, 0).unwrap().unwrap();
+    let far = 40 * PAGE as u64;
+    cache.write(file, far, &page(6)).unwrap();
+    cache.flushed(file, content, &sent, None).unwrap();
+    cache.settled(file, content, Version { size: PAGE as u64, ..Version::default() }).unwrap();
+    // Room is made: what is clean goes.
+    cache.invalidate(file).unwrap();
+    let mut out = page(0);
+    assert_eq!(cache.read(file, 0, &mut out).unwrap(), Read::Missing(vec![0]));
+    assert_eq!(cache.read(file, far, &mut out).unwrap(), Read::Here);
+    assert!(out == page(6));
+
+    // What was taken before the file was cut is sent again, since the cut is yet to come there.
+    let content = cache.content_epoch(file).unwrap();
+    let sent = cache.take_dirty(file, far / cache.block_size()).unwrap().unwrap();
+    cache.truncate(file, far + 2 * PAGE as u64).unwrap();
+    cache.truncate(file, far + PAGE as u64).unwrap();
+    cache.flushed(file, content, &sent, None).unwrap();
+    assert_eq!(cache.dirty_blocks(file), [far / cache.block_size()]);
+}
+
 #[test]
 fn files_and_operations_are_found_again_and_an_orderly_end_is_told_from_a_crash() {
     let dir = tempfile::tempdir().unwrap();
@@ -367,7 +398,8 @@ fn files_and_operations_are_found_again_and_an_orderly_end_is_told_from_a_crash(
     for block in cache.dirty_blocks(file) {
         let dirty = cache.take_dirty(file, block).unwrap().unwrap();
         sums.insert(block, dirty.runs.clone());
-        cache.flushed(file, &dirty).unwrap();
+        let content = cache.content_epoch(file).unwrap();
+        cache.flushed(file, content, &dirty, None).unwrap();
     }
     assert_eq!(sums, HashMap::from([(0, vec![(0, page(3))])]));
     cache.op_done(number).unwrap();

@@ -217,16 +217,35 @@ impl Cache {
         Ok(Some(DirtyBlock { block, generation: found.generation, pages: found.dirty, runs }))
     }
 
-    /// The server has what was taken. What was written since stays dirty.
-    pub fn flushed(&self, file: FileId, sent: &DirtyBlock) -> Result<(), CacheError> {
+    /// The server has what was taken, and was `seen` to be so after that. What was written since stays dirty, and all of it if the
+    /// file was cut since `content` was its count: then it is sent again.
+    ///
+    /// What is clean may go from here and must come back from the server, so zeros begin behind it from now on.
+    pub fn flushed(
+        &self,
+        file: FileId,
+        content: u64,
+        sent: &DirtyBlock,
+        seen: Option<Version>,
+    ) -> Result<(), CacheError> {
         let mut state = self.alone();
-        let key = Key { file, block: sent.block };
-        let Some(record) =
-            state.index.flushed(key, sent.generation, sent.pages).map(|left| record_of(key, left))
-        else {
+        let held = state.files.get_mut(&file).ok_or(CacheError::Unknown)?;
+        if held.content != content {
             return Ok(());
-        };
-        self.log(&mut state, &[record])
+        }
+        let end = (sent.block + 1).saturating_mul(self.geometry.block()).min(held.record.size);
+        let before = held.record.clone();
+        held.record.zero_from = held.record.zero_from.max(end);
+        if let Some(Version { mtime, ctime, .. }) = seen {
+            // What was read there before this is older than what was sent.
+            held.record.base.mtime = mtime;
+            held.record.base.ctime = held.record.base.ctime.max(ctime);
+        }
+        let changed = (held.record != before).then(|| Record::File { file, record: held.record.clone() });
+        let key = Key { file, block: sent.block };
+        let block = state.index.flushed(key, sent.generation, sent.pages).map(|left| record_of(key, left));
+        let records: Vec<Record> = changed.into_iter().chain(block).collect();
+        self.log(&mut state, &records)
     }
 
     /// The server has everything of a file as it was when `content` was its count: it is not dirty any more. Otherwise only
@@ -241,7 +260,9 @@ impl Cache {
         if !more && held.content == content && record.size == base.size {
             record.dirty = false;
             record.mtime = None;
-            record.zero_from = record.size;
+        }
+        if held.content == content {
+            record.zero_from = record.zero_from.max(base.size.min(record.size));
         }
         let record = record.clone();
         self.log(&mut state, &[Record::File { file, record }])

@@ -394,7 +394,7 @@ impl Core {
         for block in tasks.join_all().await {
             if let Some((said, dirty)) = block? {
                 attr = Some(said);
-                sent.push(dirty);
+                sent.push((dirty, said.version()));
             }
         }
         if attr.is_none() && size.is_some() {
@@ -408,8 +408,8 @@ impl Core {
                 return Err(Fail::Old);
             }
         }
-        for dirty in sent {
-            let noted = self.cache.flushed(sending.file, &dirty);
+        for (dirty, seen) in sent {
+            let noted = self.cache.flushed(sending.file, sending.content, &dirty, Some(seen));
             noted.map_err(|error| self.damaged(sending, &error))?;
         }
         Ok(attr)
@@ -438,7 +438,8 @@ impl Core {
             Some(attr) => Ok(Some((attr, dirty))),
             // Dirty only past the end: nothing to be sent.
             None => {
-                self.cache.flushed(sending.file, &dirty).map_err(|error| self.damaged(&sending, &error))?;
+                let noted = self.cache.flushed(sending.file, sending.content, &dirty, None);
+                noted.map_err(|error| self.damaged(&sending, &error))?;
                 Ok(None)
             }
         }
@@ -502,7 +503,10 @@ impl Core {
     }
 
     fn damaged(&self, sending: &Sending, error: &CacheError) -> Fail {
-        self.once(sending.file, &format!("what was written cannot be written back: {error}"));
+        // Of a file that was removed meanwhile nobody misses anything.
+        if !matches!(error, CacheError::Unknown) {
+            self.once(sending.file, &format!("what was written cannot be written back: {error}"));
+        }
         Fail::Nonsense
     }
 
