@@ -201,6 +201,11 @@ const EXPERIMENTS: &[Experiment] = &[
         about: "sshfs, rclone and nbdkit over the same link",
         run: session::peers,
     },
+    Experiment {
+        rows: &["session.clone.first", "session.clone.next", "session.clone.lan", "session.clone.eight"],
+        about: "clone a golden machine of a server 32 ms away until the clone answers",
+        run: session::clones,
+    },
 ];
 
 /// All experiments, by the set that they belong to.

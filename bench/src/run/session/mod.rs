@@ -4,6 +4,7 @@
 //! the clock, unless the row says otherwise.
 
 mod build;
+mod clones;
 mod documents;
 mod far;
 mod faults;
@@ -13,6 +14,7 @@ mod posix;
 mod reads;
 
 pub(crate) use build::builds;
+pub(crate) use clones::clones;
 pub(crate) use documents::document_runs;
 pub(crate) use faults::faults;
 pub(crate) use io::runs as io_runs;

@@ -1,0 +1,164 @@
+//! `session.clone.*`: golden machines of a state server 32 ms and 30 Mbit/s away are cloned on a host that lacks them (figure 6 and
+//! table 2 of the paper).
+//!
+//! Three hosts: `alpha` has the golden machines and lies behind the line; `beta` and `gamma` are on one LAN of 100 Mbit/s. A
+//! router joins both, so what gamma asks of alpha shares the line with everybody else. Time is from the begin of
+//! `whimbrel clone --match` at gamma until the last clone answers on its console.
+
+use super::far::ONE_WAY;
+use crate::harness::{Goal, Row, Samples, Sweeper, scratch};
+use crate::hosts::{Daemon, Machine, console, introduce};
+use crate::run::Context;
+use anyhow::{Result, anyhow, ensure};
+use std::{
+    net::Ipv4Addr,
+    thread,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+use whimbrel_core::ByteSize;
+use whimbrel_testkit::guest::GuestOptions;
+use whimbrel_testkit::lab::{Lab, LinkConfig, LinkEmulator};
+
+/// The paper's machines; their disk is that of the Debian guest, of 1.6 GB.
+const MEMORY: ByteSize = ByteSize(320 << 20);
+const STATE: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
+const ROUTER: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 2);
+const LAN: u64 = 100;
+const WAN: u64 = 30;
+/// How many at once.
+const COUNT: usize = 8;
+const PATIENCE: Duration = Duration::from_secs(300);
+/// What a machine touches in its first seconds is noted after them.
+const NOTED: Duration = Duration::from_secs(12);
+
+/// The hosts. All of it is gone when this is dropped, or when this process is killed.
+struct Campus {
+    daemons: [Daemon; 3],
+    line: LinkEmulator,
+    _lab: Lab,
+    disk: TempDir,
+    _memory: TempDir,
+    _sweeper: Sweeper,
+}
+
+impl Campus {
+    fn start() -> Result<Self> {
+        let lab = Lab::with_hosts(&["alpha", "beta", "gamma", "router"])?;
+        lab.unplug("alpha")?;
+        let (alpha, router) = (lab.host("alpha"), lab.host("router"));
+        let line = LinkEmulator::between((alpha, STATE), (router, ROUTER), fast(), 1)?;
+        router.run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1"))?;
+        // The segment it would be on is behind the line.
+        alpha.ip("link set br0 down")?;
+        alpha.ip(&format!("route add 10.77.0.0/24 via {ROUTER}"))?;
+        for name in ["beta", "gamma"] {
+            lab.host(name).ip(&format!("route add {STATE} via {}", router.address()))?;
+            lab.limit(name, LAN)?;
+        }
+        let disk = scratch("clones")?;
+        let memory = tempfile::Builder::new().prefix("wb").tempdir_in("/dev/shm")?;
+        let sweeper = Sweeper::over(&[disk.path(), memory.path()])?;
+        let start = |name: &str, address| Daemon::start(lab.host(name), address, disk.path(), memory.path());
+        let [beta, gamma] = ["beta", "gamma"].map(|name| start(name, lab.host(name).address()));
+        let daemons = [start("alpha", STATE)?, beta?, gamma?];
+        introduce(&daemons)?;
+        Ok(Self { daemons, line, _lab: lab, disk, _memory: memory, _sweeper: sweeper })
+    }
+
+    fn gamma(&self) -> &Daemon {
+        &self.daemons[2]
+    }
+
+    /// A gamma that has nothing, not even its old key.
+    fn fresh_gamma(&mut self) -> Result<()> {
+        let [alpha, beta, gamma] = &mut self.daemons;
+        let others = [&*alpha, &*beta];
+        others.iter().try_for_each(|other| other.run(&["trust", "rm", gamma.name()]).map(drop))?;
+        gamma.renew()?;
+        let key = gamma.key()?;
+        for other in others {
+            other.run(&["trust", "add", gamma.name(), &key, gamma.address()])?;
+            gamma.run(&["trust", "add", other.name(), &other.key()?, other.address()])?;
+        }
+        Ok(())
+    }
+
+    /// A Debian guest that has been up, under this tag at alpha. It was tried once: what it touches when it goes on is known.
+    fn register(&self, tag: &str) -> Result<()> {
+        let alpha = &self.daemons[0];
+        let options = GuestOptions { buffer_mib: 1, ..GuestOptions::default() };
+        Machine::installed(MEMORY, options, self.disk.path())?.run(alpha, "seed")?;
+        alpha.run(&["suspend", "seed"])?;
+        alpha.run(&["resume", "seed"])?;
+        console(alpha, "seed")?.wait_ready(PATIENCE)?;
+        thread::sleep(NOTED);
+        alpha.run(&["checkpoint", "seed", "--tag", tag, "--label", "os=debian", "--label", "release=12"])?;
+        alpha.discard("seed")
+    }
+
+    /// Seconds until so many clones at gamma have answered.
+    fn clone(&self, from: &[&str], count: usize) -> Result<f64> {
+        let gamma = self.gamma();
+        let (begun, before) = (Instant::now(), self.bytes());
+        let many = count.to_string();
+        let words =
+            ["clone", "--match", "ram>=256M,os=debian,release>=12", "--count", &many, "--prefix", "twin"];
+        gamma.run(&[&words[..], from].concat())?;
+        let returned = begun.elapsed().as_secs_f64();
+        let names: Vec<String> = (1..=count).map(|number| format!("twin-{number}")).collect();
+        thread::scope(|scope| {
+            let answer = |name| Ok(console(gamma, name)?.wait_ready(PATIENCE)?);
+            let waiting: Vec<_> = names.iter().map(|name| scope.spawn(move || answer(name))).collect();
+            let panicked = |_| Err(anyhow!("a thread that waited for a clone panicked"));
+            waiting.into_iter().try_for_each(|one| one.join().unwrap_or_else(panicked))
+        })?;
+        let seconds = begun.elapsed().as_secs_f64();
+        let sent = self.bytes() - before;
+        eprintln!(
+            "    {count} {from:?}: running after {returned:.2} s, answered after {seconds:.2} s, {sent} bytes over the line"
+        );
+        names.iter().try_for_each(|name| gamma.discard(name))?;
+        Ok(seconds)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.line.bytes().iter().sum()
+    }
+}
+
+/// For what is not measured.
+fn fast() -> LinkConfig {
+    LinkConfig::new(1000, Duration::from_micros(100))
+}
+
+/// The rows: first and next clone over the line, eight at once, and the first one beside a host that has the golden machine.
+pub(crate) fn clones(context: &Context) -> Result<Vec<Row>> {
+    let mut campus = Campus::start()?;
+    campus.register("debian-base")?;
+    campus.daemons[1].run(&["pull", "alpha:debian-base"])?;
+    campus.line.change(LinkConfig::new(WAN, ONE_WAY));
+    let (mut first, mut next, mut eight, mut lan) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..context.times(5, 3) {
+        campus.fresh_gamma()?;
+        first.push(campus.clone(&["--from", "alpha"], 1)?);
+        next.push(campus.clone(&[], 1)?);
+        eight.push(campus.clone(&[], COUNT)?);
+        campus.fresh_gamma()?;
+        let before = campus.bytes();
+        lan.push(campus.clone(&["--from", "beta"], 1)?);
+        let sent = campus.bytes() - before;
+        ensure!(sent < 1 << 20, "{sent} bytes crossed the line though beta has everything");
+    }
+    let row = |name, case: String, seconds, goal| {
+        Row::new(name, case, "s", &Samples::new(seconds)).goal(Goal::AtMost(goal))
+    };
+    let line = format!("{} ms, {WAN} Mbit/s", 2 * ONE_WAY.as_millis());
+    let machine = "320 MiB, disk of 1.6 GB";
+    Ok(vec![
+        row("session.clone.first", format!("{machine}, {line}"), first, 40.0),
+        row("session.clone.next", format!("{machine}, caches warm"), next, 1.0),
+        row("session.clone.lan", format!("{machine}, of a host on a LAN of {LAN} Mbit/s"), lan, 5.0),
+        row("session.clone.eight", format!("{COUNT} at once, caches warm"), eight, 4.0),
+    ])
+}
