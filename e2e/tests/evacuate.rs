@@ -1,4 +1,5 @@
-//! A host is emptied: all of its machines move, those that write least first, to hosts that have room.
+//! A host is emptied, on its own word or on another host's: all of its machines move, those that write least first, to hosts that
+//! have room.
 
 use nix::{
     sys::signal::{Signal, kill},
@@ -90,15 +91,36 @@ fn three_machines_leave_for_where_there_is_room_and_what_stays_is_named() {
     assert_eq!(alpha.machines(), [("stopped".to_owned(), "stopped".to_owned())]);
     assert_eq!(running(gamma), ["busy", "calm", "idle"]);
     assert!(beta.machines().is_empty());
+    let nothing = alpha.json(&["evacuate", "alpha", "--to", "gamma"]);
+    assert_eq!(nothing["result"]["empty"], true, "an empty host is empty: {nothing}");
+    gamma_is_emptied_from_elsewhere(&cluster);
     for (before, witness) in born.iter().zip(&mut witnesses) {
         let after = witness.check().expect("an answer on the connection that was open all the time");
         assert_same_life(before, &after);
         assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
     }
-    let other = alpha.refuse(&["evacuate", "beta"]);
-    assert!(other.code == 2 && other.text.contains("this is alpha and not beta"), "{other:?}");
-    let nothing = alpha.json(&["evacuate", "alpha", "--to", "gamma"]);
-    assert_eq!(nothing["result"]["empty"], true, "an empty host is empty: {nothing}");
+}
+
+/// Of what runs on gamma a host moves what it may, and learns of nothing else; one that may all of it empties gamma without taking
+/// anything itself.
+fn gamma_is_emptied_from_elsewhere(cluster: &Cluster) {
+    let (alpha, beta, gamma) = (cluster.host("alpha"), cluster.host("beta"), cluster.host("gamma"));
+    let unknown = alpha.refuse(&["evacuate", "delta"]);
+    assert!(unknown.code != 0 && unknown.text.contains("host delta is not trusted here"), "{unknown:?}");
+    let itself = alpha.refuse(&["evacuate", "gamma", "--to", "gamma"]);
+    assert!(itself.text.contains("gamma is the host that is to be emptied"), "{itself:?}");
+
+    gamma.run(&["trust", "limit", "alpha", "--read", "*", "--write", "calm"]);
+    let some = incomplete(alpha, &["gamma", "--to", "alpha"]);
+    assert_eq!(outcomes(&some), [("calm".to_owned(), "moved".to_owned())], "{some}");
+    assert_eq!((&some["subject"], &some["result"]["withheld"]), (&"gamma".into(), &2.into()), "{some}");
+    assert_eq!(running(gamma), ["busy", "idle"]);
+
+    let rest = beta.json(&["evacuate", "gamma", "--to", "alpha", "--parallel", "2"]);
+    assert_eq!(rest["result"]["empty"], true, "{rest}");
+    assert!(gamma.machines().is_empty() && beta.machines().is_empty());
+    let back = ["busy", "calm", "idle", "stopped"];
+    assert_eq!(alpha.machines().iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), back);
 }
 
 #[test]
@@ -107,8 +129,8 @@ fn an_evacuation_that_is_interrupted_leaves_each_machine_whole_on_one_host_and_g
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
     let mut witnesses = start(&cluster, alpha);
     let born: Vec<_> = witnesses.iter_mut().map(|witness| witness.write(20).expect("a first life")).collect();
-    // Slow enough to be met in the middle.
-    let evacuate = alpha.begin(&["evacuate", "--rate-max", "2M", "--sample", "200ms"]);
+    // Slow enough to be met in the middle, and on the word of the host that takes the machines.
+    let evacuate = beta.begin(&["evacuate", "alpha", "--rate-max", "2M", "--sample", "200ms"]);
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !alpha.machines().iter().any(|(_, state)| state == "migrating") {
         assert!(std::time::Instant::now() < deadline, "nothing moves: {:?}", alpha.machines());
@@ -119,7 +141,7 @@ fn an_evacuation_that_is_interrupted_leaves_each_machine_whole_on_one_host_and_g
     let output = evacuate.wait_with_output().expect("the end of the command");
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(130), "{text}");
-    assert!(text.contains("still here: ") && text.contains("call it again"), "{text}");
+    assert!(text.contains("still on alpha: ") && text.contains("call it again"), "{text}");
 
     alpha.wait_state("busy", &["running"]);
     beta.wait_empty();

@@ -78,6 +78,10 @@ pub enum HostError {
     Identity { source: Cause },
     #[error("this host is being evacuated already")]
     Evacuating,
+    #[error("{host} was not emptied")]
+    NotEmptied { host: HostName, source: Box<ApiError> },
+    #[error("{host} is out of reach, and may go on with what it was told")]
+    OutOfReach { host: HostName, source: Cause },
     #[error("cancelled: {left}")]
     Cancelled { left: String },
     #[error("a fault in the daemon stopped the operation")]
@@ -122,7 +126,11 @@ impl HostError {
             Self::Sync { .. } => ErrorCode::Unreachable,
             Self::Cache { source } => chain_code(&**source),
             Self::Given { .. } | Self::Owed { .. } | Self::Evacuating => ErrorCode::Busy,
-            Self::Unconfirmed { .. } | Self::Unreachable { .. } | Self::Ssh { .. } => ErrorCode::Unreachable,
+            Self::NotEmptied { source, .. } => source.code,
+            Self::Unconfirmed { .. }
+            | Self::Unreachable { .. }
+            | Self::OutOfReach { .. }
+            | Self::Ssh { .. } => ErrorCode::Unreachable,
             Self::Untrusted { .. } | Self::NotTrustedThere { .. } => ErrorCode::Untrusted,
             Self::Protect { source } => protect_code(&**source),
             Self::NoWitness { .. } => ErrorCode::Busy,
@@ -159,6 +167,10 @@ impl HostError {
                 format!("`whimbrel trust add {host} KEY ADDRESS`; `whimbrel key` prints the key on {host}")
             }
             Self::Ssh { source, .. } => source.hint(),
+            Self::NotEmptied { source, .. } => return source.hint.clone(),
+            Self::OutOfReach { host, .. } => {
+                format!("`whimbrel evacuate {host}` again goes on from whatever it has come to")
+            }
             Self::NotTrustedThere { host, .. } => {
                 format!(
                     "add this host on {host} too: `whimbrel trust add`, with the key that `whimbrel key` prints here"
@@ -202,6 +214,9 @@ impl HostError {
     /// The error as the API tells it.
     pub(crate) fn to_api(&self) -> ApiError {
         let mut api = ApiError::from_error(self.code(), self);
+        if let Self::NotEmptied { source, .. } = self {
+            api.causes.extend(source.causes.iter().cloned());
+        }
         api.causes.dedup();
         api.hint = self.hint();
         api

@@ -18,10 +18,14 @@ pub(crate) fn describe(report: &EvacuateReport) -> String {
         ]
     });
     let table = table(["NAME", "MEMORY", "WRITTEN", "TO", "OUTCOME"], rows, "no machines");
-    let end = match (report.empty, report.dry_run) {
-        (true, false) => "no machine runs here\n".to_owned(),
-        (true, true) => "no machine would be left running here\n".to_owned(),
-        (false, _) => String::new(),
+    let end = match (report.empty, report.dry_run, report.withheld) {
+        (true, false, _) => "no machine runs there any more\n".to_owned(),
+        (true, true, _) => "no machine would be left running there\n".to_owned(),
+        (false, _, 0) => String::new(),
+        (false, _, withheld) => {
+            let machines = count(u64::from(withheld), "machine");
+            format!("{machines} more that this host may not move\n")
+        }
     };
     table + &end
 }
@@ -31,7 +35,7 @@ pub(crate) fn stay(report: &EvacuateReport) -> usize {
     let gone = |machine: &&Evacuated| {
         matches!(machine.outcome, MoveOutcome::Moved { .. } | MoveOutcome::Planned | MoveOutcome::Left { .. })
     };
-    report.machines.iter().filter(|machine| !gone(machine)).count()
+    report.machines.iter().filter(|machine| !gone(machine)).count() + report.withheld as usize
 }
 
 fn outcome(outcome: &MoveOutcome) -> String {

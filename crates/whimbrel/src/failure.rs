@@ -61,8 +61,10 @@ pub(crate) enum Failure {
         damaged: Vec<Damage>,
     },
     /// Machines still run on a host that was to be emptied. Which ones has been printed as the result.
-    #[error("this host is not empty{}", left(*machines))]
+    #[error("{host} is not empty{}", left(*machines))]
     NotEmpty {
+        /// The host.
+        host: String,
         /// How many did not move.
         machines: usize,
     },

@@ -21,7 +21,7 @@ pub(crate) async fn perform(
     match &ended.state {
         OperationState::Succeeded { result } => {
             context.output.result(&ended, |_| outcome::describe(result))?;
-            verdict(result)
+            verdict(&ended.subject, result)
         }
         _ => Err(ClientError::Lost { operation: ended.id }.into()),
     }
@@ -48,13 +48,13 @@ pub(crate) async fn complete(
 }
 
 /// A verification that found damage has succeeded, and its answer is no; so has an evacuation that left a machine.
-fn verdict(result: &OperationResult) -> Result<(), Failure> {
+fn verdict(subject: &str, result: &OperationResult) -> Result<(), Failure> {
     match result {
         OperationResult::Verify { damaged, .. } if !damaged.is_empty() => {
             Err(Failure::Damaged { damaged: damaged.clone() })
         }
         OperationResult::Evacuate(report) if !report.empty => {
-            Err(Failure::NotEmpty { machines: crate::evacuated::stay(report) })
+            Err(Failure::NotEmpty { host: subject.to_owned(), machines: crate::evacuated::stay(report) })
         }
         _ => Ok(()),
     }

@@ -4,14 +4,25 @@
 //! left to do is what still runs here, so a call after a failure, a Ctrl-C or a restart goes on. Cancelled, it cancels
 //! the migrations under way, waits until each has ended in one of its own two states, and begins no other.
 //!
-//! A machine that finds no room, or fails to move, runs on here and is named; the others are not held up by it.
+//! A machine that finds no room, or fails to move, runs on here and is named; the others are not held up by it. Another host may
+//! order it (`order`): then only machines move that it may read and write here, and it learns of no others.
 
+mod order;
 mod plan;
 mod room;
 
+pub(crate) use order::EmptyHost;
 pub(crate) use room::{AskRoom, HasRoom};
 
-use crate::{error::HostError, host::Host, machine::Machine, operation::Reporter};
+use crate::{
+    error::HostError,
+    host::Host,
+    machine::Machine,
+    operation::Reporter,
+    refs,
+    rights::{self, Access},
+};
+use order::OrderId;
 use plan::{Candidate, Placed, Target};
 use room::MayCome;
 use std::{
@@ -28,6 +39,7 @@ use whimbrel_api::{
     Unit,
 };
 use whimbrel_core::{ByteSize, HostName, MachineName};
+use whimbrel_wire::PeerIdentity;
 
 /// Machines that move at the same time.
 const PARALLEL: u32 = 1;
@@ -41,20 +53,36 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Whether an evacuation is under way; there is one at a time.
 #[derive(Default)]
-pub(crate) struct Evacuating(AtomicBool);
+pub(crate) struct Evacuating {
+    under_way: AtomicBool,
+    /// The last one that another host has ordered.
+    ordered: Mutex<Option<(OrderId, OperationId)>>,
+}
 
 /// The right to evacuate. Given back on drop.
 struct Alone(Arc<Host>);
 
 impl Drop for Alone {
     fn drop(&mut self) {
-        self.0.evacuating.0.store(false, Ordering::Release);
+        self.0.evacuating.under_way.store(false, Ordering::Release);
     }
 }
 
 impl Host {
-    /// Moves all machines that run here to other hosts.
-    pub(crate) fn evacuate(self: &Arc<Self>, request: EvacuateRequest) -> Result<Operation, HostError> {
+    /// Moves all machines that run on a host to others.
+    pub(crate) fn evacuate(self: &Arc<Self>, mut request: EvacuateRequest) -> Result<Operation, HostError> {
+        match request.host.take() {
+            Some(host) if host != self.name => self.order_evacuation(host, request),
+            _ => self.evacuate_here(request, None),
+        }
+    }
+
+    /// Moves all machines that run here to other hosts: those that `by` may move, if another host wants it.
+    fn evacuate_here(
+        self: &Arc<Self>,
+        request: EvacuateRequest,
+        by: Option<PeerIdentity>,
+    ) -> Result<Operation, HostError> {
         let parallel = request.parallel.unwrap_or(PARALLEL);
         if !(1..=PARALLEL_MAX).contains(&parallel) {
             return Err(HostError::invalid(format!(
@@ -65,18 +93,19 @@ impl Host {
             return Err(HostError::invalid(format!("a look takes {SAMPLE_MS_MIN} ms to {SAMPLE_MS_MAX} ms")));
         }
         let targets = self.targets(&request)?;
-        if self.evacuating.0.swap(true, Ordering::AcqRel) {
+        if self.evacuating.under_way.swap(true, Ordering::AcqRel) {
             return Err(HostError::Evacuating);
         }
         let alone = Alone(self.clone());
         Ok(self.operations().start(OperationKind::Evacuate, self.name.to_string(), move |reporter| {
             let host = &alone.0;
-            let (placed, left) = host.plan(&request, targets, reporter)?;
+            let theirs = host.may_move(by.as_ref());
+            let (placed, left) = host.plan(&theirs, &request, targets, reporter)?;
             let evacuation = Evacuation::new(host, &request, placed, reporter);
             if !request.dry_run {
                 evacuation.run(parallel);
             }
-            evacuation.report(left)
+            evacuation.report(left, theirs.withheld)
         }))
     }
 
@@ -99,16 +128,28 @@ impl Host {
         }
     }
 
+    /// The machines that are here for whoever wants them moved. To move one is to have all of it, and to say where it is.
+    fn may_move(&self, by: Option<&PeerIdentity>) -> Theirs {
+        let may = |machine: &Arc<Machine>| {
+            let name = refs::of_machine(machine.name());
+            let ways = [Access::Read, Access::Write];
+            by.is_none_or(|by| ways.into_iter().all(|way| rights::peer_may(&self.trust, by, way, &name)))
+        };
+        let (machines, others): (Vec<_>, Vec<_>) = self.machines().into_iter().partition(may);
+        let running = others.iter().filter(|machine| moves(&machine.info().state)).count();
+        Theirs { machines, withheld: running as u32 }
+    }
+
     /// What goes where, and what is not to be moved.
     fn plan(
         self: &Arc<Self>,
+        theirs: &Theirs,
         request: &EvacuateRequest,
         targets: Vec<HostName>,
         reporter: &Reporter,
     ) -> Result<(Vec<Placed>, Vec<MachineInfo>), HostError> {
-        let here = self.machines();
         let (moving, left): (Vec<_>, Vec<_>) =
-            here.into_iter().partition(|machine| moves(&machine.info().state));
+            theirs.machines.iter().cloned().partition(|machine| moves(&machine.info().state));
         reporter.progress("looking at what the machines dirty", Unit::Items, 0, Some(moving.len() as u64));
         let time = Duration::from_millis(request.sample_ms.unwrap_or(SAMPLE_MS));
         let dirtied = self.dirtied_in(&moving, time, &|| !reporter.is_cancelled());
@@ -140,6 +181,13 @@ impl Host {
         };
         !self.machines().iter().any(|machine| runs(&machine.info().state))
     }
+}
+
+/// The machines of this host that somebody may move.
+struct Theirs {
+    machines: Vec<Arc<Machine>>,
+    /// How many others run here.
+    withheld: u32,
 }
 
 /// Whether a machine in this state can be migrated.
@@ -279,7 +327,7 @@ impl<'a> Evacuation<'a> {
         }
     }
 
-    fn report(self, left: Vec<MachineInfo>) -> Result<OperationResult, HostError> {
+    fn report(self, left: Vec<MachineInfo>, withheld: u32) -> Result<OperationResult, HostError> {
         let cancelled = self.reporter.is_cancelled();
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut outcomes = state.outcomes;
@@ -296,7 +344,7 @@ impl<'a> Evacuation<'a> {
             machines.push(Evacuated { name, memory, dirtied_pages: Some(machine.dirtied), host, outcome });
         }
         if cancelled {
-            return Err(HostError::Cancelled { left: what_is_left(&machines) });
+            return Err(HostError::Cancelled { left: what_is_left(&self.host.name, &machines) });
         }
         machines.extend(left.into_iter().map(|info| Evacuated {
             name: info.name,
@@ -305,17 +353,18 @@ impl<'a> Evacuation<'a> {
             host: None,
             outcome: MoveOutcome::Left { state: info.state },
         }));
-        let empty = if dry_run { all_placed } else { self.host.is_empty() };
-        Ok(OperationResult::Evacuate(EvacuateReport { empty, dry_run, machines }))
+        let empty = if dry_run { all_placed && withheld == 0 } else { self.host.is_empty() };
+        Ok(OperationResult::Evacuate(EvacuateReport { empty, dry_run, machines, withheld }))
     }
 }
 
 /// What a cancelled evacuation has left.
-fn what_is_left(machines: &[Evacuated]) -> String {
+fn what_is_left(host: &HostName, machines: &[Evacuated]) -> String {
     let names = |moved: bool| {
         let of = machines.iter().filter(|m| matches!(m.outcome, MoveOutcome::Moved { .. }) == moved);
         of.map(|machine| machine.name.as_str()).collect::<Vec<_>>().join(", ")
     };
     let or_none = |names: String| if names.is_empty() { "none".to_owned() } else { names };
-    format!("moved: {}; still here: {}; call it again to go on", or_none(names(true)), or_none(names(false)))
+    let (moved, left) = (or_none(names(true)), or_none(names(false)));
+    format!("moved: {moved}; still on {host}: {left}; call it again to go on")
 }

@@ -1,6 +1,6 @@
 //! Connections to other hosts, by whichever carrier their entry names, as an engine on a plain thread sees them.
 
-use super::ssh;
+use super::{Apart, Peers, ssh};
 use crate::{error::HostError, host::Host};
 use bytes::Bytes;
 use std::{
@@ -80,13 +80,18 @@ pub(crate) fn connect(host: &Host, name: &HostName, service: impl Service) -> Re
     }
 }
 
+/// Whoever is connected to takes the connection for a way to this host, and asks over it what it likes.
+fn answering(host: &Host) -> Apart {
+    Apart(Peers::new(&host.me))
+}
+
 impl PeerLink {
     pub(crate) fn connect(host: &Host, name: &HostName) -> Result<Self, HostError> {
-        let connection = connect(host, name, ())?;
+        let connection = connect(host, name, answering(host))?;
         let (me, to) = (host.me.clone(), name.clone());
         let another = move || {
             let host = me.upgrade().ok_or_else(|| HostError::invalid("the host is closing down"))?;
-            connect(&host, &to, ())
+            connect(&host, &to, answering(&host))
         };
         Ok(Self { connection, bulk: Mutex::default(), another: Box::new(another) })
     }

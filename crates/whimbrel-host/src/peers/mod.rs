@@ -20,7 +20,7 @@ use whimbrel_core::HostName;
 
 use crate::{
     error::HostError,
-    evacuate::{AskRoom, HasRoom},
+    evacuate::{AskRoom, EmptyHost, HasRoom},
     guest_helper::Permit,
     host::Host,
     refs,
@@ -164,6 +164,9 @@ impl Service for Peers {
             AskRoom::KIND => {
                 return on_a_thread(Box::new(move || room(&living(&host)?, &request)));
             }
+            EmptyHost::KIND => {
+                return on_a_thread(Box::new(move || empty(&living(&host)?, &asker, &request)));
+            }
             kind if kind & 0xff00 == crate::protect::RANGE => {
                 return on_a_thread(Box::new(move || protection(&living(&host)?, &asker, request)));
             }
@@ -225,6 +228,13 @@ fn room(host: &Arc<Host>, request: &Request) -> Answer {
     let asked = request.decode::<AskRoom>()?;
     let room: HasRoom = host.room(&asked).map_err(|error| refused(&chain(&error)))?;
     Reply::of::<AskRoom>(&room, Bytes::new())
+}
+
+/// A host wants this one emptied, or to know how that goes.
+fn empty(host: &Arc<Host>, asker: &Asker, request: &Request) -> Answer {
+    let order = request.decode::<EmptyHost>()?;
+    let said = host.answer_order(&asker.identity, &order, &request.payload);
+    Reply::of::<EmptyHost>(&(), said.into())
 }
 
 /// What a machine that came from there may ask for. Only who knows its handover can say.

@@ -12,19 +12,21 @@ use whimbrel_core::HostName;
 const EXAMPLES: &str = "\
 Examples:
   whimbrel evacuate --dry-run              what would go where?
-  whimbrel evacuate alpha                  this host, and no other by mistake
+  whimbrel evacuate alpha                  alpha, from whichever host that it trusts
+  whimbrel evacuate alpha --to beta        what runs on alpha goes to beta
   whimbrel evacuate --to beta,gamma --parallel 2 --rate-max 400Mbit";
 
-/// Move every machine that runs on this host to others, those that write least memory first
+/// Move every machine that runs on a host to others, those that write least memory first
 ///
+/// Another host than the one that is asked empties itself on its word, of the machines that it lets that one read and write.
 /// Ctrl-C ends the migrations under way, each whole on one side, and begins no other; calling it again goes on. The exit
-/// code is 0 once no machine runs here, of a dry run if none would. Machines that lie stopped or suspended stay.
+/// code is 0 once no machine runs there, of a dry run if none would. Machines that lie stopped or suspended stay.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The host, which is the one that is asked: a guard against emptying another one than was meant
+    /// The host to empty; the one that is asked unless given
     host: Option<HostName>,
-    /// Where to; every trusted host unless given
+    /// Where to; every host that the one to empty trusts unless given
     #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
     to: Vec<HostName>,
     /// Machines that move at the same time
@@ -46,16 +48,8 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
-        if let Some(meant) = &self.host {
-            let asked = context.client.host().await?.name;
-            if asked != *meant {
-                return Err(Failure::Usage {
-                    problem: format!("this is {asked} and not {meant}: a host is emptied by its own daemon"),
-                    hint: format!("call it on {meant}, or name its socket with --socket"),
-                });
-            }
-        }
         let request = EvacuateRequest {
+            host: self.host,
             to: self.to,
             parallel: Some(self.parallel),
             dry_run: self.dry_run,
