@@ -6,11 +6,14 @@
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::{
+    cell::RefCell,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console};
 use whimbrel_testkit::{
     guest::{Identity, Verdict, Work, assert_same_life},
-    lab::StreamEnd,
+    lab::{Process, StreamEnd},
 };
 
 /// A lease that a busy machine does not lose by being busy.
@@ -364,6 +367,96 @@ fn a_witness_that_is_gone_changes_nothing_as_long_as_both_see_each_other() {
     end_qemu(cluster.host("alpha"));
     cluster.host("beta").wait_state("web", &["running"]);
     assert_whole(&before, &cluster);
+}
+
+/// An etcd on a host.
+struct Etcd<'a> {
+    host: &'a HostProcess,
+    address: String,
+    dir: tempfile::TempDir,
+    process: RefCell<Option<Process>>,
+}
+
+impl<'a> Etcd<'a> {
+    fn start(cluster: &'a Cluster, on: &str) -> Self {
+        let address = format!("{}:2379", cluster.lab.host(on).address());
+        let (host, dir) = (cluster.host(on), tempfile::tempdir().expect("a directory"));
+        let etcd = Self { host, address, dir, process: RefCell::default() };
+        etcd.go_on();
+        etcd
+    }
+
+    /// Starts it, also again with what it had.
+    fn go_on(&self) {
+        let (dir, address) = (self.dir.path().display(), &self.address);
+        let script = format!(
+            "echo $$ >{dir}/pid; exec etcd --data-dir {dir}/data --logger zap --listen-client-urls http://{address} \
+             --advertise-client-urls http://{address} --listen-peer-urls http://127.0.0.1:2380 >{dir}/log 2>&1"
+        );
+        *self.process.borrow_mut() = Some(self.host.start_program("sh", &["-c", &script]));
+        self.wait("endpoint health");
+    }
+
+    fn kill(&self) {
+        let pid = std::fs::read_to_string(self.dir.path().join("pid")).expect("its process");
+        self.host.exec("kill", &["-9", pid.trim()]);
+    }
+
+    /// Waits until its own client succeeds, in the words of a shell.
+    fn wait(&self, words: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        let script = format!("ETCDCTL_API=3 etcdctl --endpoints={} {words}", self.address);
+        while !self.host.start_program("sh", &["-c", &script]).wait().expect("an end").success() {
+            let log = std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+            assert!(Instant::now() < deadline, "not in time: {words}\n{log}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+#[test]
+fn an_etcd_decides_as_a_witness_does_and_its_absence_is_said_and_harms_nobody() {
+    let cluster = Cluster::start(&["alpha", "beta", "gamma"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    let etcd = Etcd::start(&cluster, "gamma");
+    busy("web").run(&cluster, alpha);
+    let before = cluster.witness(GUEST_ADDRESS).write(100).expect("a first life");
+    let refusal = alpha.refuse(&["protect", "web", "beta", "--witness", "etcd://127.0.0.1:1"]);
+    assert!(refusal.text.contains("does not act as a witness"), "{refusal:?}");
+    // One of its members is not there, which changes nothing.
+    let witness = format!("etcd://127.0.0.1:1,{}", etcd.address);
+    protect(alpha, &["--witness", &witness]);
+    wait_epochs(alpha, 10);
+
+    etcd.kill();
+    alpha.wait_log(0, "the witness does not answer");
+    let epoch = protection(alpha)["epoch"].as_u64().expect("an epoch");
+    let now = wait_epochs(alpha, epoch + 20);
+    assert_eq!((now["witness"].as_str(), &now["witness_answers"]), (Some(&*witness), &Value::Bool(false)));
+    let logged = alpha.log_text().len();
+    etcd.go_on();
+    alpha.wait_log(logged, "the witness answers");
+
+    // The two lose each other and both see it: the primary goes on.
+    let logged = alpha.log_text().len();
+    part(&cluster, ["alpha", "beta"], true);
+    alpha.wait_log(logged, "the machine runs unprotected");
+    beta.wait_log(0, "the primary goes on alone, says the witness");
+    let before = assert_whole(&before, &cluster);
+    assert_ne!(beta.machines(), [("web".to_owned(), "running".to_owned())]);
+    part(&cluster, ["alpha", "beta"], false);
+    wait_epochs(alpha, 10);
+
+    // The primary is cut off from both: it stops, and the standby has it.
+    cluster.lab.unplug("alpha").expect("a cable to pull");
+    beta.wait_state("web", &["running"]);
+    assert!(alpha.log_text().contains("the lease has run out"), "{}", alpha.log_text());
+    let after = assert_whole(&before, &cluster);
+    cluster.lab.replug("alpha").expect("a cable to put back");
+    alpha.wait_empty();
+    assert_whole(&after, &cluster);
+    // Whoever is done with it leaves nothing behind.
+    etcd.wait("get --prefix whimbrel --keys-only | (! grep -q .)");
 }
 
 /// The last epoch of a machine that its standby has.

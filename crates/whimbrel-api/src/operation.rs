@@ -7,7 +7,7 @@ use crate::{ApiError, EvacuateReport, PauseInfo, Slowed, TransferReport};
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::ParseIntError, path::PathBuf, str::FromStr};
 use utoipa::ToSchema;
-use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName};
+use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, WitnessName};
 
 /// Number of an operation, unique while the daemon runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
@@ -247,7 +247,7 @@ pub enum OperationResult {
         host: HostName,
         /// Who decides when the two hosts lose each other; none if a person does.
         #[schema(value_type = Option<String>)]
-        witness: Option<HostName>,
+        witness: Option<WitnessName>,
         /// How long the machine stood still for the end of the first copy.
         pause_ms: f64,
         /// From the request until it was protected.

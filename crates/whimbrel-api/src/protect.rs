@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-use whimbrel_core::{ByteSize, HostName};
+use whimbrel_core::{ByteSize, HostName, WitnessName};
 
 /// Body of `POST /v1/machines/{name}/protect`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -11,10 +11,11 @@ pub struct ProtectRequest {
     /// The host that keeps the standby.
     #[schema(value_type = String)]
     pub host: HostName,
-    /// The host that decides who may run the machine when the two lose each other. Without one nothing is taken over by itself.
+    /// Who decides who may run the machine when the two lose each other: a third host, or an etcd as `etcd://HOST:PORT[,HOST:PORT]`. Without
+    /// one nothing is taken over by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
-    pub witness: Option<HostName>,
+    pub witness: Option<WitnessName>,
     /// How what has changed travels.
     #[serde(default)]
     pub mode: ProtectMode,
@@ -164,7 +165,7 @@ pub struct ProtectionInfo {
     /// Who decides when they lose each other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
-    pub witness: Option<HostName>,
+    pub witness: Option<WitnessName>,
     /// Whether the witness has answered lately.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub witness_answers: Option<bool>,

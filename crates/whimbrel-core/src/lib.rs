@@ -8,6 +8,7 @@ mod digest;
 mod name;
 mod pages;
 mod size;
+mod witness;
 mod zero;
 
 pub use config::{Accel, Boot, DiskConfig, MachineConfig, NicConfig};
@@ -15,6 +16,7 @@ pub use digest::{Digest, ParseDigestError};
 pub use name::{CapsuleId, HostName, MachineName, NameError, RefName};
 pub use pages::{PageRun, PageSet, Runs};
 pub use size::{ByteSize, ParseSizeError};
+pub use witness::{WitnessName, WitnessNameError};
 pub use zero::is_zero;
 
 /// Bytes in a page, the unit of everything Whimbrel tracks and stores.

@@ -11,7 +11,7 @@
 //!                                                      silence: may I take over? --> once only
 //! ```
 //!
-//! What is here: the rules, pure and explored by tests ([`epoch`], [`lease`], [`group`]), the code of pages ([`code`]), the cut of
+//! What is here: the rules, pure and explored by tests ([`epoch`], [`lease`], [`ballot`], [`group`]), the code of pages ([`code`]), the cut of
 //! an epoch ([`cut`]), the sending side ([`primary`]), the receiving side ([`standby`]) and copies that it makes of epochs
 //! ([`keep`]). What is not: QEMU, disks, the network port, connections and threads: the host brings them. Blocking calls on plain
 //! threads.
@@ -19,6 +19,7 @@
 //! Invariants: output of an epoch is released only when the standby holds all of it, checked; the standby's machine
 //! is at every instant that of one whole epoch; of primary and standby at most one may be seen to run.
 
+pub mod ballot;
 pub mod clock;
 pub mod code;
 pub mod cut;

@@ -7,7 +7,7 @@
 use crate::code::{BlockSize, Coding};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
-use whimbrel_core::{HostName, PageRun};
+use whimbrel_core::{PageRun, WitnessName};
 use whimbrel_migrate::protocol::{Offer, Offered};
 
 /// Offer a machine to be protected; header [`Begin`], reply [`Offered`].
@@ -80,7 +80,7 @@ pub struct Begin {
     /// How long a lease lasts.
     pub lease_ms: u32,
     /// Who decides when the two hosts lose each other; none if a person does.
-    pub witness: Option<HostName>,
+    pub witness: Option<WitnessName>,
     /// How the standby is to protect the machine when it has taken it over: a request of its own API. None if not at all.
     pub then: Option<String>,
     /// Which epochs the standby is to keep as capsules; none if none.

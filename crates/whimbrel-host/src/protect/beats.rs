@@ -5,6 +5,7 @@
 //! which ends whatever waits for it.
 
 use super::{
+    arbiter::Arbiter,
     guard::Guard,
     link::{Line, PageLink},
 };
@@ -33,7 +34,7 @@ pub(super) struct Beats {
     pub(super) id: ProtectionId,
     pub(super) term: Duration,
     pub(super) standby: Arc<Line>,
-    pub(super) witness: Option<Arc<Line>>,
+    pub(super) witness: Option<Arbiter>,
     lease: Mutex<Primary>,
     /// From when on the standby might take over: only then is anything shut.
     armed: AtomicBool,
@@ -48,7 +49,7 @@ impl Beats {
         id: ProtectionId,
         lease: Primary,
         term: Duration,
-        (standby, witness): (Arc<Line>, Option<Arc<Line>>),
+        (standby, witness): (Arc<Line>, Option<Arbiter>),
         (ports, link): (Vec<Weak<Port>>, Weak<PageLink>),
         guard: Weak<Guard>,
     ) -> Self {
@@ -88,7 +89,7 @@ impl Beats {
     pub(super) fn ask_witness(&self, question: &Question) {
         let Some(witness) = &self.witness else { return };
         let asked = Moment::now();
-        let verdict = witness.witness(self.id, question, self.patience());
+        let verdict = witness.ask(question, self.patience());
         if let Some(guard) = self.guard.upgrade() {
             guard.witness_answered(verdict.is_some());
         }
@@ -113,6 +114,20 @@ impl Beats {
         while !self.is_over() {
             work();
             std::thread::sleep(span);
+        }
+    }
+
+    /// Renews the lease at the witness: as often as a lease without a standby's promise needs it once that is getting old.
+    fn renew(&self) {
+        let mut renewed: Option<Moment> = None;
+        while let (Some(witness), false) = (&self.witness, self.is_over()) {
+            let now = Moment::now();
+            let answers = now.until(self.lease().promise_until()) > self.term / 2;
+            if renewed.is_none_or(|renewed| now >= renewed.after(witness.renewed_every(answers))) {
+                renewed = Some(now);
+                self.ask_witness(&Question::Renew);
+            }
+            std::thread::sleep(self.term / 16);
         }
     }
 
@@ -162,8 +177,7 @@ impl Beating {
         beating.spawn("lease-watch", Beats::watch)?;
         beating.spawn("lease-beat", move |beats| beats.every(term / 4, || beats.beat()))?;
         if has_witness {
-            let renew = move |beats: &Beats| beats.every(term / 4, || beats.ask_witness(&Question::Renew));
-            beating.spawn("lease-renew", renew)?;
+            beating.spawn("lease-renew", Beats::renew)?;
         }
         Ok(beating)
     }

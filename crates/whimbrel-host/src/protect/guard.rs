@@ -5,6 +5,7 @@
 //! (`settle`), lets go of the turn, and comes back when the standby does.
 
 use super::{
+    arbiter::Arbiter,
     beats::{Beating, Beats},
     epochs::{self, Outcome},
     link::{Line, PageLink},
@@ -317,7 +318,8 @@ impl Attempt<'_> {
         let offer = super::offer::of(host, record, live, self.guard.handover)?;
         let link = Arc::new(PageLink::connect(host, &request.host)?);
         let standby = Arc::new(Line::new(host, &request.host));
-        let witness = request.witness.as_ref().map(|witness| Arc::new(Line::new(host, witness)));
+        let witness = request.witness.as_ref();
+        let witness = witness.map(|witness| Arbiter::new(host, witness, self.id, settings.term));
         let ports = live.ports.iter().map(crate::live::LivePort::port).collect();
         let rules = lease::Primary::begin(witness.is_some(), settings.term);
         let beats = Arc::new(Beats::new(
@@ -331,11 +333,13 @@ impl Attempt<'_> {
         if let Some(witness) = &beats.witness {
             let term_ms = settings.term.as_millis() as u32;
             let question = Question::Register { standby: request.host.clone(), term_ms };
-            let verdict = witness.witness(self.id, &question, Duration::from_secs(5));
+            let verdict = witness.ask(&question, Duration::from_secs(5));
             if verdict != Some(lease::Verdict::Yes) {
+                let says =
+                    verdict.map_or("it does not answer".to_owned(), |verdict| format!("it says {verdict:?}"));
                 return Err(HostError::invalid(format!(
-                    "{} does not act as a witness: {verdict:?}",
-                    witness.to()
+                    "{} does not act as a witness: {says}",
+                    witness.name()
                 )));
             }
             beats.ask_witness(&Question::Renew);

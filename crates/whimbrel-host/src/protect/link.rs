@@ -13,10 +13,7 @@ use std::{
 use tokio::sync::watch;
 use whimbrel_core::HostName;
 use whimbrel_migrate::link::{Answer, Link, LinkError};
-use whimbrel_protect::{
-    lease::{Question, Verdict},
-    protocol::{self, Asked, Fate, ProtectionId},
-};
+use whimbrel_protect::protocol::{self, Fate, ProtectionId};
 use whimbrel_wire::{CallError, Connection, Request};
 
 /// All pages of a protection are one stream.
@@ -176,16 +173,6 @@ impl Line {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Connection>> {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Asks it as a witness.
-    pub(super) fn witness(
-        &self,
-        id: ProtectionId,
-        question: &Question,
-        patience: Duration,
-    ) -> Option<Verdict> {
-        self.ask(protocol::WITNESS, &Asked { id, question: question.clone() }, patience)
     }
 
     /// Tells it as the standby that the protection ends. It may keep its pages for one that follows.

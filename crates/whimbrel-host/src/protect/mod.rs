@@ -2,10 +2,12 @@
 //!
 //! The rules are those of `whimbrel-protect`. Here is who works on what: `guard` and `epochs` protect a machine of this host,
 //! `group` cuts several at one instant, `beats` keeps its lease, `settle` finds out whose it is when hosts lose each other, `standing` keeps machines of others, `keeping` stores epochs of them,
-//! `witness` decides between two others, `notes` is what outlives the daemon, `recover` what a daemon does with it.
+//! `witness` decides between two others, `arbiter` asks whoever decides, which may be an `etcd`; `notes` is what outlives the daemon, `recover` what a daemon does with it.
 
+mod arbiter;
 mod beats;
 mod epochs;
+mod etcd;
 mod group;
 mod guard;
 mod keeping;

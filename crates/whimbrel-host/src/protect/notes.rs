@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use whimbrel_api::ProtectRequest;
-use whimbrel_core::{HostName, MachineName};
+use whimbrel_core::{HostName, MachineName, WitnessName};
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::protocol::ProtectionId;
 use whimbrel_wire::durable;
@@ -44,7 +44,7 @@ pub(crate) enum Side {
         /// Who is to hear of it.
         standby: HostName,
         /// Who may forget it then.
-        witness: Option<HostName>,
+        witness: Option<WitnessName>,
         /// Whether its pages are of use for another protection.
         keep: bool,
     },

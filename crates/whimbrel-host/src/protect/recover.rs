@@ -4,6 +4,7 @@
 //! Its guest may have run on without a daemon meanwhile, but had neither network nor disks: both are the daemon's.
 
 use super::{
+    arbiter::Arbiter,
     beats::Beats,
     guard::Guard,
     link::Line,
@@ -124,7 +125,9 @@ impl Host {
                 Some(Fate::Ended) => {
                     lock(&self.protecting.to_tell).remove(&id);
                     self.protecting.remove_note(id);
-                    witness.iter().for_each(|witness| settle::forget(&Line::new(self, witness), id));
+                    // Nothing is taken any more: how long its leases lasted does not matter.
+                    let forget = |witness| Arbiter::new(self, witness, id, Duration::MAX).forget();
+                    witness.iter().for_each(forget);
                 }
                 Some(Fate::TakenOver) => {
                     tracing::error!(machine = %name, host = %standby, "a person let it take the machine over although it ran here; it is stopped here");
@@ -219,7 +222,7 @@ impl Unsettled<'_> {
 fn beats(host: &Arc<Host>, guard: &Arc<Guard>, note: &Note) -> Beats {
     let settings = &guard.settings;
     let witness = settings.request.witness.as_ref();
-    let witness = witness.map(|witness| Arc::new(Line::new(host, witness)));
+    let witness = witness.map(|witness| Arbiter::new(host, witness, note.id, settings.term));
     let rules = lease::Primary::recovered(witness.is_some(), settings.term);
     let standby = Arc::new(Line::new(host, &settings.request.host));
     let nothing = (Vec::new(), Weak::new());

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_api::{FailoverRequest, MachineInfo, Operation, OperationKind, OperationResult, ProtectRequest};
-use whimbrel_core::MachineName;
+use whimbrel_core::{MachineName, WitnessName};
 use whimbrel_migrate::protocol::HandoverId;
 
 /// How long an answer of a guard's thread is waited for: it may be settling with hosts that do not answer.
@@ -26,14 +26,15 @@ impl Host {
     ) -> Result<Operation, HostError> {
         let settings = Settings::of(&request)?;
         let machine = self.machine(name)?;
-        if request.host == self.name || request.witness.as_ref() == Some(&self.name) {
+        let witness = request.witness.as_ref().and_then(WitnessName::host);
+        if request.host == self.name || witness == Some(&self.name) {
             return Err(HostError::invalid("a standby and a witness are other hosts than the machine's"));
         }
-        if request.witness.as_ref() == Some(&request.host) {
+        if witness == Some(&request.host) {
             return Err(HostError::invalid("the witness is a third host: the standby cannot be its own"));
         }
         self.route(&request.host)?;
-        request.witness.iter().try_for_each(|witness| self.route(witness).map(drop))?;
+        witness.iter().try_for_each(|witness| self.route(witness).map(drop))?;
         let handover = HandoverId(rand::random());
         let (guard, hears) = self.start_guard(&machine, settings, handover, false)?;
         Ok(self.operations().start(OperationKind::Protect, name.to_string(), move |reporter| {

@@ -3,7 +3,7 @@
 use crate::error::HostError;
 use std::time::Duration;
 use whimbrel_api::{CodeStep, ProtectBlock, ProtectCodec, ProtectMode, ProtectRequest};
-use whimbrel_core::MachineName;
+use whimbrel_core::{MachineName, WitnessName};
 use whimbrel_protect::{
     code::{BlockSize, Coding, General},
     protocol::Keep,
@@ -46,7 +46,9 @@ impl Settings {
         let epoch = within("an epoch", request.epoch_ms, EPOCHS, EPOCH)?;
         let term = within("a lease", request.lease_ms, TERMS, TERM)?;
         let then = request.then.as_ref();
-        if then.is_some_and(|then| *then == request.host || request.witness.as_ref() == Some(then)) {
+        if then.is_some_and(|then| {
+            *then == request.host || request.witness.as_ref().and_then(WitnessName::host) == Some(then)
+        }) {
             return Err(HostError::invalid("who protects it next is neither its standby nor its witness"));
         }
         let keep = request.keep.map(|rule| {

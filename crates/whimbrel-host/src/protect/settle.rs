@@ -7,7 +7,6 @@
 use super::{
     beats::Beats,
     guard::Guard,
-    link::Line,
     notes::{Note, Side},
 };
 use crate::{
@@ -25,7 +24,7 @@ use whimbrel_api::ProtectState;
 use whimbrel_protect::{
     clock::Moment,
     lease::{PrimaryStand, Question},
-    protocol::{Fate, ProtectionId},
+    protocol::Fate,
 };
 
 /// Pauses between questions: the first and the longest.
@@ -77,7 +76,7 @@ pub(super) fn settle(
         if !may_run {
             stop(live.as_deref_mut());
             let reason = match &beats.witness {
-                Some(witness) => format!("neither {} nor {} answers", witness.to(), beats.standby.to()),
+                Some(witness) => format!("neither {} nor {} answers", witness.name(), beats.standby.to()),
                 None => format!("{} does not answer, and may have taken it over", beats.standby.to()),
             };
             guard.set_state(ProtectState::Fenced { reason });
@@ -161,11 +160,11 @@ pub(super) fn note_alone(host: &Host, guard: &Guard, beats: &Beats, keep: bool) 
 /// it keeps a QEMU and all of the memory.
 pub(super) fn tell_ended(host: &Host, guard: &Guard, beats: &Beats, keep: bool) {
     let standby = beats.standby.to().clone();
-    let witness = beats.witness.as_ref().map(|line| line.to().clone());
+    let witness = beats.witness.as_ref().map(|witness| witness.name().clone());
     if beats.standby.end(beats.id, keep, beats.patience()) == Some(Fate::Ended) {
         host.protecting.remove_note(beats.id);
         if let Some(witness) = &beats.witness {
-            forget(witness, beats.id);
+            witness.forget();
         }
         return;
     }
@@ -177,13 +176,6 @@ pub(super) fn tell_ended(host: &Host, guard: &Guard, beats: &Beats, keep: bool) 
             tracing::error!(machine = %guard.name, error = &error as &dyn std::error::Error, "the end of a protection could not be written down")
         }
     }
-}
-
-/// All who take part know how it ended.
-pub(super) fn forget(witness: &Line, id: ProtectionId) {
-    let patience = Duration::from_millis(500);
-    let _ = witness.witness(id, &Question::Close, patience);
-    let _ = witness.witness(id, &Question::Forget, patience);
 }
 
 /// The machine is the standby's: here it ends, and the record says so until the standby has confirmed it.
@@ -207,7 +199,7 @@ pub(super) fn retire(
             if let Some(witness) = &beats.witness
                 && beats.standby.end(beats.id, false, beats.patience()) == Some(Fate::TakenOver)
             {
-                forget(witness, beats.id);
+                witness.forget();
             }
         }
         // The note stays, and a later daemon asks again.

@@ -8,8 +8,8 @@
 //! the rules in hand: nobody decides to take over what is about to be of no one instant.
 
 use super::{
+    arbiter::Arbiter,
     keeping::{Keeping, Last},
-    link::Line,
     notes::{Note, Side},
     settings::Settings,
 };
@@ -47,7 +47,7 @@ pub(crate) struct Standing {
     name: MachineName,
     from: HostName,
     term: Duration,
-    witness: Option<Arc<Line>>,
+    witness: Option<Arc<Arbiter>>,
     handover: HandoverId,
     rules: Mutex<lease::Standby>,
     /// None once another protection has it, or once it is gone.
@@ -156,13 +156,14 @@ impl Host {
         let first = receiver.keeps(begin.keep.is_some(), !has_pages);
         let keeping = begin.keep.map(|rule| Keeping::new(rule, &begin.offer, last.filter(|_| !first)));
         let (term, current) = (Duration::from_millis(begin.lease_ms.into()), receiver.current());
+        let arbiter = |witness| Arc::new(Arbiter::new(self, witness, begin.id, term));
         let standing = Arc::new(Standing {
             host: self.clone(),
             id: begin.id,
             name: begin.offer.name.clone(),
             from: from.clone(),
             term,
-            witness: begin.witness.as_ref().map(|witness| Arc::new(Line::new(self, witness))),
+            witness: begin.witness.as_ref().map(arbiter),
             handover: begin.offer.handover,
             rules: Mutex::new(lease::Standby::begin(begin.witness.is_some(), term, Moment::now())),
             receiver: Mutex::new(Some(receiver)),
@@ -257,7 +258,7 @@ impl Host {
             if let Some(witness) = standing.witness.clone().filter(|_| standing.fate() == Fate::TakenOver) {
                 // It decides nothing any more; the witness only has it right.
                 let tell = move || {
-                    let _ = witness.witness(id, &Question::Take { yielded: true }, KEPT_FOR / 100);
+                    let _ = witness.ask(&Question::Take { yielded: true }, KEPT_FOR / 100);
                 };
                 drop(std::thread::Builder::new().name("tell-witness".into()).spawn(tell));
             }
@@ -391,12 +392,12 @@ impl Standing {
         }
     }
 
-    /// Keeps a connection to the witness open for the one question that is urgent.
+    /// Keeps the one question that is urgent from being a long one.
     fn keep_line(&self) {
         let Some(witness) = &self.witness else { return };
         while !self.over.load(Ordering::SeqCst) {
-            witness.warm();
-            if !self.host.sleep_unless_closing(Duration::from_secs(1)) {
+            let pause = witness.look_after();
+            if !self.host.sleep_unless_closing(pause) {
                 return;
             }
         }
@@ -405,9 +406,9 @@ impl Standing {
     /// Asks the witness whether the machine is this host's, and does what follows.
     fn ask_witness(&self) {
         let Some(witness) = &self.witness else { return };
-        tracing::warn!(machine = %self.name, primary = %self.from, witness = %witness.to(), "the primary is silent, asking the witness");
+        tracing::warn!(machine = %self.name, primary = %self.from, witness = %witness.name(), "the primary is silent, asking the witness");
         let patience = self.term.max(Duration::from_millis(200));
-        let verdict: Option<Verdict> = witness.witness(self.id, &Question::Take { yielded: false }, patience);
+        let verdict: Option<Verdict> = witness.ask(&Question::Take { yielded: false }, patience);
         let action = lock(&self.rules).witness_said(verdict, Moment::now());
         match action {
             // It has logged why it could not.
@@ -549,7 +550,7 @@ impl Standing {
         ProtectionInfo {
             role: ProtectRole::Standby,
             host: self.from.clone(),
-            witness: self.witness.as_ref().map(|line| line.to().clone()),
+            witness: self.witness.as_ref().map(|witness| witness.name().clone()),
             witness_answers: None,
             group: None,
             state,

@@ -8,7 +8,7 @@ use crate::{
 };
 use clap::ValueEnum;
 use whimbrel_api::{CodeStep, ProtectBlock, ProtectCodec, ProtectMode, ProtectRequest};
-use whimbrel_core::{HostName, MachineName};
+use whimbrel_core::{HostName, MachineName, WitnessName};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -16,6 +16,7 @@ Examples:
   whimbrel protect web beta                     beta takes over when a person says so
   whimbrel protect web beta --witness gamma --epoch 25ms --block 256
   whimbrel protect web beta --witness gamma --then delta
+  whimbrel protect web beta --witness etcd://10.0.0.7:2379,10.0.0.8:2379
   whimbrel protect web beta --keep 1/min,60     and later whimbrel resume web@-5m --name before
   whimbrel protect db beta --group shop         at one instant with others of that group
   whimbrel ps                                   how well it is protected, and what that costs
@@ -34,9 +35,9 @@ pub(crate) struct Args {
     name: MachineName,
     /// Where its standby is to be; see `whimbrel trust ls`
     host: HostName,
-    /// A third host, which all three trust; it decides who runs the machine
-    #[arg(long, value_name = "HOST")]
-    witness: Option<HostName>,
+    /// A third host, which all three trust, or an etcd as etcd://HOST:PORT[,HOST:PORT]; it decides who runs the machine
+    #[arg(long, value_name = "WITNESS")]
+    witness: Option<WitnessName>,
     /// How what has changed travels
     #[arg(long, value_enum, default_value = "epoch")]
     mode: ModeArg,

@@ -1,0 +1,252 @@
+//! An etcd as the witness: one key a protection, changed in single transactions, over its JSON gateway.
+//!
+//! The rules are those of [`Ballot`]. Here is how a transaction is said and heard (etcd 3.4, `/v3/kv/txn`), and that a question never takes
+//! longer than it may: members are asked one after the other, the one that answered last first, each for its share of the patience. One that was
+//! asked and did not answer in time may have done it all the same, so every attempt may be made again.
+//!
+//! Keys: `whimbrel/protections/ID` is `open`, `taken` or `closed`; `whimbrel/about/ID` says to people whose it is. Whoever may write there
+//! decides who runs machines: the connection is neither encrypted nor authenticated, which is for the network to be.
+
+use crate::host::Host;
+use base64::{Engine, prelude::BASE64_STANDARD};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::{Method, Request, client::conn::http1, header};
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::{
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::net::TcpStream;
+use whimbrel_protect::{
+    ballot::{Attempt, Ballot, Outcome},
+    clock::Moment,
+    lease::{Question, Stand, Verdict},
+    protocol::ProtectionId,
+};
+
+/// Longest answer that is read. What is asked for has one key.
+const ANSWER_MAX: usize = 64 << 10;
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+type Connection = http1::SendRequest<Full<Bytes>>;
+
+/// What one protection's host asks of an etcd.
+pub(super) struct Etcd {
+    runtime: tokio::runtime::Handle,
+    endpoints: Vec<String>,
+    /// Which of them answered last, and a connection to it that nobody uses.
+    last: AtomicUsize,
+    idle: Mutex<Option<(usize, Connection)>>,
+    id: ProtectionId,
+    primary: String,
+    ballot: Mutex<Ballot>,
+}
+
+impl Etcd {
+    pub(super) fn new(host: &Host, endpoints: Vec<String>, id: ProtectionId, term: Duration) -> Self {
+        Self {
+            runtime: host.runtime.clone(),
+            endpoints,
+            last: AtomicUsize::new(0),
+            idle: Mutex::default(),
+            id,
+            primary: host.name.to_string(),
+            ballot: Mutex::new(Ballot::new(term)),
+        }
+    }
+
+    /// Asks; none if no member answered within `patience`.
+    pub(super) fn ask(&self, question: &Question, patience: Duration) -> Option<Verdict> {
+        let attempt = lock(&self.ballot).attempt(question, Moment::now());
+        let about = match question {
+            Question::Register { standby, term_ms } => {
+                json!({ "primary": self.primary, "standby": standby, "term_ms": term_ms }).to_string()
+            }
+            _ => String::new(),
+        };
+        let outcome = self.transact(attempt, &about, patience)?;
+        Some(Ballot::verdict(question, outcome))
+    }
+
+    /// Looks how it stands, so that it is known in time for how long nothing has changed.
+    pub(super) fn look(&self, patience: Duration) {
+        let _ = self.transact(Attempt::Look, "", patience);
+    }
+
+    fn transact(&self, attempt: Attempt, about: &str, patience: Duration) -> Option<Outcome> {
+        let body = Bytes::from(transaction(self.id, attempt, about).to_string());
+        let reply = self.runtime.block_on(self.ask_any(&body, patience))?;
+        let outcome = outcome(attempt, &reply);
+        match outcome {
+            Ok(outcome) => {
+                lock(&self.ballot).told(outcome, Moment::now());
+                Some(outcome)
+            }
+            Err(error) => {
+                tracing::warn!(protection = %self.id, error = &*error as &dyn std::error::Error, "an etcd answers what makes no sense");
+                None
+            }
+        }
+    }
+
+    /// The answer of the first member that gives one.
+    async fn ask_any(&self, body: &Bytes, patience: Duration) -> Option<Bytes> {
+        let (begun, count) = (Instant::now(), self.endpoints.len());
+        let first = self.last.load(Ordering::Relaxed);
+        for nth in 0..count {
+            let which = (first + nth) % count;
+            let left = patience.saturating_sub(begun.elapsed()) / (count - nth) as u32;
+            let asked = tokio::time::timeout(left.max(Duration::from_millis(1)), self.ask_one(which, body));
+            let failure = match asked.await {
+                Ok(Ok(reply)) => {
+                    self.last.store(which, Ordering::Relaxed);
+                    return Some(reply);
+                }
+                Ok(Err(failure)) => failure,
+                Err(_) => "it is silent".into(),
+            };
+            tracing::debug!(
+                etcd = self.endpoints[which],
+                error = &*failure as &dyn std::error::Error,
+                "no answer"
+            );
+        }
+        None
+    }
+
+    async fn ask_one(&self, which: usize, body: &Bytes) -> Result<Bytes, Failure> {
+        let endpoint = &self.endpoints[which];
+        let mut connection = match self.idle(which) {
+            Some(connection) => connection,
+            None => connect(endpoint).await?,
+        };
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri("/v3/kv/txn")
+            .header(header::HOST, endpoint)
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(body.clone()))?;
+        connection.ready().await?;
+        let response = connection.send_request(request).await?;
+        let status = response.status();
+        let reply = Limited::new(response.into_body(), ANSWER_MAX).collect().await?.to_bytes();
+        if !status.is_success() {
+            return Err(
+                format!("{status}: {}", String::from_utf8_lossy(&reply[..reply.len().min(200)])).into()
+            );
+        }
+        *lock(&self.idle) = Some((which, connection));
+        Ok(reply)
+    }
+
+    /// The connection of before, if it is to this member and still good. Another one is given up.
+    fn idle(&self, which: usize) -> Option<Connection> {
+        let (to, connection) = lock(&self.idle).take()?;
+        (to == which && !connection.is_closed()).then_some(connection)
+    }
+}
+
+async fn connect(endpoint: &str) -> Result<Connection, Failure> {
+    let stream = TcpStream::connect(endpoint).await?;
+    stream.set_nodelay(true)?;
+    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    // It ends when the sender is dropped, and tells the sender why it ends earlier.
+    tokio::spawn(connection);
+    Ok(sender)
+}
+
+fn word(stand: Stand) -> &'static str {
+    match stand {
+        Stand::Open => "open",
+        Stand::Taken => "taken",
+        Stand::Closed => "closed",
+    }
+}
+
+/// A transaction in the words of etcd, where bytes are base64 and long numbers are text.
+fn transaction(id: ProtectionId, attempt: Attempt, about: &str) -> Value {
+    let text = |text: &str| BASE64_STANDARD.encode(text);
+    let (key, about_key) =
+        (text(&format!("whimbrel/protections/{id}")), text(&format!("whimbrel/about/{id}")));
+    let put = |key: &str, value: &str| json!({ "requestPut": { "key": key, "value": text(value) } });
+    let value =
+        |result: &str| json!({ "key": key, "target": "VALUE", "result": result, "value": text("open") });
+    let (compare, success) = match attempt {
+        Attempt::Register => (
+            json!([{ "key": key, "target": "VERSION", "result": "EQUAL", "version": "0" }]),
+            json!([put(&key, "open"), put(&about_key, about)]),
+        ),
+        Attempt::Put { stand, over } => {
+            let of = |revision: u64| json!({ "key": key, "target": "MOD", "result": "EQUAL", "modRevision": revision.to_string() });
+            let compare: Vec<Value> = [value("EQUAL")].into_iter().chain(over.map(of)).collect();
+            (Value::from(compare), json!([put(&key, word(stand))]))
+        }
+        // What always holds would count as done: a revision is never negative.
+        Attempt::Look => {
+            (json!([{ "key": key, "target": "MOD", "result": "LESS", "modRevision": "0" }]), json!([]))
+        }
+        Attempt::Remove => (
+            json!([value("NOT_EQUAL")]),
+            json!([{ "requestDeleteRange": { "key": key } }, { "requestDeleteRange": { "key": about_key } }]),
+        ),
+    };
+    json!({ "compare": compare, "success": success, "failure": [{ "requestRange": { "key": key } }] })
+}
+
+#[derive(Deserialize)]
+struct Reply {
+    #[serde(default)]
+    succeeded: bool,
+    #[serde(default)]
+    responses: Vec<Part>,
+}
+
+#[derive(Deserialize)]
+struct Part {
+    response_range: Option<Found>,
+}
+
+#[derive(Deserialize)]
+struct Found {
+    #[serde(default)]
+    kvs: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    #[serde(default)]
+    value: String,
+    mod_revision: String,
+}
+
+/// What an answer comes to. Etcd leaves out what is zero, empty or false.
+fn outcome(attempt: Attempt, reply: &[u8]) -> Result<Outcome, Failure> {
+    let reply: Reply = serde_json::from_slice(reply)?;
+    if reply.succeeded {
+        return match attempt {
+            Attempt::Look => Err("it did what cannot be".into()),
+            _ => Ok(Outcome::Done),
+        };
+    }
+    let found = reply
+        .responses
+        .into_iter()
+        .find_map(|part| part.response_range)
+        .ok_or("it does not say how it stands")?;
+    let Some(entry) = found.kvs.into_iter().next() else { return Ok(Outcome::Stands(None)) };
+    let value = BASE64_STANDARD.decode(&entry.value)?;
+    let all = [Stand::Open, Stand::Taken, Stand::Closed];
+    let stand =
+        all.into_iter().find(|stand| word(*stand).as_bytes() == value).ok_or("a stand that there is not")?;
+    Ok(Outcome::Stands(Some((stand, entry.mod_revision.parse()?))))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
