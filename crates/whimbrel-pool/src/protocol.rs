@@ -54,6 +54,8 @@ pub mod code {
     pub const SESSION_OVER: Code = Code(0x408);
     /// The stored bytes are not what they should be.
     pub const DAMAGED: Code = Code(0x409);
+    /// What a commit builds on was dropped meanwhile.
+    pub const GONE: Code = Code(0x40a);
 }
 
 /// What a benefactor is called in maps; given by the manager.
@@ -210,11 +212,13 @@ pub struct Make {
     pub gid: u32,
 }
 
-/// Makes what a session wrote the new version of a file. The payload is its map.
+/// Makes what a session wrote the new version of a file. The payload is its map. The same call again changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Commit {
     /// The session.
     pub session: u64,
+    /// Which of its commits, so that one that is sent again is known.
+    pub number: u32,
     /// The file, if it exists.
     pub node: Option<NodeId>,
     /// What to make if it does not.

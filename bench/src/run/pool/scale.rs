@@ -68,6 +68,7 @@ async fn fill(pool: Pool, files: u64) -> Result<()> {
                 chunks.iter().map(|chunk| Piece { chunk: *chunk, length: LENGTH, sealed: false }).collect();
             let commit = Commit {
                 session,
+                number: at as u32,
                 node: None,
                 make: make(folder, format!("f{}", first + at as u64), false),
                 size: CHUNKS * u64::from(LENGTH),

@@ -9,6 +9,7 @@
 
 use super::{Pool, PoolError, ReadFile, Result, feed::Feed, ranges::Ranges, session::Session};
 use crate::{
+    chunk::Cutting,
     map::{MAX_MAP, Piece},
     policy::Policy,
     protocol::{Commit, CommitFile, Make, Node, NodeId},
@@ -124,6 +125,13 @@ impl WriteFile {
             broken: None,
         };
         Ok(Self { pool: pool.clone(), options, policy, make, inner: Mutex::new(inner) })
+    }
+
+    /// The same, cut in another way than the policy says: what is known of its content is worth more.
+    #[must_use]
+    pub fn cut_by(mut self, cutting: Cutting) -> Self {
+        self.policy.cutting = cutting;
+        self
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -332,6 +340,8 @@ impl WriteFile {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let commit = Commit {
             session: session.id(),
+            // The next version is another session's.
+            number: 0,
             node: inner.node.as_ref().map(|node| node.id),
             make: self.make.clone(),
             size: inner.mapped,

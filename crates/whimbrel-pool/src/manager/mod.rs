@@ -32,6 +32,7 @@ impl From<MetaError> for Refusal {
             MetaError::IsAFolder => code::IS_A_FOLDER,
             MetaError::NotEmpty => code::NOT_EMPTY,
             MetaError::SessionOver => code::SESSION_OVER,
+            MetaError::Gone => code::GONE,
             MetaError::Invalid(_) => code::INVALID,
             MetaError::OtherPool { .. } => code::OTHER_POOL,
             MetaError::Damaged { .. } => code::DAMAGED,

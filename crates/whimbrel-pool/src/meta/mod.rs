@@ -54,6 +54,9 @@ pub enum MetaError {
     /// The session's lease ran out.
     #[error("the session has ended")]
     SessionOver,
+    /// What a new version builds on was dropped, or its last copy is lost.
+    #[error("a chunk that the file is to share with an older version is gone")]
+    Gone,
     /// The request makes no sense.
     #[error("{0}")]
     Invalid(&'static str),

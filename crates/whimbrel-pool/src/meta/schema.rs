@@ -1,7 +1,8 @@
 //! The tables. One text for both databases; `{blob}` and `{key}` stand for what the drivers call differently.
 //!
 //! Chunks have numbers in the order in which they came, so that maps of versions are short, and what is read together lies
-//! together. `doomed` chunks have been given up for collection: nobody may build on them, only write them anew.
+//! together. `committed` remembers what sessions made visible, for a while longer than session and version may live.
+//! `doomed` chunks have been given up for collection: nobody may build on them, only write them anew.
 
 /// Statements that make an empty database ours, for `sqlite` and `postgres`.
 pub(super) fn statements(postgres: bool) -> Vec<String> {
@@ -17,6 +18,9 @@ const TABLES: &[&str] = &[
         used BIGINT NOT NULL, free BIGINT NOT NULL, chunks BIGINT NOT NULL, draining BIGINT NOT NULL,
         lost BIGINT NOT NULL, faults BIGINT NOT NULL, seen BIGINT NOT NULL, owed BIGINT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS session (id {key}, started BIGINT NOT NULL, seen BIGINT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS committed (
+        session BIGINT NOT NULL, number BIGINT NOT NULL, node BIGINT NOT NULL, at BIGINT NOT NULL,
+        PRIMARY KEY (session, number))",
     "CREATE TABLE IF NOT EXISTS reservation (
         session BIGINT NOT NULL, benefactor BIGINT NOT NULL, bytes BIGINT NOT NULL, PRIMARY KEY (session, benefactor))",
     "CREATE TABLE IF NOT EXISTS node (

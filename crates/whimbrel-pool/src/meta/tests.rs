@@ -46,7 +46,9 @@ impl Database {
 
     async fn commit(&self, session: u64, name: &str, chunk: u64, copies: u8) -> crate::meta::Result<()> {
         let make = Make { parent: 1, name: name.into(), folder: false, mode: 0o644, uid: 0, gid: 0 };
-        let commit = Commit { session, node: None, make, size: 10, modified: 0, copies, sent: 10 };
+        // The tests commit a chunk once in a session.
+        let number = chunk as u32;
+        let commit = Commit { session, number, node: None, make, size: 10, modified: 0, copies, sent: 10 };
         self.meta.commit(&commit, &[Piece { chunk, length: 10, sealed: false }], NOW).await.map(drop)
     }
 
@@ -80,6 +82,48 @@ async fn a_chunk_is_known_when_it_has_the_copies_that_are_wanted() {
     assert_eq!(known(2).await, [0, ids[1]]);
     database.meta.mark_lost(2, NOW).await.unwrap();
     assert_eq!(known(2).await, [0, 0], "a copy that is lost does not count");
+}
+
+#[tokio::test]
+async fn a_commit_that_is_sent_again_late_does_not_hide_what_others_wrote_since() {
+    let database = Database::new(1).await;
+    let sessions = [0, 1].map(|_| database.meta.begin_session(NOW));
+    let [first, second] = sessions;
+    let (first, second) = (first.await.unwrap(), second.await.unwrap());
+    let one = database.enroll(first, Digest::of(b"one"), &[1], NOW).await;
+    let two = database.enroll(second, Digest::of(b"two"), &[1], NOW).await;
+    database.commit(first, "file", one, 1).await.unwrap();
+    database.commit(second, "file", two, 1).await.unwrap();
+    let seen = async || {
+        let node = database.meta.lookup(1, "file").await.unwrap();
+        (node.version, database.meta.versions(node.id).await.unwrap().len())
+    };
+    let before = seen().await;
+    database.commit(first, "file", one, 1).await.unwrap();
+    assert_eq!(seen().await, before);
+    // Also when the session and the version have gone.
+    database.meta.expire_sessions(NOW + 1).await.unwrap();
+    let node = database.meta.lookup(1, "file").await.unwrap().id;
+    database.meta.drop_version(node, 1, false, NOW).await.unwrap();
+    database.commit(first, "file", one, 1).await.unwrap();
+    assert_eq!(seen().await, (before.0, 1));
+    database.meta.remove(1, "file", false, NOW).await.unwrap();
+    assert!(database.commit(first, "file", one, 1).await.is_err(), "what was removed stays so");
+}
+
+#[tokio::test]
+async fn what_builds_on_a_version_that_was_dropped_is_told_so() {
+    let database = Database::new(1).await;
+    let session = database.meta.begin_session(NOW).await.unwrap();
+    let chunk = database.enroll(session, Digest::of(b"base"), &[1], NOW).await;
+    database.commit(session, "file", chunk, 1).await.unwrap();
+    database.meta.remove(1, "file", false, NOW).await.unwrap();
+    database.meta.end_session(session).await.unwrap();
+    let later = NOW + 86_400_000;
+    assert_eq!(database.collect(1, &[(Digest::of(b"base"), 86_400)], later).await, [true]);
+    let next = database.meta.begin_session(later).await.unwrap();
+    let refused = database.commit(next, "file", chunk, 1).await;
+    assert!(matches!(refused, Err(crate::meta::MetaError::Gone)), "{refused:?}");
 }
 
 #[tokio::test]

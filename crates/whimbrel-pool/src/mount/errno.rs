@@ -13,6 +13,7 @@ pub fn errno_of(error: &PoolError) -> Errno {
             code::IS_A_FOLDER => Errno::EISDIR,
             code::NOT_EMPTY => Errno::ENOTEMPTY,
             code::FULL => Errno::ENOSPC,
+            code::GONE => Errno::ESTALE,
             code::INVALID => Errno::EINVAL,
             _ => loud(error),
         },

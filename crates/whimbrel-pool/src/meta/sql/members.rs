@@ -8,6 +8,9 @@ use crate::{
 use sqlx::{AssertSqlSafe, Row};
 use whimbrel_wire::PublicKey;
 
+/// How long it is remembered what a session committed, beyond its lease, in milliseconds: a call that is sent again is not later.
+const REMEMBERED: i64 = 3_600_000;
+
 impl Database {
     pub(crate) async fn register(&self, key: &PublicKey, status: &Status, now: i64) -> Result<BenefactorId> {
         let pool = self.pool_id().await?;
@@ -171,6 +174,10 @@ impl Database {
         let mut tx = self.write.begin().await?;
         let gone = sqlx::query("DELETE FROM session WHERE seen < $1").bind(before).execute(&mut *tx).await?;
         sqlx::query("DELETE FROM reservation WHERE session NOT IN (SELECT id FROM session)")
+            .execute(&mut *tx)
+            .await?;
+        sqlx::query("DELETE FROM committed WHERE at < $1")
+            .bind(before - REMEMBERED)
             .execute(&mut *tx)
             .await?;
         tx.commit().await?;

@@ -13,9 +13,14 @@ use sqlx::Row;
 use std::collections::HashMap;
 
 impl Database {
-    /// The one step that makes what a session wrote visible: all of it, or nothing.
+    /// The one step that makes what a session wrote visible: all of it, or nothing. Asked again for
+    /// the same commit of a session, because the answer was lost, this says what there is now and changes nothing, for others may
+    /// have written since.
     pub(crate) async fn commit(&self, commit: &Commit, pieces: &[Piece], now: i64) -> Result<Node> {
         let mut tx = self.write.begin().await?;
+        if let Some(node) = committed(&mut tx, commit).await? {
+            return names::get(&mut tx, node).await?.ok_or(MetaError::NotFound);
+        }
         let renewed = sqlx::query("UPDATE session SET seen = $2 WHERE id = $1")
             .bind(signed(commit.session)?)
             .bind(now)
@@ -47,6 +52,13 @@ impl Database {
             .bind(commit.modified)
             .bind(now * 1_000_000)
             .bind(signed(id)?)
+            .execute(&mut *tx)
+            .await?;
+        sqlx::query("INSERT INTO committed (session, number, node, at) VALUES ($1, $2, $3, $4)")
+            .bind(signed(commit.session)?)
+            .bind(i64::from(commit.number))
+            .bind(signed(node.id)?)
+            .bind(now)
             .execute(&mut *tx)
             .await?;
         let node = names::get(&mut tx, node.id).await?.ok_or(MetaError::NotFound)?;
@@ -155,6 +167,16 @@ impl Database {
     }
 }
 
+/// The file of a commit that was made before.
+async fn committed(tx: &mut Tx<'_>, commit: &Commit) -> Result<Option<NodeId>> {
+    let row = sqlx::query("SELECT node FROM committed WHERE session = $1 AND number = $2")
+        .bind(signed(commit.session)?)
+        .bind(i64::from(commit.number))
+        .fetch_optional(&mut **tx)
+        .await?;
+    row.map(|row| Ok(unsigned(row.try_get(0)?))).transpose()
+}
+
 /// The file that is committed to; a name that was taken meanwhile gets a new version, a file that went is made again.
 async fn target(tx: &mut Tx<'_>, commit: &Commit, now: i64) -> Result<Node> {
     let known = match commit.node {
@@ -196,14 +218,17 @@ async fn take_chunks(tx: &mut Tx<'_>, commit: &Commit, pieces: &[Piece], now: i6
         .fetch_all(&mut **tx)
         .await?;
         if taken.len() as u64 != last - first + 1 {
-            return Err(MetaError::Invalid("a chunk of the map is not known"));
+            return Err(MetaError::Gone);
         }
         let mut lacking = Vec::new();
         for row in taken {
             let (id, length) = (unsigned(row.try_get(0)?), row.try_get::<i64, _>(1)?);
             let (copies, want): (i64, i64) = (row.try_get(2)?, row.try_get(3)?);
-            if lengths.get(&id).map(|length| i64::from(*length)) != Some(length) || copies == 0 {
-                return Err(MetaError::Invalid("a chunk of the map is of another length, or nowhere"));
+            if lengths.get(&id).map(|length| i64::from(*length)) != Some(length) {
+                return Err(MetaError::Invalid("a chunk of the map is of another length"));
+            }
+            if copies == 0 {
+                return Err(MetaError::Gone);
             }
             if copies < want {
                 lacking.push(id);
