@@ -7,6 +7,11 @@ use std::{
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess};
+use whimbrel_testkit::{
+    guest::{Identity, Verdict, assert_same_life},
+    lab::Process,
+};
 
 /// The program under test: in the target directory, above this test.
 fn binary() -> PathBuf {
@@ -123,4 +128,111 @@ fn checkpoints_outlive_a_benefactor_that_is_killed_and_policies_prune_them() {
     );
     drop(_mounted);
     let _ = Command::new("umount").arg("-l").arg(&mount).status();
+}
+
+/// A pool on a host of a cluster: its manager, and benefactors that can be killed.
+struct PoolOn<'a> {
+    host: &'a HostProcess,
+    dir: PathBuf,
+    manager: String,
+    members: Vec<Process>,
+}
+
+impl<'a> PoolOn<'a> {
+    /// Starts one that `users` may use, and waits until all members are online.
+    fn start(cluster: &Cluster, host: &'a HostProcess, users: &[&HostProcess], benefactors: usize) -> Self {
+        let dir = cluster.disk.path().join("pool");
+        let address = host.address().rsplit_once(':').unwrap().0.to_owned();
+        let at = |name: &str| text(&dir.join(name)).to_owned();
+        let key = run(&["pool", "key", "--data", &at("manager")]);
+        let manager = format!("{address}:7500/{key}");
+        let admit = |name: &str, key: &str| run(&["pool", "admit", "--data", &at("manager"), name, key]);
+        admit("me", &run(&["pool", "key", "--data", &at("keys")]));
+        users.iter().for_each(|user| drop(admit(user.name(), &user.key())));
+        let start = |args: &[&str]| host.start_program(text(&binary()), args);
+        let listen = format!("{address}:7500");
+        let mut members = vec![start(&["pool", "manager", "--data", &at("manager"), "--listen", &listen])];
+        for number in 0..benefactors {
+            let (name, listen) = (format!("b{number}"), format!("{address}:{}", 7501 + number));
+            admit(&name, &run(&["pool", "key", "--data", &at(&name)]));
+            let data = at(&name);
+            let args = ["pool", "benefactor", "--name", &name, "--data", &data, "--capacity", "2G"];
+            members.push(start(
+                &[&args[..], &["--keep-free", "0", "--listen", &listen, "--manager", &manager]].concat(),
+            ));
+        }
+        let pool = Self { host, dir, manager, members };
+        until("all benefactors are online", || pool.online() == benefactors);
+        pool
+    }
+
+    /// Benefactors that the manager hears of, asked from the network of the host.
+    fn online(&self) -> usize {
+        let (out, keys) = (self.dir.join("status"), self.dir.join("keys"));
+        let command = format!(
+            "{} --json pool status --manager {} --keys {} >{}",
+            text(&binary()),
+            self.manager,
+            text(&keys),
+            text(&out)
+        );
+        let asked = self.host.start_program("sh", &["-c", &command]).wait().unwrap();
+        let status = fs::read(&out).unwrap_or_default();
+        let status: serde_json::Value = serde_json::from_slice(&status).unwrap_or_default();
+        let members = status["benefactors"].as_array().cloned().unwrap_or_default();
+        if asked.success() { members.iter().filter(|member| member["state"] == "online").count() } else { 0 }
+    }
+
+    /// How a command names it.
+    fn name(&self, path: &str) -> String {
+        format!("pool:{}/{path}", self.manager)
+    }
+}
+
+fn check(cluster: &Cluster, before: &Identity) -> Identity {
+    let after = cluster.witness(GUEST_ADDRESS).check().expect("an answer");
+    assert_same_life(before, &after);
+    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    after
+}
+
+#[test]
+fn a_machine_lives_from_a_pool_that_loses_a_benefactor_and_a_later_version_costs_what_changed() {
+    let mut cluster = Cluster::start(&["alpha", "beta"]);
+    // Away while the cluster's hosts are borrowed; the pool's members live on alpha.
+    let mut beta = cluster.hosts.pop().expect("beta");
+    let (cluster, beta) = (&cluster, &mut beta);
+    let alpha = cluster.host("alpha");
+    let mut pool = PoolOn::start(cluster, alpha, &[alpha, beta], 3);
+    Guest::small("web").run(cluster, alpha);
+    cluster.witness(GUEST_ADDRESS).write(200).expect("a first life");
+    let result = |host: &HostProcess, args: &[&str]| host.json(args)["result"].clone();
+    let wire =
+        |report: serde_json::Value| report["wire_bytes"].as_u64().unwrap_or_else(|| panic!("{report}"));
+    let push = || wire(result(alpha, &["push", "web", &pool.name("vms")]));
+    alpha.run(&["checkpoint", "web"]);
+    let first = push();
+    let born = cluster.witness(GUEST_ADDRESS).write(40).expect("a disk that takes writes");
+    alpha.run(&["suspend", "web"]);
+    let second = push();
+    assert!(second > 0 && second * 3 < first, "{first} bytes first, {second} bytes for the next version");
+    assert_eq!(push(), 0, "the same once more");
+    let refusal = beta.refuse(&["resume", &pool.name("vms/nothing")]);
+    assert_eq!(refusal.code, 3, "{refusal:?}");
+    // Nobody but the pool has it for beta.
+    beta.run(&["trust", "rm", "alpha"]);
+    beta.run(&["resume", &pool.name("vms/web")]);
+    pool.members.remove(1);
+    let there = check(cluster, &born);
+    beta.wait_state("web", &["lazy"]);
+    // The next daemon knows where the rest is.
+    beta.kill_daemon();
+    beta.start_daemon();
+    beta.run(&["suspend", "web"]);
+    beta.run(&["resume", "web", "--then", "full"]);
+    beta.wait_state("web", &["running"]);
+    pool.members.clear();
+    check(cluster, &there);
+    let verified = result(beta, &["verify"]);
+    assert_eq!(verified["damaged"].as_array().map(Vec::len), Some(0), "{verified}");
 }

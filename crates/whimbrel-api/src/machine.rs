@@ -394,6 +394,9 @@ pub struct ResumeRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host: Option<HostName>,
+    /// The pool that has it instead, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
     /// Resume a machine that was given to another host, although that host may run it.
     #[serde(default)]
     pub take_back: bool,

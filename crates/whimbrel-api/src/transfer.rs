@@ -16,6 +16,9 @@ pub struct PullRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host: Option<HostName>,
+    /// The pool that has it instead, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
     /// A tag for it here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
@@ -35,6 +38,10 @@ pub struct PushRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host: Option<HostName>,
+    /// Where to instead: a folder of a pool, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`. What the newest
+    /// capsule of the machine is, or the capsule, is copied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
     /// How far the guest is squeezed before it is suspended.
     #[serde(default)]
     pub balloon: Squeeze,
@@ -53,9 +60,8 @@ pub struct TransferReport {
     /// What travelled.
     #[schema(value_type = String)]
     pub capsule: CapsuleId,
-    /// The other host.
-    #[schema(value_type = String)]
-    pub host: HostName,
+    /// The other host, or the pool.
+    pub host: String,
     /// Bytes on the wire, both ways.
     pub wire_bytes: u64,
     /// Pages that came over it.

@@ -11,6 +11,7 @@ use whimbrel_api::{ApiError, ErrorCode};
 use whimbrel_capture::CaptureError;
 use whimbrel_core::{HostName, MachineName};
 use whimbrel_migrate::{MigrateError, fit::Misfit, link::LinkError};
+use whimbrel_pool::client::PoolError;
 use whimbrel_protect::PrimaryError;
 use whimbrel_store::StoreError;
 
@@ -64,6 +65,8 @@ pub enum HostError {
     Ssh { host: HostName, source: Box<SshError> },
     #[error("cannot fetch from or send to host {host}")]
     Sync { host: HostName, source: Cause },
+    #[error("cannot read from or write to {pool}")]
+    Pool { pool: String, source: Cause },
     #[error("the cache of pages failed")]
     Cache { source: Cause },
     #[error("{name} was given to {to}, which may resume it")]
@@ -124,6 +127,7 @@ impl HostError {
             Self::Capture { source } => chain_code(source),
             Self::Migrate { source, .. } => migrate_code(source),
             Self::Sync { .. } => ErrorCode::Unreachable,
+            Self::Pool { source, .. } => pool_code(&**source),
             Self::Cache { source } => chain_code(&**source),
             Self::Given { .. } | Self::Owed { .. } | Self::Evacuating => ErrorCode::Busy,
             Self::NotEmptied { source, .. } => source.code,
@@ -246,6 +250,17 @@ pub(crate) fn chain_code(error: &(dyn Error + 'static)) -> ErrorCode {
     std::iter::successors(Some(error), |&error| error.source())
         .find_map(|error| error.downcast_ref::<io::Error>())
         .map_or(ErrorCode::Internal, io_code)
+}
+
+fn pool_code(error: &(dyn Error + 'static)) -> ErrorCode {
+    let mut chain = std::iter::successors(Some(error), |&error| error.source());
+    match chain.find_map(|error| error.downcast_ref::<PoolError>()) {
+        Some(error) if error.is_full() => ErrorCode::NoSpace,
+        Some(PoolError::Sealed { .. }) => ErrorCode::Untrusted,
+        Some(PoolError::Unreadable { .. }) => ErrorCode::Damaged,
+        Some(_) => ErrorCode::Unreachable,
+        None => ErrorCode::Invalid,
+    }
 }
 
 fn protect_code(error: &(dyn Error + 'static)) -> ErrorCode {

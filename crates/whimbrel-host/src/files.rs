@@ -40,6 +40,7 @@ impl Host {
             let _held = host.hold_resting();
             let report = host.store.gc(Keep::Referenced).map_err(refs::store_error("collect garbage"))?;
             host.sweep_working_sets()?;
+            host.sweep_pooled()?;
             let stored = host.stored_bytes();
             Ok(OperationResult::Gc {
                 freed: ByteSize(before.saturating_sub(stored)),

@@ -13,6 +13,7 @@ use crate::{
     owing::Owings,
     page_cache::PageCache,
     peers::{Neighbours, Syncing},
+    pooled::Pools,
     protect::Protecting,
     record::{DiskBase, Phase, Record},
     refs,
@@ -55,6 +56,7 @@ pub(crate) struct Host {
     pub(crate) neighbours: Neighbours,
     pub(crate) syncing: Syncing,
     pub(crate) page_cache: PageCache,
+    pub(crate) pools: Pools,
     pub(crate) following: Following,
     pub(crate) name: HostName,
     pub(crate) layout: Layout,
@@ -110,12 +112,14 @@ impl Host {
             Trust::load(layout.data()).map_err(|source| HostError::Identity { source: source.into() })?;
         let tunnels = Tunnels::open(layout.tunnels())?;
         let handovers = Handovers::load(&layout)?;
+        let pools = Pools::open(&layout)?;
         let protecting = Protecting::open(&layout)?;
         let host = Arc::new_cyclic(|me| Self {
             me: me.clone(),
             neighbours: Neighbours::default(),
             syncing: Syncing::default(),
             page_cache: PageCache::default(),
+            pools,
             following: Following::default(),
             name,
             handovers,

@@ -4,6 +4,7 @@
 //! DATA/key/            the host's identity          DATA/trust.toml     whom it trusts
 //! DATA/store/          capsules                     DATA/boot/DIGEST    kernels and initial RAM disks
 //! DATA/page-cache      where pages of files lie      DATA/working-sets/  what capsules touch first
+//! DATA/pooled/         which capsules lie in a pool, and where            DATA/pool-secret  what seals them there
 //! DATA/tunnels/        machines whose network is here while they run elsewhere
 //! DATA/machines/NAME/  machine.json, disk0/ …, console.log
 //! DATA/trash/          folders of machines that have gone, while they are removed
@@ -126,6 +127,16 @@ impl Layout {
     /// Machines whose capsules are uploaded.
     pub(crate) fn following(&self) -> PathBuf {
         self.data.join("following.json")
+    }
+
+    /// Notes of capsules that are in part in a pool.
+    pub(crate) fn pooled(&self) -> PathBuf {
+        self.data.join("pooled")
+    }
+
+    /// The secret of those who use pools sealed; there need not be one.
+    pub(crate) fn pool_secret(&self) -> PathBuf {
+        self.data.join("pool-secret")
     }
 
     pub(crate) fn working_sets(&self) -> PathBuf {

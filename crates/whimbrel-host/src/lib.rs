@@ -36,6 +36,7 @@ mod operation;
 mod owing;
 mod page_cache;
 mod peers;
+mod pooled;
 mod promote;
 mod protect;
 mod rebase;

@@ -76,7 +76,10 @@ impl Host {
                     reporter.progress("fetching what describes it", Unit::Items, 0, None);
                     let itself =
                         |machine: &MachineName| request.name.as_ref().is_none_or(|name| name == machine);
-                    host.fetch_to_resume(request.host.as_ref(), &request.capsule, itself)?
+                    match &request.pool {
+                        Some(pool) => host.fetch_pooled_to_resume(pool, &request.capsule)?,
+                        None => host.fetch_to_resume(request.host.as_ref(), &request.capsule, itself)?,
+                    }
                 }
             };
             let name = name_for(&request, &manifest)?;
@@ -163,7 +166,7 @@ impl Host {
 
     /// The capsule, if it is to be looked for here and is here.
     fn find_here(&self, request: &ResumeRequest) -> Result<Option<(CapsuleId, Manifest)>, HostError> {
-        if request.host.is_some() {
+        if request.host.is_some() || request.pool.is_some() {
             return Ok(None);
         }
         match self.find(&request.capsule) {

@@ -132,6 +132,9 @@ impl Host {
 
     /// Brings a capsule here.
     pub(crate) fn pull(self: &Arc<Self>, request: PullRequest) -> Result<Operation, HostError> {
+        if let Some(pool) = request.pool.clone() {
+            return self.pull_from_pool(&pool, request);
+        }
         refs::check_tag(request.tag.as_ref())?;
         let (host, subject) = (self.clone(), request.capsule.to_string());
         Ok(self.operations().start(OperationKind::Pull, subject, move |reporter| {
@@ -164,7 +167,7 @@ impl Host {
             Ok(OperationResult::Pull(TransferReport {
                 capsule: found.capsule,
                 whole: !host.is_partial(&found.capsule),
-                host: found.host,
+                host: found.host.to_string(),
                 wire_bytes: bytes,
                 pages,
                 total_ms: begun.elapsed().as_secs_f64() * 1e3,
@@ -229,7 +232,7 @@ impl Host {
 
     /// Whether a capsule from elsewhere may have this name here. The name of a machine's newest capsule is that machine's
     /// while it lives here: moved to an older version, or to that of a namesake, what it named could be collected.
-    fn may_point(&self, name: &RefName, capsule: &CapsuleId) -> bool {
+    pub(crate) fn may_point(&self, name: &RefName, capsule: &CapsuleId) -> bool {
         let machine = refs::machine_named(name).and_then(|name| self.machine(&name).ok());
         let lives_here = |machine: Arc<crate::machine::Machine>| {
             !matches!(machine.info().state, whimbrel_api::MachineState::Given { .. })
@@ -293,10 +296,18 @@ impl Host {
         capsule: CapsuleId,
         progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
     ) -> Result<(), HostError> {
-        match self.is_partial(&capsule) {
-            true => self.pull_all(&self.sources(), &self.name, capsule, progress).map(drop),
+        let going_on = |bytes, whole: u64| {
+            progress(&Progress { received: bytes, left: whole.saturating_sub(bytes), ..Progress::default() })
+        };
+        let pooled = match self.is_partial(&capsule) {
+            true => self.bring_from_pools(capsule, &mut { going_on }),
             false => Ok(()),
+        };
+        if matches!(pooled, Err(HostError::Cancelled { .. })) || !self.is_partial(&capsule) {
+            return pooled;
         }
+        let pulled = self.pull_all(&self.sources(), &self.name, capsule, progress).map(drop);
+        pulled.map_err(|error| pooled.err().unwrap_or(error))
     }
 
     /// Other places on this host where pages may lie.
@@ -352,6 +363,9 @@ impl Host {
 
     /// Brings a machine or a capsule to another host.
     pub(crate) fn push(self: &Arc<Self>, request: PushRequest) -> Result<Operation, HostError> {
+        if let Some(pool) = &request.pool {
+            return self.push_to_pool(pool, &request);
+        }
         let machine = match &request.subject {
             CapsuleRef::Name(name) => name.as_str().parse().ok().and_then(|name| self.machine(&name).ok()),
             CapsuleRef::Id(_) | CapsuleRef::Past(_) => None,
@@ -382,7 +396,8 @@ impl Host {
             let names = host.names_to_send(&request.subject, given.as_ref(), &capsule);
             let (wire_bytes, pages) = host.send(&to, capsule, names, reporter)?;
             let total_ms = begun.elapsed().as_secs_f64() * 1e3;
-            let report = TransferReport { capsule, host: to, wire_bytes, pages, whole: true, total_ms };
+            let host = to.to_string();
+            let report = TransferReport { capsule, host, wire_bytes, pages, whole: true, total_ms };
             Ok(OperationResult::Push { report, machine: given })
         }))
     }

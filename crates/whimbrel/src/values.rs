@@ -9,7 +9,7 @@ use whimbrel_api::{
     CapsuleRef, CapsuleRefError, DiskSource, ExportFormat, KeepRule, MoveNetwork, NicRequest, SelfService,
     Squeeze,
 };
-use whimbrel_core::{ByteSize, HostName};
+use whimbrel_core::{ByteSize, HostName, NameError};
 
 /// The text is not what an option takes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -20,11 +20,13 @@ pub(crate) struct ValueError {
     example: &'static str,
 }
 
-/// `[HOST:]CAPSULE`.
+/// `[HOST:]CAPSULE` or `pool:MANAGER/[FOLDER/]CAPSULE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Located {
     /// Where it lies; here, or wherever it is found, if none.
     pub(crate) host: Option<HostName>,
+    /// The pool it lies in.
+    pub(crate) pool: Option<String>,
     /// What it is called there.
     pub(crate) capsule: CapsuleRef,
 }
@@ -33,11 +35,47 @@ impl FromStr for Located {
     type Err = CapsuleRefError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Some((pool, capsule)) = text.strip_prefix(POOL).and_then(|text| text.rsplit_once('/')) {
+            return Ok(Self { host: None, pool: Some(pool.to_owned()), capsule: capsule.parse()? });
+        }
         let (host, capsule) = match text.split_once(':') {
             Some((host, capsule)) => (Some(host.parse()?), capsule),
             None => (None, text),
         };
-        Ok(Self { host, capsule: capsule.parse()? })
+        Ok(Self { host, pool: None, capsule: capsule.parse()? })
+    }
+}
+
+/// What the name of a pool begins with.
+const POOL: &str = "pool:";
+
+/// Where a capsule is pushed to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// A host.
+    Host(HostName),
+    /// A folder of a pool.
+    Pool(String),
+}
+
+impl FromStr for Target {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        match text.strip_prefix(POOL) {
+            Some(pool) => Ok(Self::Pool(pool.to_owned())),
+            None => text.parse().map(Self::Host),
+        }
+    }
+}
+
+impl Target {
+    /// The host, or the pool.
+    pub(crate) fn apart(self) -> (Option<HostName>, Option<String>) {
+        match self {
+            Self::Host(host) => (Some(host), None),
+            Self::Pool(pool) => (None, Some(pool)),
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a machine of this host lacks: from the files here that have it, then from the hosts that do.
+//! What a machine of this host lacks: from the files here that have it, from the pools that do, then from the hosts.
 
 use super::store::Syncing;
 use crate::host::Host;
@@ -34,31 +34,61 @@ impl Syncing {
 impl Elsewhere for Neighbourhood {
     fn objects(&self, kind: Kind, wants: &[ObjectWant]) -> Result<Vec<Vec<u8>>, ElsewhereError> {
         let host = self.host()?;
-        host.syncing.remote(&host).objects(kind, wants)
+        let mut from = host.objects_from_pools(wants);
+        let rest: Vec<ObjectWant> = wants
+            .iter()
+            .zip(&from.found)
+            .filter(|(_, found)| found.is_none())
+            .map(|(want, _)| *want)
+            .collect();
+        if !rest.is_empty() {
+            let fetched = host.syncing.remote(&host).objects(kind, &rest);
+            fill(&mut from.found, fetched.map_err(|error| from.away.unwrap_or(error))?);
+        }
+        all(from.found)
     }
 
     fn pages(&self, wants: &[PageWant]) -> Result<Vec<Vec<u8>>, ElsewhereError> {
         let host = self.host()?;
-        let remote = host.syncing.remote(&host);
-        let Some(cache) = host.page_cache() else {
-            return remote.pages(wants);
-        };
-        let mut found: Vec<Option<Vec<u8>>> =
-            wants.iter().flat_map(|want| &want.digests).map(|digest| cached(&cache, digest)).collect();
-        let mut at = 0;
-        let rest: Vec<PageWant> = wants.iter().filter_map(|want| without(want, &found, &mut at)).collect();
-        let mut fetched = if rest.is_empty() { Vec::new() } else { remote.pages(&rest)? }.into_iter();
+        let cache = host.page_cache();
+        let look = |digest| cache.as_ref().and_then(|cache| cached(cache, digest));
+        let mut found: Vec<Option<Vec<u8>>> = wants.iter().flat_map(|want| &want.digests).map(look).collect();
+        let rest = missing(wants, &found);
+        let from = host.pages_from_pools(&rest);
+        let mut away = from.away;
+        let mut pooled = from.found.into_iter();
         for slot in found.iter_mut().filter(|slot| slot.is_none()) {
-            *slot = fetched.next();
+            *slot = pooled.next().flatten();
         }
-        let short =
-            || ElsewhereError { source: "fewer pages came than were asked for".into(), retryable: false };
-        found.into_iter().collect::<Option<Vec<_>>>().ok_or_else(short)
+        let rest = missing(wants, &found);
+        if !rest.is_empty() {
+            let fetched = host.syncing.remote(&host).pages(&rest);
+            fill(&mut found, fetched.map_err(|error| away.take().unwrap_or(error))?);
+        }
+        all(found)
     }
 
     fn cluster(&self) -> u64 {
-        self.host().map_or(1, |host| host.syncing.remote(&host).cluster())
+        let of =
+            |host: Arc<Host>| host.pooled_cluster().unwrap_or(1).max(host.syncing.remote(&host).cluster());
+        self.host().map_or(1, of)
     }
+}
+
+/// What came goes where something was missing.
+fn fill(found: &mut [Option<Vec<u8>>], came: Vec<Vec<u8>>) {
+    found.iter_mut().filter(|slot| slot.is_none()).zip(came).for_each(|(slot, came)| *slot = Some(came));
+}
+
+fn all(found: Vec<Option<Vec<u8>>>) -> Result<Vec<Vec<u8>>, ElsewhereError> {
+    let short = || ElsewhereError { source: "less came than was asked for".into(), retryable: false };
+    found.into_iter().collect::<Option<Vec<_>>>().ok_or_else(short)
+}
+
+/// What of `wants` was not found.
+fn missing(wants: &[PageWant], found: &[Option<Vec<u8>>]) -> Vec<PageWant> {
+    let mut at = 0;
+    wants.iter().filter_map(|want| without(want, found, &mut at)).collect()
 }
 
 fn cached(cache: &HashCache, digest: &whimbrel_core::Digest) -> Option<Vec<u8>> {

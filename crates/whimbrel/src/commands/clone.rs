@@ -88,7 +88,7 @@ async fn golden(context: &Context, request: MatchRequest) -> Result<CapsuleRef, 
         .output
         .remark(&format!("{name} {place} fits: {} of memory, {} of disks", attributes.ram, attributes.disk));
     if host.is_some() {
-        let pull = PullRequest { capsule: capsule.into(), host, tag: None, lazy: true };
+        let pull = PullRequest { capsule: capsule.into(), host, pool: None, tag: None, lazy: true };
         operation::complete(context, context.client.pull(&pull)).await?;
     }
     Ok(capsule.into())

@@ -10,15 +10,16 @@ Examples:
   whimbrel pull golden --tag base      from whichever trusted host has it
   whimbrel pull beta:golden --lazy     only what describes it; pages come when they are read
   whimbrel ls --host beta              what beta offers
+  whimbrel pull pool:MANAGER/vms/web   what was pushed to the folder /vms of a pool
 
 Only what this host lacks travels: pages of other capsules, and of files that `whimbrel cache` knows, are
 taken from here. Cut off, it goes on where it was when it is called again.";
 
-/// Bring a capsule here from another host
+/// Bring a capsule here from another host or a pool
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Tag, machine or id, as it is called there; with HOST: in front, from that host
+    /// Tag, machine or id, as it is called there; with HOST: in front, from that host, with pool:MANAGER/ from that pool
     #[arg(value_name = "[HOST:]CAPSULE")]
     capsule: Located,
     /// Tag for it here
@@ -31,8 +32,8 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
-        let Located { host, capsule } = self.capsule;
-        let request = PullRequest { capsule, host, tag: self.tag, lazy: self.lazy };
+        let Located { host, pool, capsule } = self.capsule;
+        let request = PullRequest { capsule, host, pool, tag: self.tag, lazy: self.lazy };
         operation::perform(context, context.client.pull(&request)).await
     }
 }

@@ -1,14 +1,19 @@
 //! `whimbrel push`.
 
-use crate::{context::Context, failure::Failure, operation, values::Balloon};
+use crate::{
+    context::Context,
+    failure::Failure,
+    operation,
+    values::{Balloon, Target},
+};
 use whimbrel_api::{CapsuleRef, PushRequest};
-use whimbrel_core::HostName;
 
 const EXAMPLES: &str = "\
 Examples:
   whimbrel push web home              at work: suspend web and send it home; says when all of it is there
   whimbrel resume web                 at home: go on; what has not arrived comes when it is touched
   whimbrel push before-upgrade vault  copy a capsule
+  whimbrel push web pool:MANAGER/vms  copy the newest capsule of web to a checkpoint pool
   whimbrel push web vault --follow    copy every capsule of web from now on, in the background
   whimbrel push web --unfollow
 
@@ -17,15 +22,15 @@ is lost for good: `whimbrel resume web --take-back`).";
 
 /// Bring a machine or a capsule to another host
 ///
-/// A running machine is suspended first. Ctrl-C ends the watching: the other host goes on fetching while it can. Call
+/// A running machine is suspended first; for a pool it is not, its newest capsule is copied there. Ctrl-C ends the watching: the other host goes on fetching while it can. Call
 /// it again to see how far it is; nothing travels twice.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// A machine, or a capsule (tag or id)
     subject: CapsuleRef,
-    /// Where to; may be left out if only one host is trusted
-    host: Option<HostName>,
+    /// Where to: a host, or pool:MANAGER[/FOLDER]; may be left out if only one host is trusted
+    host: Option<Target>,
     /// Take memory from the guest before it is suspended: auto, off or what to leave it
     #[arg(long, value_name = "auto|off|SIZE", default_value = "auto")]
     balloon: Balloon,
@@ -39,9 +44,11 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let (host, pool) = self.host.map_or((None, None), Target::apart);
         let request = PushRequest {
             subject: self.subject,
-            host: self.host,
+            host,
+            pool,
             balloon: self.balloon.0,
             follow: self.follow,
             unfollow: self.unfollow,

@@ -15,6 +15,7 @@ Examples:
   whimbrel resume before-upgrade --name web2
   whimbrel resume 3fa95c81 --full
   whimbrel resume beta:web                  from beta: pages come from there when they are touched
+  whimbrel resume pool:MANAGER/vms/web      from a checkpoint pool, in the same way
   whimbrel resume web@-5m --name before     as it was kept five minutes ago, if it was protected with --keep
   whimbrel resume web --network home        suspended elsewhere, it keeps its address there";
 
@@ -25,7 +26,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Tag, machine (its newest capsule), NAME@-AGE (one kept under protection) or id; with HOST: in front, one that lies there
+    /// Tag, machine (its newest capsule), NAME@-AGE (one kept under protection) or id; with HOST: or pool:MANAGER/ in front, one that lies there
     #[arg(value_name = "[HOST:]CAPSULE")]
     capsule: Located,
     /// Name for the machine; the one it had unless given
@@ -59,9 +60,9 @@ impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
         let mode = if self.full { ResumeMode::Full } else { ResumeMode::Lazy };
         let (name, network) = (self.name, self.network.map(Into::into));
-        let Located { host, capsule } = self.capsule;
+        let Located { host, pool, capsule } = self.capsule;
         let (then_full, take_back) = (self.then.is_some(), self.take_back);
-        let request = ResumeRequest { capsule, host, take_back, name, mode, then_full, network };
+        let request = ResumeRequest { capsule, host, pool, take_back, name, mode, then_full, network };
         operation::perform(context, context.client.resume(&request)).await
     }
 }

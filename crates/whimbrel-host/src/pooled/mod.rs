@@ -1,0 +1,98 @@
+//! Capsules in a checkpoint pool: pushed to it, pulled from it, and machines that run while most of their pages are there.
+//!
+//! A capsule is one file of the pool (`layout`), each push of a machine a version of it, so what the pool does for files it does
+//! for machines: only new chunks travel, they are kept several times and checked, a version appears whole, policies drop old ones.
+//! The daemon is a client of the pool with the key of its host. What is missing here of a capsule is read from the pool before other
+//! hosts are asked (`fetch`); where it lies is noted (`notes`), so that the next daemon finds it too.
+//!
+//! A pool has no say about who may run a machine: what is pushed is a copy, as with `export`.
+
+mod fetch;
+mod held;
+mod layout;
+mod notes;
+mod place;
+mod pull;
+mod push;
+mod send;
+
+use crate::{error::HostError, host::Host, layout::Layout, refs::store_error};
+use notes::Notes;
+use place::PoolPlace;
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use whimbrel_pool::{
+    client::{Pool, PoolOptions, Secret},
+    link::TlsDialer,
+};
+use whimbrel_wire::Identity;
+
+/// How long a manager that is away is waited for. Whoever waits for a page asks again.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a benefactor may be silent: a machine may stand still meanwhile, and another has a copy.
+const SILENCE: Duration = Duration::from_secs(3);
+/// Bytes of chunks kept for readers; the store keeps what came.
+const CACHE: usize = 16 << 20;
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// The pools that this host uses, and what it needs of them.
+pub(crate) struct Pools {
+    /// By the text of their managers.
+    open: Mutex<HashMap<String, Pool>>,
+    notes: Notes,
+    key: PathBuf,
+    secret: PathBuf,
+}
+
+impl Pools {
+    pub(crate) fn open(layout: &Layout) -> Result<Self, HostError> {
+        let notes = Notes::load(layout.pooled())?;
+        let (key, secret) = (layout.key_dir(), layout.pool_secret());
+        Ok(Self { open: Mutex::default(), notes, key, secret })
+    }
+}
+
+fn failed(place: &PoolPlace) -> impl Fn(Cause) -> HostError {
+    let pool = place.to_string();
+    move |source| HostError::Pool { pool: pool.clone(), source }
+}
+
+impl Host {
+    fn pool(&self, place: &PoolPlace) -> Result<Pool, HostError> {
+        let name = PoolPlace { folder: String::new(), ..place.clone() }.to_string();
+        let mut open = self.pools.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = open.get(&name) {
+            return Ok(pool.clone());
+        }
+        let identity = Identity::load_or_create(&self.pools.key)
+            .map_err(|source| HostError::Identity { source: source.into() })?;
+        let secret = match Secret::load(&self.pools.secret) {
+            Ok(secret) => Some(Arc::new(secret)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(source) => return Err(HostError::io("read", &self.pools.secret, source)),
+        };
+        let options = PoolOptions {
+            manager_patience: PATIENCE,
+            benefactor_patience: SILENCE,
+            cache: CACHE,
+            secret,
+            ..PoolOptions::new(place.managers.clone())
+        };
+        let dialer = TlsDialer::new(Arc::new(identity), self.name.clone(), ());
+        let pool = Pool::new(options, Arc::new(dialer), self.runtime.clone());
+        Ok(open.entry(name).or_insert(pool).clone())
+    }
+
+    /// Forgets where capsules were once nothing is missing here.
+    pub(crate) fn sweep_pooled(&self) -> Result<(), HostError> {
+        if self.store.partials().map_err(store_error("look for what is missing"))?.is_empty() {
+            self.pools.notes.clear();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,114 @@
+//! Which capsules here are in part in a pool: a note for each, durable before the capsule is named here, and what is open of them.
+//!
+//! A note goes when all of its capsule came. Until then it stays, also when the capsule itself is forgotten: another that was
+//! written over it may lack the same pages. With the last capsule that is not whole here, all of them go.
+
+use super::{held::Held, place::PoolPlace};
+use crate::error::HostError;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use whimbrel_core::CapsuleId;
+use whimbrel_wire::durable;
+
+/// Longest note that is read.
+const NOTE_MAX: u64 = 64 << 10;
+
+/// Where a capsule is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Note {
+    pub(super) pool: PoolPlace,
+    /// The version of the file, as the pool numbers it.
+    pub(super) version: u64,
+}
+
+/// A capsule that is noted.
+pub(super) struct Noted {
+    pub(super) note: Note,
+    open: Mutex<Option<Arc<Held>>>,
+}
+
+impl Noted {
+    /// One that is open.
+    pub(super) fn new(note: Note, held: Arc<Held>) -> Self {
+        Self { note, open: Mutex::new(Some(held)) }
+    }
+
+    /// The open capsule; whoever comes while it is opened waits for that.
+    pub(super) fn held<E>(&self, open: impl FnOnce(&Note) -> Result<Held, E>) -> Result<Arc<Held>, E> {
+        let mut slot = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*slot {
+            Some(held) => Ok(held.clone()),
+            None => Ok(slot.insert(Arc::new(open(&self.note)?)).clone()),
+        }
+    }
+}
+
+/// All of them.
+pub(super) struct Notes {
+    dir: PathBuf,
+    table: Mutex<BTreeMap<CapsuleId, Arc<Noted>>>,
+}
+
+impl Notes {
+    /// Reads what there is; a note that cannot be read is left alone and told of.
+    pub(super) fn load(dir: PathBuf) -> Result<Self, HostError> {
+        let mut table = BTreeMap::new();
+        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let Some(capsule) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            let small = entry.metadata().is_ok_and(|found| found.len() <= NOTE_MAX);
+            let bytes = if small { std::fs::read(&path).ok() } else { None };
+            match bytes.and_then(|bytes| serde_json::from_slice::<Note>(&bytes).ok()) {
+                Some(note) => drop(table.insert(capsule, Arc::new(Noted { note, open: Mutex::default() }))),
+                None => {
+                    tracing::warn!(path = %path.display(), "where the rest of a capsule is cannot be read")
+                }
+            }
+        }
+        Ok(Self { dir, table: Mutex::new(table) })
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<CapsuleId, Arc<Noted>>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn of(&self, capsule: &CapsuleId) -> Option<Arc<Noted>> {
+        self.table().get(capsule).cloned()
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Noted>> {
+        self.table().values().cloned().collect()
+    }
+
+    /// Notes where the rest of a capsule is.
+    pub(super) fn add(&self, capsule: CapsuleId, noted: Arc<Noted>) -> Result<(), HostError> {
+        let path = self.dir.join(capsule.to_string());
+        let failed = |source| HostError::io("write", &path, source);
+        std::fs::create_dir_all(&self.dir).map_err(failed)?;
+        let text = serde_json::to_vec(&noted.note).map_err(|error| failed(error.into()))?;
+        durable::replace(&path, &text).map_err(failed)?;
+        self.table().insert(capsule, noted);
+        Ok(())
+    }
+
+    /// All of a capsule is here.
+    pub(super) fn strike(&self, capsule: &CapsuleId) {
+        if self.table().remove(capsule).is_some()
+            && let Err(error) = std::fs::remove_file(self.dir.join(capsule.to_string()))
+        {
+            tracing::warn!(%error, %capsule, "a note of where a capsule was is left over");
+        }
+    }
+
+    /// Nothing is missing here any more.
+    pub(super) fn clear(&self) {
+        let all: Vec<CapsuleId> = self.table().keys().copied().collect();
+        all.iter().for_each(|capsule| self.strike(capsule));
+    }
+}
