@@ -1,6 +1,7 @@
-//! Sessions: records of the cache's journal, directory entries, and content from the wire.
+//! Sessions: records of the cache's journal, directory entries, content from the wire, and notes beside files.
 
 use whimbrel_session::{
+    beside::Note,
     cache::{FileRecord, Record, decode_record, encode_record},
     proto::{
         Attr, DirPacker, Entry, Ident, Kind, Name, Op, PackedPages, RelPath, Time, Version, WalkedDir,
@@ -14,7 +15,7 @@ const LIMIT: usize = 1 << 20;
 /// The first byte says which parser; the rest is for it.
 pub fn session(data: &[u8]) {
     let Some((which, rest)) = data.split_first() else { return };
-    match which % 4 {
+    match which % 5 {
         0 => {
             let Ok((record, len)) = decode_record(rest, GENERATION) else { return };
             let mut again = Vec::new();
@@ -37,12 +38,17 @@ pub fn session(data: &[u8]) {
             let again = packer.finish().map(|packed| unpack_dirs(&packed).ok());
             assert!(!all || again.is_ok_and(|again| again == Some(dirs)), "directories survive being packed");
         }
-        _ => {
+        3 => {
             let Ok((shape, bytes)) = postcard::take_from_bytes::<PackedPages>(rest) else { return };
             let Ok(content) = unpack_pages(&shape, bytes, LIMIT) else { return };
             assert!(content.len() <= LIMIT && content.len() == shape.len as usize);
             let (shape, bytes) = pack_pages(&content, Some(1));
             assert_eq!(unpack_pages(&shape, &bytes, LIMIT).as_deref(), Ok(&content[..]));
+        }
+        _ => {
+            let Ok(note) = Note::parse(rest) else { return };
+            assert!(note.zeros.windows(2).all(|pair| pair[0].end <= pair[1].start), "in order");
+            assert_eq!(Note::parse(note.to_text().as_bytes()), Ok(note), "a note survives being stored");
         }
     }
 }
@@ -96,6 +102,8 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         seeds.extend(dirs.finish().ok().map(|packed| [vec![2], packed].concat()));
     }
     let (shape, bytes) = pack_pages(&[vec![5; 5000], vec![0; 9000]].concat(), Some(1));
+    let note = b"\x04whimbrel note 1\nblocks\nof 90000 5 6\nzeros 0 4096\nzeros 8192 90000\n";
+    seeds.push(note.to_vec());
     seeds.extend(postcard::to_stdvec(&shape).ok().map(|shape| [vec![3], shape, bytes].concat()));
     seeds
 }

@@ -21,4 +21,4 @@ mod request;
 mod server;
 mod transmission;
 
-pub use server::{Options, Server, bind, serve};
+pub use server::{Options, Server, bind, bind_private, serve};

@@ -15,6 +15,9 @@ use whimbrel_block::Device;
 /// Pause after a failed accept (no descriptors left), so that it does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Clients that wait to be accepted.
+const BACKLOG: i32 = 128;
+
 /// How a device is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
@@ -67,7 +70,29 @@ struct Clients {
 /// # Errors
 /// `AddrInUse` if a server answers there; others as `bind(2)`.
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
+    bind_by(path, |path| UnixListener::bind(path))
+}
+
+/// The same with a socket that nobody but this user may connect to, from its first moment on.
+///
+/// # Errors
+/// As [`bind`].
+pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    use rustix::{fs::Mode, net};
+    bind_by(path, |path| {
+        let address = net::SocketAddrUnix::new(path)?;
+        let flags = net::SocketFlags::CLOEXEC;
+        let socket = net::socket_with(net::AddressFamily::UNIX, net::SocketType::STREAM, flags, None)?;
+        // The name gets the mode that the socket has before (net/unix/af_unix.c, `unix_bind_bsd`).
+        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        net::bind(&socket, &address)?;
+        net::listen(&socket, BACKLOG)?;
+        Ok(UnixListener::from(socket))
+    })
+}
+
+fn bind_by(path: &Path, bind: impl Fn(&Path) -> io::Result<UnixListener>) -> io::Result<UnixListener> {
+    match bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             // A plain file refuses connections too, and is somebody's data.
             let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
@@ -77,7 +102,7 @@ pub fn bind(path: &Path) -> io::Result<UnixListener> {
                 return Err(error);
             }
             fs::remove_file(path)?;
-            UnixListener::bind(path)
+            bind(path)
         }
         other => other,
     }

@@ -77,7 +77,7 @@ impl Core {
         Ok(file)
     }
 
-    fn source(&self, id: u64, file: FileId) -> Option<Source> {
+    pub(super) fn source(&self, id: u64, file: FileId) -> Option<Source> {
         let record = self.cache.file(file)?;
         let path = self.nodes().path(id).unwrap_or(record.path);
         Some(Source { file, wanted: FileRef { path, ident: record.ident? }, size: record.zero_from })
@@ -108,7 +108,9 @@ impl Core {
             node.epoch = epoch;
             same
         };
-        if whole {
+        // What is said of this one file goes before what is said of all with such a name.
+        let note = self.note_beside(id, file, record.size);
+        if note.and_then(|note| note.whole).unwrap_or(whole) {
             self.fetch_all(id, file);
         }
         if !direct && access.reads() {
@@ -152,7 +154,7 @@ impl Core {
         }
     }
 
-    fn look_ahead(
+    pub(super) fn look_ahead(
         &self,
         id: u64,
         file: FileId,
@@ -160,9 +162,10 @@ impl Core {
         handle: Option<&Handle>,
         (offset, len): (u64, u64),
     ) {
-        let Some(handle) = handle else { return };
         let block = self.cache.block_size();
         let (first, last, total) = (offset / block, (offset + len - 1) / block, size.div_ceil(block));
+        self.reading().note(file, first, last);
+        let Some(handle) = handle else { return };
         let ranges = handle.reader.lock().unwrap_or_else(PoisonError::into_inner).read(first, last, total);
         if ranges.is_empty() {
             return;

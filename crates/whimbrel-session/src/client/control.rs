@@ -3,7 +3,10 @@
 //! The socket lies in the cache's folder, which only its owner may enter, has mode 0600, and who connects must be that
 //! user or root. Requests are bounded.
 
-use super::session::{Session, SessionStatus};
+use super::{
+    exports::{ExportStatus, Exports},
+    session::{Session, SessionStatus},
+};
 use serde::{Deserialize, Serialize};
 use std::{
     fs,
@@ -13,7 +16,8 @@ use std::{
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
-    sync::mpsc::Sender,
+    sync::{Arc, mpsc::Sender},
+    thread::JoinHandle,
     time::Duration,
 };
 
@@ -23,6 +27,9 @@ const MAX_REQUEST: u64 = 64 << 10;
 const MAX_RESPONSE: u64 = 16 << 20;
 /// A write-back may take long; a question may not.
 const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// Pause after a failed accept, so that it does not spin.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// What can be asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +55,14 @@ pub enum Request {
         #[serde(default)]
         leave: bool,
     },
+    /// Serve a file over NBD, or serve it no longer.
+    Nbd {
+        /// The file, below the session's directory.
+        file: String,
+        /// Where; none ends the export.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        socket: Option<PathBuf>,
+    },
 }
 
 /// What is answered.
@@ -62,6 +77,9 @@ pub struct Response {
     pub pid: u32,
     /// How it is.
     pub status: SessionStatus,
+    /// Files that are served over NBD.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exports: Vec<ExportStatus>,
 }
 
 /// Asking failed.
@@ -77,16 +95,25 @@ pub struct ControlError {
     pub source: io::Error,
 }
 
-/// Answers questions until the process ends. The socket is gone when this is dropped.
-#[derive(Debug)]
+/// Answers questions until it is dropped. Then the socket is gone, and nothing is served over NBD any more.
 pub struct Control {
     path: PathBuf,
+    exports: Arc<Exports>,
+    listener: Arc<UnixListener>,
+    listening: Option<JoinHandle<()>>,
 }
 
 impl Drop for Control {
     fn drop(&mut self) {
         // Gone already is as good.
         let _ = fs::remove_file(&self.path);
+        // Wakes the thread that accepts, which then sees an error.
+        let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
+        if let Some(listening) = self.listening.take() {
+            // One that panicked accepts nobody either.
+            let _ = listening.join();
+        }
+        self.exports.end_all();
     }
 }
 
@@ -112,46 +139,83 @@ impl Control {
         }
         let listener = UnixListener::bind(path).map_err(failed)?;
         fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let (session, mount, ended) = (session.clone(), mount.clone(), ended.clone());
-                std::thread::spawn(move || {
-                    if let Err(error) = answer(&stream, &session, &mount, &ended) {
-                        tracing::debug!(%error, "a question was not answered");
-                    }
-                });
-            }
-        });
-        Ok(Self { path: path.to_owned() })
+        let exports = Arc::new(Exports::new(session.clone()));
+        let asked = Asked { session, mount, ended, exports: exports.clone() };
+        let listener = Arc::new(listener);
+        let accepting = listener.clone();
+        let listening = std::thread::spawn(move || asked.listen(&accepting));
+        Ok(Self { path: path.to_owned(), exports, listener, listening: Some(listening) })
+    }
+
+    /// Ends what is served over NBD, so that no client writes any more.
+    pub fn end_exports(&self) {
+        self.exports.end_all();
     }
 }
 
-fn answer(stream: &UnixStream, session: &Session, mount: &Path, ended: &Sender<()>) -> io::Result<()> {
-    // Not by rustix: who is in another PID namespace has the number 0 here, which it takes for none.
-    let peer = nix::sys::socket::getsockopt(stream, nix::sys::socket::sockopt::PeerCredentials)?;
-    let own = rustix::process::geteuid().as_raw();
-    if peer.uid() != own && peer.uid() != 0 {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    let mut line = String::new();
-    BufReader::new(stream.take(MAX_REQUEST)).read_line(&mut line)?;
-    let error = match serde_json::from_str(&line) {
-        Err(error) => Some(error.to_string()),
-        Ok(Request::Show) => None,
-        Ok(Request::Set { name, value }) => session.set(&name, &value).err(),
-        Ok(Request::Flush) => {
-            session.flush().err().map(|errno| format!("not everything is written back: {errno}"))
+/// Whom questions are about.
+#[derive(Clone)]
+struct Asked {
+    session: Session,
+    mount: PathBuf,
+    ended: Sender<()>,
+    exports: Arc<Exports>,
+}
+
+impl Asked {
+    fn listen(self, listener: &UnixListener) {
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    let asked = self.clone();
+                    std::thread::spawn(move || {
+                        if let Err(error) = asked.answer(&stream) {
+                            tracing::debug!(%error, "a question was not answered");
+                        }
+                    });
+                }
+                // It was shut down.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
+                // No descriptors are left, say.
+                Err(_) => std::thread::sleep(PAUSE),
+            }
         }
-        Ok(Request::Invalidate) => session.invalidate().err().map(|errno| errno.to_string()),
-        Ok(Request::End { leave }) => end(session, leave, ended),
-    };
-    let response =
-        Response { error, mount: mount.to_owned(), pid: std::process::id(), status: session.status() };
-    let mut bytes = serde_json::to_vec(&response)?;
-    bytes.push(b'\n');
-    let mut stream = stream;
-    stream.write_all(&bytes)
+    }
+
+    fn answer(&self, stream: &UnixStream) -> io::Result<()> {
+        // Not by rustix: who is in another PID namespace has the number 0 here, which it takes for none.
+        let peer = nix::sys::socket::getsockopt(stream, nix::sys::socket::sockopt::PeerCredentials)?;
+        let own = rustix::process::geteuid().as_raw();
+        if peer.uid() != own && peer.uid() != 0 {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        let mut line = String::new();
+        BufReader::new(stream.take(MAX_REQUEST)).read_line(&mut line)?;
+        let error = match serde_json::from_str(&line) {
+            Err(error) => Some(error.to_string()),
+            Ok(Request::Show) => None,
+            Ok(Request::Set { name, value }) => self.session.set(&name, &value).err(),
+            Ok(Request::Flush) => {
+                self.session.flush().err().map(|errno| format!("not everything is written back: {errno}"))
+            }
+            Ok(Request::Invalidate) => self.session.invalidate().err().map(|errno| errno.to_string()),
+            Ok(Request::End { leave }) => end(&self.session, leave, &self.ended),
+            Ok(Request::Nbd { file, socket: Some(socket) }) => self.exports.start(&file, &socket).err(),
+            Ok(Request::Nbd { file, socket: None }) => self.exports.end(&file).err(),
+        };
+        let response = Response {
+            error,
+            mount: self.mount.clone(),
+            pid: std::process::id(),
+            status: self.session.status(),
+            exports: self.exports.status(),
+        };
+        let mut bytes = serde_json::to_vec(&response)?;
+        bytes.push(b'\n');
+        let mut stream = stream;
+        stream.write_all(&bytes)
+    }
 }
 
 /// Why a session does not end, or what it leaves behind.

@@ -64,6 +64,7 @@ pub(super) struct Source {
 impl Core {
     /// Has these blocks (in order) on their way. Those that are here already are not asked for if `ahead`.
     pub(super) fn fetch(&self, source: &Source, blocks: &[u64], ahead: bool) -> Vec<Arc<Flight>> {
+        let blocks = &self.without_zeros(source, blocks);
         let block = self.cache.block_size();
         let epoch = self.cache.epoch(source.file);
         let mut flights = Vec::new();

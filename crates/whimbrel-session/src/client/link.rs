@@ -110,6 +110,8 @@ pub(super) struct Link {
     kinds: [AtomicU64; 16],
     /// How often somebody waited for an answer, and for how many microseconds.
     waits: [AtomicU64; 2],
+    /// Programs that wait at this moment.
+    waiters: AtomicU64,
 }
 
 /// Somebody waits for the server, until this is dropped.
@@ -120,6 +122,7 @@ pub(super) struct Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
+        self.link.waiters.fetch_sub(1, Ordering::Relaxed);
         let [waits, micros] = &self.link.waits;
         waits.fetch_add(1, Ordering::Relaxed);
         micros.fetch_add(self.began.elapsed().as_micros() as u64, Ordering::Relaxed);
@@ -168,6 +171,7 @@ impl Link {
             broken: AtomicU64::new(0),
             kinds: Default::default(),
             waits: Default::default(),
+            waiters: AtomicU64::new(0),
         });
         let weak = Arc::downgrade(&link);
         tokio::spawn(async move {
@@ -248,7 +252,12 @@ impl Link {
 
     /// A program waits from now on.
     pub(super) fn waiting(&self) -> Waiting<'_> {
+        self.waiters.fetch_add(1, Ordering::Relaxed);
         Waiting { link: self, began: Instant::now() }
+    }
+
+    pub(super) fn somebody_waits(&self) -> bool {
+        self.waiters.load(Ordering::Relaxed) > 0
     }
 
     /// How often and how long programs waited.

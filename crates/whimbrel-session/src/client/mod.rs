@@ -1,8 +1,8 @@
 //! The client: a server's directory as files and directories of this host.
 //!
 //! `link` keeps a connection and asks; `nodes` are the inodes; `names` and `content` are what programs do to them;
-//! `fetch`, `readahead` and `neighbours` bring content, `queue` and `writeback` take changes of names and content back; `face` is what the kernel sees, `control` what
-//! `whimbrel session` talks to.
+//! `fetch`, `readahead` and `neighbours` bring content, `notes` and `learnt` say what and how, `queue` and `writeback` take changes of names and content back; `face` is what the kernel sees, `disk` and `exports`
+//! what clients of NBD see, `control` what `whimbrel session` talks to.
 //!
 //! Methods block the calling thread. What the server has to be asked for is asked for while others go on.
 
@@ -10,13 +10,17 @@ mod batch;
 mod changes;
 mod content;
 mod control;
+mod disk;
+mod exports;
 mod face;
 mod fetch;
 mod keep;
+mod learnt;
 mod link;
 mod names;
 mod neighbours;
 mod nodes;
+mod notes;
 mod policy;
 mod queue;
 mod readahead;
@@ -28,6 +32,7 @@ mod writeback;
 pub use control::{
     Control, ControlError, Request as ControlRequest, Response as ControlResponse, ask, sockets,
 };
+pub use exports::ExportStatus;
 pub use face::Face;
 pub use link::{Connector, LinkSettings};
 pub use policy::{Glob, Policy, Rule, Settings};

@@ -2,9 +2,11 @@
 
 use super::{
     fetch::Fetcher,
+    learnt::Reads,
     link::{Beginning, Connector, Fail, Link, LinkSettings},
     neighbours::Ahead,
     nodes::Nodes,
+    notes::Notes,
     policy::{Policy, Settings},
     writeback::WriteBack,
 };
@@ -147,6 +149,12 @@ pub struct SessionStatus {
     /// Files and directories of which names and attributes are known here.
     #[serde(default)]
     pub known: u64,
+    /// Blocks that notes beside files tell to be zeros, and that were not asked for.
+    #[serde(default)]
+    pub zero_blocks: u64,
+    /// Blocks brought ahead because an earlier session had read them.
+    #[serde(default)]
+    pub ahead_blocks: u64,
     /// How often the connection broke.
     pub broken: u64,
     /// Bytes sent on the connection there is.
@@ -199,6 +207,12 @@ pub(super) struct Core {
     pub(super) walking: AtomicBool,
     pub(super) ahead: Mutex<Ahead>,
     pub(super) room: Mutex<Option<(Instant, FilesystemRoom)>>,
+    pub(super) notes: Notes,
+    /// Blocks that were known to be zeros and not asked for.
+    pub(super) zero_blocks: AtomicU64,
+    reading: Mutex<Reads>,
+    /// Blocks that came because an earlier session had read them.
+    pub(super) ahead_blocks: AtomicU64,
     clock: Mutex<Time>,
 }
 
@@ -253,6 +267,10 @@ impl Session {
             walking: AtomicBool::new(false),
             ahead: Mutex::default(),
             room: Mutex::default(),
+            notes: Notes::default(),
+            zero_blocks: AtomicU64::new(0),
+            reading: Mutex::default(),
+            ahead_blocks: AtomicU64::new(0),
             clock: Mutex::default(),
         });
         for lost in &recovered.lost {
@@ -264,6 +282,7 @@ impl Session {
         core.take_up(&recovered);
         core.walk_tree();
         core.room_ahead();
+        core.follow_reads();
         WriteBack::start(&core);
         Ok(Self { core })
     }
@@ -293,6 +312,9 @@ impl Session {
     /// is said.
     pub fn end(&self) -> Result<(), Errno> {
         let flushed = self.core.flush_all(true);
+        if let Err(error) = self.core.keep_reads() {
+            tracing::warn!(%error, "the next session does not know what this one read");
+        }
         let ended = self.core.cache.end().map_err(errno_of);
         self.core.writeback.stop();
         if self.core.link.is_up() {
@@ -344,6 +366,10 @@ pub(super) fn errno_of_fail(fail: Fail) -> Errno {
 impl Core {
     pub(super) fn nodes(&self) -> MutexGuard<'_, Nodes> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn reading(&self) -> MutexGuard<'_, Reads> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn settings(&self) -> Settings {
@@ -407,6 +433,8 @@ impl Core {
             waits,
             waited_ms: waited.as_secs_f64() * 1e3,
             known: self.nodes().len() as u64,
+            zero_blocks: self.zero_blocks.load(Ordering::Relaxed),
+            ahead_blocks: self.ahead_blocks.load(Ordering::Relaxed),
             broken,
             sent,
             received,

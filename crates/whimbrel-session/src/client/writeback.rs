@@ -175,6 +175,10 @@ impl WriteBack {
         self.wake.notify_all();
     }
 
+    pub(super) fn is_stopped(&self) -> bool {
+        self.state().stopped
+    }
+
     pub(super) fn stop(&self) {
         self.state().stopped = true;
         self.wake.notify_all();
