@@ -162,6 +162,11 @@ fn a_machine_boots_from_a_disk_that_another_host_has_and_files_go_there_when_tol
     let seen = witness.check().expect("an answer");
     assert!(matches!(seen.disk, Verdict::Good(_)), "{seen:?}");
     alpha.run(&["stop", "web", "--kill"]);
+    // A monitor that prefers a block device finds the same bytes.
+    let socket = place.control.join("web.nbd");
+    place.session(&["nbd", "vms", "web.raw", text(&socket)]).expect("an export");
+    let export = format!("nbd+unix:///?socket={}", socket.display());
+    alpha.exec("qemu-img", &["compare", "-f", "raw", "-F", "raw", &export, text(&disk)]);
 
     // A new name may be told early, so that the server understands what it is asked; content is not.
     assert_eq!(read(&place.vms.join("out/file")), "", "nothing is sent before it is told");

@@ -10,11 +10,11 @@ use std::{
     io::{Read, Seek, SeekFrom, Write},
     os::unix::{
         ffi::OsStrExt,
-        fs::{FileExt, MetadataExt, PermissionsExt, symlink},
+        fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink},
     },
 };
 use whimbrel_session::{
-    client::{Control, Policy},
+    client::{Control, Owners, Policy},
     proto::{ListCall, Listed, OpCall, WalkCall, WriteCall, code},
 };
 use whimbrel_wire::{Call, Code, Refusal, Reply};
@@ -579,5 +579,37 @@ fn what_is_absent_is_so_until_it_is_made_here_or_asked_for_again() {
         fs::remove_file(&names[0]).unwrap();
         fs::remove_dir(&names[1]).unwrap();
         assert_eq!(there(), [false, false, true, true, true]);
+    }
+}
+
+#[test]
+fn owners_are_seen_and_set_as_they_are_paired() {
+    for policy in [Policy::Through, Policy::Back] {
+        let set = |options: &mut whimbrel_session::client::SessionOptions| {
+            let pairs = ["user:4242=777", "group:4343=778"].map(|pair| pair.parse().unwrap());
+            options.owners = Owners::mine(pairs.to_vec()).unwrap();
+            options.settings.policy = policy;
+        };
+        let world = World::new(set, |server| {
+            for (name, owner) in [("paired", (4242, 4343)), ("other", (4243, 4242)), ("mine", (0, 0))] {
+                fs::write(server.join(name), name).unwrap();
+                chown(server.join(name), Some(owner.0), Some(owner.1)).unwrap();
+            }
+        });
+        let owner = |path: std::path::PathBuf| {
+            let meta = fs::metadata(path).unwrap();
+            (meta.uid(), meta.gid())
+        };
+        let here = |name: &str| world.mount().join(name);
+        assert_eq!(
+            ["paired", "other", "mine"].map(|name| owner(here(name))),
+            [(777, 778), (65534, 65534), (0, 0)]
+        );
+        chown(here("mine"), Some(777), None).unwrap();
+        assert_eq!(chown(here("paired"), Some(4242), None).unwrap_err().raw_os_error(), Some(1));
+        world.session().flush().unwrap();
+        assert_eq!(owner(world.server().join("mine")), (4242, 0), "{policy}");
+        world.session().invalidate().unwrap();
+        assert_eq!(owner(here("mine")), (777, 0));
     }
 }

@@ -393,6 +393,8 @@ impl Core {
                         node.ops.push(number);
                     }
                     node.attr.mode = mode.unwrap_or(node.attr.mode);
+                    node.attr.uid = uid.unwrap_or(node.attr.uid);
+                    node.attr.gid = gid.unwrap_or(node.attr.gid);
                     node.attr.mtime = mtime.unwrap_or(node.attr.mtime);
                     node.attr.ctime = Time::now();
                 }

@@ -1,6 +1,6 @@
 //! The client: a server's directory as files and directories of this host.
 //!
-//! `link` keeps a connection and asks; `nodes` are the inodes; `names` and `content` are what programs do to them;
+//! `link` keeps a connection and asks; `nodes` are the inodes, `owners` whose they are; `names` and `content` are what programs do to them;
 //! `fetch`, `readahead` and `neighbours` bring content, `notes` and `learnt` say what and how, `queue` and `writeback` take changes of names and content back; `face` is what the kernel sees, `disk` and `exports`
 //! what clients of NBD see, `control` what `whimbrel session` talks to.
 //!
@@ -21,6 +21,7 @@ mod names;
 mod neighbours;
 mod nodes;
 mod notes;
+mod owners;
 mod policy;
 mod queue;
 mod readahead;
@@ -35,5 +36,6 @@ pub use control::{
 pub use exports::ExportStatus;
 pub use face::Face;
 pub use link::{Connector, LinkSettings};
+pub use owners::{Owners, OwnersError, Pair, Who};
 pub use policy::{Glob, Policy, Rule, Settings};
 pub use session::{Event, Session, SessionError, SessionOptions, SessionStatus};

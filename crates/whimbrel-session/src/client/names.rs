@@ -6,6 +6,7 @@
 use super::{
     link::Fail,
     nodes::Known,
+    owners::Who,
     session::{Core, errno_of},
 };
 use crate::proto::{
@@ -263,19 +264,11 @@ impl Core {
         out.size = size;
         out.stored = attr.blocks * 512;
         out.links = attr.links.max(1);
-        (out.uid, out.gid) = self.owner_here(attr.uid, attr.gid);
+        (out.uid, out.gid) = self.options.owners.here((attr.uid, attr.gid), self.server_ids);
         out.modified = system_time(modified);
         out.accessed = out.modified;
         out.changed = system_time(attr.ctime).max(out.modified);
         Ok(out)
-    }
-
-    /// The server's user is the owner of this session; who else there is there is nobody here.
-    fn owner_here(&self, uid: u32, gid: u32) -> (u32, u32) {
-        const NOBODY: u32 = 65534;
-        let Some(owner) = self.options.owner else { return (uid, gid) };
-        let uid = if uid == self.server_ids.0 { owner.0 } else { NOBODY };
-        (uid, if gid == self.server_ids.1 { owner.1 } else { NOBODY })
     }
 
     /// The number there of a user or group here.
@@ -284,12 +277,11 @@ impl Core {
         uid: Option<u32>,
         gid: Option<u32>,
     ) -> Result<(Option<u32>, Option<u32>)> {
-        let Some(owner) = self.options.owner else { return Ok((uid, gid)) };
-        let same = |wanted: Option<u32>, own: u32| wanted.is_none_or(|wanted| wanted == own);
-        if !same(uid, owner.0) || !same(gid, owner.1) {
-            return Err(Errno::EPERM);
-        }
-        Ok((uid.map(|_| self.server_ids.0), gid.map(|_| self.server_ids.1)))
+        let there = |who, number: Option<u32>| {
+            let there = |number| self.options.owners.there(who, number, self.server_ids).ok_or(Errno::EPERM);
+            number.map(there).transpose()
+        };
+        Ok((there(Who::User, uid)?, there(Who::Group, gid)?))
     }
 
     /// Forgets what is believed and clean.

@@ -39,12 +39,18 @@ impl Core {
             return None;
         }
         let (parent, name, owner) = {
-            let nodes = self.nodes();
+            let mut nodes = self.nodes();
             let node = nodes.get(id)?;
             let (parent, name) = node.names.first()?.clone();
-            (parent, name, node.attr.uid)
+            let (name, owner) = (name_of(&name)?, node.attr.uid);
+            // To ask for each name of a directory that is not known whole would cost more than notes save.
+            let dir = nodes.dir(parent)?;
+            if dir.large && !dir.entries.contains_key(&name) {
+                return None;
+            }
+            (parent, name, owner)
         };
-        let beside = self.lookup(parent, &name_of(&name)?).ok();
+        let beside = self.lookup(parent, &name).ok();
         let attr = beside.and_then(|beside| Some(self.nodes().get(beside)?.attr));
         let (Some(beside), Some(attr)) = (beside, attr) else {
             self.notes.known().remove(&file);

@@ -7,6 +7,7 @@ use super::{
     neighbours::Ahead,
     nodes::Nodes,
     notes::Notes,
+    owners::Owners,
     policy::{Policy, Settings},
     writeback::WriteBack,
 };
@@ -93,14 +94,13 @@ pub struct SessionOptions {
     pub block: u64,
     /// What can be changed later.
     pub settings: Settings,
-    /// Who on this side is seen as owner of what the server's user owns; none: numbers are the same on both sides.
-    pub owner: Option<(u32, u32)>,
+    /// Who on this side is seen as owner of what who owns there.
+    pub owners: Owners,
 }
 
 impl SessionOptions {
     /// The usual ones: 8 GiB in blocks of 64 KiB, this process's user as owner.
     pub fn new(directory: impl Into<Vec<u8>>, cache: PathBuf) -> Self {
-        let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let settings = Settings::default();
         Self {
             directory: directory.into(),
@@ -108,7 +108,7 @@ impl SessionOptions {
             capacity: 8 << 30,
             block: 64 << 10,
             settings,
-            owner: Some(owner),
+            owners: Owners::default(),
         }
     }
 }

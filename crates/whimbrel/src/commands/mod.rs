@@ -42,6 +42,7 @@ mod serve_upstream;
 pub(crate) mod session;
 mod session_metrics;
 mod session_mount;
+mod session_note;
 pub(crate) mod show;
 pub(crate) mod start;
 pub(crate) mod stop;

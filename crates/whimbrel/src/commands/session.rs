@@ -1,6 +1,6 @@
 //! `whimbrel session`: what runs behind mounts.
 
-use super::session_metrics::metrics;
+use super::{session_metrics::metrics, session_note::note};
 use crate::{
     context::Context,
     failure::Failure,
@@ -9,7 +9,7 @@ use crate::{
 };
 use clap::Subcommand;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use whimbrel_core::ByteSize;
 use whimbrel_session::client::{ControlRequest, ControlResponse, ask, sockets};
 use whimbrel_wire::Identity;
@@ -24,6 +24,8 @@ Examples:
   whimbrel session invalidate vms                   ask the server again for everything
   whimbrel session end vms                          write back and unmount
   whimbrel session end vms --leave                  also if the server is gone: the rest stays in the cache
+  whimbrel session nbd vms web.raw /run/web.sock    serve a file of it over NBD, for monitors that prefer a block device
+  whimbrel session note /vms/web.raw                on the server: where it is zeros needs not be asked for
   whimbrel session metrics                          numbers of all sessions, as Prometheus reads them
   whimbrel session key                              the key that `whimbrel serve --allow` takes
 
@@ -75,6 +77,30 @@ enum Action {
         #[arg(long)]
         leave: bool,
     },
+    /// Serve a file of it over NBD: with its cache and policy, to this user alone, until the session ends
+    Nbd {
+        /// Its name
+        name: String,
+        /// The file, below the directory that is mounted
+        file: String,
+        /// The unix socket to make
+        #[arg(required_unless_present = "end", value_name = "SOCKET")]
+        at: Option<PathBuf>,
+        /// Serve it no longer
+        #[arg(long, conflicts_with = "at")]
+        end: bool,
+    },
+    /// On the server: note beside a file where it is zeros, and how it is best brought
+    Note {
+        /// The file
+        file: PathBuf,
+        /// It is best brought whole when it is opened, like memory of machines
+        #[arg(long)]
+        whole: bool,
+        /// It is best brought block by block, whatever its name says
+        #[arg(long, conflicts_with = "whole")]
+        blocks: bool,
+    },
     /// Print the numbers of all sessions in the text format of Prometheus
     Metrics,
     /// Print this user's key for sessions
@@ -108,6 +134,9 @@ impl Args {
             let key = identity.map_err(|error| Failure::Session(error.into()))?.public_key().to_string();
             return context.output.result(&Key { key }, |key| format!("{}\n", key.key));
         }
+        if let Action::Note { file, whole, blocks } = &self.action {
+            return note(file, (*whole || *blocks).then_some(*whole), context);
+        }
         let dir = sessions::control(self.control.as_deref())?;
         let one = |name: &str, request: ControlRequest| -> Result<ControlResponse, Failure> {
             let path = dir.join(format!("{name}.sock"));
@@ -120,6 +149,9 @@ impl Args {
                     problem: error.clone(),
                     hint: "see `whimbrel session --help`".to_owned(),
                 }),
+                Some(error) if matches!(request, ControlRequest::Nbd { socket: Some(_), .. }) => {
+                    Err(Failure::Session(error.clone().into()))
+                }
                 Some(error) => Err(Failure::NotWrittenBack { left: error.clone() }),
                 None => Ok(response),
             }
@@ -127,11 +159,12 @@ impl Args {
         let response = match &self.action {
             Action::Ls => return list(&dir, context),
             Action::Metrics => return output::write(metrics(&living(&dir)).as_bytes()),
-            Action::Key { .. } => return Ok(()),
+            Action::Key { .. } | Action::Note { .. } => return Ok(()),
             Action::Show { name } => one(name, ControlRequest::Show)?,
             Action::Flush { name } => one(name, ControlRequest::Flush)?,
             Action::Invalidate { name } => one(name, ControlRequest::Invalidate)?,
             Action::End { name, leave } => one(name, ControlRequest::End { leave: *leave })?,
+            Action::Nbd { name, file, at, .. } => one(name, nbd(file, at.as_deref())?)?,
             Action::Set { name, settings } => set(name, settings, one)?,
         };
         context.output.result(&response, describe)
@@ -154,8 +187,15 @@ fn set(
     Ok(last)
 }
 
+/// The process of the session has another working directory than this one.
+fn nbd(file: &str, at: Option<&Path>) -> Result<ControlRequest, Failure> {
+    let socket = at.map(std::path::absolute).transpose();
+    let socket = socket.map_err(Failure::io("find the place of the socket"))?;
+    Ok(ControlRequest::Nbd { file: file.to_owned(), socket })
+}
+
 /// Sessions that answer, and their names.
-fn living(dir: &std::path::Path) -> Vec<(String, ControlResponse)> {
+fn living(dir: &Path) -> Vec<(String, ControlResponse)> {
     let named = |path: PathBuf| {
         // One that does not answer has died; its mount clears it away when it is made again.
         let response = ask(&path, &ControlRequest::Show).ok()?;
@@ -164,7 +204,7 @@ fn living(dir: &std::path::Path) -> Vec<(String, ControlResponse)> {
     sockets(dir).into_iter().filter_map(named).collect()
 }
 
-fn list(dir: &std::path::Path, context: &Context) -> Result<(), Failure> {
+fn list(dir: &Path, context: &Context) -> Result<(), Failure> {
     let listed: Vec<Listed> = living(dir)
         .into_iter()
         .map(|(name, response)| {
@@ -232,6 +272,13 @@ fn describe(response: &ControlResponse) -> String {
                 status.known
             ),
         ),
+        (
+            "known before",
+            format!(
+                "{} blocks of zeros by notes, {} blocks that an earlier session read",
+                status.zero_blocks, status.ahead_blocks
+            ),
+        ),
         ("traffic", format!("{} sent, {} received", size(status.sent), size(status.received))),
         (
             "cache",
@@ -257,6 +304,16 @@ fn describe(response: &ControlResponse) -> String {
         ("delay", seconds(settings.delay, "never")),
         ("patience", format!("{} s", settings.patience)),
     ]);
+    for export in &response.exports {
+        let how = if export.read_only { ", read-only" } else { "" };
+        text.push_str(&format!(
+            "nbd: {} at {}, {}{how}, {} clients\n",
+            export.file,
+            export.socket.display(),
+            size(export.size),
+            export.clients
+        ));
+    }
     for event in status.events.iter().rev().take(20).rev() {
         text += &format!("event  {}\n", event.text);
     }

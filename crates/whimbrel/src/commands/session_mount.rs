@@ -19,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use whimbrel_core::{ByteSize, HostName};
 use whimbrel_fuse::{MountOptions, Mounted};
 use whimbrel_session::client::{
-    Connector, Control, Face, Policy, Session, SessionError, SessionOptions, Settings,
+    Connector, Control, Face, Owners, Pair, Policy, Session, SessionError, SessionOptions, Settings,
 };
 use whimbrel_wire::{
     BoxFuture, ConnectError, Connection, Endpoint, Identity, PublicKey, SshCommand, connect_ssh, connect_tls,
@@ -71,8 +71,11 @@ pub(crate) struct MountSession {
     #[arg(long, value_name = "PROGRAM", default_value = "whimbrel")]
     remote: String,
     /// Owners are numbers, the same on both sides; otherwise what the server's user owns is yours
-    #[arg(long)]
+    #[arg(long, conflicts_with = "id")]
     same_ids: bool,
+    /// Who else is who: `user:THERE=HERE` or `group:THERE=HERE`, by numbers; may be given several times
+    #[arg(long, value_name = "PAIR")]
+    id: Vec<Pair>,
     /// Let other users of this host use the mount, as modes and owners say
     #[arg(long)]
     pub(super) others: bool,
@@ -231,9 +234,11 @@ impl MountSession {
         options.capacity = self.capacity.0;
         options.block = self.block.0;
         options.settings = self.settings()?;
-        if self.same_ids {
-            options.owner = None;
-        }
+        options.owners = match self.same_ids {
+            true => Owners::Same,
+            false => Owners::mine(self.id.clone())
+                .map_err(|error| usage(error.to_string(), "pair everybody once on each side"))?,
+        };
         let carrier = Arc::new(self.carrier(host, path)?);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.map_err(Failure::io("start the runtime"))?;
@@ -252,6 +257,8 @@ impl MountSession {
         runtime.spawn(signals(session.clone(), ended));
         self.announced(&names, context)?;
         while end.recv_timeout(LOOK) == Err(mpsc::RecvTimeoutError::Timeout) && !mounted.is_gone() {}
+        // First, so that what its clients wrote is written back.
+        control.end_exports();
         let flushed = session.end();
         // Who has files open there finds them gone; what they wrote is in the cache.
         let unmounted = mounted.unmount();
