@@ -141,6 +141,10 @@ fn a_machine_that_writes_to_its_disk_faster_than_it_is_copied_moves_all_the_same
     let rounds = moved["result"]["rounds"].as_array().expect("rounds").clone();
     let last = rounds.last().and_then(|round| round["pages"].as_u64()).expect("a last round");
     println!("{} rounds, {last} pages in the pause, {} ms", rounds.len(), moved["result"]["downtime_ms"]);
+    rounds.iter().for_each(|round| println!("{} left after {} ms", round["left"], round["ms"]));
+    let mirrored = &moved["result"]["slowed"]["mirrored"];
+    assert!(mirrored["writes"].is_u64(), "writes were not to go to both hosts: {moved}");
+    println!("on both hosts: {mirrored}");
     assert!(last < 300, "{last} pages in the pause: {rounds:?}");
     assert_same_life(&born, &before);
     beta.wait_state("web", &["running"]);

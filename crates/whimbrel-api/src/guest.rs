@@ -37,11 +37,27 @@ pub struct Slowed {
     /// The part of the time for which its virtual CPUs ran, in percent, if that was limited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_percent: Option<u8>,
+    /// What it wrote to its disks that went to both hosts at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirrored: Option<Box<MirroredWrites>>,
+}
+
+/// What a machine wrote to its disks on both hosts at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+pub struct MirroredWrites {
+    /// Writes.
+    pub writes: u64,
+    /// Bytes of theirs, in whole pages.
+    pub bytes: u64,
+    /// How long each of them waited for the other host, on average.
+    pub waited_us: u64,
+    /// How long one of them did at most.
+    pub longest_us: u64,
 }
 
 impl Slowed {
     /// Whether nothing was done.
     pub fn is_nothing(&self) -> bool {
-        self.stunned.is_empty() && self.cpu_percent.is_none()
+        self.stunned.is_empty() && self.cpu_percent.is_none() && self.mirrored.is_none()
     }
 }

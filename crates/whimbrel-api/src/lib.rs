@@ -32,7 +32,7 @@ pub use capsule::{
 pub use error::{ApiError, ErrorCode};
 pub use evacuate::{EvacuateReport, EvacuateRequest, Evacuated, MoveOutcome};
 pub use golden::{Attributes, Golden, MatchRequest, Terms, TermsError};
-pub use guest::{SelfService, Slowed};
+pub use guest::{MirroredWrites, SelfService, Slowed};
 pub use hierarchy::{
     DeriveRequest, DiskRebase, GraphNode, LeftBehind, MachineOn, PromoteReport, PromoteRequest, RebaseReport,
     RefRights, RefVersion, Standing, Tagged,

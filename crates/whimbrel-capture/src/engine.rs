@@ -266,6 +266,7 @@ impl Run<'_, '_> {
             taken.union(&set);
             sets.push(set);
         }
+        self.sink.collected(&mut sets);
         Ok(sets)
     }
 
@@ -295,6 +296,7 @@ impl Run<'_, '_> {
             if phase != Phase::Paused {
                 self.look()?;
             }
+            let hot_waits = hot_waits && self.sink.hot_may_wait(cluster.array);
             let (runs, skipped) = self.runs_of(cluster, &sets[cluster.array], hot_waits);
             self.report(tally.add(0, skipped, self.sink.bytes_out()))?;
             for run in runs {
@@ -341,6 +343,7 @@ impl Run<'_, '_> {
     }
 
     fn batch(&mut self, array: usize, run: PageRun) -> Result<(), CaptureError> {
+        self.sink.about_to_read(array, run);
         let ledger = &self.subject.ledgers[array];
         self.buffer.resize(run.bytes(), 0);
         ledger.read_for(self.subject.follower, run, &mut self.buffer)?;

@@ -32,6 +32,23 @@ pub trait Sink {
         false
     }
 
+    /// What was found written since the last look, by array. A sink that hears of writes otherwise says here what a round must still
+    /// have of them.
+    fn collected(&mut self, found: &mut [PageSet]) {
+        let _ = found;
+    }
+
+    /// These pages are read next, for [`Sink::pages`].
+    fn about_to_read(&mut self, array: usize, run: PageRun) {
+        let _ = (array, run);
+    }
+
+    /// Whether a page of the array that is written again already may be left for a later round.
+    fn hot_may_wait(&self, array: usize) -> bool {
+        let _ = array;
+        true
+    }
+
     /// The machine is paused, and `left` is what was not delivered, of it `fresh` written last: what the sink takes out of
     /// `left` is not delivered, and is its business from now on.
     fn divide(&mut self, left: &mut [PageSet], fresh: &[PageSet], why: StopReason) {

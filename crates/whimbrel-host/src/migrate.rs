@@ -179,6 +179,7 @@ impl Host {
             Ok(())
         };
         let mut brake = disk_brake::DiskBrake::new(&live.disks);
+        let mirrors = brake.mirrors();
         let outcome = migrate(Move {
             subject: &mut subject,
             link,
@@ -190,6 +191,7 @@ impl Host {
             record_handover: &mut record_handover,
             policy: &policy,
             leaving: lazy.as_mut().map(|lazy| &mut lazy.leaving),
+            mirrors: &mirrors,
             observe: &mut |progress| {
                 match progress.ended {
                     Some(round) => {
@@ -201,9 +203,8 @@ impl Host {
                 reporter.flow()
             },
         });
-        let slowed = braked.let_go();
         // A machine that stays may write to its disks as it likes again.
-        drop(brake);
+        let slowed = Slowed { mirrored: brake.let_go().map(Box::new), ..braked.let_go() };
         match outcome {
             Ok(done) => {
                 let network = network_handover(record, offer.tunnel.as_ref(), &request.host);

@@ -17,6 +17,7 @@ pub mod fit;
 pub mod handover;
 mod known;
 pub mod link;
+mod mirroring;
 pub mod pause;
 pub mod postcopy;
 pub mod protocol;

@@ -3,6 +3,8 @@
 //! Within a round every page comes once, so batches may overtake each other; at its end all of them are answered. A failure
 //! anywhere is what the next call returns.
 //!
+//! Writes to a mirrored disk travel beside the rounds (`mirroring.rs`); what orders the two is the disk's mirror.
+//!
 //! Memory: a MiB for each batch that waits or is worked on, and marks of what was sent ([`crate::sent`]).
 
 use crate::{
@@ -12,30 +14,37 @@ use crate::{
     codec::{BATCH_PAGES_MAX, Effort, Encoder, RUNS_MAX, push},
     known::{Known, Verdict},
     link::{Answer, Link},
+    mirroring::Flight,
     protocol::{self, AskPages, HandoverId, HasPages, Pages},
     source::BoxError,
 };
 use std::{
     collections::VecDeque,
     sync::{
-        Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, Scope},
     time::{Duration, Instant},
 };
+use whimbrel_block::Mirror;
 use whimbrel_capture::{Batch, Sink, SinkError, StopReason};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 
 /// Most bytes of page messages that wait for an answer: a Gbit/s over 130 ms.
 const UNANSWERED_MAX: usize = 16 << 20;
+/// The same while writes to a disk are carried: one to a page that is under way waits for its answer, so it is what travels in this
+/// time, between limits.
+const UNANSWERED_MIRRORED: Duration = Duration::from_millis(50);
+const UNANSWERED_MIRRORED_MIN: f64 = 256e3;
+const UNANSWERED_MIRRORED_MAX: f64 = 4e6;
 /// Room for what is known of pages that were sent: an eighth of the pages it is about.
 const KNOWN_BYTES_MAX: usize = 24 << 20;
 /// More threads than this fill 10 Gbit/s.
 const ENCODERS_MAX: usize = 8;
 /// Threads beside the encoders.
 const ASKERS: usize = 2;
-/// Pages of a batch while the machine stands still: small enough that all encoders have some.
+/// Pages of a batch while the machine stands still: small enough that all encoders have some. Or that none is under way for long.
 const URGENT_PAGES: usize = 64;
 /// Niceness of encoders while the machine runs: it comes first.
 const NICE: i32 = 5;
@@ -61,7 +70,7 @@ struct Queue {
     jobs: VecDeque<Job>,
     /// Jobs that encoders have taken and not finished.
     busy: usize,
-    unanswered: VecDeque<(Box<dyn Answer>, usize)>,
+    unanswered: VecDeque<(Box<dyn Answer>, usize, Flight)>,
     unanswered_bytes: usize,
     failed: Option<BoxError>,
     closed: bool,
@@ -69,9 +78,15 @@ struct Queue {
 
 /// What the encoders and the sink share.
 pub(crate) struct Pipeline<'a> {
-    link: &'a dyn Link,
-    handover: HandoverId,
-    known: Known,
+    pub(crate) link: &'a dyn Link,
+    pub(crate) handover: HandoverId,
+    pub(crate) known: Known,
+    /// By array.
+    pub(crate) mirrors: &'a [(usize, Arc<Mirror>)],
+    /// Bytes of rounds that were answered.
+    arrived: AtomicU64,
+    /// What else had gone over the link when writes began to be carried.
+    apart: OnceLock<u64>,
     choice: Mutex<Choice>,
     asking: Mutex<Asking>,
     /// Bytes a second that may go out; `u64::MAX` where nothing limits them.
@@ -94,6 +109,9 @@ impl<'a> Pipeline<'a> {
             link,
             handover,
             known: Known::new(arrays, KNOWN_BYTES_MAX, seed),
+            mirrors: &[],
+            arrived: AtomicU64::new(0),
+            apart: OnceLock::new(),
             choice: Mutex::new(Choice::new()),
             asking: Mutex::default(),
             limit: AtomicU64::new(u64::MAX),
@@ -104,6 +122,30 @@ impl<'a> Pipeline<'a> {
         }
     }
 
+    /// Carries what is written to these arrays too, once their mirrors are armed.
+    pub(crate) fn with_mirrors(self, mirrors: &'a [(usize, Arc<Mirror>)]) -> Self {
+        Self { mirrors, ..self }
+    }
+
+    /// Most bytes of rounds that wait for an answer.
+    fn unanswered_max(&self) -> usize {
+        if !self.carries() {
+            return UNANSWERED_MAX;
+        }
+        let rate = self.link_rate().unwrap_or(f64::INFINITY);
+        let travels = rate * UNANSWERED_MIRRORED.as_secs_f64();
+        travels.clamp(UNANSWERED_MIRRORED_MIN, UNANSWERED_MIRRORED_MAX) as usize
+    }
+
+    /// Whether writes are carried beside the rounds.
+    fn carries(&self) -> bool {
+        self.mirrors.iter().any(|(_, mirror)| mirror.is_armed())
+    }
+
+    pub(crate) fn mirror(&self, array: usize) -> Option<&'a Arc<Mirror>> {
+        self.mirrors.iter().find(|(of, _)| *of == array).map(|(_, mirror)| mirror)
+    }
+
     /// Starts the encoders; they end when the sink that is returned is dropped.
     pub(crate) fn start<'scope, 'd>(
         &'scope self,
@@ -112,7 +154,11 @@ impl<'a> Pipeline<'a> {
         for _ in 0..self.threads() {
             scope.spawn(|| self.encode_all());
         }
-        PageSender { line: self, bytes_before: self.link.bytes_sent(), job: Job::default(), divide: None }
+        for (array, mirror) in self.mirrors {
+            scope.spawn(|| self.carry(*array, mirror));
+        }
+        let bytes_before = self.link.bytes_sent();
+        PageSender { line: self, bytes_before, job: Job::default(), divide: None, is_last: false }
     }
 
     /// The machine stands still from now on.
@@ -170,6 +216,7 @@ impl<'a> Pipeline<'a> {
     fn encode_and_send(&self, encoder: &mut Encoder, job: Job, waited: Duration) -> Result<(), BoxError> {
         let begun = Instant::now();
         let (effort, raw) = (self.effort(), job.data.len() as u64);
+        let flight = Flight::new(self.mirror(job.array), job.zero.iter().chain(&job.runs));
         encoder.zero(&self.known.zero(job.array, &job.zero)?);
         let mut verdicts = self.known.pages(job.array, &job.runs, &job.data, &job.hot)?;
         let asked = self.ask(&job, &mut verdicts)?;
@@ -182,6 +229,7 @@ impl<'a> Pipeline<'a> {
             }
         }
         if encoder.is_empty() {
+            flight.landed();
             return Ok(());
         }
         let (batch, payload) = encoder.finish(job.array as u32, effort)?;
@@ -189,7 +237,7 @@ impl<'a> Pipeline<'a> {
         let header = postcard::to_stdvec(&Pages { handover: self.handover, batch })?;
         let (encoding, wire) = (begun.elapsed() - asked, (header.len() + payload.len()) as u64);
         let answer = self.link.send(protocol::PAGES, header, payload.into())?;
-        self.answered_but(UNANSWERED_MAX, Some((answer, wire as usize)))?;
+        self.answered_but(self.unanswered_max(), Some((answer, wire as usize, flight)))?;
         let (link, idle) = (begun.elapsed() - encoding - asked, waited + asked);
         self.choice().spent(Spent { encoding, link, idle, raw, wire });
         Ok(())
@@ -234,7 +282,7 @@ impl<'a> Pipeline<'a> {
         self.encoders + ASKERS
     }
 
-    fn effort(&self) -> Effort {
+    pub(crate) fn effort(&self) -> Effort {
         let choice = self.choice();
         if self.urgent.load(Ordering::Relaxed) { choice.urgent_effort() } else { choice.effort() }
     }
@@ -244,14 +292,20 @@ impl<'a> Pipeline<'a> {
     }
 
     /// Enters an answer to a message of so many bytes, and waits until those of at most `max` bytes are outstanding.
-    fn answered_but(&self, max: usize, more: Option<(Box<dyn Answer>, usize)>) -> Result<(), BoxError> {
+    fn answered_but(
+        &self,
+        max: usize,
+        more: Option<(Box<dyn Answer>, usize, Flight)>,
+    ) -> Result<(), BoxError> {
         let mut queue = self.queue();
-        queue.unanswered_bytes += more.as_ref().map_or(0, |(_, bytes)| *bytes);
+        queue.unanswered_bytes += more.as_ref().map_or(0, |(_, bytes, _)| *bytes);
         queue.unanswered.extend(more);
         while queue.unanswered_bytes > max {
-            let Some((oldest, bytes)) = queue.unanswered.pop_front() else { break };
+            let Some((oldest, bytes, flight)) = queue.unanswered.pop_front() else { break };
             drop(queue);
             oldest.wait()?;
+            flight.landed();
+            self.arrived.fetch_add(bytes as u64, Ordering::Relaxed);
             queue = self.queue();
             // Counted until it is answered, also while another thread looks.
             queue.unanswered_bytes -= bytes;
@@ -259,7 +313,7 @@ impl<'a> Pipeline<'a> {
         Ok(())
     }
 
-    fn fail(&self, error: BoxError) {
+    pub(crate) fn fail(&self, error: BoxError) {
         self.queue().fail(error);
         self.changed.notify_all();
     }
@@ -326,6 +380,8 @@ pub(crate) struct PageSender<'a, 'd> {
     job: Job,
     /// Decides what is not sent in the pause.
     pub(crate) divide: Option<&'d mut Divide<'d>>,
+    /// Whether the machine stands still and this is all of it.
+    is_last: bool,
 }
 
 /// See [`Sink::divide`].
@@ -333,7 +389,7 @@ pub(crate) type Divide<'a> = dyn FnMut(&mut [PageSet], &[PageSet], StopReason) +
 
 impl PageSender<'_, '_> {
     fn room(&self) -> usize {
-        match self.line.urgent.load(Ordering::Relaxed) {
+        match self.line.urgent.load(Ordering::Relaxed) || self.line.carries() {
             true => URGENT_PAGES,
             false => BATCH_PAGES_MAX as usize,
         }
@@ -382,21 +438,47 @@ impl Sink for PageSender<'_, '_> {
         self.line.known.has_room()
     }
 
+    fn collected(&mut self, found: &mut [PageSet]) {
+        for (array, mirror) in self.line.mirrors {
+            found.get_mut(*array).into_iter().for_each(|found| mirror.collected(found));
+        }
+    }
+
+    fn about_to_read(&mut self, array: usize, run: PageRun) {
+        self.line.mirror(array).into_iter().for_each(|mirror| mirror.about_to_read(run));
+    }
+
+    /// What waits is not carried either: a page that is written all the time would never be there.
+    fn hot_may_wait(&self, array: usize) -> bool {
+        !self.line.mirror(array).is_some_and(|mirror| mirror.is_armed())
+    }
+
     fn divide(&mut self, left: &mut [PageSet], fresh: &[PageSet], why: StopReason) {
         self.divide.iter_mut().for_each(|divide| divide(left, fresh, why));
     }
 
     fn push_out(&mut self) -> Result<(), SinkError> {
+        self.is_last = true;
         self.flush()
     }
 
     fn end_round(&mut self) -> Result<(), SinkError> {
         self.flush()?;
+        if self.is_last {
+            self.line.mirrors.iter().for_each(|(_, mirror)| mirror.drained());
+        }
         self.line.finish().map_err(undelivered)
     }
 
+    /// Of rounds: what is carried beside them says nothing about what a page of theirs comes to. Between two rounds, when mirrors are armed,
+    /// all that was sent is answered, and nothing is carried yet.
     fn bytes_out(&self) -> u64 {
-        self.line.link.bytes_sent() - self.bytes_before
+        let bytes = self.line.link.bytes_sent() - self.bytes_before;
+        if !self.line.carries() && self.line.apart.get().is_none() {
+            return bytes;
+        }
+        let arrived = self.line.arrived.load(Ordering::Relaxed);
+        self.line.apart.get_or_init(|| bytes.saturating_sub(arrived)) + arrived
     }
 }
 
@@ -406,6 +488,8 @@ impl Drop for PageSender<'_, '_> {
         queue.closed = true;
         queue.jobs.clear();
         self.line.changed.notify_all();
+        drop(queue);
+        self.line.mirrors.iter().for_each(|(_, mirror)| mirror.end());
     }
 }
 

@@ -19,9 +19,11 @@ use bytes::Bytes;
 use std::{
     error::Error,
     ops::ControlFlow,
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
+use whimbrel_block::Mirror;
 use whimbrel_capture::{
     CaptureError, Captured, Finish as CaptureFinish, Follower, Ledger, Phase, Policy, Progress, RoundStats,
     StopReason, Subject, capture,
@@ -50,6 +52,8 @@ pub struct Move<'a, 's> {
     pub policy: &'a dyn Policy,
     /// Whether pages may stay here at the pause, for the target to fetch.
     pub leaving: Option<&'a mut Leaving>,
+    /// Disks whose writes are carried to the target too once their mirror is armed, by their arrays. Each has ended when [`migrate`] returns.
+    pub mirrors: &'a [(usize, Arc<Mirror>)],
     /// Told after every batch; `Break` cancels.
     pub observe: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
 }
@@ -186,6 +190,7 @@ fn attempt(job: &mut Move<'_, '_>, state: &mut Source) -> Result<HandedOver, Mig
     let bases = follow(job, &accepted)?;
     let ahead = send_state_ahead(job).map_err(MigrateError::StateAhead)?;
     let line = Pipeline::new(job.link, job.offer.handover, arrays(job, &bases), job.seed);
+    let line = line.with_mirrors(job.mirrors);
     thread::scope(|scope| {
         // Its threads end while the target works.
         let captured = copy(job, &line, scope)?;

@@ -97,7 +97,12 @@ fn slowed_down(slowed: &Slowed) -> String {
         names => format!("its guest held {} meanwhile\n", names.join(", ")),
     };
     let cpus = slowed.cpu_percent.map(|percent| format!("its CPUs ran {percent} % of the time at last\n"));
-    stunned + &cpus.unwrap_or_default()
+    let mirrored = slowed.mirrored.as_deref().map(|mirrored| {
+        let (carried, waited) = (ByteSize(mirrored.bytes), milliseconds(mirrored.waited_us as f64 / 1e3));
+        let longest = milliseconds(mirrored.longest_us as f64 / 1e3);
+        format!("it wrote {carried} to disks on both hosts: each write waited {waited}, at most {longest}\n")
+    });
+    stunned + &cpus.unwrap_or_default() + &mirrored.unwrap_or_default()
 }
 
 fn capture(report: &CaptureReport, next: &str) -> String {

@@ -18,8 +18,8 @@ use crate::{
 use std::{os::unix::fs::MetadataExt, path::Path, sync::Arc};
 use whimbrel_align::Cuts;
 use whimbrel_block::{
-    Brake, Cow, CutPages, CutView, CutsMismatch, Device, DiskPages, FileDevice, OverlayPlace, Padded,
-    Tracked, Uncut, ZeroDevice,
+    Brake, Cow, CutPages, CutView, CutsMismatch, Device, DiskPages, FileDevice, Mirrored, OverlayPlace,
+    Padded, Tracked, Uncut, ZeroDevice,
 };
 use whimbrel_capture::{Follower, Ledger};
 use whimbrel_core::{Digest, MachineName, PAGE_SIZE, PageRun, PageSet};
@@ -32,6 +32,8 @@ pub(crate) struct LiveDisk {
     name: String,
     cow: Arc<Cow>,
     tracked: Arc<Tracked>,
+    /// Over that: what its machine writes may go to another host too.
+    mirrored: Arc<Mirrored>,
     /// Over all of it: what its machine writes.
     brake: Arc<Brake>,
     /// How the store sees it: cut like its next image.
@@ -90,9 +92,10 @@ impl LiveDisk {
         };
         let cow = Arc::new(cow.map_err(|source| failed(source.into()))?);
         let tracked = Arc::new(Tracked::new(cow.clone()));
-        let brake = Arc::new(Brake::new(tracked.clone()));
+        let mirrored = Arc::new(Mirrored::new(tracked.clone()));
+        let brake = Arc::new(Brake::new(mirrored.clone()));
         slot.switch(index).set(brake.clone()).map_err(|source| failed(source.into()))?;
-        Ok(Self { name, cow, tracked, brake, cuts: None, patient })
+        Ok(Self { name, cow, tracked, mirrored, brake, cuts: None, patient })
     }
 
     /// Lets the store see the disk cut by `cuts`. If that is new, it no longer follows.
@@ -160,6 +163,11 @@ impl LiveDisk {
     /// What the machine's writes can be slowed down with.
     pub(crate) fn brake(&self) -> &Brake {
         &self.brake
+    }
+
+    /// What the machine's writes can be carried elsewhere with.
+    pub(crate) fn mirrored(&self) -> &Mirrored {
+        &self.mirrored
     }
 
     /// The pages of the disk that may differ from its base.

@@ -1,11 +1,14 @@
-//! A machine that writes to its disks faster than they are copied is held to half of that, from the second round on.
+//! A machine that writes to its disks faster than they are copied has its writes carried to the target as well, from then on, and is held
+//! to half of what is copied, so that rounds have the other half of the link.
 //!
-//! So each round leaves at most half of what the one before it left, however hard the machine writes, and disks always
-//! converge. The first round is as long as the disks are large: there it may write as it likes. Let go with the value, whether
-//! the machine has gone or stays.
+//! After the first round that begins so a disk is the same on both sides but for what was being written in that moment, and it stays so, however
+//! hard the machine writes: disks always converge. The first round is as long as the disks are large; there it may write as it likes.
+//! All of it is let go with the value, whether the machine has gone or stays.
 
 use crate::live::LiveDisk;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
+use whimbrel_api::MirroredWrites;
+use whimbrel_block::Mirror;
 use whimbrel_capture::RoundStats;
 use whimbrel_core::PAGE_SIZE;
 
@@ -15,37 +18,71 @@ const SHARE: f64 = 0.5;
 const SLOWEST: f64 = 1e6;
 /// A shorter round says nothing about rates.
 const TELLING: Duration = Duration::from_millis(20);
+/// What is carried and not yet there comes on top of the pause, so it is as much as travels in this time, between limits.
+const AHEAD: Duration = Duration::from_millis(5);
+const AHEAD_MIN: f64 = 256e3;
+const AHEAD_MAX: f64 = 4e6;
 
-/// Slows a machine's disks down.
+/// Keeps a machine's disks from running away from their copy.
 pub(super) struct DiskBrake<'a> {
     disks: &'a [LiveDisk],
+    mirrors: Vec<Arc<Mirror>>,
     written: u64,
-    limit: Option<u64>,
+    held: bool,
 }
 
 impl<'a> DiskBrake<'a> {
     /// Not yet.
     pub(super) fn new(disks: &'a [LiveDisk]) -> Self {
-        Self { disks, written: written(disks), limit: None }
+        let pages =
+            |disk: &LiveDisk| whimbrel_block::Device::size(&**disk.device()).div_ceil(PAGE_SIZE as u64);
+        let mirrors = disks.iter().map(|disk| Arc::new(Mirror::new(pages(disk)))).collect();
+        Self { disks, mirrors, written: written(disks), held: false }
+    }
+
+    /// The mirrors of the disks by the arrays of these, of which memory is the first.
+    pub(super) fn mirrors(&self) -> Vec<(usize, Arc<Mirror>)> {
+        (1..).zip(self.mirrors.iter().cloned()).collect()
     }
 
     /// A round has ended.
     pub(super) fn ended(&mut self, round: &RoundStats) {
         let now = written(self.disks);
         let wrote = now - std::mem::replace(&mut self.written, now);
-        let limit = limit(round, wrote, self.limit);
-        if limit != self.limit {
-            tracing::info!(?limit, wrote, "the machine writes to its disks faster than they are copied");
-            self.limit = limit;
-            let each = limit.map(|limit| limit / self.disks.len().max(1) as u64);
-            self.disks.iter().for_each(|disk| disk.brake().set_rate(each));
+        let Some(limit) = limit(round, wrote).filter(|_| !self.held) else { return };
+        self.held = true;
+        tracing::info!(limit, wrote, "the machine writes to its disks faster than they are copied");
+        let each = limit / self.disks.len().max(1) as u64;
+        let bound = ((limit as f64 / SHARE) * AHEAD.as_secs_f64()).clamp(AHEAD_MIN, AHEAD_MAX) as u64;
+        for (disk, mirror) in self.disks.iter().zip(&self.mirrors) {
+            disk.brake().set_rate(Some(each));
+            disk.mirrored().set(Some(mirror.clone()));
+            mirror.arm(bound);
         }
+    }
+
+    /// What was carried, if anything was to be.
+    pub(super) fn let_go(self) -> Option<MirroredWrites> {
+        let costs: Vec<_> = self.mirrors.iter().map(|mirror| mirror.cost()).collect();
+        let writes: u64 = costs.iter().map(|cost| cost.writes).sum();
+        let waited: Duration = costs.iter().map(|cost| cost.waited).sum();
+        self.held.then(|| MirroredWrites {
+            writes,
+            bytes: costs.iter().map(|cost| cost.bytes).sum(),
+            waited_us: waited.as_micros() as u64 / writes.max(1),
+            longest_us: costs.iter().map(|cost| cost.longest.as_micros() as u64).max().unwrap_or(0),
+        })
     }
 }
 
 impl Drop for DiskBrake<'_> {
     fn drop(&mut self) {
-        self.disks.iter().for_each(|disk| disk.brake().set_rate(None));
+        for (disk, mirror) in self.disks.iter().zip(&self.mirrors) {
+            disk.brake().set_rate(None);
+            // First, so that no write waits any more.
+            mirror.end();
+            disk.mirrored().set(None);
+        }
     }
 }
 
@@ -53,19 +90,15 @@ fn written(disks: &[LiveDisk]) -> u64 {
     disks.iter().map(|disk| disk.brake().written()).sum()
 }
 
-/// What all disks together are held to after a round in which the machine wrote so many bytes to them. What it is held to never
-/// rises: it would only write more.
-fn limit(round: &RoundStats, wrote: u64, limit: Option<u64>) -> Option<u64> {
+/// What all disks together are to be held to after a round in which the machine wrote so many bytes to them, if that is more than
+/// half of what the round copied.
+fn limit(round: &RoundStats, wrote: u64) -> Option<u64> {
     if round.took < TELLING {
-        return limit;
+        return None;
     }
     let seconds = round.took.as_secs_f64();
     let may = (round.pages as f64 * PAGE_SIZE as f64 / seconds * SHARE).max(SLOWEST);
-    let needed = (wrote as f64 / seconds > may).then_some(may as u64);
-    match (limit, needed) {
-        (Some(limit), Some(needed)) => Some(limit.min(needed)),
-        (limit, needed) => limit.or(needed),
-    }
+    (wrote as f64 / seconds > may).then_some(may as u64)
 }
 
 #[cfg(test)]
@@ -79,28 +112,10 @@ mod tests {
     #[test]
     fn only_who_writes_more_than_half_of_what_is_copied_is_held_to_that() {
         let copied = round(25_600, 1000);
-        assert_eq!(limit(&copied, 50 << 20, None), None);
-        assert_eq!(limit(&copied, 51 << 20, None), Some(50 << 20));
-        assert_eq!(limit(&copied, 1 << 20, Some(9)), Some(9), "it is not let go before the end");
-        assert_eq!(limit(&round(2560, 1000), 51 << 20, Some(50 << 20)), Some(5 << 20));
-        assert_eq!(limit(&round(25, 1000), 51 << 20, None), Some(1_000_000));
-        assert_eq!(limit(&round(1, 1), 1 << 30, None), None, "too short to tell");
-    }
-
-    #[test]
-    fn whoever_writes_flat_out_leaves_half_as_much_after_each_round() {
-        let (link, mut held, mut left) = (100e6, None, 500e6);
-        for number in 0..8 {
-            let seconds: f64 = left / link;
-            let write = held.map_or(1e9, |limit| limit as f64);
-            let wrote = write * seconds;
-            let stats = round((left / PAGE_SIZE as f64) as u64, (seconds * 1e3) as u64);
-            held = limit(&stats, wrote as u64, held);
-            // Of a disk of 500 MB no more can be dirty.
-            let next = wrote.min(500e6);
-            assert!(number == 0 || next < left * 0.51 || left < 3e6, "{left} bytes left, then {next}");
-            left = next;
-        }
-        assert!(left < 10e6, "{left} bytes left");
+        assert_eq!(limit(&copied, 50 << 20), None);
+        assert_eq!(limit(&copied, 51 << 20), Some(50 << 20));
+        assert_eq!(limit(&round(2560, 1000), 51 << 20), Some(5 << 20));
+        assert_eq!(limit(&round(25, 1000), 51 << 20), Some(1_000_000));
+        assert_eq!(limit(&round(1, 1), 1 << 30), None, "too short to tell");
     }
 }
