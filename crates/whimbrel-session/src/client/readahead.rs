@@ -8,6 +8,8 @@ use std::ops::Range;
 
 /// Window of a sequence that just began.
 const FIRST: u64 = 4;
+/// A window is no less than so many reads.
+const AHEAD: u64 = 2;
 /// Strides fetched ahead.
 const STRIDES: u64 = 8;
 
@@ -46,7 +48,7 @@ impl Reader {
         self.steady = if step == self.step || before.is_none() { self.steady.saturating_add(1) } else { 0 };
         self.step = step;
         match step {
-            1 => self.sequence(last, total),
+            1 => self.sequence(first, last, total),
             _ if self.steady >= 2 => self.strides(first, last, total),
             _ => {
                 self.window = FIRST;
@@ -56,7 +58,9 @@ impl Reader {
         }
     }
 
-    fn sequence(&mut self, last: u64, total: u64) -> Vec<Range<u64>> {
+    fn sequence(&mut self, first: u64, last: u64, total: u64) -> Vec<Range<u64>> {
+        // Who reads much at once is soon past a small window, and would wait again each time.
+        self.window = self.window.max(AHEAD * (last + 1 - first)).min(self.most);
         let from = self.ahead.max(last + 1);
         // Asked for again when half of the window is used up, in one large piece.
         if from > last + 1 + self.window / 2 {
@@ -95,6 +99,18 @@ mod tests {
         assert!(fetched.iter().all(|range| range.end - range.start <= 64));
         assert!(fetched.last().unwrap().end >= 500 + 32, "the window has grown");
         assert!(fetched.len() < 40, "in large pieces: {}", fetched.len());
+    }
+
+    #[test]
+    fn who_reads_much_at_once_is_kept_ahead_of() {
+        let mut reader = Reader::new(64);
+        for number in 0..8 {
+            let (first, last) = (number * 16, number * 16 + 15);
+            let before = reader.ahead;
+            reader.read(first, last, 10_000);
+            assert!(number == 0 || before > last, "{number}: {before} blocks were fetched before");
+            assert!(reader.ahead >= last + 1 + 16 && reader.ahead <= last + 1 + 64);
+        }
     }
 
     #[test]
