@@ -197,7 +197,7 @@ fn nbdkit(far: &Far) -> Result<Twice> {
         thread::sleep(Duration::from_millis(20));
     }
     let socket = far.dir.path().join("nbd.sock").display().to_string();
-    let host = format!("host={address}");
+    let host = format!("hostname={address}");
     let from = [
         "-U",
         &socket,
