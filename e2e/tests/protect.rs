@@ -459,6 +459,53 @@ fn an_etcd_decides_as_a_witness_does_and_its_absence_is_said_and_harms_nobody() 
     etcd.wait("get --prefix whimbrel --keys-only | (! grep -q .)");
 }
 
+#[test]
+fn a_machine_that_is_protected_by_its_inputs_does_again_what_it_had_acknowledged() {
+    let cluster = Cluster::start(&["alpha", "beta", "gamma"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    Guest::small("web").run(&cluster, alpha);
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    witness.write(50).expect("a first life");
+    // Its answers have clocks in them, and must be as long when they are made again.
+    while witness.check().expect("an answer").uptime < Duration::from_secs(11) {
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    protect(alpha, &["--witness", "gamma", "--mode", "replay", "--epoch", "5s"]);
+    let (probe, mut epoch) = (cluster.probe(GUEST_ADDRESS), 0);
+    // On a connection of before: acknowledged, and in no epoch.
+    let before = loop {
+        for _ in 0..6 {
+            witness.write(3).expect("a machine that writes");
+        }
+        let before = witness.check().expect("an answer");
+        let now = epoch_of(alpha, "web");
+        if now == epoch {
+            break before;
+        }
+        epoch = now;
+    };
+    let told = protection(alpha);
+    assert_eq!(told["mode"], "replay", "{told}");
+    assert!(alpha.run(&["ps"]).contains("by replay"));
+    println!("{told:#}");
+
+    cluster.lab.unplug("alpha").expect("a cable to pull");
+    alpha.start_program("sh", &["-c", "kill -9 -1"]).wait().expect("an end");
+    beta.wait_state("web", &["running"]);
+    let after = witness.check().expect("an answer on the connection that was open all the time");
+    assert_same_life(&Identity { counter: 0, uptime: Duration::ZERO, ..before.clone() }, &after);
+    assert_eq!(after.disk, before.disk, "all that was acknowledged was done again, once");
+    witness.write(3).expect("a machine that goes on");
+    println!("{:?}\n{}", probe.stop().downtime, beta.log_text());
+    // A drill has nothing to do again.
+    let after = assert_whole(&after, &cluster);
+    beta.json(&["protect", "web", "gamma", "--lease", LEASE, "--mode", "replay"]);
+    wait_epochs(beta, 2);
+    beta.json(&["failover", "web"]);
+    cluster.host("gamma").wait_state("web", &["running"]);
+    assert_whole(&after, &cluster);
+}
+
 /// The last epoch of a machine that its standby has.
 fn epoch_of(host: &HostProcess, name: &str) -> u64 {
     protection_of(host, name)["epoch"].as_u64().expect("an epoch")

@@ -19,7 +19,7 @@ pub struct ProtectRequest {
     /// How what has changed travels.
     #[serde(default)]
     pub mode: ProtectMode,
-    /// Time between two cuts, 25 to 1000; 50 if absent.
+    /// Time between two cuts, 25 to 1000; 50 if absent. In mode replay 100 to 10000; 1000 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch_ms: Option<u64>,
     /// The unit in which changes are found; 64 bytes if absent.
@@ -66,6 +66,9 @@ pub enum ProtectMode {
     Epoch,
     /// Whole pages as they are: the base line.
     Remus,
+    /// As the first, but seldom; what the machine sends waits only for what reached it before to be at the standby, where it is played again after a
+    /// takeover.
+    Replay,
 }
 
 /// The unit in which changes are found.
@@ -172,6 +175,9 @@ pub struct ProtectionInfo {
     /// The group that it is cut with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
+    /// How what has changed travels, and what output waits for.
+    #[serde(default)]
+    pub mode: ProtectMode,
     /// How well it is protected.
     pub state: ProtectState,
     /// The last epoch that the standby has.

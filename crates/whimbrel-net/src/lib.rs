@@ -10,25 +10,28 @@
 //!
 //! The world may also be elsewhere: [`tunnel`] has the two ends of the way there.
 //!
-//! The cores are pure and without I/O: [`HoldQueue`], [`Addresses`], [`announcements`], the framing. What a
+//! The cores are pure and without I/O: [`HoldQueue`], [`Addresses`], [`announcements`], the framing, the replay of [`Inputs`]. What a
 //! guest sends is hostile input: bounded before it is stored, checked before it is read.
 
 mod address;
 mod announce;
 mod error;
 mod framing;
+mod inputs;
 mod line;
 mod netlink;
 mod parse;
 mod port;
 mod pump;
 mod queue;
+mod replay;
 mod tap;
 pub mod tunnel;
 
 pub use address::{Addresses, Mac, Station};
 pub use announce::{ANNOUNCE_GAPS, announcements};
 pub use error::NetError;
+pub use inputs::{Input, Inputs, Told};
 pub use line::{LineEnd, line};
 pub use port::{Gate, Gates, Port, PortConfig, PortCounters, TapConfig, World};
 pub use queue::{Epoch, Full, HoldLimits, HoldQueue};

@@ -5,8 +5,9 @@
 //! and removes its tap device.
 
 use crate::{
-    Addresses, Epoch, HoldLimits, LineEnd, NetError,
+    Addresses, Epoch, HoldLimits, Input, Inputs, LineEnd, NetError,
     pump::{Pump, Shared, run},
+    replay::Replay,
     tap,
 };
 use rustix::event::{EventfdFlags, eventfd};
@@ -175,6 +176,18 @@ impl Port {
         let discarded = self.pump().discard_held();
         self.wake();
         discarded
+    }
+
+    /// From now on records what reaches the guest, as that of port `index`; or does not any more.
+    pub fn record(&self, inputs: Option<(Arc<Inputs>, u16)>) {
+        self.pump().record(inputs);
+    }
+
+    /// Gives the guest, before anything else, what had reached it before, and drops of what it then sends what had left before, by the
+    /// fingerprints that [`Inputs::take`] told. To be called before the gates are opened.
+    pub fn replay(&self, inputs: Vec<Input>, left: &[u64]) {
+        self.pump().replay(Replay::new(inputs, left));
+        self.wake();
     }
 
     /// What addresses the guest is known to have: to travel with it.

@@ -9,9 +9,10 @@
 //! port is then without one.
 
 use crate::{
-    ANNOUNCE_GAPS, Addresses, Epoch, FRAME_MAX, Gate, Gates, HoldLimits, HoldQueue, PortCounters,
+    ANNOUNCE_GAPS, Addresses, Epoch, FRAME_MAX, Gate, Gates, HoldLimits, HoldQueue, Inputs, PortCounters,
     announcements,
     framing::{BrokenStream, Decoder, LENGTH},
+    replay::{Next, Replay},
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -31,6 +32,8 @@ use std::{
 
 /// How often a connection to QEMU is tried. A failed try costs a few microseconds.
 const RETRY: Duration = Duration::from_millis(20);
+/// How often a replay is looked at.
+const REPLAY: Duration = Duration::from_millis(1);
 /// Room for frames on their way to QEMU.
 const BATCH: usize = 4 * (FRAME_MAX + LENGTH);
 /// Large reads done in one turn, so that nobody waits long for the port.
@@ -67,6 +70,9 @@ pub(crate) struct Pump {
     tap: Option<Arc<File>>,
     gates: Gates,
     hold: Option<HoldQueue>,
+    /// Where what reaches the guest is recorded, and as what port's.
+    inputs: Option<(Arc<Inputs>, u16)>,
+    replay: Option<Replay>,
     decoder: Decoder,
     batch: Batch,
     addresses: Addresses,
@@ -108,6 +114,8 @@ impl Pump {
             tap: tap.map(Arc::new),
             gates,
             hold: None,
+            inputs: None,
+            replay: None,
             decoder: Decoder::new(),
             batch: Batch { bytes: vec![0; BATCH].into_boxed_slice(), end: 0, sent: 0 },
             addresses: Addresses::default(),
@@ -158,6 +166,7 @@ impl Pump {
         let mut released = 0;
         while let Some(frame) = hold.release(up_to) {
             emit(self.tap.as_deref(), &frame, &mut self.counters);
+            self.inputs.iter().for_each(|(inputs, _)| inputs.left(&frame));
             released += 1;
         }
         Some(released)
@@ -171,6 +180,14 @@ impl Pump {
 
     pub(crate) fn discard_held(&mut self) -> usize {
         self.hold.take().map_or(0, |hold| hold.len())
+    }
+
+    pub(crate) fn record(&mut self, inputs: Option<(Arc<Inputs>, u16)>) {
+        self.inputs = inputs;
+    }
+
+    pub(crate) fn replay(&mut self, replay: Replay) {
+        self.replay = Some(replay);
     }
 
     pub(crate) fn addresses(&self) -> &Addresses {
@@ -199,6 +216,9 @@ impl Pump {
         self.announce_if_due();
         self.read_guest();
         self.read_world();
+        if self.replay.as_ref().is_some_and(|replay| replay.is_over(Instant::now())) {
+            self.replay = None;
+        }
     }
 
     fn connect_if_due(&mut self) {
@@ -265,11 +285,13 @@ impl Pump {
 
     /// Deals with every complete frame; done when the hold queue takes no more.
     fn dispatch(&mut self) -> Result<Step, BrokenStream> {
-        let Self { decoder, hold, tap, counters, addresses, gates, .. } = self;
+        let Self { decoder, hold, tap, counters, addresses, gates, replay, .. } = self;
         while let Some(frame) = decoder.frame()? {
             let length = frame.len();
+            let had_left = replay.as_mut().is_some_and(|replay| replay.is_repeated(frame));
             match (gates.outbound, hold.as_mut()) {
                 (Gate::Blocked, _) => counters.dropped_frames += 1,
+                (Gate::Open, _) if had_left => counters.dropped_frames += 1,
                 (Gate::Open, None) => emit(tap.as_deref(), frame, counters),
                 (Gate::Open, Some(hold)) => {
                     if hold.push(frame).is_err() {
@@ -302,19 +324,42 @@ impl Pump {
         if self.batch.is_pending() { Step::Done } else { filled }
     }
 
-    fn fill_batch(&mut self) -> Step {
-        let Some(tap) = &self.tap else { return Step::Done };
+    /// Gives the guest again what had reached it before. Done while there is more of that: the world waits.
+    fn fill_from_replay(&mut self) -> Step {
         let passes = self.gates.inbound == Gate::Open && self.is_connected();
+        let Self { replay: Some(replay), batch, .. } = self else { return Step::More };
+        while passes && batch.space().is_some() {
+            let Next::Deliver(frame) = replay.next(Instant::now()) else { break };
+            if let Some(space) = batch.space().filter(|space| space.len() >= frame.len()) {
+                space[..frame.len()].copy_from_slice(&frame);
+                batch.filled(frame.len());
+            }
+        }
+        if replay.is_under_way() { Step::Done } else { Step::More }
+    }
+
+    fn fill_batch(&mut self) -> Step {
+        if self.fill_from_replay() == Step::Done {
+            return Step::Done;
+        }
+        let passes = self.gates.inbound == Gate::Open && self.is_connected();
+        let Some(tap) = &self.tap else { return Step::Done };
         // A bound on frames too: dropped ones do not fill the batch.
         for _ in 0..FRAMES_PER_TURN {
             let Some(space) = self.batch.space() else { return Step::More };
-            match rustix::io::read(tap, space) {
+            match rustix::io::read(tap, &mut *space) {
                 // A line whose other end was closed. A tap device never has a frame without bytes.
                 Ok(0) => {
                     self.tap = None;
                     return Step::Done;
                 }
                 Ok(len) if passes => {
+                    // What is not recorded is not delivered.
+                    let frame = &space[..len];
+                    if self.inputs.as_ref().is_some_and(|(inputs, port)| !inputs.record(*port, frame)) {
+                        self.counters.dropped_frames += 1;
+                        continue;
+                    }
                     self.batch.filled(len);
                     self.counters.inbound_frames += 1;
                     self.counters.inbound_bytes += len as u64;
@@ -349,8 +394,10 @@ impl Pump {
             Link::Down { retry_at } => Some(retry_at),
             Link::Up(_) => None,
         };
-        let next = retry.into_iter().chain(self.announcing.as_ref().map(|announcing| announcing.at)).min()?;
-        Some(next.saturating_duration_since(Instant::now()))
+        let next = retry.into_iter().chain(self.announcing.as_ref().map(|announcing| announcing.at)).min();
+        let next = next.map(|next| next.saturating_duration_since(Instant::now()));
+        // What a replay waits for may have come with any frame of the guest.
+        next.into_iter().chain(self.replay.as_ref().map(|_| REPLAY)).min()
     }
 
     /// What to wait for: descriptors that outlive the lock, and events.
@@ -363,7 +410,8 @@ impl Pump {
         socket_events.set(PollFlags::OUT, self.batch.is_pending());
         // With no event wanted a hang-up would still be told, again and again.
         let socket = socket.filter(|_| !socket_events.is_empty()).map(|socket| (socket, socket_events));
-        let tap = self.tap.clone().filter(|_| !self.batch.is_pending());
+        let replays = self.replay.as_ref().is_some_and(Replay::is_under_way);
+        let tap = self.tap.clone().filter(|_| !self.batch.is_pending() && !replays);
         Waits { socket, tap, time: self.quiet_for() }
     }
 }

@@ -13,7 +13,7 @@
 //!
 //! What is here: the rules, pure and explored by tests ([`epoch`], [`lease`], [`ballot`], [`group`]), the code of pages ([`code`]), the cut of
 //! an epoch ([`cut`]), the sending side ([`primary`]), the receiving side ([`standby`]) and copies that it makes of epochs
-//! ([`keep`]). What is not: QEMU, disks, the network port, connections and threads: the host brings them. Blocking calls on plain
+//! ([`keep`]), and what a machine is told once more that is protected by its inputs ([`replay`]). What is not: QEMU, disks, the network port, connections and threads: the host brings them. Blocking calls on plain
 //! threads.
 //!
 //! Invariants: output of an epoch is released only when the standby holds all of it, checked; the standby's machine
@@ -30,6 +30,7 @@ pub mod keep;
 pub mod lease;
 pub mod primary;
 pub mod protocol;
+pub mod replay;
 pub mod standby;
 pub mod stats;
 

@@ -28,7 +28,13 @@ pub const END: u16 = 0x0306;
 pub const YIELD: u16 = 0x0307;
 /// What a witness is asked; header [`Asked`], reply [`crate::lease::Verdict`].
 pub const WITNESS: u16 = 0x0308;
+/// What reached the guest, and what has left; header [`Inputs`], payload the frames; reply empty: they are kept.
+pub const INPUTS: u16 = 0x0309;
 
+/// Most frames in one [`INPUTS`], and most bytes of all but the last of them.
+pub const INPUTS_FRAMES_MAX: usize = 4096;
+/// See [`INPUTS_FRAMES_MAX`].
+pub const INPUTS_BYTES_MAX: usize = 2 << 20;
 /// Most bytes of content in all pages of an epoch. What is dirty beyond that comes as a copy that is no epoch.
 pub const EPOCH_BYTES_MAX: usize = 256 << 20;
 /// The array that the device state of an epoch is sent as, cut into pages: most of it is as it was in the one before.
@@ -158,6 +164,21 @@ pub struct Seal {
     pub device_bytes: Option<u32>,
     /// Addresses seen on each network port, to announce them.
     pub ports: Vec<Vec<u8>>,
+}
+
+/// Frames that reached the guest, in the order in which they did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inputs {
+    /// This protection.
+    pub id: ProtectionId,
+    /// Number of the first.
+    pub first: u64,
+    /// Of each: by which port, when (in microseconds since some moment), and its length.
+    pub frames: Vec<(u16, u64, u32)>,
+    /// Fingerprints of frames that have left.
+    pub left: Vec<u64>,
+    /// Of an epoch that is not sealed yet: the first input that may not be in it.
+    pub image: Option<(u64, u64)>,
 }
 
 /// The end of a protection whose machine stays with the primary.

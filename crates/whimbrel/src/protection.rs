@@ -1,7 +1,7 @@
 //! Protections for people: one line a machine.
 
 use crate::table::{ago, milliseconds};
-use whimbrel_api::{MachineInfo, ProtectRole, ProtectState, ProtectionInfo, TakenOver};
+use whimbrel_api::{MachineInfo, ProtectMode, ProtectRole, ProtectState, ProtectionInfo, TakenOver};
 use whimbrel_core::ByteSize;
 
 /// What stands in the state of a machine that is somebody's standby; none for all others.
@@ -37,6 +37,7 @@ fn line(machine: &MachineInfo, one: &ProtectionInfo) -> String {
         (Some(witness), Some(false)) => format!("witness {witness} DOES NOT ANSWER"),
         (Some(witness), _) => format!("witness {witness}"),
     };
+    let witness = if one.mode == ProtectMode::Replay { format!("{witness}, by replay") } else { witness };
     let witness = one.group.as_ref().map_or(witness.clone(), |group| format!("{witness}, in group {group}"));
     match &one.state {
         ProtectState::Filling => {

@@ -6,6 +6,7 @@
 mod clients;
 mod guest;
 mod kills;
+mod modes;
 mod pause;
 mod site;
 mod slowdown;
@@ -41,6 +42,16 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         rows: &["ping.25ms"],
         about: "a client's round trip to an idle guest at epochs of 25 ms",
         run: pause::ping,
+    },
+    Experiment {
+        rows: &["modes.ping"],
+        about: "a client's round trip to an idle guest in each mode",
+        run: modes::ping,
+    },
+    Experiment {
+        rows: &["modes.pause"],
+        about: "how long a cut stops the machine in each mode, and how late output leaves",
+        run: modes::pauses,
     },
     Experiment {
         rows: &["bytes.fgbi64"],

@@ -4,6 +4,7 @@ use super::{
     beats::Beats,
     group::Membership,
     guard::{Command, Guard, Told},
+    inputs::Shipping,
     link::PageLink,
     settings::Settings,
 };
@@ -36,6 +37,9 @@ use whimbrel_qemu::MachineEvent;
 
 /// Rounds of the first copy: until an epoch's worth is left, or they no longer help.
 const FIRST_COPY: Pace = Pace { pages_left_max: 1024, rounds_max: 8 };
+
+/// How often it is looked whether something has happened, between epochs that are long.
+const LOOK: Duration = Duration::from_millis(25);
 
 /// How long the others of a group are waited for before it is looked whether there is something else to do.
 const GATHERS: Duration = Duration::from_millis(100);
@@ -72,6 +76,7 @@ struct Holding<'a> {
     machine: Stoppable<'a>,
     beats: &'a Beats,
     cut: &'a Mutex<Vec<(Arc<Port>, Epoch)>>,
+    shipping: Option<&'a Shipping<'a>>,
 }
 
 impl Machine for Holding<'_> {
@@ -88,6 +93,9 @@ impl Machine for Holding<'_> {
         // From the seal on the standby might take over, so the lease counts from before it.
         self.beats.arm();
         *lock(self.cut) = barriers(self.beats);
+        if let Some(shipping) = self.shipping {
+            shipping.cut(0, false);
+        }
         self.machine.unpause()
     }
 
@@ -97,14 +105,19 @@ impl Machine for Holding<'_> {
 }
 
 /// Ends the epoch of every port.
-fn barriers(beats: &Beats) -> Vec<(Arc<Port>, Epoch)> {
+pub(super) fn barriers(beats: &Beats) -> Vec<(Arc<Port>, Epoch)> {
     let barrier = |port: Arc<Port>| port.barrier().ok().map(|epoch| (port, epoch));
     beats.ports().filter_map(barrier).collect()
 }
 
 /// Lets go what was held up to these epochs, if anything of the machine may be seen now.
 fn release(beats: &Beats, cut: &Mutex<Vec<(Arc<Port>, Epoch)>>) {
-    for (port, epoch) in lock(cut).drain(..) {
+    release_all(beats, std::mem::take(&mut *lock(cut)));
+}
+
+/// The same of a cut that is nobody else's.
+pub(super) fn release_all(beats: &Beats, cut: Vec<(Arc<Port>, Epoch)>) {
+    for (port, epoch) in cut {
         if beats.may_run()
             && let Err(error) = port.release(epoch)
         {
@@ -115,11 +128,36 @@ fn release(beats: &Beats, cut: &Mutex<Vec<(Arc<Port>, Epoch)>>) {
 
 /// Protects the machine until something ends it.
 pub(super) fn run(
-    host: &Host,
+    host: &Arc<Host>,
     guard: &Guard,
     live: &mut Live,
     memory: u64,
     (link, beats): (&PageLink, &Beats),
+    has_pages: bool,
+    told: &Sender<Told>,
+) -> Outcome {
+    let shipping = guard.settings.replay.then(|| Shipping::new(host, beats, link));
+    std::thread::scope(|scope| {
+        if let Some(shipping) = &shipping {
+            let ship =
+                std::thread::Builder::new().name("inputs".into()).spawn_scoped(scope, || shipping.run());
+            if let Err(source) = ship {
+                shipping.end();
+                return Outcome::Failed(HostError::io("start a thread for", host.layout.data(), source));
+            }
+        }
+        let outcome = follow(host, guard, live, memory, (link, beats, shipping.as_ref()), has_pages, told);
+        shipping.iter().for_each(Shipping::end);
+        outcome
+    })
+}
+
+fn follow(
+    host: &Host,
+    guard: &Guard,
+    live: &mut Live,
+    memory: u64,
+    (link, beats, shipping): (&PageLink, &Beats, Option<&Shipping<'_>>),
     has_pages: bool,
     told: &Sender<Told>,
 ) -> Outcome {
@@ -129,7 +167,18 @@ pub(super) fn run(
         Err(error) => return Outcome::Failed(error),
     };
     let (cut, membership) = (Mutex::default(), None);
-    let mut epochs = Epochs { host, guard, live, beats, sending: &mut sending, events, cut, membership };
+    let mut epochs = Epochs {
+        host,
+        guard,
+        live,
+        beats,
+        sending: &mut sending,
+        events,
+        cut,
+        membership,
+        shipping,
+        next: 0,
+    };
     if let Err(error) = epochs.sending.follow(&mut epochs.live.ledgers, has_pages) {
         return epochs.ended(failed(error));
     }
@@ -155,6 +204,10 @@ struct Epochs<'a, 'l> {
     cut: Mutex<Vec<(Arc<Port>, Epoch)>>,
     /// In a group, while epochs follow each other.
     membership: Option<Membership>,
+    /// If it is protected by its inputs.
+    shipping: Option<&'a Shipping<'a>>,
+    /// The epoch that is cut next.
+    next: u64,
 }
 
 impl Epochs<'_, '_> {
@@ -165,9 +218,14 @@ impl Epochs<'_, '_> {
         self.membership = None;
         let Live { qemu, ledgers, disks, ports, .. } = &mut *self.live;
         let machine = Stoppable { qemu, disks, keep_paused: false };
-        let mut machine = Holding { machine, beats: self.beats, cut: &self.cut };
+        self.shipping.iter().for_each(|shipping| shipping.nothing_is_whole());
+        let shipping = self.shipping;
+        let mut machine = Holding { machine, beats: self.beats, cut: &self.cut, shipping };
         let mut subject = Subject { machine: &mut machine, ledgers, follower: Follower::Standby };
-        let addresses = || ports.iter().map(LivePort::addresses).collect();
+        let addresses = || {
+            shipping.iter().for_each(|shipping| shipping.wait_told());
+            ports.iter().map(LivePort::addresses).collect()
+        };
         let guard = self.guard;
         let captured = self.sending.fill(&mut subject, &FIRST_COPY, &addresses, &mut |progress| {
             let _ = told.send(Told::Progress(progress));
@@ -175,6 +233,10 @@ impl Epochs<'_, '_> {
         });
         let captured = captured.map_err(failed)?;
         release(self.beats, &self.cut);
+        self.next = 1;
+        if let Some(shipping) = shipping {
+            shipping.is_whole(0);
+        }
         self.guard.committed(0, self.sending.hash_bytes(), |_| {});
         self.guard.set_state(ProtectState::Protected);
         let group = self.guard.settings.request.group.as_deref();
@@ -187,7 +249,9 @@ impl Epochs<'_, '_> {
         let mut due = Instant::now() + length;
         let mut last_cut = Instant::now();
         loop {
-            match self.guard.wait_command(due) {
+            // Epochs that are long must not be what is looked after between them.
+            let look = if self.shipping.is_some() { due.min(Instant::now() + LOOK) } else { due };
+            match self.guard.wait_command(look) {
                 Some(Command::Unprotect(answer)) => return Outcome::Unprotect(answer),
                 Some(Command::Failover(answer)) => {
                     // Its last epoch is its own.
@@ -207,7 +271,8 @@ impl Epochs<'_, '_> {
             if let Some(outcome) = self.news() {
                 return outcome;
             }
-            if !self.is_gathered() {
+            let urgent = self.shipping.is_some_and(Shipping::is_urgent);
+            if (Instant::now() < due && !urgent) || !self.is_gathered() {
                 continue;
             }
             let begun = Instant::now();
@@ -274,10 +339,17 @@ impl Epochs<'_, '_> {
         let Live { qemu, ledgers, disks, ports, .. } = &mut *self.live;
         let mut machine = Stoppable { qemu, disks, keep_paused: stay };
         let mut subject = Subject { machine: &mut machine, ledgers, follower: Follower::Standby };
-        let addresses = || ports.iter().map(LivePort::addresses).collect();
+        let (shipping, epoch, mut needed) = (self.shipping, self.next, 0);
+        let addresses = || {
+            shipping.iter().for_each(|shipping| shipping.wait_told());
+            ports.iter().map(LivePort::addresses).collect()
+        };
         let (beats, cut, membership) = (self.beats, &self.cut, &self.membership);
         let mut stopped = || {
             *lock(cut) = barriers(beats);
+            if let Some(shipping) = shipping {
+                needed = shipping.cut(epoch, stay);
+            }
             membership.iter().for_each(Membership::stands);
         };
         let committed = self.sending.epoch(&mut subject, &addresses, &mut stopped).map_err(failed)?;
@@ -285,11 +357,13 @@ impl Epochs<'_, '_> {
         let mut go_on = || beats.may_run() && !host.is_closing();
         membership.iter().for_each(|membership| membership.sent(&mut go_on));
         release(self.beats, &self.cut);
+        self.next = committed.epoch + 1;
+        let waits = shipping.map(|shipping| shipping.is_whole(needed));
         let (pause, cut_at) = self.sending.last_pause();
         let stats = EpochStats {
             pause,
             length: cut_at.saturating_duration_since(*last_cut),
-            delay: cut_at.elapsed(),
+            delay: waits.unwrap_or(cut_at.elapsed()),
             volume: committed.volume,
         };
         *last_cut = cut_at;

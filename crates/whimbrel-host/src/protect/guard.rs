@@ -177,6 +177,7 @@ impl Guard {
             witness: self.settings.request.witness.clone(),
             witness_answers: shared.witness_answers,
             group: self.settings.request.group.clone(),
+            mode: self.settings.request.mode,
             state: shared.state.clone(),
             epoch: shared.epoch,
             figures: Some(figures(&shared.stats, shared.hash_bytes)),

@@ -120,10 +120,21 @@ impl Line {
         header: &H,
         patience: Duration,
     ) -> Option<R> {
+        self.ask_with(kind, header, Bytes::new(), patience)
+    }
+
+    /// Asks with a payload.
+    pub(super) fn ask_with<H: Serialize, R: DeserializeOwned>(
+        &self,
+        kind: u16,
+        header: &H,
+        payload: Bytes,
+        patience: Duration,
+    ) -> Option<R> {
         let begun = Instant::now();
         let connection = self.connection(patience)?;
         let header = postcard::to_stdvec(header).expect("a header is always encodable");
-        let request = Request::new(kind, header.into(), Bytes::new());
+        let request = Request::new(kind, header.into(), payload);
         let left = patience.saturating_sub(begun.elapsed()).max(Duration::from_millis(1));
         let reply = self.host.runtime.block_on(async {
             tokio::time::timeout(left, connection.call(request)).await.map_err(|_| "it is silent".to_owned())

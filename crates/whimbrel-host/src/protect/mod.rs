@@ -1,7 +1,7 @@
 //! Protection of machines by hot standbys, on this host: as the primary, as the standby, as the witness.
 //!
 //! The rules are those of `whimbrel-protect`. Here is who works on what: `guard` and `epochs` protect a machine of this host,
-//! `group` cuts several at one instant, `beats` keeps its lease, `settle` finds out whose it is when hosts lose each other, `standing` keeps machines of others, `keeping` stores epochs of them,
+//! `group` cuts several at one instant, `inputs` lets output go before an epoch is whole, `beats` keeps its lease, `settle` finds out whose it is when hosts lose each other, `standing` keeps machines of others, `keeping` stores epochs of them,
 //! `witness` decides between two others, `arbiter` asks whoever decides, which may be an `etcd`; `notes` is what outlives the daemon, `recover` what a daemon does with it.
 
 mod arbiter;
@@ -10,6 +10,7 @@ mod epochs;
 mod etcd;
 mod group;
 mod guard;
+mod inputs;
 mod keeping;
 mod link;
 mod notes;

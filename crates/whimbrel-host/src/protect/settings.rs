@@ -12,6 +12,9 @@ use whimbrel_protect::{
 /// Lengths of epochs, in milliseconds.
 const EPOCHS: std::ops::RangeInclusive<u64> = 25..=1000;
 const EPOCH: u64 = 50;
+/// The same where output does not wait for them.
+const SELDOM: std::ops::RangeInclusive<u64> = 100..=10_000;
+const SELDOM_EPOCH: u64 = 1000;
 /// Terms of leases, in milliseconds. The default is what takes over within half a second; a host that may be busy for longer
 /// than that at once needs more.
 const TERMS: std::ops::RangeInclusive<u64> = 200..=60_000;
@@ -28,6 +31,8 @@ pub(super) struct Settings {
     pub(super) term: Duration,
     pub(super) coding: Coding,
     pub(super) keep: Option<Keep>,
+    /// Whether output waits for inputs to be at the standby, and not for epochs.
+    pub(super) replay: bool,
 }
 
 impl Settings {
@@ -43,7 +48,14 @@ impl Settings {
                 ))),
             }
         };
-        let epoch = within("an epoch", request.epoch_ms, EPOCHS, EPOCH)?;
+        let replay = request.mode == ProtectMode::Replay;
+        let (epochs, usual) = if replay { (SELDOM, SELDOM_EPOCH) } else { (EPOCHS, EPOCH) };
+        let epoch = within("an epoch", request.epoch_ms, epochs, usual)?;
+        if replay && request.group.is_some() {
+            return Err(HostError::invalid(
+                "mode replay lets output go before an epoch is whole: it has no groups",
+            ));
+        }
         let term = within("a lease", request.lease_ms, TERMS, TERM)?;
         let then = request.then.as_ref();
         if then.is_some_and(|then| {
@@ -71,7 +83,7 @@ impl Settings {
             )));
         }
         let (coding, keep) = (coding(request)?, keep.transpose()?);
-        Ok(Self { request: request.clone(), epoch, term, coding, keep })
+        Ok(Self { request: request.clone(), epoch, term, coding, keep, replay })
     }
 
     /// What the standby is to ask of itself when it has taken the machine over. The two go on in turn.
@@ -152,6 +164,10 @@ mod tests {
         );
         assert_eq!(next.request.then.as_ref().map(ToString::to_string), Some("beta".to_owned()));
         assert!(request(r#"{"host":"beta","mode":"remus","block":"64"}"#).is_err());
+        let replay = request(r#"{"host":"beta","mode":"replay"}"#).unwrap();
+        assert!(replay.replay && replay.epoch == Duration::from_secs(1) && replay.coding == usual.coding);
+        assert!(request(r#"{"host":"beta","mode":"replay","epoch_ms":50}"#).is_err());
+        assert!(request(r#"{"host":"beta","mode":"replay","group":"shop"}"#).is_err());
         assert_eq!(request(r#"{"host":"beta","mode":"remus"}"#).unwrap().coding, Coding::REMUS);
         let left_out = request(r#"{"host":"beta","block":"256","without":["wkdm","zstd"]}"#).unwrap().coding;
         assert!(left_out.share && left_out.sparse && !left_out.wkdm && left_out.general == General::None);

@@ -16,24 +16,29 @@ use super::{
 use crate::{error::HostError, host::Host};
 use bytes::Bytes;
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
-use whimbrel_api::{ProtectRole, ProtectState, ProtectionInfo};
+use whimbrel_api::{ProtectMode, ProtectRole, ProtectState, ProtectionInfo};
 use whimbrel_core::{HostName, MachineName};
 use whimbrel_migrate::{
     fit::Misfit,
     protocol::{Accepted, HandoverId, Offered},
     target::Landing,
 };
+use whimbrel_net::Input;
 use whimbrel_protect::{
     StandbyError,
     clock::Moment,
     lease::{self, Question, StandbyAction, Verdict},
-    protocol::{self, Again, Begin, Begun, Blob, Compare, End, Fate, Heard, Piece, ProtectionId, Seal},
+    protocol::{
+        self, Again, Begin, Begun, Blob, Compare, End, Fate, Heard, Inputs, Piece, ProtectionId, Seal,
+    },
+    replay::{Log, Logged},
     standby::{Current, Receiver},
 };
 
@@ -54,6 +59,8 @@ pub(crate) struct Standing {
     receiver: Mutex<Option<Receiver>>,
     /// What there is to take over from.
     current: Arc<Current>,
+    /// What reached the machine since, if it is protected by that. Locked last.
+    log: Mutex<Log>,
     /// How the machine is to be protected here, once it is this host's.
     then: Option<Settings>,
     /// If epochs are to be kept.
@@ -114,6 +121,11 @@ impl Host {
                 })?;
                 Ok(Vec::new())
             }
+            protocol::INPUTS => {
+                let inputs: Inputs = parse(header)?;
+                let standing = self.standing_of_host(asker, inputs.id).ok_or_else(|| unknown(inputs.id))?;
+                Ok(encoded(&standing.keep_inputs(&inputs, &payload).map_err(standby_error)?))
+            }
             protocol::HEARTBEAT => Ok(encoded(&self.hear_beat(asker, parse(header)?))),
             protocol::END => Ok(encoded(&self.end_standing(asker, &parse(header)?))),
             protocol::YIELD => Ok(encoded(&self.take_yielded(asker, parse(header)?)?)),
@@ -168,6 +180,7 @@ impl Host {
             rules: Mutex::new(lease::Standby::begin(begin.witness.is_some(), term, Moment::now())),
             receiver: Mutex::new(Some(receiver)),
             current,
+            log: Mutex::default(),
             then,
             keeping,
             over: AtomicBool::new(false),
@@ -285,6 +298,35 @@ impl Standing {
             return Err(StandbyError::NotFollowing);
         }
         self.current.clear();
+        Ok(())
+    }
+
+    fn keep_inputs(&self, inputs: &Inputs, payload: &[u8]) -> Result<(), StandbyError> {
+        let mut log = lock(&self.log);
+        // Looked at with the log in hand: whoever takes over looks into it afterwards.
+        if lock(&self.rules).fate() != Fate::Standing {
+            return Err(StandbyError::NotFollowing);
+        }
+        log.add(inputs, payload, self.current.epoch().0)
+    }
+
+    /// What reached the machine after the epoch that it goes on from reaches it once more, before anything else does.
+    fn replay(&self, from: Option<u64>) -> Result<(), HostError> {
+        let (frames, left) = lock(&self.log).take(from);
+        if frames.is_empty() {
+            return Ok(());
+        }
+        tracing::info!(machine = %self.name, frames = frames.len(), "what reached it since its last epoch is given to it once more");
+        let machine = self.host.machine(&self.name)?;
+        let mut turn = machine.begin_when_free("replay");
+        let (_, live) = turn.parts()?;
+        let mut of_port: BTreeMap<u16, Vec<Input>> = BTreeMap::new();
+        for Logged { port, at_us, frame } in frames {
+            of_port.entry(port).or_default().push(Input { port, at: Duration::from_micros(at_us), frame });
+        }
+        for (port, index) in live.ports.iter().filter_map(|port| port.port().upgrade()).zip(0..) {
+            port.replay(of_port.remove(&index).unwrap_or_default(), &left);
+        }
         Ok(())
     }
 
@@ -449,6 +491,7 @@ impl Standing {
     fn take_over(&self, why: Why) -> Result<(), HostError> {
         let begun = Instant::now();
         let mut held = lock(&self.receiver);
+        let from = self.current.epoch().0;
         let receiver = held.as_mut().ok_or_else(|| unknown(self.id))?;
         if why == Why::Yielded
             && let Err(error) = self.note_loading()
@@ -472,6 +515,7 @@ impl Standing {
         self.host.arrivals().adopt_arrived(self.handover);
         let run = noted
             .and_then(|()| loaded.map_err(standby_error))
+            .and_then(|()| self.replay(from))
             .and_then(|()| receiver.run().map_err(standby_error));
         self.over.store(true, Ordering::SeqCst);
         self.host.protecting.leave(self.id);
@@ -553,6 +597,7 @@ impl Standing {
             witness: self.witness.as_ref().map(|witness| witness.name().clone()),
             witness_answers: None,
             group: None,
+            mode: if lock(&self.log).is_used() { ProtectMode::Replay } else { ProtectMode::Epoch },
             state,
             epoch: epoch.unwrap_or(0),
             figures: None,

@@ -41,9 +41,10 @@ pub(crate) struct Args {
     /// How what has changed travels
     #[arg(long, value_enum, default_value = "epoch")]
     mode: ModeArg,
-    /// Time between two cuts, 25ms to 1s; the delay of what it sends is about that
-    #[arg(long, value_name = "DURATION", default_value = "50ms")]
-    epoch: Span,
+    /// Time between two cuts, 25ms to 1s, 50ms if absent; the delay of what it sends is about that. In mode replay 100ms to
+    /// 10s, 1s if absent
+    #[arg(long, value_name = "DURATION")]
+    epoch: Option<Span>,
     /// The unit in which changes are found; smaller sends less and takes more memory
     #[arg(long, value_enum)]
     block: Option<BlockArg>,
@@ -74,6 +75,8 @@ enum ModeArg {
     Epoch,
     /// Whole pages as they are, as Remus did
     Remus,
+    /// Seldom; output waits for inputs to be at the standby, which are played again there. Promises less: see the manual
+    Replay,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -126,8 +129,9 @@ impl Args {
             mode: match self.mode {
                 ModeArg::Epoch => ProtectMode::Epoch,
                 ModeArg::Remus => ProtectMode::Remus,
+                ModeArg::Replay => ProtectMode::Replay,
             },
-            epoch_ms: Some(self.epoch.as_ms()),
+            epoch_ms: self.epoch.map(|epoch| epoch.as_ms()),
             block,
             lease_ms: Some(self.lease.as_ms()),
             without: self.without.into_iter().map(step).collect(),
