@@ -170,6 +170,9 @@ impl HostError {
             Self::Untrusted { host } | Self::Unreachable { host, .. } => {
                 format!("`whimbrel trust add {host} KEY ADDRESS`; `whimbrel key` prints the key on {host}")
             }
+            Self::Pool { .. } if self.code() == ErrorCode::Unreachable => {
+                "the pool must know this host: `whimbrel key` prints the key, `whimbrel pool admit` on its manager lets it in".into()
+            }
             Self::Ssh { source, .. } => source.hint(),
             Self::NotEmptied { source, .. } => return source.hint.clone(),
             Self::OutOfReach { host, .. } => {

@@ -61,6 +61,7 @@ impl Members {
                 advertise: None,
                 managers: vec![address.clone()],
                 inventory_every: Duration::from_secs(3600),
+                tier: None,
             };
             let benefactor = runtime.block_on(Benefactor::open(options))?;
             admit(&data, &name, benefactor.key())?;

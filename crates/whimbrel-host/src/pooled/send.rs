@@ -68,8 +68,8 @@ pub(super) fn write(
             return Err(SendError::Cancelled);
         }
     }
-    for at in 0..nodes.len() {
-        let bytes = store.blob(&nodes[at].0)?;
+    for (at, (digest, _)) in nodes.iter().enumerate() {
+        let bytes = store.blob(digest)?;
         (sender.index.nodes[at].at, sender.index.nodes[at].length) = (sender.at, bytes.len() as u32);
         sender.put(&bytes)?;
     }

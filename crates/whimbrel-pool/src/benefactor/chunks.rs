@@ -7,8 +7,14 @@
 //!
 //! Why not the store of capsules: there, what may go follows from refs; here another machine decides chunk by chunk.
 //! After a failed write or sync the store refuses to write until it is opened again.
+//!
+//! With an object store behind it, full segments lie there; see `far`.
 
-use super::segment::{self, Found, RECORD, open_frame};
+use super::{
+    error::{ChunkError, Result},
+    far::{self, Behind, PACK},
+    segment::{self, Found, RECORD, open_frame},
+};
 use bytes::Bytes;
 use std::{
     collections::BTreeMap,
@@ -31,85 +37,39 @@ pub(crate) const SEGMENT: u64 = 64 << 20;
 const GATHERED: usize = 64 << 10;
 const LOCK: &str = "lock";
 
-/// Why a chunk could not be put or got.
-#[derive(Debug, thiserror::Error)]
-pub enum ChunkError {
-    /// The disk failed.
-    #[error("cannot {action} {}", path.display())]
-    Io {
-        /// `write`, `sync`, …
-        action: &'static str,
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// An earlier write or sync failed.
-    #[error("the store refuses writes since an earlier one failed")]
-    Latched,
-    /// Another process has it open.
-    #[error("{} is in use by another process", path.display())]
-    InUse {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// No room.
-    #[error("{needed} bytes do not fit, {free} are free")]
-    Full {
-        /// What was to be put.
-        needed: u64,
-        /// What there is.
-        free: u64,
-    },
-    /// Not here.
-    #[error("no chunk {digest}")]
-    Missing {
-        /// Which.
-        digest: Digest,
-    },
-    /// Here, and damaged; it is forgotten from now on.
-    #[error("the chunk {digest} is damaged")]
-    Damaged {
-        /// Which.
-        digest: Digest,
-        /// How.
-        #[source]
-        source: segment::FrameFault,
-    },
-}
-
-type Result<T> = std::result::Result<T, ChunkError>;
-
 #[derive(Debug, Clone, Copy)]
-struct Slot {
-    segment: u32,
-    offset: u64,
-    length: u32,
-    touched: Instant,
+pub(super) struct Slot {
+    pub(super) segment: u32,
+    pub(super) offset: u64,
+    pub(super) length: u32,
+    pub(super) touched: Instant,
 }
 
 #[derive(Debug)]
-struct Segment {
-    file: Arc<File>,
-    length: u64,
-    live: u64,
+pub(super) struct Segment {
+    /// None if it lies in the object store.
+    pub(super) file: Option<Arc<File>>,
+    pub(super) length: u64,
+    pub(super) live: u64,
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     /// In order, so that a range of digests is listed without looking at all of them.
-    index: BTreeMap<Digest, Slot>,
-    segments: BTreeMap<u32, Segment>,
+    pub(super) index: BTreeMap<Digest, Slot>,
+    pub(super) segments: BTreeMap<u32, Segment>,
     unsynced: bool,
 }
 
 /// The chunks in a folder.
 #[derive(Debug)]
 pub struct ChunkStore {
-    dir: PathBuf,
+    pub(super) dir: PathBuf,
     capacity: u64,
     keep_free: u64,
+    pub(super) behind: Option<Behind>,
+    /// Held while full segments go to the object store.
+    pub(super) offloading: Mutex<()>,
     state: Mutex<State>,
     /// Held while the newest segment grows.
     writing: Mutex<()>,
@@ -135,6 +95,11 @@ pub struct Usage {
 impl ChunkStore {
     /// Opens the store in `dir`, or makes it. It takes at most `capacity` bytes and leaves `keep_free` of the disk free.
     pub fn open(dir: &Path, capacity: u64, keep_free: u64) -> Result<Self> {
+        Self::open_before(dir, capacity, keep_free, None)
+    }
+
+    /// The same, with an object store behind it. Blocks while that is asked what it has.
+    pub fn open_before(dir: &Path, capacity: u64, keep_free: u64, behind: Option<Behind>) -> Result<Self> {
         let io = |action| move |source| ChunkError::Io { action, path: dir.to_owned(), source };
         create_dir(dir).map_err(io("create"))?;
         let lock = File::options().create(true).append(true).open(dir.join(LOCK)).map_err(io("lock"))?;
@@ -150,16 +115,22 @@ impl ChunkStore {
         for number in &numbers {
             load(dir, *number, Some(number) == numbers.last(), &mut state)?;
         }
+        match &behind {
+            Some(behind) => far::load(dir, behind, &mut state)?,
+            None if far::heads_in(dir).map_err(io("read"))?.is_empty() => {}
+            None => return Err(ChunkError::Far { path: dir.to_owned() }),
+        }
         let (state, writing, syncing) = (Mutex::new(state), Mutex::default(), Mutex::default());
-        let (dir, latched) = (dir.to_owned(), AtomicBool::new(false));
-        Ok(Self { dir, capacity, keep_free, state, writing, syncing, latched, _lock: lock })
+        let (dir, latched, offloading) = (dir.to_owned(), AtomicBool::new(false), Mutex::default());
+        let _lock = lock;
+        Ok(Self { dir, capacity, keep_free, behind, offloading, state, writing, syncing, latched, _lock })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn failed(&self, action: &'static str, number: u32) -> impl FnOnce(io::Error) -> ChunkError {
+    pub(super) fn failed(&self, action: &'static str, number: u32) -> impl FnOnce(io::Error) -> ChunkError {
         self.latched.store(true, Ordering::Relaxed);
         let path = self.dir.join(name_of(number));
         move |source| ChunkError::Io { action, path, source }
@@ -185,10 +156,13 @@ impl ChunkStore {
         digests.iter().map(touch).collect()
     }
 
-    /// Keeps chunks whose frames the caller has checked.
+    /// Keeps chunks whose frames the caller has checked. If the object store falls behind, whoever puts waits for it.
     pub fn put(&self, chunks: &[(Digest, Bytes)]) -> Result<()> {
         if self.latched.load(Ordering::Relaxed) {
             return Err(ChunkError::Latched);
+        }
+        if self.is_behind() {
+            self.offload()?;
         }
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let digests: Vec<Digest> = chunks.iter().map(|(digest, _)| *digest).collect();
@@ -256,9 +230,11 @@ impl ChunkStore {
             let state = self.state();
             state.segments.last_key_value().map(|(number, s)| (*number, s.file.clone(), s.length))
         };
+        let full = if self.behind.is_some() { PACK } else { SEGMENT };
         let number = match newest {
-            Some((number, file, length)) if length < SEGMENT => return Ok((number, file, length)),
-            Some((number, file, _)) => {
+            Some((number, Some(file), length)) if length < full => return Ok((number, file, length)),
+            Some((number, None, _)) => number + 1,
+            Some((number, Some(file), _)) => {
                 file.sync_data().map_err(|error| self.failed("sync", number)(error))?;
                 number + 1
             }
@@ -270,7 +246,7 @@ impl ChunkStore {
         File::open(&self.dir)
             .and_then(|dir| dir.sync_all())
             .map_err(|error| self.failed("sync", number)(error))?;
-        self.state().segments.insert(number, Segment { file: file.clone(), length: 0, live: 0 });
+        self.state().segments.insert(number, Segment { file: Some(file.clone()), length: 0, live: 0 });
         Ok((number, file, 0))
     }
 
@@ -282,7 +258,8 @@ impl ChunkStore {
         }
         let newest = {
             let mut state = self.state();
-            let newest = state.segments.last_key_value().map(|(number, s)| (*number, s.file.clone()));
+            let newest = state.segments.last_key_value();
+            let newest = newest.and_then(|(number, segment)| Some((*number, segment.file.clone()?)));
             newest.filter(|_| std::mem::take(&mut state.unsynced))
         };
         if let Some((number, file)) = newest {
@@ -299,12 +276,17 @@ impl ChunkStore {
             slot.and_then(|slot| Some((slot, state.segments.get(&slot.segment)?.file.clone())))
         };
         let (slot, file) = found.ok_or(ChunkError::Missing { digest: *digest })?;
-        let mut bytes = vec![0; slot.length as usize];
-        let read = file.read_exact_at(&mut bytes, slot.offset);
-        let damage = match (&read, Frame::parse(&bytes)) {
-            (Ok(()), Ok(_)) => return Ok(bytes.into()),
-            (Ok(()), Err(source)) => segment::FrameFault::NoFrame { source },
-            (Err(_), _) => segment::FrameFault::Length,
+        let bytes = match file {
+            Some(file) => {
+                let mut bytes = vec![0; slot.length as usize];
+                file.read_exact_at(&mut bytes, slot.offset).is_ok().then(|| Bytes::from(bytes))
+            }
+            None => self.read_far(&slot)?.filter(|bytes| bytes.len() == slot.length as usize),
+        };
+        let damage = match bytes.as_ref().map(|bytes| Frame::parse(bytes)) {
+            Some(Ok(_)) => return Ok(bytes.unwrap_or_default()),
+            Some(Err(source)) => segment::FrameFault::NoFrame { source },
+            None => segment::FrameFault::Length,
         };
         self.forget_if(digest, |now| now.offset == slot.offset && now.segment == slot.segment);
         Err(ChunkError::Damaged { digest: *digest, source: damage })
@@ -326,6 +308,11 @@ impl ChunkStore {
             match self.get(&digest).map(|frame| open_frame(&digest, &frame)) {
                 Ok(Ok(_)) => right += 1,
                 Err(ChunkError::Missing { .. }) => {}
+                Err(ChunkError::Tier(error)) => {
+                    // Nothing is known of what cannot be had now, and each more would be waited for.
+                    tracing::error!(error = &error as &dyn std::error::Error, "not all could be looked at");
+                    break;
+                }
                 Ok(Err(_)) | Err(_) => {
                     self.forget_if(&digest, |_| true);
                     damaged.push(digest);
@@ -374,8 +361,12 @@ impl ChunkStore {
         };
         let mut moved = 0;
         for (digest, slot) in left {
-            // A damaged one is forgotten by reading it.
-            let Ok(frame) = self.get(&digest) else { continue };
+            let frame = match self.get(&digest) {
+                Ok(frame) => frame,
+                Err(error @ ChunkError::Tier(_)) => return Err(error),
+                // A damaged one is forgotten by reading it.
+                Err(_) => continue,
+            };
             let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
             if self.state().index.get(&digest).is_some_and(|now| now.segment == number) {
                 moved += (RECORD + frame.len()) as u64;
@@ -384,6 +375,12 @@ impl ChunkStore {
         }
         // The copies are durable before the originals go.
         self.flush(&[])?;
+        let _still = self.offloading.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.state().segments.get(&number).is_some_and(|segment| segment.file.is_none()) {
+            self.remove_far(number)?;
+            self.state().segments.remove(&number);
+            return Ok(moved);
+        }
         self.state().segments.remove(&number);
         fs::remove_file(self.dir.join(name_of(number)))
             .map_err(|error| self.failed("remove", number)(error))?;
@@ -402,15 +399,15 @@ fn create_dir(dir: &Path) -> io::Result<()> {
     File::open(above)?.sync_all()
 }
 
-fn name_of(number: u32) -> String {
+pub(super) fn name_of(number: u32) -> String {
     format!("{number:08}.seg")
 }
 
-fn number_of(name: &str) -> Option<u32> {
+pub(super) fn number_of(name: &str) -> Option<u32> {
     name.strip_suffix(".seg").filter(|digits| digits.len() == 8)?.parse().ok()
 }
 
-fn release(state: &mut State, slot: &Slot) {
+pub(super) fn release(state: &mut State, slot: &Slot) {
     if let Some(segment) = state.segments.get_mut(&slot.segment) {
         segment.live = segment.live.saturating_sub(RECORD as u64 + u64::from(slot.length));
     }
@@ -433,7 +430,7 @@ fn load(dir: &Path, number: u32, newest: bool, state: &mut State) -> Result<()> 
         }
     }
     let length = if newest { end } else { length };
-    state.segments.insert(number, Segment { file: Arc::new(file), length, live: 0 });
+    state.segments.insert(number, Segment { file: Some(Arc::new(file)), length, live: 0 });
     let touched = Instant::now();
     for Found { digest, offset, length } in found {
         let slot = Slot { segment: number, offset, length, touched };

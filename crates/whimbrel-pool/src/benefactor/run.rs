@@ -3,7 +3,7 @@
 //! Registration is soft state: a benefactor that is silent is soon not written to, and after a while its chunks are copied
 //! from elsewhere. A manager that is away is asked again until it is back; chunks are served meanwhile.
 
-use super::{BenefactorService, ChunkError, ChunkStore, pool_file};
+use super::{Behind, BenefactorService, ChunkError, ChunkStore, Tier, TierOptions, pool_file};
 use crate::{
     address::ManagerAddress,
     front::{Front, FrontError},
@@ -45,6 +45,8 @@ pub struct BenefactorOptions {
     pub managers: Vec<ManagerAddress>,
     /// Between inventories.
     pub inventory_every: Duration,
+    /// Where full segments go, if not only to the disk.
+    pub tier: Option<TierOptions>,
 }
 
 /// Why a benefactor ended.
@@ -97,8 +99,7 @@ impl Benefactor {
     /// Opens the folder and the socket.
     pub async fn open(options: BenefactorOptions) -> Result<Self> {
         let front = Front::open(&options.data, options.listen).await?;
-        let chunks = options.data.join("chunks");
-        let store = Arc::new(ChunkStore::open(&chunks, options.capacity, options.keep_free)?);
+        let store = Arc::new(open_chunks(&options).await?);
         let address = match &options.advertise {
             Some(address) => address.clone(),
             None => reached_by(front.address, &options.managers)
@@ -136,6 +137,20 @@ impl Benefactor {
     }
 }
 
+/// On a thread that may block: an object store is asked what it has.
+async fn open_chunks(options: &BenefactorOptions) -> Result<ChunkStore> {
+    let (options, runtime) = (options.clone(), tokio::runtime::Handle::current());
+    let opened = tokio::task::spawn_blocking(move || {
+        let tier = options.tier.map(|tier| {
+            let keep_here = tier.keep_here;
+            Ok::<_, ChunkError>(Behind { tier: Tier::new(tier, runtime)?, keep_here })
+        });
+        let chunks = options.data.join("chunks");
+        ChunkStore::open_before(&chunks, options.capacity, options.keep_free, tier.transpose()?)
+    });
+    Ok(opened.await.unwrap_or(Err(ChunkError::Latched))?)
+}
+
 /// The side that talks to the manager.
 struct Member {
     options: BenefactorOptions,
@@ -164,6 +179,9 @@ impl Member {
                 tracing::info!("everything is elsewhere; this benefactor leaves");
                 return Ok(());
             }
+            if self.options.tier.is_some() {
+                self.offload().await;
+            }
             if listed.is_none_or(|at| at.elapsed() >= self.options.inventory_every) {
                 match self.take_inventory().await {
                     Ok(true) => listed = Some(Instant::now()),
@@ -172,6 +190,15 @@ impl Member {
                 }
             }
             self.pause(Duration::from_secs(said.interval.clamp(1, 600).into())).await;
+        }
+    }
+
+    /// What is full goes to the object store, also while nobody writes.
+    async fn offload(&self) {
+        let store = self.store.clone();
+        let offloaded = tokio::task::spawn_blocking(move || store.offload()).await;
+        if let Ok(Err(error)) = offloaded {
+            tracing::error!(error = &error as &dyn std::error::Error, "segments wait for the object store");
         }
     }
 

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::{runtime::Runtime, sync::watch, task::JoinHandle};
 use whimbrel_pool::{
     ManagerAddress,
-    benefactor::{Benefactor, BenefactorError, BenefactorOptions, ChunkStore},
+    benefactor::{Benefactor, BenefactorError, BenefactorOptions, ChunkStore, TierOptions},
     client::{Pool, PoolOptions, Secret, WriteFile, WriteOptions},
     link::TlsDialer,
     manager::{Manager, ManagerError, ManagerOptions, ManagerService},
@@ -40,6 +40,7 @@ pub(crate) struct Member {
     pub(crate) listen: SocketAddr,
     pub(crate) key: PublicKey,
     pub(crate) capacity: u64,
+    pub(crate) tier: Option<TierOptions>,
     pub(crate) leave: watch::Sender<bool>,
     pub(crate) store: Option<Arc<ChunkStore>>,
     pub(crate) task: Option<JoinHandle<Result<(), BenefactorError>>>,
@@ -120,13 +121,18 @@ impl Cluster {
     }
 
     pub(crate) fn add_benefactor(&mut self, capacity: u64) -> usize {
+        self.add_benefactor_before(capacity, None)
+    }
+
+    /// One whose chunks may lie in an object store.
+    pub(crate) fn add_benefactor_before(&mut self, capacity: u64, tier: Option<TierOptions>) -> usize {
         let number = self.benefactors.len();
         let data = self.dir.path().join(format!("b{number}"));
         let key = Identity::load_or_create(&data).unwrap().public_key();
         admit(&self.dir.path().join("manager"), &format!("b{number}"), key);
         let listen = free_port().parse().unwrap();
         let (leave, _) = watch::channel(false);
-        self.benefactors.push(Member { data, listen, key, capacity, leave, store: None, task: None });
+        self.benefactors.push(Member { data, listen, key, capacity, tier, leave, store: None, task: None });
         self.start_benefactor(number);
         number
     }
@@ -142,6 +148,7 @@ impl Cluster {
             advertise: None,
             managers: vec![self.address.clone()],
             inventory_every: Duration::from_millis(300),
+            tier: member.tier.clone(),
         };
         let mut opened = None;
         until("the benefactor's address and folder are free", || {

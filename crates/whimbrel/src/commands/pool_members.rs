@@ -11,7 +11,7 @@ use tokio::{
 use whimbrel_core::{ByteSize, HostName};
 use whimbrel_pool::{
     ManagerAddress,
-    benefactor::{self, BenefactorOptions},
+    benefactor::{self, BenefactorOptions, TierOptions, TierUrl},
     client,
     manager::{self, ManagerOptions},
 };
@@ -70,6 +70,12 @@ pub(super) struct Benefactor {
     /// Between two lists of its chunks to the manager, which answers what may go
     #[arg(long, value_name = "DURATION", default_value = "300s")]
     inventory: Span,
+    /// Object store for its chunks: the disk keeps what is new. Credentials are taken from AWS_ACCESS_KEY_ID and the like
+    #[arg(long, value_name = "s3://BUCKET/PREFIX[?endpoint=URL]")]
+    tier: Option<TierUrl>,
+    /// Bytes that stay on the disk before the oldest go to the object store
+    #[arg(long, value_name = "SIZE", default_value = "0", requires = "tier")]
+    tier_local: ByteSize,
 }
 
 /// Print the key of a member, making it if there is none
@@ -137,6 +143,11 @@ impl Manager {
 
 impl Benefactor {
     pub(super) async fn run(self, context: &Context) -> Result<(), Failure> {
+        let environment = std::env::vars_os();
+        let settings = environment
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        let (keep_here, settings) = (self.tier_local.0, settings.collect());
+        let tier = self.tier.map(|url| TierOptions { url, keep_here, settings });
         let options = BenefactorOptions {
             name: self.name,
             data: self.data,
@@ -146,6 +157,7 @@ impl Benefactor {
             advertise: self.advertise,
             managers: self.managers,
             inventory_every: self.inventory.0,
+            tier,
         };
         let benefactor = benefactor::Benefactor::open(options).await.map_err(failed)?;
         let running = Running { address: format!("{}/{}", self.listen, benefactor.key()) };
