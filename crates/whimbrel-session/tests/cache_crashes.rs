@@ -357,7 +357,9 @@ fn what_was_written_back_while_more_was_written_comes_from_the_server_again() {
     let sent = cache.take_dirty(file, 0).unwrap().unwrap();
     let far = 40 * PAGE as u64;
     cache.write(file, far, &page(6)).unwrap();
-    cache.flushed(file, content, &sent, None).unwrap();
+    let seen = Version { size: 100, ..Version::default() };
+    cache.flushed(file, content, &sent, Some(seen)).unwrap();
+    assert_eq!(cache.file(file).unwrap().zero_from, 100, "and not behind the end of what is there");
     cache.settled(file, content, Version { size: PAGE as u64, ..Version::default() }).unwrap();
     // Room is made: what is clean goes.
     cache.invalidate(file).unwrap();

@@ -235,8 +235,9 @@ impl Cache {
         }
         let end = (sent.block + 1).saturating_mul(self.geometry.block()).min(held.record.size);
         let before = held.record.clone();
-        held.record.zero_from = held.record.zero_from.max(end);
-        if let Some(Version { mtime, ctime, .. }) = seen {
+        if let Some(Version { size, mtime, ctime }) = seen {
+            // What is behind its end does not come from the server.
+            held.record.zero_from = held.record.zero_from.max(end.min(size));
             // What was read there before this is older than what was sent.
             held.record.base.mtime = mtime;
             held.record.base.ctime = held.record.base.ctime.max(ctime);
