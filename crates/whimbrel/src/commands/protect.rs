@@ -35,7 +35,7 @@ pub(crate) struct Args {
     name: MachineName,
     /// Where its standby is to be; see `whimbrel trust ls`
     host: HostName,
-    /// A third host, which all three trust, or an etcd as etcd://HOST:PORT[,HOST:PORT]; it decides who runs the machine
+    /// A third host, which all three trust, or an etcd as etcd://HOST:PORT,HOST:PORT; it decides who runs the machine
     #[arg(long, value_name = "WITNESS")]
     witness: Option<WitnessName>,
     /// How what has changed travels
