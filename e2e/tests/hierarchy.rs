@@ -74,7 +74,7 @@ fn children_of_a_golden_capsule_are_found_after_its_update_and_outlive_it() {
     alpha.run(&["derive", "golden", "kid-a"]);
     alpha.run(&["derive", "golden", "kid-b", "--memory", "160M", "--cpus", "2"]);
     let (mut kid_a, mut kid_b) = (ready(alpha, "kid-a"), ready(alpha, "kid-b"));
-    let born_a = kid_a.write(150).expect("a life of its own");
+    let born_a = kid_a.write(400).expect("a life of its own");
     let born_b = kid_b.write(40).expect("another one");
     assert_ne!(born_a.nonce, born_b.nonce, "children boot, they are no clones");
     alpha.run(&["checkpoint", "kid-a", "--tag", "kid-a-1"]);
@@ -85,7 +85,7 @@ fn children_of_a_golden_capsule_are_found_after_its_update_and_outlive_it() {
     alpha.run(&["derive", "golden-1", "kid-c"]);
     ready(alpha, "kid-c");
 
-    maintained.write(200).expect("an update");
+    maintained.write(500).expect("an update");
     let moved = alpha.json(&["checkpoint", "maintained", "--disks-only", "--tag", "golden"]);
     let second = id(alpha, "golden");
     assert_eq!(text(&moved["result"], "capsule"), second);
@@ -103,7 +103,8 @@ fn children_of_a_golden_capsule_are_found_after_its_update_and_outlive_it() {
     assert_eq!(found["updated"], pages(disks, |[base, _, new]| new != base));
     let both = pages(disks, |[base, kid, new]| kid != base && new != base && kid != new);
     assert_eq!(found["conflicts"], both);
-    assert!(both > 0 && both < 150, "the places are drawn from 8192, yet {both} of 150 and 200 met");
+    // Two dozen are to be expected: that none meets happens once in ten thousand million times.
+    assert!(both > 0 && both < 400, "the places are drawn from 8192, yet {both} of 400 and 500 met");
     assert_eq!(text(standing(&report, "kid-b-1"), "old"), first);
     assert_eq!(text(standing(&report, "kid-c"), "capsule"), first);
     assert_eq!(
