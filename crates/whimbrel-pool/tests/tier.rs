@@ -160,6 +160,27 @@ fn chunks_lie_in_packs_outlive_a_restart_and_a_lost_disk_and_go_when_they_may() 
 }
 
 #[test]
+fn what_was_moved_out_of_a_pack_is_found_though_its_heads_outlived_the_object() {
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+    let (data, server) = (dir.path().join("chunks"), Server::start(&dir.path().join("s3")));
+    let store = open(&data, &server, &runtime).unwrap();
+    let chunks = chunks(20);
+    put(&store, &chunks);
+    let first = server.objects()[0].with_extension("far");
+    let heads = data.join(first.file_name().unwrap());
+    let kept = fs::read(&heads).unwrap();
+    let doomed: Vec<Digest> = chunks[..6].iter().map(|(digest, _)| *digest).collect();
+    assert_eq!(store.delete(&doomed, Instant::now()), 6);
+    assert!(store.compact().unwrap() > 0);
+    assert!(!heads.exists());
+    drop(store);
+    // It ended after the object was removed, and before its heads were.
+    fs::write(&heads, kept).unwrap();
+    let store = open(&data, &server, &runtime).unwrap();
+    all_there(&store, &chunks[6..]);
+}
+
+#[test]
 fn what_the_object_store_damages_or_cannot_give_is_never_taken_for_a_chunk() {
     let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
     let (data, mut server) = (dir.path().join("chunks"), Server::start(&dir.path().join("s3")));

@@ -128,6 +128,10 @@ fn enter(dir: &Path, number: u32, state: &mut State) -> Result<()> {
     }
     state.segments.insert(number, Segment { file: None, length, live: 0 });
     for (digest, slot) in found {
+        // What was copied out of a segment that was being emptied is in a later one; of this one the object may be gone.
+        if state.index.get(&digest).is_some_and(|known| known.segment > number) {
+            continue;
+        }
         if let Some(old) = state.index.insert(digest, slot) {
             release(state, &old);
         }
