@@ -288,8 +288,11 @@ impl ChunkStore {
             Some(Err(source)) => segment::FrameFault::NoFrame { source },
             None => segment::FrameFault::Length,
         };
-        self.forget_if(digest, |now| now.offset == slot.offset && now.segment == slot.segment);
-        Err(ChunkError::Damaged { digest: *digest, source: damage })
+        match self.forget_if(digest, |now| now.offset == slot.offset && now.segment == slot.segment) {
+            true => Err(ChunkError::Damaged { digest: *digest, source: damage }),
+            // It was moved, or deleted, while an object store was asked for it: that is no damage.
+            false => self.get(digest),
+        }
     }
 
     fn forget_if(&self, digest: &Digest, condition: impl FnOnce(&Slot) -> bool) -> bool {
