@@ -140,18 +140,15 @@ impl Core {
             return Ok(out);
         }
         self.reads[1].fetch_add(1, Ordering::Relaxed);
-        let first = self.cache.read(file, offset, &mut out).map_err(errno_of)?;
-        self.look_ahead(id, file, record.zero_from, handle, (offset, len));
-        match first {
+        let ahead = || self.look_ahead(id, file, record.zero_from, handle, (offset, len));
+        match self.cache.read(file, offset, &mut out).map_err(errno_of)? {
             Read::Here => {
+                ahead();
                 self.reads[0].fetch_add(1, Ordering::Relaxed);
-                Ok(out)
             }
-            Read::Missing(blocks) => {
-                self.bring(id, file, offset, &mut out, blocks)?;
-                Ok(out)
-            }
+            Read::Missing(blocks) => self.bring(id, file, offset, &mut out, blocks, ahead)?,
         }
+        Ok(out)
     }
 
     pub(super) fn look_ahead(
@@ -176,15 +173,28 @@ impl Core {
         }
     }
 
-    /// Fetches what is missing and fills `out`.
-    fn bring(&self, id: u64, file: FileId, offset: u64, out: &mut [u8], mut missing: Vec<u64>) -> Result<()> {
+    /// Fetches what is missing and fills `out`. What is read `ahead` is asked for behind what is waited for.
+    fn bring(
+        &self,
+        id: u64,
+        file: FileId,
+        offset: u64,
+        out: &mut [u8],
+        mut missing: Vec<u64>,
+        ahead: impl FnOnce(),
+    ) -> Result<()> {
         let _waits = self.link.waiting();
+        let mut ahead = Some(ahead);
         for _ in 0..TRIES {
             self.settle_names()?;
             let source = self.source(id, file).ok_or(Errno::ESTALE)?;
             let epoch = self.cache.epoch(file);
             let mut brought = Vec::new();
-            for flight in self.fetch(&source, &missing, false) {
+            let flights = self.fetch(&source, &missing, false);
+            if let Some(ahead) = ahead.take() {
+                ahead();
+            }
+            for flight in flights {
                 match flight.wait() {
                     Ok(content) => brought.push(content),
                     // It met a change: what it brought is older than what is so now.

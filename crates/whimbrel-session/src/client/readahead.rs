@@ -1,8 +1,8 @@
 //! What will be read next, judged by what was read. Pure: block numbers in, block numbers out.
 //!
 //! One reader is one open file. Blocks one after the other are a sequence, and the window ahead doubles as long as it
-//! lasts; blocks at an equal distance are a stride; anything else is random, and nothing is fetched that was not asked
-//! for.
+//! lasts; the kernel hands out reads side by side, so inside the window their order says nothing. Blocks at an equal
+//! distance are a stride; anything else is random, and nothing is fetched that was not asked for.
 
 use std::ops::Range;
 
@@ -35,6 +35,13 @@ impl Reader {
     /// Blocks `first..=last` are read, of `total`: what to fetch beside them.
     pub(super) fn read(&mut self, first: u64, last: u64, total: u64) -> Vec<Range<u64>> {
         let before = self.last.replace(last);
+        if let Some(before) = before.filter(|before| last <= *before && self.is_within(first, *before)) {
+            // It was overtaken by the one that was seen before, or is read again.
+            self.last = Some(before);
+            return Vec::new();
+        }
+        // A read that does not end where a block ends is followed by one that begins in the same block.
+        let first = if before == Some(first) && last > first { first + 1 } else { first };
         let step = match before {
             Some(before) => first as i64 - before as i64,
             // A file that is read from its begin is likely read on.
@@ -49,6 +56,9 @@ impl Reader {
         self.step = step;
         match step {
             1 => self.sequence(first, last, total),
+            2.. if before.is_some_and(|before| self.is_within(first, before)) => {
+                self.sequence(first, last, total)
+            }
             _ if self.steady >= 2 => self.strides(first, last, total),
             _ => {
                 self.window = FIRST;
@@ -56,6 +66,11 @@ impl Reader {
                 Vec::new()
             }
         }
+    }
+
+    /// Whether a sequence that was read up to `before` has asked for this block, and not long ago.
+    fn is_within(&self, first: u64, before: u64) -> bool {
+        self.ahead > before && (before.saturating_sub(self.window)..self.ahead).contains(&first)
     }
 
     fn sequence(&mut self, first: u64, last: u64, total: u64) -> Vec<Range<u64>> {
@@ -111,6 +126,31 @@ mod tests {
             assert!(number == 0 || before > last, "{number}: {before} blocks were fetched before");
             assert!(reader.ahead >= last + 1 + 16 && reader.ahead <= last + 1 + 64);
         }
+    }
+
+    #[test]
+    fn reads_that_end_within_blocks_are_a_sequence_too() {
+        // A program reads into a buffer that begins 16 bytes after a page: the kernel cuts that off each read's end.
+        let (mut reader, mut end) = (Reader::new(128), 0);
+        for number in 0..30u64 {
+            let (from, to) = ((number << 20).saturating_sub(16), ((number + 1) << 20) - 16);
+            assert!(number == 0 || end > (to - 1) >> 16, "{number}: {end} blocks were fetched before");
+            let fetched = reader.read(from >> 16, (to - 1) >> 16, 10_000);
+            end = fetched.last().map_or(end, |range| range.end);
+        }
+        assert!(end >= 30 * 16 + 64, "the window has grown: {end}");
+    }
+
+    #[test]
+    fn reads_that_overtake_each_other_are_a_sequence_too() {
+        let mut reader = Reader::new(128);
+        let order = (0..60u64).flat_map(|pair| [2 * pair, 2 * pair + 1, 2 * pair]).map(|number| number ^ 1);
+        let fetched: Vec<_> = std::iter::once(0)
+            .chain(order.skip(2))
+            .flat_map(|read| reader.read(read * 4, read * 4 + 3, 10_000))
+            .collect();
+        assert!(fetched.windows(2).all(|pair| pair[0].end == pair[1].start), "{fetched:?}");
+        assert!(fetched.last().unwrap().end >= 120 * 4 + 64, "{fetched:?}");
     }
 
     #[test]
