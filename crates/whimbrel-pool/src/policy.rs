@@ -124,14 +124,25 @@ pub struct Candidate<T> {
 
 const DAY: i64 = 86_400;
 
-/// Which versions of one series may go, each with the reason; `now` in seconds since 1970. The newest always stays, unless
-/// it is too old by `seconds` and nothing else keeps it and `even_newest` is set.
+/// A version that nothing but a pin keeps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Expired<T> {
+    /// Which.
+    pub what: T,
+    /// Why.
+    pub why: &'static str,
+    /// It stays all the same.
+    pub pinned: bool,
+}
+
+/// Which versions of one series may go, each with the reason, and which would if they were not pinned; `now` in seconds since 1970.
+/// The newest always stays, unless it is too old by `seconds` and nothing else keeps it and `even_newest` is set.
 pub fn expired<T: Clone>(
     versions: &[Candidate<T>],
     keep: &Retention,
     now: i64,
     even_newest: bool,
-) -> Vec<(T, &'static str)> {
+) -> Vec<Expired<T>> {
     if *keep == Retention::default() {
         return Vec::new();
     }
@@ -153,10 +164,10 @@ pub fn expired<T: Clone>(
         _ => "its time is over",
     };
     let newest_stays = !even_newest || keep.last.is_some();
-    let goes = |(at, version): &(usize, &&Candidate<T>)| {
-        !kept[*at] && !version.pinned && (*at != 0 || !newest_stays)
-    };
-    sorted.iter().enumerate().filter(goes).map(|(_, version)| (version.what.clone(), why)).collect()
+    let goes = |(at, _): &(usize, &&Candidate<T>)| !kept[*at] && (*at != 0 || !newest_stays);
+    let expired =
+        |version: &Candidate<T>| Expired { what: version.what.clone(), why, pinned: version.pinned };
+    sorted.iter().enumerate().filter(goes).map(|(_, version)| expired(version)).collect()
 }
 
 fn keep_newest_of_spans<T>(sorted: &[&Candidate<T>], kept: &mut [bool], span: i64, count: u32) {
@@ -177,8 +188,8 @@ mod tests {
     }
 
     fn gone(versions: &[Candidate<u64>], keep: Retention, now: i64) -> Vec<u64> {
-        let mut gone: Vec<u64> =
-            expired(versions, &keep, now, true).into_iter().map(|(what, _)| what).collect();
+        let expired = expired(versions, &keep, now, true).into_iter();
+        let mut gone: Vec<u64> = expired.filter(|one| !one.pinned).map(|one| one.what).collect();
         gone.sort_unstable();
         gone
     }

@@ -28,6 +28,8 @@ pub const MAX_LIST: usize = 100_000;
 pub const MAX_COPIES: usize = 8;
 /// Longest name of a file.
 pub const MAX_NAME: usize = 255;
+/// Longest name of a holder of a pin.
+pub const MAX_HOLDER: usize = 200;
 
 /// Codes of refusals that a program decides by.
 pub mod code {
@@ -56,6 +58,8 @@ pub mod code {
     pub const DAMAGED: Code = Code(0x409);
     /// What a commit builds on was dropped meanwhile.
     pub const GONE: Code = Code(0x40a);
+    /// A version that would go is pinned.
+    pub const PINNED: Code = Code(0x40b);
 }
 
 /// What a benefactor is called in maps; given by the manager.
@@ -248,8 +252,10 @@ pub struct VersionInfo {
     pub chunks: u64,
     /// Bytes that travelled for it.
     pub sent: u64,
-    /// Policies leave it alone.
+    /// It was pinned by hand: it stays.
     pub pinned: bool,
+    /// Who lives from it: it stays for as long as they do.
+    pub holders: Vec<String>,
 }
 
 /// One benefactor in a status.
@@ -304,6 +310,8 @@ pub struct PoolStatus {
     pub repair_eta: Option<u64>,
     /// Sessions that write.
     pub sessions: u64,
+    /// Versions that are pinned, by hand or by those who live from them.
+    pub pinned: u64,
 }
 
 /// What a policy does, or would do.
@@ -317,6 +325,34 @@ pub struct Purged {
     pub size: u64,
     /// Why.
     pub why: String,
+    /// Who pins it, so that it stays after all.
+    pub pinned_by: Vec<String>,
+}
+
+/// A pin of a version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PinInfo {
+    /// Path of the file.
+    pub path: String,
+    /// Which version.
+    pub version: u32,
+    /// Its number in the pool.
+    pub id: u64,
+    /// Bytes of it.
+    pub size: u64,
+    /// Who lives from it, and for how long that is believed; none for a pin that was set by hand.
+    pub held: Option<Holding>,
+}
+
+/// Who holds a pin.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holding {
+    /// Whoever it is, as it calls itself: host and machine.
+    pub holder: String,
+    /// Seconds since it took it.
+    pub since: u64,
+    /// Seconds until it ends unless it is renewed.
+    pub left: u64,
 }
 
 /// A list of chunks that a benefactor holds, of a range of digests.
@@ -393,6 +429,13 @@ call!(/// Removes one version that is not the current one.
 
 call!(/// Has the benefactor of this name leave (true), or stay after all.
     Drain = 0x21, (String, bool) => ());
+
+call!(/// Pins a version, by its number in the pool, for a holder, or goes on pinning it; the answer says for how many seconds.
+    Hold = 0x22, (u64, String) => u32);
+call!(/// Ends such a pin; with the flag that of whoever calls itself so, not only the caller's.
+    LetGo = 0x23, (u64, String, bool) => ());
+call!(/// All pins; with the flag only those that the caller holds. Payload: postcard.
+    ListPins = 0x24, bool => ());
 
 call!(/// Client to benefactor: digest and frame length of each chunk; the payload is the frames.
     PutChunks = 0x40, Vec<(Digest, u32)> => ());

@@ -253,9 +253,15 @@ fn policies_drop_old_timesteps_and_a_dry_run_only_says_so() {
     set(&cluster, Policy { keep: Retention { last: Some(1), ..Retention::default() }, ..Policy::default() });
     let names =
         |nodes: Vec<whimbrel_pool::protocol::Node>| nodes.into_iter().map(|n| n.name).collect::<Vec<_>>();
-    assert_eq!(pool.block(pool.purge(true)).unwrap().len(), 5);
+    let purged = |dry| {
+        let all = pool.block(pool.purge(dry)).unwrap();
+        let (stays, goes): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| one.pinned_by == ["hand"]);
+        assert_eq!(stays.iter().map(|one| &*one.path).collect::<Vec<_>>(), ["/blast.N2.T0"]);
+        goes.len()
+    };
+    assert_eq!(purged(true), 5);
     assert_eq!(pool.block(pool.list(1)).unwrap().len(), 8);
-    assert_eq!(pool.block(pool.purge(false)).unwrap().len(), 5);
+    assert_eq!(purged(false), 5);
     assert_eq!(names(pool.block(pool.list(1)).unwrap()), ["blast.N1.T3", "blast.N2.T0", "blast.N2.T3"]);
     until("their chunks are gone", || cluster.copies() == 3);
 }
@@ -309,4 +315,63 @@ fn two_writers_of_one_file_make_two_versions_each_whole() {
     let two = second.commit().unwrap().unwrap();
     assert_eq!(one.id, two.id);
     assert!(cluster.read_version(one.version) == a && cluster.read("f") == b);
+}
+
+#[test]
+fn a_version_that_somebody_lives_from_outlives_policies_removal_and_both_ends_until_it_is_let_go() {
+    let mut cluster = Cluster::with(1, |options| options.pins_for = Duration::from_secs(3600));
+    let data = noise(1, 200_000);
+    let old = cluster.write("vm", &data).version;
+    let node = cluster.write("vm", b"newer");
+    let lease = cluster.pool.block(cluster.pool.hold(old, "alpha/web")).unwrap();
+    assert_eq!(lease, Duration::from_secs(3600));
+    set(&cluster, Policy { keep: Retention { last: Some(1), ..Retention::default() }, ..Policy::default() });
+    let purge = |cluster: &Cluster, dry| {
+        let purged = cluster.pool.block(cluster.pool.purge(dry)).unwrap();
+        purged.into_iter().map(|one| (one.version, one.pinned_by)).collect::<Vec<_>>()
+    };
+    let pinned = vec![(1, vec!["alpha/web".to_owned()])];
+    assert_eq!(purge(&cluster, true), pinned);
+    cluster.kill_manager();
+    cluster.start_manager();
+    cluster.wait_online(1);
+    assert_eq!(purge(&cluster, false), pinned, "it is in the database");
+    let pool = &cluster.pool;
+    for refused in [pool.block(pool.drop_version(node.id, 1)), pool.block(pool.remove(1, "vm", false))] {
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.code(), Some(code::PINNED));
+        let because = std::error::Error::source(&refused).unwrap().to_string();
+        assert!(because.contains("version 1 is pinned by alpha/web; `whimbrel pool pins`"), "{because}");
+    }
+    assert!(cluster.read_version(old) == data);
+    let pins = pool.block(pool.pins(false)).unwrap();
+    assert_eq!((pins.len(), &*pins[0].path, pins[0].version, pins[0].id), (1, "/vm", 1, old));
+    let held = pins[0].held.as_ref().unwrap();
+    assert!(held.holder == "alpha/web" && held.left > 3500, "{held:?}");
+    assert_eq!(pool.block(pool.pins(true)).unwrap(), pins);
+    assert_eq!(pool.block(pool.status()).unwrap().pinned, 1);
+    assert_eq!(pool.block(pool.versions(node.id)).unwrap()[1].holders, ["alpha/web"]);
+    // Renamed over, it is still the version that is held.
+    cluster.write("other", b"x");
+    pool.block(pool.rename((1, "other"), (1, "vm"), true)).unwrap();
+    assert!(cluster.read_version(old) == data);
+    pool.block(pool.let_go(old, "alpha/web", false)).unwrap();
+    assert_eq!(pool.block(pool.let_go(old, "alpha/web", false)).unwrap_err().code(), Some(code::NOT_FOUND));
+    assert_eq!(purge(&cluster, false), [(2, vec![]), (1, vec![])]);
+    assert!(cluster.try_read(old).is_err());
+    assert_eq!(pool.block(pool.hold(old, "alpha/web")).unwrap_err().code(), Some(code::NOT_FOUND));
+    assert_eq!(pool.block(pool.hold(old, "")).unwrap_err().code(), Some(code::INVALID));
+}
+
+#[test]
+fn a_version_that_was_pinned_by_hand_stays_until_it_is_released() {
+    let cluster = Cluster::new(1);
+    let node = cluster.write("f", b"kept");
+    let pool = &cluster.pool;
+    pool.block(pool.pin(node.id, 1, true)).unwrap();
+    assert_eq!(pool.block(pool.remove(1, "f", false)).unwrap_err().code(), Some(code::PINNED));
+    assert!(pool.block(pool.pins(false)).unwrap()[0].held.is_none());
+    assert!(pool.block(pool.pins(true)).unwrap().is_empty());
+    pool.block(pool.pin(node.id, 1, false)).unwrap();
+    pool.block(pool.remove(1, "f", false)).unwrap();
 }

@@ -99,6 +99,11 @@ fn a_pool_lives_in_postgresql_and_a_second_manager_takes_over() {
     let node = pool.block(pool.lookup(1, "moved")).unwrap();
     let read = pool.block(async { pool.read(node.version).await?.read_at(0, 1_000_000).await }).unwrap();
     assert!(read == second, "through the other manager");
+    pool.block(pool.hold(node.version, "alpha/web")).unwrap();
+    assert_eq!(pool.block(pool.pins(true)).unwrap().len(), 1);
+    let refused = pool.block(pool.remove(1, "moved", false)).unwrap_err();
+    assert_eq!(refused.code(), Some(whimbrel_pool::protocol::code::PINNED));
+    pool.block(pool.let_go(node.version, "alpha/web", false)).unwrap();
     pool.block(pool.remove(1, "moved", false)).unwrap();
     let made = pool.block(pool.make(&Cluster::make("new"))).unwrap();
     assert_eq!(made.name, "new");

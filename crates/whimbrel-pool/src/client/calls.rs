@@ -6,9 +6,9 @@ use crate::{
     link::{Dialer, Links},
     policy::Policy,
     protocol::{
-        BenefactorId, Change, Drain, DropVersion, GetNode, GetPolicy, List, Lookup, Make, MakeNode, Node,
-        NodeChange, NodeId, Pin, Place, PoolStatus, Purge, Purged, Remove, Rename, SetPolicy, VersionInfo,
-        Versions,
+        BenefactorId, Change, Drain, DropVersion, GetNode, GetPolicy, Hold, LetGo, List, ListPins, Lookup,
+        Make, MakeNode, Node, NodeChange, NodeId, Pin, PinInfo, Place, PoolStatus, Purge, Purged, Remove,
+        Rename, SetPolicy, VersionInfo, Versions,
     },
 };
 use bytes::Bytes;
@@ -193,6 +193,22 @@ impl Pool {
     /// Has policies leave a version alone, or not any more.
     pub async fn pin(&self, node: NodeId, number: u32, pinned: bool) -> Result<()> {
         self.simple::<Pin>(&(node, number, pinned)).await
+    }
+
+    /// Pins a version, by its number in the pool, for as long as `holder` says so again within the time that this returns.
+    pub async fn hold(&self, version: u64, holder: &str) -> Result<Duration> {
+        let seconds = self.simple::<Hold>(&(version, holder.to_owned())).await?;
+        Ok(Duration::from_secs(seconds.into()))
+    }
+
+    /// Ends a pin that this member holds; with `anybody`, that of whoever calls itself so.
+    pub async fn let_go(&self, version: u64, holder: &str, anybody: bool) -> Result<()> {
+        self.simple::<LetGo>(&(version, holder.to_owned(), anybody)).await
+    }
+
+    /// All pins, or those that this member holds.
+    pub async fn pins(&self, own: bool) -> Result<Vec<PinInfo>> {
+        Ok(self.listed::<ListPins, PinInfo>(&own).await?.1)
     }
 
     /// The policy set on a file or folder, and the one that holds there.

@@ -5,7 +5,7 @@
 use super::{ManagerService, now, plan};
 use crate::{
     meta::{Kept, MetaError, Needy},
-    policy::{Candidate, Retention, expired, timestep},
+    policy::{Candidate, Expired, Retention, expired, timestep},
     protocol::{CopyChunks, NodeId, Place, Purged, get_bits, put_digests},
 };
 use std::{
@@ -36,6 +36,7 @@ impl ManagerService {
     pub async fn chores(&self, lost_after: Duration) -> Result<ChoreReport, MetaError> {
         let (meta, now) = (&self.shared.meta, now());
         meta.expire_sessions(now - i64::from(self.shared.lease) * 1000).await?;
+        meta.expire_held(now).await?;
         let lost_after = i64::try_from(lost_after.as_millis()).unwrap_or(i64::MAX);
         for member in meta.members().await? {
             if !member.lost && now.saturating_sub(member.seen) > lost_after {
@@ -125,7 +126,7 @@ impl ManagerService {
         Ok((copied.len() as u64, waiting.len() as u64))
     }
 
-    /// Applies the policies of all folders, or says what they would do.
+    /// Applies the policies of all folders, or says what they would do. What only a pin keeps is told of too.
     pub async fn apply_policies(&self, dry: bool) -> Result<Vec<Purged>, MetaError> {
         let meta = &self.shared.meta;
         let mut purged = Vec::new();
@@ -139,21 +140,30 @@ impl ManagerService {
                 Some(keep) => *keep,
                 None => *policies.entry(whose).or_insert(meta.policy(whose).await?.1.keep),
             };
-            for (kept, why) in expired(&versions, &keep, now() / 1000, true) {
+            for Expired { what: kept, why, pinned } in expired(&versions, &keep, now() / 1000, true) {
                 let path = meta.path(kept.node).await?;
-                if !dry {
-                    // Whoever removed it meanwhile did the same.
+                let mut pinned_by = if pinned { pinned_by(&kept) } else { Vec::new() };
+                if !dry && !pinned {
                     match meta.drop_version(kept.node, kept.info.number, true, now()).await {
+                        // Whoever removed it meanwhile did the same.
                         Ok(()) | Err(MetaError::NotFound) => {}
+                        // It was pinned just now, or goes only with a file that has a pinned one.
+                        Err(MetaError::Pinned { by, .. }) => pinned_by = vec![by],
                         Err(error) => return Err(error),
                     }
                 }
                 let (version, size, why) = (kept.info.number, kept.info.size, why.to_owned());
-                purged.push(Purged { path, version, size, why });
+                purged.push(Purged { path, version, size, why, pinned_by });
             }
         }
         Ok(purged)
     }
+}
+
+/// Who keeps a version from going.
+fn pinned_by(kept: &Kept) -> Vec<String> {
+    let by_hand = kept.info.pinned.then(|| "hand".to_owned());
+    kept.info.holders.iter().cloned().chain(by_hand).collect()
 }
 
 /// Versions by what they are versions of: the timesteps of a node of an application, or one file.
@@ -167,7 +177,8 @@ fn series(all: Vec<Kept>) -> BTreeMap<(NodeId, String), Vec<Candidate<Kept>>> {
             None => kept.info.number.into(),
         };
         let name = step.map_or(&*kept.name, |step| step.series).to_owned();
-        let (created, pinned) = (kept.info.created / 1_000_000_000, kept.info.pinned);
+        let pinned = kept.info.pinned || !kept.info.holders.is_empty();
+        let created = kept.info.created / 1_000_000_000;
         // The current version of a file can only go with the file, which is right for a timestep and for one too old.
         out.entry((kept.folder, name)).or_default().push(Candidate { what: kept, order, created, pinned });
     }

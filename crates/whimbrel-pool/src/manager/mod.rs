@@ -5,6 +5,7 @@
 
 mod balance;
 mod chores;
+mod pins;
 mod plan;
 mod run;
 mod service;
@@ -33,6 +34,7 @@ impl From<MetaError> for Refusal {
             MetaError::NotEmpty => code::NOT_EMPTY,
             MetaError::SessionOver => code::SESSION_OVER,
             MetaError::Gone => code::GONE,
+            MetaError::Pinned { .. } => code::PINNED,
             MetaError::Invalid(_) => code::INVALID,
             MetaError::OtherPool { .. } => code::OTHER_POOL,
             MetaError::Damaged { .. } => code::DAMAGED,

@@ -23,6 +23,8 @@ pub struct ManagerOptions {
     pub lease: u32,
     /// Seconds between registrations.
     pub interval: u32,
+    /// How long a version stays pinned for a holder that is not heard of any more.
+    pub pins_for: Duration,
     /// After so long in silence a benefactor's chunks are copied from elsewhere.
     pub lost_after: Duration,
     /// Between rounds of repair.
@@ -42,6 +44,7 @@ impl ManagerOptions {
             listen,
             lease: 60,
             interval: 5,
+            pins_for: Duration::from_secs(14 * 86_400),
             lost_after: Duration::from_secs(600),
             repair_every: Duration::from_millis(500),
             policies_every: Duration::from_secs(60),
@@ -78,7 +81,8 @@ impl Manager {
         let front = Front::open(&options.data, options.listen).await?;
         let file = options.data.join("pool.db").display().to_string();
         let meta = Meta::open(options.database.as_deref().unwrap_or(&file)).await?;
-        let service = ManagerService::new(meta, front.trust.clone(), options.lease, options.interval);
+        let service = ManagerService::new(meta, front.trust.clone(), &options);
+        service.prolong_pins().await?;
         Ok(Self { options, front, service })
     }
 
@@ -125,7 +129,7 @@ async fn keep_house(service: &ManagerService, options: &ManagerOptions) -> Resul
                 }
             }
             _ = policies.tick() => match service.apply_policies(false).await {
-                Ok(purged) => purged.iter().for_each(|gone| {
+                Ok(purged) => purged.iter().filter(|one| one.pinned_by.is_empty()).for_each(|gone| {
                     tracing::info!(path = gone.path, version = gone.version, why = gone.why, "purged");
                 }),
                 Err(error) => tracing::error!(%error, "policies were not applied"),
@@ -135,12 +139,13 @@ async fn keep_house(service: &ManagerService, options: &ManagerOptions) -> Resul
 }
 
 impl ManagerService {
-    pub(crate) fn new(meta: Meta, trust: Arc<Trust>, lease: u32, interval: u32) -> Self {
+    pub(crate) fn new(meta: Meta, trust: Arc<Trust>, options: &ManagerOptions) -> Self {
         let shared = Shared {
             meta,
             trust,
-            lease,
-            interval,
+            lease: options.lease,
+            interval: options.interval,
+            pins_for: options.pins_for,
             connections: Default::default(),
             repaired: Default::default(),
             lost: Default::default(),

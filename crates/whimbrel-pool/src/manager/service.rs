@@ -44,6 +44,7 @@ pub(super) struct Shared {
     /// Seconds.
     pub(super) lease: u32,
     pub(super) interval: u32,
+    pub(super) pins_for: Duration,
     pub(super) connections: Mutex<HashMap<PublicKey, Connection>>,
     pub(super) repaired: AtomicU64,
     /// Chunks without a copy that can be reached, at the last look.
@@ -61,7 +62,7 @@ impl Shared {
 }
 
 /// A list as payload.
-fn payload<T: Serialize>(value: &T) -> Result<Bytes, Refusal> {
+pub(super) fn payload<T: Serialize>(value: &T) -> Result<Bytes, Refusal> {
     postcard::to_stdvec(value).map(Bytes::from).map_err(|_| internal("the answer cannot be encoded"))
 }
 
@@ -234,6 +235,7 @@ impl ManagerService {
             repaired: self.shared.repaired.load(Ordering::Relaxed),
             repair_eta: (sums.repair * 1000).checked_div(rate),
             sessions: sums.sessions,
+            pinned: sums.pinned,
         };
         Reply::of::<AskStatus>(&status, Bytes::new())
     }
@@ -339,6 +341,7 @@ impl ManagerService {
             }
             AskStatus::KIND => self.status().await,
             Drain::KIND => self.drain(request).await,
+            Hold::KIND | LetGo::KIND | ListPins::KIND => self.pins(identity, request).await,
             Versions::KIND
             | DropVersion::KIND
             | Pin::KIND

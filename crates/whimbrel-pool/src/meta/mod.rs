@@ -57,6 +57,14 @@ pub enum MetaError {
     /// What a new version builds on was dropped, or its last copy is lost.
     #[error("a chunk that the file is to share with an older version is gone")]
     Gone,
+    /// A version that would go is pinned.
+    #[error("version {number} is pinned by {by}; `whimbrel pool pins` lists pins and says how to let one go")]
+    Pinned {
+        /// Which.
+        number: u32,
+        /// Who pins it.
+        by: String,
+    },
     /// The request makes no sense.
     #[error("{0}")]
     Invalid(&'static str),
@@ -125,6 +133,18 @@ pub(crate) struct Kept {
     pub(crate) own: bool,
 }
 
+/// A pin of a version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PinRow {
+    pub(crate) node: NodeId,
+    pub(crate) number: u32,
+    /// The version's number in the pool.
+    pub(crate) version: u64,
+    pub(crate) size: u64,
+    /// Who holds it, since when and until when; none for one that was set by hand.
+    pub(crate) held: Option<(String, i64, i64)>,
+}
+
 /// Sums over the whole pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Sums {
@@ -135,6 +155,8 @@ pub(crate) struct Sums {
     pub(crate) chunks: u64,
     pub(crate) repair: u64,
     pub(crate) sessions: u64,
+    /// Versions.
+    pub(crate) pinned: u64,
 }
 
 /// The database of a manager.
@@ -200,6 +222,12 @@ on_either! {
     fn kept() -> Vec<Kept>;
     fn drop_version(node: NodeId, number: u32, even_current: bool, now: i64) -> ();
     fn pin(node: NodeId, number: u32, pinned: bool) -> ();
+    fn hold(version: u64, owner: &[u8], holder: &str, now: i64, ends: i64) -> ();
+    fn let_go(version: u64, owner: Option<&[u8]>, holder: &str) -> ();
+    fn held(owner: Option<&[u8]>) -> Vec<PinRow>;
+    fn pinned() -> Vec<PinRow>;
+    fn expire_held(now: i64) -> u64;
+    fn prolong_held(ends: i64) -> ();
     fn path(node: NodeId) -> String;
     fn sums() -> Sums;
     fn sessions() -> u64;

@@ -2,7 +2,8 @@
 //!
 //! Chunks have numbers in the order in which they came, so that maps of versions are short, and what is read together lies
 //! together. `committed` remembers what sessions made visible, for a while longer than session and version may live.
-//! `doomed` chunks have been given up for collection: nobody may build on them, only write them anew.
+//! `doomed` chunks have been given up for collection: nobody may build on them, only write them anew. `held` are the pins of those who live
+//! from a version; `version.pinned` is the one that is set by hand.
 
 /// Statements that make an empty database ours, for `sqlite` and `postgres`.
 pub(super) fn statements(postgres: bool) -> Vec<String> {
@@ -37,6 +38,9 @@ const TABLES: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS place (
         chunk BIGINT NOT NULL, benefactor BIGINT NOT NULL, since BIGINT NOT NULL, PRIMARY KEY (chunk, benefactor))",
     "CREATE INDEX IF NOT EXISTS place_benefactor ON place (benefactor, chunk)",
+    "CREATE TABLE IF NOT EXISTS held (
+        version BIGINT NOT NULL, owner {blob} NOT NULL, holder TEXT NOT NULL, since BIGINT NOT NULL, ends BIGINT NOT NULL,
+        PRIMARY KEY (version, owner, holder))",
     "CREATE TABLE IF NOT EXISTS repair (chunk {key}, since BIGINT NOT NULL)",
     "INSERT INTO counter (name, value) VALUES
         ('schema', 1), ('chunk', 1), ('node', 2), ('version', 1), ('session', 1), ('benefactor', 1)

@@ -197,3 +197,27 @@ async fn a_benefactor_that_lost_its_disk_is_known_to_hold_nothing() {
     let found = places(database.meta.locate(&ids).await.unwrap());
     assert_eq!(found.into_iter().collect::<Vec<_>>(), [vec![2]]);
 }
+
+#[tokio::test]
+async fn a_pin_ends_when_nobody_has_said_it_for_long_and_not_because_the_manager_was_away() {
+    let database = Database::new(1).await;
+    let session = database.meta.begin_session(NOW).await.unwrap();
+    let chunk = database.enroll(session, Digest::of(b"a"), &[1], NOW).await;
+    database.commit(session, "f", chunk, 1).await.unwrap();
+    let node = database.meta.lookup(1, "f").await.unwrap();
+    database.meta.hold(node.version, &[7; 32], "alpha/web", NOW, NOW + 1000).await.unwrap();
+    database.meta.hold(node.version, &[8; 32], "alpha/web", NOW, NOW + 500).await.unwrap();
+    assert_eq!(database.meta.held(None).await.unwrap().len(), 2, "two hosts of one name are two holders");
+    // The manager comes back much later.
+    database.meta.prolong_held(NOW + 5000).await.unwrap();
+    assert_eq!(database.meta.expire_held(NOW + 4999).await.unwrap(), 0);
+    database.meta.hold(node.version, &[7; 32], "alpha/web", NOW, NOW + 9000).await.unwrap();
+    assert_eq!(database.meta.expire_held(NOW + 5001).await.unwrap(), 1);
+    let refused = database.meta.remove(1, "f", false, NOW + 8999).await;
+    assert!(matches!(refused, Err(crate::meta::MetaError::Pinned { number: 1, .. })), "{refused:?}");
+    // What ended pins nothing, also before it is cleared away.
+    database.meta.remove(1, "f", false, NOW + 9001).await.unwrap();
+    assert!(database.meta.held(None).await.unwrap().is_empty());
+    let gone = database.meta.hold(node.version, &[7; 32], "alpha/web", NOW, NOW + 1).await;
+    assert!(matches!(gone, Err(crate::meta::MetaError::NotFound)), "{gone:?}");
+}

@@ -15,6 +15,10 @@ pub fn errno_of(error: &PoolError) -> Errno {
             code::FULL => Errno::ENOSPC,
             code::GONE => Errno::ESTALE,
             code::INVALID => Errno::EINVAL,
+            code::PINNED => {
+                tracing::warn!(because = %source, "it stays");
+                Errno::EBUSY
+            }
             _ => loud(error),
         },
         PoolError::Sealed { .. } => Errno::EACCES,

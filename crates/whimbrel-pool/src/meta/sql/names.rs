@@ -1,7 +1,7 @@
 //! Files and folders by name. Compiled for each driver; see `meta`.
 
 use super::{
-    Driver,
+    Driver, pins,
     statements::{Database, Tx, numbers, signed, unsigned},
     versions,
 };
@@ -160,6 +160,7 @@ impl Database {
             (true, true) if !is_empty(&mut tx, node.id).await? => return Err(MetaError::NotEmpty),
             _ => {}
         }
+        pins::refuse_pinned(&mut tx, node.id, None, now).await?;
         versions::drop_all(&mut tx, node.id, now).await?;
         delete(&mut tx, node.id).await?;
         Ok(tx.commit().await?)

@@ -1,7 +1,7 @@
 //! Versions: the commit of a map, what shares chunks, what frees them. Compiled for each driver; see `meta`.
 
 use super::{
-    names,
+    names, pins,
     statements::{Database, Tx, numbers, signed, unsigned},
 };
 use crate::{
@@ -73,7 +73,8 @@ impl Database {
         .bind(signed(node)?)
         .fetch_all(&self.read)
         .await?;
-        rows.iter().map(|row| info(row, 0)).collect()
+        let mut holders = self.holders(Some(node)).await?;
+        rows.iter().map(|row| info(row, 0, &mut holders)).collect()
     }
 
     pub(crate) async fn map(&self, version: u64) -> Result<Vec<u8>> {
@@ -93,6 +94,7 @@ impl Database {
         )
         .fetch_all(&self.read)
         .await?;
+        let mut holders = self.holders(None).await?;
         let kept = |row| -> Result<Kept> {
             let row: &<super::Driver as sqlx::Database>::Row = row;
             Ok(Kept {
@@ -100,7 +102,7 @@ impl Database {
                 node: unsigned(row.try_get(1)?),
                 name: row.try_get(2)?,
                 current: row.try_get::<i64, _>(3)? == row.try_get::<i64, _>(4)?,
-                info: info(row, 4)?,
+                info: info(row, 4, &mut holders)?,
                 own: row.try_get::<i64, _>(11)? != 0,
             })
         };
@@ -128,11 +130,14 @@ impl Database {
             if !even_current {
                 return Err(MetaError::Invalid("the current version goes with its file only"));
             }
+            pins::refuse_pinned(&mut tx, node, None, now).await?;
             drop_all(&mut tx, node, now).await?;
             sqlx::query("DELETE FROM node WHERE id = $1").bind(signed(node)?).execute(&mut *tx).await?;
         } else {
+            pins::refuse_pinned(&mut tx, node, Some(number), now).await?;
             release(&mut tx, &map, now).await?;
             sqlx::query("DELETE FROM version WHERE id = $1").bind(id).execute(&mut *tx).await?;
+            pins::forget_held(&mut tx).await?;
         }
         Ok(tx.commit().await?)
     }
@@ -157,13 +162,14 @@ impl Database {
             "SELECT COUNT(*) FROM chunk WHERE refs > 0",
             "SELECT COUNT(*) FROM repair",
             "SELECT COUNT(*) FROM session",
+            "SELECT COUNT(*) FROM version WHERE pinned <> 0 OR id IN (SELECT version FROM held)",
         ] {
             numbers.push(unsigned(sqlx::query(text).fetch_one(&self.read).await?.try_get(0)?));
         }
-        let [files, versions, logical, unique, chunks, repair, sessions] = numbers[..] else {
+        let [files, versions, logical, unique, chunks, repair, sessions, pinned] = numbers[..] else {
             return Err(MetaError::Damaged { what: "sums" });
         };
-        Ok(Sums { files, versions, logical, unique, chunks, repair, sessions })
+        Ok(Sums { files, versions, logical, unique, chunks, repair, sessions, pinned })
     }
 }
 
@@ -290,13 +296,13 @@ async fn release(tx: &mut Tx<'_>, map: &[u8], now: i64) -> Result<()> {
     Ok(())
 }
 
-/// Every version of a node goes.
+/// Every version of a node goes, pinned or not.
 pub(crate) async fn drop_all(tx: &mut Tx<'_>, node: NodeId, now: i64) -> Result<()> {
     for map in maps(tx, node).await? {
         release(tx, &map, now).await?;
     }
     sqlx::query("DELETE FROM version WHERE node = $1").bind(signed(node)?).execute(&mut **tx).await?;
-    Ok(())
+    pins::forget_held(tx).await
 }
 
 /// The versions of `old` come before those of `heir`.
@@ -321,9 +327,15 @@ pub(crate) async fn inherit(tx: &mut Tx<'_>, old: NodeId, heir: NodeId) -> Resul
     Ok(())
 }
 
-fn info(row: &<super::Driver as sqlx::Database>::Row, first: usize) -> Result<VersionInfo> {
+fn info(
+    row: &<super::Driver as sqlx::Database>::Row,
+    first: usize,
+    holders: &mut HashMap<u64, Vec<String>>,
+) -> Result<VersionInfo> {
+    let id = unsigned(row.try_get(first)?);
     Ok(VersionInfo {
-        id: unsigned(row.try_get(first)?),
+        id,
+        holders: holders.remove(&id).unwrap_or_default(),
         number: row.try_get::<i64, _>(first + 1)? as u32,
         size: unsigned(row.try_get(first + 2)?),
         created: row.try_get(first + 3)?,

@@ -9,6 +9,8 @@ pub(crate) mod chunks;
 pub(crate) mod members;
 #[path = "../sql/names.rs"]
 pub(crate) mod names;
+#[path = "../sql/pins.rs"]
+pub(crate) mod pins;
 #[path = "../sql/statements.rs"]
 pub(crate) mod statements;
 #[path = "../sql/versions.rs"]

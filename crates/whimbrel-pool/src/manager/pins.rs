@@ -1,0 +1,81 @@
+//! Pins of those who live from a version: held by a member under a name, for as long as it says so again and again.
+//!
+//! The end of a pin is far behind the next word of its holder: whoever was away for days finds what it needs. It is the manager's clock
+//! that counts, and a manager that comes back gives everybody time to speak first.
+
+use super::{ManagerService, invalid, now, service::payload};
+use crate::{
+    meta::{MetaError, PinRow},
+    protocol::{Hold, Holding, LetGo, ListPins, MAX_HOLDER, PinInfo},
+};
+use bytes::Bytes;
+use whimbrel_wire::{Answer, Call, PeerIdentity, Refusal, Reply, Request};
+
+/// A manager that comes back leaves pins for this part of their time at least.
+const GRACE_PART: u32 = 4;
+
+/// Seconds between two times in milliseconds, none if the second is the earlier one.
+fn seconds(from: i64, to: i64) -> u64 {
+    u64::try_from((to - from) / 1000).unwrap_or(0)
+}
+
+impl ManagerService {
+    pub(super) async fn pins(&self, identity: &PeerIdentity, request: Request) -> Answer {
+        let PeerIdentity::Key(key) = identity else { return Err(invalid("a holder has a key")) };
+        let (meta, now) = (&self.shared.meta, now());
+        match request.kind {
+            Hold::KIND => {
+                let (version, holder) = request.decode::<Hold>()?;
+                let odd = |letter: char| letter.is_control();
+                if holder.is_empty() || holder.len() > MAX_HOLDER || holder.contains(odd) {
+                    return Err(invalid("the holder has a name of up to 200 bytes"));
+                }
+                meta.hold(version, &key.0, &holder, now, now.saturating_add(self.pins_for())).await?;
+                let seconds = u32::try_from(self.shared.pins_for.as_secs()).unwrap_or(u32::MAX);
+                Reply::of::<Hold>(&seconds, Bytes::new())
+            }
+            LetGo::KIND => {
+                let (version, holder, anybody) = request.decode::<LetGo>()?;
+                let owner = (!anybody).then_some(&key.0[..]);
+                Reply::of::<LetGo>(&meta.let_go(version, owner, &holder).await?, Bytes::new())
+            }
+            ListPins::KIND => {
+                let own = request.decode::<ListPins>()?;
+                let mut rows = meta.held(own.then_some(&key.0[..])).await?;
+                if !own {
+                    rows.extend(meta.pinned().await?);
+                }
+                Reply::of::<ListPins>(&(), payload(&self.described(rows).await?)?)
+            }
+            other => Err(Refusal::unknown_kind(other)),
+        }
+    }
+
+    async fn described(&self, rows: Vec<PinRow>) -> Result<Vec<PinInfo>, Refusal> {
+        let (mut pins, now) = (Vec::with_capacity(rows.len()), now());
+        for row in rows {
+            let path = match self.shared.meta.path(row.node).await {
+                // It was removed meanwhile.
+                Err(MetaError::NotFound) => continue,
+                path => path?,
+            };
+            let held = row.held.map(|(holder, since, ends)| Holding {
+                holder,
+                since: seconds(since, now),
+                left: seconds(now, ends),
+            });
+            pins.push(PinInfo { path, version: row.number, id: row.version, size: row.size, held });
+        }
+        Ok(pins)
+    }
+
+    /// Holders could not say anything while there was no manager.
+    pub(super) async fn prolong_pins(&self) -> Result<(), MetaError> {
+        self.shared.meta.prolong_held(now().saturating_add(self.pins_for() / i64::from(GRACE_PART))).await
+    }
+
+    /// Milliseconds.
+    fn pins_for(&self) -> i64 {
+        i64::try_from(self.shared.pins_for.as_millis()).unwrap_or(i64::MAX / 2)
+    }
+}

@@ -1,0 +1,172 @@
+//! Pins that somebody holds: a version that a machine lives from stays for as long as that says so. Compiled for each driver; see
+//! `meta`.
+//!
+//! A pin has an end, which its holder moves ahead; what ended pins nothing. Whoever pins a version and whoever drops one lock its row
+//! first, so that one of the two comes too late.
+
+use super::{
+    IS_POSTGRES,
+    statements::{Database, Tx, signed, unsigned},
+};
+use crate::{
+    meta::{MetaError, PinRow, Result},
+    protocol::NodeId,
+};
+use sqlx::{AssertSqlSafe, Row};
+use std::collections::HashMap;
+
+/// SQLite has one writer, and no words for this.
+const LOCKED: &str = if IS_POSTGRES { " FOR UPDATE" } else { "" };
+/// Holders that a refusal names.
+const NAMED: usize = 4;
+
+impl Database {
+    /// Pins a version for a holder until `ends`, or for longer if it is pinned already.
+    pub(crate) async fn hold(
+        &self,
+        version: u64,
+        owner: &[u8],
+        holder: &str,
+        now: i64,
+        ends: i64,
+    ) -> Result<()> {
+        let mut tx = self.write.begin().await?;
+        let text = format!("SELECT id FROM version WHERE id = $1{LOCKED}");
+        let found = sqlx::query(AssertSqlSafe(text)).bind(signed(version)?).fetch_optional(&mut *tx).await?;
+        found.ok_or(MetaError::NotFound)?;
+        sqlx::query(
+            "INSERT INTO held (version, owner, holder, since, ends) VALUES ($1, $2, $3, $4, $5)
+             ON CONFLICT (version, owner, holder) DO UPDATE SET ends = $5",
+        )
+        .bind(signed(version)?)
+        .bind(owner.to_vec())
+        .bind(holder)
+        .bind(now)
+        .bind(ends)
+        .execute(&mut *tx)
+        .await?;
+        Ok(tx.commit().await?)
+    }
+
+    /// Ends the pins of a holder: those of `owner`, or of whoever calls itself so.
+    pub(crate) async fn let_go(&self, version: u64, owner: Option<&[u8]>, holder: &str) -> Result<()> {
+        let own = if owner.is_some() { "AND owner = $3" } else { "" };
+        let text = format!("DELETE FROM held WHERE version = $1 AND holder = $2 {own}");
+        let query = sqlx::query(AssertSqlSafe(text)).bind(signed(version)?).bind(holder);
+        let query = match owner {
+            Some(owner) => query.bind(owner.to_vec()),
+            None => query,
+        };
+        let done = query.execute(&self.write).await?;
+        if done.rows_affected() > 0 { Ok(()) } else { Err(MetaError::NotFound) }
+    }
+
+    /// All pins that somebody holds, or those of one owner.
+    pub(crate) async fn held(&self, owner: Option<&[u8]>) -> Result<Vec<PinRow>> {
+        let own = if owner.is_some() { "WHERE owner = $1" } else { "" };
+        let text = format!(
+            "SELECT version.node, version.number, version.id, version.size, holder, since, ends
+             FROM held JOIN version ON version.id = held.version {own} ORDER BY version.node, version.number, holder"
+        );
+        let query = sqlx::query(AssertSqlSafe(text));
+        let query = match owner {
+            Some(owner) => query.bind(owner.to_vec()),
+            None => query,
+        };
+        let rows = query.fetch_all(&self.read).await?;
+        let pin = |row: &<super::Driver as sqlx::Database>::Row| {
+            let held = Some((row.try_get(4)?, row.try_get(5)?, row.try_get(6)?));
+            Ok(PinRow { held, ..pin_of(row)? })
+        };
+        rows.iter().map(pin).collect()
+    }
+
+    /// All pins that were set by hand.
+    pub(crate) async fn pinned(&self) -> Result<Vec<PinRow>> {
+        let rows =
+            sqlx::query("SELECT node, number, id, size FROM version WHERE pinned <> 0 ORDER BY node, number")
+                .fetch_all(&self.read)
+                .await?;
+        rows.iter().map(pin_of).collect()
+    }
+
+    /// Pins that ended pin nothing.
+    pub(crate) async fn expire_held(&self, now: i64) -> Result<u64> {
+        let gone = sqlx::query("DELETE FROM held WHERE ends < $1").bind(now).execute(&self.write).await?;
+        Ok(gone.rows_affected())
+    }
+
+    /// No pin ends before this: nobody could move its end while there was no manager.
+    pub(crate) async fn prolong_held(&self, ends: i64) -> Result<()> {
+        sqlx::query("UPDATE held SET ends = $1 WHERE ends < $1").bind(ends).execute(&self.write).await?;
+        Ok(())
+    }
+
+    /// Who holds versions: of a file, or of all.
+    pub(crate) async fn holders(&self, node: Option<NodeId>) -> Result<HashMap<u64, Vec<String>>> {
+        let rows = match node {
+            None => {
+                sqlx::query("SELECT version, holder FROM held ORDER BY holder").fetch_all(&self.read).await?
+            }
+            Some(node) => {
+                let text = "SELECT version, holder FROM held JOIN version ON version.id = held.version
+                     WHERE version.node = $1 ORDER BY holder";
+                sqlx::query(text).bind(signed(node)?).fetch_all(&self.read).await?
+            }
+        };
+        let mut out: HashMap<u64, Vec<String>> = HashMap::new();
+        for row in rows {
+            out.entry(unsigned(row.try_get(0)?)).or_default().push(row.try_get(1)?);
+        }
+        Ok(out)
+    }
+}
+
+fn pin_of(row: &<super::Driver as sqlx::Database>::Row) -> Result<PinRow> {
+    Ok(PinRow {
+        node: unsigned(row.try_get(0)?),
+        number: row.try_get::<i64, _>(1)? as u32,
+        version: unsigned(row.try_get(2)?),
+        size: unsigned(row.try_get(3)?),
+        held: None,
+    })
+}
+
+/// Refuses if a version of a file is pinned, that of this number or any. Nobody pins one of them before the transaction ends.
+pub(crate) async fn refuse_pinned(
+    tx: &mut Tx<'_>,
+    node: NodeId,
+    number: Option<u32>,
+    now: i64,
+) -> Result<()> {
+    let text = format!("SELECT id, number, pinned FROM version WHERE node = $1 ORDER BY number DESC{LOCKED}");
+    let rows = sqlx::query(AssertSqlSafe(text)).bind(signed(node)?).fetch_all(&mut **tx).await?;
+    for row in rows {
+        let (id, found, pinned): (i64, i64, i64) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+        if number.is_some_and(|number| i64::from(number) != found) {
+            continue;
+        }
+        let held =
+            sqlx::query("SELECT holder FROM held WHERE version = $1 AND ends >= $2 ORDER BY holder LIMIT $3")
+                .bind(id)
+                .bind(now)
+                .bind(NAMED as i64)
+                .fetch_all(&mut **tx)
+                .await?;
+        let mut by: Vec<String> =
+            held.iter().map(|row| row.try_get(0)).collect::<std::result::Result<_, _>>()?;
+        by.extend((pinned != 0).then(|| "hand".to_owned()));
+        if !by.is_empty() {
+            return Err(MetaError::Pinned { number: found as u32, by: by.join(", ") });
+        }
+    }
+    Ok(())
+}
+
+/// With a version go the pins that ended and were not cleared away yet.
+pub(crate) async fn forget_held(tx: &mut Tx<'_>) -> Result<()> {
+    sqlx::query("DELETE FROM held WHERE NOT EXISTS (SELECT 1 FROM version WHERE version.id = held.version)")
+        .execute(&mut **tx)
+        .await?;
+    Ok(())
+}
