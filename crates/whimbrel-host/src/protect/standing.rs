@@ -7,22 +7,24 @@
 //! Locks are taken in the order receiver, rules, current. Whether there is something to take over from is read, and cleared, with
 //! the rules in hand: nobody decides to take over what is about to be of no one instant.
 
+mod replay;
+mod taking;
+
 use super::{
     arbiter::Arbiter,
     keeping::{Keeping, Last},
-    notes::{Note, Side},
     settings::Settings,
 };
 use crate::{error::HostError, host::Host};
 use bytes::Bytes;
 use std::{
-    collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
+use taking::Why;
 use whimbrel_api::{ProtectMode, ProtectRole, ProtectState, ProtectionInfo};
 use whimbrel_core::{HostName, MachineName};
 use whimbrel_migrate::{
@@ -30,7 +32,6 @@ use whimbrel_migrate::{
     protocol::{Accepted, HandoverId, Offered},
     target::Landing,
 };
-use whimbrel_net::Input;
 use whimbrel_protect::{
     StandbyError,
     clock::Moment,
@@ -38,7 +39,7 @@ use whimbrel_protect::{
     protocol::{
         self, Again, Begin, Begun, Blob, Compare, End, Fate, Heard, Inputs, Piece, ProtectionId, Seal,
     },
-    replay::{Log, Logged},
+    replay::Log,
     standby::{Current, Receiver},
 };
 
@@ -66,17 +67,6 @@ pub(crate) struct Standing {
     /// If epochs are to be kept.
     keeping: Option<Keeping>,
     over: AtomicBool,
-}
-
-/// Why a machine is taken over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Why {
-    /// Its host gave it up, and still has it.
-    Yielded,
-    /// Its host is silent, and the witness said yes.
-    Silent,
-    /// A person said that its host is dead.
-    ByHand,
 }
 
 impl Host {
@@ -301,35 +291,6 @@ impl Standing {
         Ok(())
     }
 
-    fn keep_inputs(&self, inputs: &Inputs, payload: &[u8]) -> Result<(), StandbyError> {
-        let mut log = lock(&self.log);
-        // Looked at with the log in hand: whoever takes over looks into it afterwards.
-        if lock(&self.rules).fate() != Fate::Standing {
-            return Err(StandbyError::NotFollowing);
-        }
-        log.add(inputs, payload, self.current.epoch().0)
-    }
-
-    /// What reached the machine after the epoch that it goes on from reaches it once more, before anything else does.
-    fn replay(&self, from: Option<u64>) -> Result<(), HostError> {
-        let (frames, left) = lock(&self.log).take(from);
-        if frames.is_empty() {
-            return Ok(());
-        }
-        tracing::info!(machine = %self.name, frames = frames.len(), "what reached it since its last epoch is given to it once more");
-        let machine = self.host.machine(&self.name)?;
-        let mut turn = machine.begin_when_free("replay");
-        let (_, live) = turn.parts()?;
-        let mut of_port: BTreeMap<u16, Vec<Input>> = BTreeMap::new();
-        for Logged { port, at_us, frame } in frames {
-            of_port.entry(port).or_default().push(Input { port, at: Duration::from_micros(at_us), frame });
-        }
-        for (port, index) in live.ports.iter().filter_map(|port| port.port().upgrade()).zip(0..) {
-            port.replay(of_port.remove(&index).unwrap_or_default(), &left);
-        }
-        Ok(())
-    }
-
     /// Whether the QEMU that waits is still there, as far as that can be told now.
     fn is_alive(&self) -> bool {
         match self.receiver.try_lock() {
@@ -486,103 +447,6 @@ impl Standing {
         self.witness.is_some()
     }
 
-    /// The machine is this host's. Written down first, run second. One that was yielded and does not load is given back: its
-    /// host still has all of it.
-    fn take_over(&self, why: Why) -> Result<(), HostError> {
-        let begun = Instant::now();
-        let mut held = lock(&self.receiver);
-        let from = self.current.epoch().0;
-        let receiver = held.as_mut().ok_or_else(|| unknown(self.id))?;
-        if why == Why::Yielded
-            && let Err(error) = self.note_loading()
-        {
-            self.give_back(held, &error);
-            return Ok(());
-        }
-        let (loaded, noted) = std::thread::scope(|scope| {
-            // Loading shows nothing to anybody: what is decided is written down meanwhile.
-            let note = (why != Why::Yielded).then(|| scope.spawn(|| self.note_taken()));
-            let loaded = receiver.take_over();
-            let noted = note.map(|note| note.join().unwrap_or(Err(HostError::Panicked)));
-            (loaded, noted)
-        });
-        let loaded_ms = begun.elapsed().as_secs_f64() * 1e3;
-        if let (Err(error), Why::Yielded) = (&loaded, why) {
-            self.give_back(held, error);
-            return Ok(());
-        }
-        let noted = noted.unwrap_or_else(|| self.note_taken());
-        self.host.arrivals().adopt_arrived(self.handover);
-        let run = noted
-            .and_then(|()| loaded.map_err(standby_error))
-            .and_then(|()| self.replay(from))
-            .and_then(|()| receiver.run().map_err(standby_error));
-        self.over.store(true, Ordering::SeqCst);
-        self.host.protecting.leave(self.id);
-        match &run {
-            Ok(()) => {
-                let total_ms = begun.elapsed().as_secs_f64() * 1e3;
-                tracing::warn!(machine = %self.name, from = %self.from, why = why.text(), loaded_ms, total_ms, "took a machine over");
-                self.protect_next();
-            }
-            Err(error) => {
-                let error = error as &dyn std::error::Error;
-                tracing::error!(machine = %self.name, from = %self.from, why = why.text(), error, "a machine that is this host's does not run");
-            }
-        }
-        run
-    }
-
-    /// Protects what was taken over, if its host had said where. Tried until it succeeds or somebody ends it.
-    fn protect_next(&self) {
-        let Some(settings) = self.then.clone() else { return };
-        let to = settings.request.host.clone();
-        let begun = self.host.machine(&self.name).and_then(|machine| {
-            self.host.start_guard(&machine, settings, HandoverId(rand::random()), true).map(drop)
-        });
-        match begun {
-            Ok(()) => tracing::info!(machine = %self.name, standby = %to, "it is to be protected again"),
-            Err(error) => {
-                let error = &error as &dyn std::error::Error;
-                tracing::error!(machine = %self.name, error, "a machine that was taken over runs unprotected");
-            }
-        }
-    }
-
-    /// Writes down that a machine is being loaded that its host gets back if this daemon ends meanwhile.
-    fn note_loading(&self) -> Result<(), HostError> {
-        let side = Side::Loading { from: self.from.clone() };
-        self.host.protecting.put_note(Note::new(self.id, &self.name, self.handover, side))
-    }
-
-    /// What was yielded cannot be run here: it is its host's again.
-    fn give_back(
-        &self,
-        mut held: MutexGuard<'_, Option<Receiver>>,
-        error: &(dyn std::error::Error + 'static),
-    ) {
-        tracing::error!(machine = %self.name, from = %self.from, error, "a machine does not load here and is given back");
-        held.iter_mut().for_each(Receiver::give_back);
-        lock(&self.rules).gives_back();
-        drop(held);
-        self.discard();
-        self.host.protecting.remove_note(self.id);
-    }
-
-    /// Writes down that the machine is this host's. Nobody else may ever run it, so this is tried until it is done.
-    fn note_taken(&self) -> Result<(), HostError> {
-        let side = Side::TookOver { from: self.from.clone(), at_ms: crate::now_ms() };
-        let note = Note::new(self.id, &self.name, self.handover, side);
-        while let Err(error) = self.host.protecting.take_note(note.clone()) {
-            let text = crate::peers::chain(&error);
-            tracing::error!(machine = %self.name, error = text, "a takeover cannot be written down; tried again");
-            if !self.host.sleep_unless_closing(Duration::from_secs(1)) {
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
     /// What is told about it.
     pub(super) fn info(&self) -> ProtectionInfo {
         let (epoch, at) = self.current.epoch();
@@ -602,16 +466,6 @@ impl Standing {
             epoch: epoch.unwrap_or(0),
             figures: None,
             lag_ms: at.elapsed().as_millis() as u64,
-        }
-    }
-}
-
-impl Why {
-    fn text(self) -> &'static str {
-        match self {
-            Self::Yielded => "its host gave it up",
-            Self::Silent => "its host is silent and its lease has run out",
-            Self::ByHand => "a person said that its host is dead",
         }
     }
 }
