@@ -4,8 +4,9 @@ use whimbrel_session::{
     beside::Note,
     cache::{FileRecord, Record, decode_record, encode_record},
     proto::{
-        Attr, DirPacker, Entry, Ident, Kind, Name, Op, PackedPages, RelPath, Time, Version, WalkedDir,
-        pack_entries, pack_pages, unpack_dirs, unpack_entries, unpack_pages,
+        Attr, DigestedPages, DirPacker, Entry, Ident, Kind, Name, Op, PAGE, PackedPages, RelPath, Time,
+        Version, WalkedDir, pack_digests, pack_entries, pack_pages, unpack_digests, unpack_dirs,
+        unpack_entries, unpack_pages,
     },
 };
 
@@ -15,7 +16,7 @@ const LIMIT: usize = 1 << 20;
 /// The first byte says which parser; the rest is for it.
 pub fn session(data: &[u8]) {
     let Some((which, rest)) = data.split_first() else { return };
-    match which % 5 {
+    match which % 6 {
         0 => {
             let Ok((record, len)) = decode_record(rest, GENERATION) else { return };
             let mut again = Vec::new();
@@ -44,6 +45,11 @@ pub fn session(data: &[u8]) {
             assert!(content.len() <= LIMIT && content.len() == shape.len as usize);
             let (shape, bytes) = pack_pages(&content, Some(1));
             assert_eq!(unpack_pages(&shape, &bytes, LIMIT).as_deref(), Ok(&content[..]));
+        }
+        4 => {
+            let Ok((shape, bytes)) = postcard::take_from_bytes::<DigestedPages>(rest) else { return };
+            let Ok(digests) = unpack_digests(&shape, bytes, LIMIT) else { return };
+            assert!(digests.len() <= LIMIT / PAGE && digests.iter().flatten().count() * 32 == bytes.len());
         }
         _ => {
             let Ok(note) = Note::parse(rest) else { return };
@@ -102,8 +108,10 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         seeds.extend(dirs.finish().ok().map(|packed| [vec![2], packed].concat()));
     }
     let (shape, bytes) = pack_pages(&[vec![5; 5000], vec![0; 9000]].concat(), Some(1));
-    let note = b"\x04whimbrel note 1\nblocks\nof 90000 5 6\nzeros 0 4096\nzeros 8192 90000\n";
+    let note = b"\x05whimbrel note 1\nblocks\nof 90000 5 6\nzeros 0 4096\nzeros 8192 90000\n";
     seeds.push(note.to_vec());
     seeds.extend(postcard::to_stdvec(&shape).ok().map(|shape| [vec![3], shape, bytes].concat()));
+    let (shape, digests) = pack_digests(&[vec![5; 5000], vec![0; 9000], vec![6; 10]].concat());
+    seeds.extend(postcard::to_stdvec(&shape).ok().map(|shape| [vec![4], shape, digests].concat()));
     seeds
 }

@@ -12,9 +12,10 @@ use std::{
 };
 use whimbrel_session::{
     proto::{
-        AttrCall, Batch, FileRef, Ident, Keyed, List, ListCall, Lookup, LookupCall, Name, Op, OpCall, Open,
-        OpenCall, Opened, PROTOCOL, Range, Read, ReadCall, RelPath, SessionKey, Sync, SyncCall, Time, Walk,
-        WalkCall, Walked, WalkedDir, Write, WriteCall, code, errno, pack_pages, unpack_dirs, unpack_pages,
+        AttrCall, Batch, DigestCall, Digests, FileRef, Ident, Keyed, List, ListCall, Lookup, LookupCall,
+        Name, Op, OpCall, Open, OpenCall, Opened, PROTOCOL, Pages, PagesCall, Range, Read, ReadCall, RelPath,
+        SessionKey, Sync, SyncCall, Time, Walk, WalkCall, Walked, WalkedDir, Write, WriteCall, code,
+        digest_of_page, errno, pack_pages, unpack_digests, unpack_dirs, unpack_pages,
     },
     server::{Export, Limits, Server},
 };
@@ -359,4 +360,42 @@ async fn a_walk_brings_the_nearest_directories_and_says_where_it_ended() {
     let many = vec![path("9"); 1001];
     let body = Walk { dirs: many, below: false, names: 1, most: 1 };
     assert!(ask::<WalkCall, _>(&connection, key, body).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn digests_say_what_pages_are_and_then_only_what_is_lacking_is_given() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    let mut content = [[1u8; 4096], [0; 4096], [2; 4096], [3; 4096]].concat();
+    content.extend([4; 100]);
+    fs::write(root.join("file"), &content).unwrap();
+    let (connection, _server) = connect(server_of(&root)).await.unwrap();
+    let key = open(&connection, &root).await.unwrap().key;
+    let file = FileRef { path: path("file"), ident: ident(&connection, key, "file").await.unwrap() };
+    let range = Range { offset: 0, len: 1 << 20 };
+    let asked = Keyed { key, body: Digests { file: file.clone(), range } };
+    let (said, bytes) = connection.request::<DigestCall>(&asked, Bytes::new()).await.unwrap();
+    assert_eq!((said.attr.size, bytes.len()), (content.len() as u64, 4 * 32));
+    let digests = unpack_digests(&said.pages, &bytes, 1 << 20).unwrap();
+    let expected =
+        content.chunks(4096).enumerate().map(|(number, page)| (number != 1).then(|| digest_of_page(page)));
+    assert_eq!(digests, expected.collect::<Vec<_>>());
+    // Too short a map, and bits of zeros and of what is not there, want nothing more.
+    for (wanted, pages) in [(vec![0b1_1010], vec![3, 4]), (vec![], vec![]), (vec![0xe2, 0xff, 0xff], vec![])]
+    {
+        let body = Pages { read: Read { file: file.clone(), range, level: None }, wanted };
+        let (done, bytes) =
+            connection.request::<PagesCall>(&Keyed { key, body }, Bytes::new()).await.unwrap();
+        let given = unpack_pages(&done.pages, &bytes, 1 << 20).unwrap();
+        for (number, (page, given)) in content.chunks(4096).zip(given.chunks(4096)).enumerate() {
+            let whole = if pages.contains(&number) { page.to_vec() } else { vec![0; page.len()] };
+            assert!(given == whole, "page {number}");
+        }
+    }
+    // A path that is another file by now is refused, as it is for reading.
+    fs::rename(root.join("file"), root.join("old")).unwrap();
+    fs::write(root.join("file"), "new").unwrap();
+    let other = ident(&connection, key, "file").await.unwrap();
+    let asked = Digests { file: FileRef { path: path("old"), ident: other }, range };
+    assert_eq!(ask::<DigestCall, _>(&connection, key, asked).await.unwrap_err().code, code::STALE);
 }

@@ -73,6 +73,7 @@ const SIDEWAYS: &[(&str, &str, &str)] = &[
     ("whimbrel-protect", "whimbrel-migrate", "a standby is a target whose handover is yet to come"),
     ("whimbrel-pool", "whimbrel-fuse", "the file system face of a pool"),
     ("whimbrel-session", "whimbrel-fuse", "the file system face of a session"),
+    ("whimbrel-session", "whimbrel-hashcache", "pages that a session's host has are not sent to it"),
     ("whimbrel-session", "whimbrel-nbd", "a file of a session as a block device"),
 ];
 

@@ -12,6 +12,7 @@ mod durable;
 mod index;
 mod journal;
 mod medium;
+mod places;
 mod record;
 mod recover;
 mod store;

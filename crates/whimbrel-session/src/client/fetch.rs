@@ -8,7 +8,6 @@ use crate::{
     cache::FileId,
     proto::{Attr, FileRef, Range, Read, ReadCall, ReadDone, unpack_pages},
 };
-use bytes::Bytes;
 use std::{
     collections::HashMap,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -16,6 +15,9 @@ use std::{
 
 /// Most bytes of one request: large enough to fill a line, small enough that the first block does not wait long.
 const REQUEST: u64 = 1 << 20;
+
+/// What came for a stretch: the file as it was, and the content.
+pub(super) type Came = (Attr, Vec<u8>);
 
 /// What a flight brought: where it begins and what it is.
 type Brought = Result<(u64, Arc<Vec<u8>>), Fail>;
@@ -98,25 +100,24 @@ impl Core {
             }
         }
         for (run, flight) in started {
-            self.start(source.clone(), run, flight);
+            self.start(source.clone(), run, flight, !ahead);
         }
         flights
     }
 
-    fn start(&self, source: Source, run: Vec<u64>, flight: Arc<Flight>) {
+    fn start(&self, source: Source, run: Vec<u64>, flight: Arc<Flight>, waited: bool) {
         let Some(core) = self.me.upgrade() else { return flight.land(Err(Fail::Gone)) };
         self.link.runtime().spawn(async move {
             let block = core.cache.block_size();
             let offset = run.first().map_or(0, |first| first * block);
             let len = (run.len() as u64 * block).min(source.size.saturating_sub(offset));
-            let read = Read {
-                file: source.wanted.clone(),
-                range: Range { offset, len: len as u32 },
-                level: core.link.level(),
+            let range = Range { offset, len: len as u32 };
+            let came = match core.by_digest(&source, range, waited).await {
+                Some(came) => came,
+                None => core.by_read(&source, range).await,
             };
-            let asked = core.link.ask::<ReadCall, _>(read, Bytes::new(), None).await.0;
             let landing = tokio::task::spawn_blocking(move || {
-                let brought = asked.and_then(|answer| core.take_in(&source, flight.epoch, offset, answer));
+                let brought = came.and_then(|came| core.take_in(&source, flight.epoch, offset, came));
                 let mut under_way = core.fetcher.flights();
                 for number in run {
                     let ours = under_way
@@ -133,16 +134,22 @@ impl Core {
         });
     }
 
+    /// The content of a stretch, as it is.
+    async fn by_read(&self, source: &Source, range: Range) -> Result<Came, Fail> {
+        let read = Read { file: source.wanted.clone(), range, level: self.link.level() };
+        let (ReadDone { attr, pages }, packed) = self.link.ask_content::<ReadCall, _>(read).await?;
+        let unpacked =
+            tokio::task::spawn_blocking(move || unpack_pages(&pages, &packed, REQUEST as usize * 8)).await;
+        match unpacked {
+            Ok(Ok(content)) => Ok((attr, content)),
+            Ok(Err(_)) => Err(Fail::Nonsense),
+            Err(_) => Err(Fail::Gone),
+        }
+    }
+
     /// Content has come: it goes into the cache if the file is still what it was.
-    fn take_in(
-        &self,
-        source: &Source,
-        epoch: Option<u64>,
-        offset: u64,
-        answer: (ReadDone, Bytes),
-    ) -> Brought {
-        let (ReadDone { attr, pages }, packed) = answer;
-        let content = unpack_pages(&pages, &packed, REQUEST as usize * 8).map_err(|_| Fail::Nonsense)?;
+    fn take_in(&self, source: &Source, epoch: Option<u64>, offset: u64, came: Came) -> Brought {
+        let (attr, content) = came;
         let epoch = match self.compare(source, &attr) {
             Content::Same => epoch,
             Content::Old => return Err(Fail::Old),
@@ -150,7 +157,7 @@ impl Core {
         };
         let Some(epoch) = epoch else { return Err(Fail::Old) };
         match self.cache.fill(source.file, epoch, offset, &content) {
-            Ok(true) => {}
+            Ok(true) => self.note_twins(source.file, offset, &content),
             Ok(false) => return Err(Fail::Old),
             Err(error) => {
                 tracing::warn!(

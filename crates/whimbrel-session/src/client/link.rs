@@ -4,6 +4,7 @@
 //! broke before the answer is asked again: reads are the same again, and changes are made so that the server (or the
 //! caller, who is told) recognises one that was made before.
 
+use super::rate::Rate;
 use crate::proto::{
     Attr, Keyed, Op, OpCall, OpDone, Open, OpenCall, Opened, PROTOCOL, SessionKey, code, errno, request_name,
 };
@@ -11,7 +12,7 @@ use bytes::Bytes;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, RwLock,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -112,6 +113,7 @@ pub(super) struct Link {
     waits: [AtomicU64; 2],
     /// Programs that wait at this moment.
     waiters: AtomicU64,
+    rate: Mutex<Rate>,
 }
 
 /// Somebody waits for the server, until this is dropped.
@@ -172,6 +174,7 @@ impl Link {
             kinds: Default::default(),
             waits: Default::default(),
             waiters: AtomicU64::new(0),
+            rate: Mutex::default(),
         });
         let weak = Arc::downgrade(&link);
         tokio::spawn(async move {
@@ -335,6 +338,25 @@ impl Link {
                 Err(_) => return (Err(Fail::Nonsense), again),
             }
         }
+    }
+
+    /// Bytes a second at which content comes, once some has come.
+    pub(super) fn rate(&self) -> Option<f64> {
+        self.rate.lock().unwrap_or_else(PoisonError::into_inner).per_second()
+    }
+
+    /// [`Link::ask`] for content, by which the rate is known.
+    pub(super) async fn ask_content<C, B>(&self, body: B) -> Result<(C::Reply, Bytes), Fail>
+    where
+        B: Clone,
+        C: Call<Header = Keyed<B>>,
+    {
+        self.rate.lock().unwrap_or_else(PoisonError::into_inner).asked(Instant::now());
+        let answer = self.ask::<C, B>(body, Bytes::new(), None).await.0;
+        let bytes = answer.as_ref().map_or(0, |(_, payload)| payload.len() as u64);
+        let round_trip = self.round_trip().unwrap_or_default();
+        self.rate.lock().unwrap_or_else(PoisonError::into_inner).came(Instant::now(), bytes, round_trip);
+        answer
     }
 
     /// Asks for changes on one ordered stream, all before the first answer is waited for. Those whose connection broke

@@ -9,6 +9,7 @@ use super::{
     notes::Notes,
     owners::Owners,
     policy::{Policy, Settings},
+    twins::Twins,
     writeback::WriteBack,
 };
 use crate::{
@@ -96,6 +97,8 @@ pub struct SessionOptions {
     pub settings: Settings,
     /// Who on this side is seen as owner of what who owns there.
     pub owners: Owners,
+    /// Files on this side whose content may be on the server as well: what is found in them is not sent over a slow link.
+    pub known: Vec<PathBuf>,
 }
 
 impl SessionOptions {
@@ -109,6 +112,7 @@ impl SessionOptions {
             block: 64 << 10,
             settings,
             owners: Owners::default(),
+            known: Vec::new(),
         }
     }
 }
@@ -155,6 +159,12 @@ pub struct SessionStatus {
     /// Blocks brought ahead because an earlier session had read them.
     #[serde(default)]
     pub ahead_blocks: u64,
+    /// Pages on this side that are known by their content.
+    #[serde(default)]
+    pub known_pages: u64,
+    /// Pages that were here already under another name, and were not sent.
+    #[serde(default)]
+    pub found_pages: u64,
     /// How often the connection broke.
     pub broken: u64,
     /// Bytes sent on the connection there is.
@@ -213,6 +223,7 @@ pub(super) struct Core {
     reading: Mutex<Reads>,
     /// Blocks that came because an earlier session had read them.
     pub(super) ahead_blocks: AtomicU64,
+    pub(super) twins: Twins,
     clock: Mutex<Time>,
 }
 
@@ -271,6 +282,7 @@ impl Session {
             zero_blocks: AtomicU64::new(0),
             reading: Mutex::default(),
             ahead_blocks: AtomicU64::new(0),
+            twins: Twins::default(),
             clock: Mutex::default(),
         });
         for lost in &recovered.lost {
@@ -282,6 +294,7 @@ impl Session {
         core.take_up(&recovered);
         core.walk_tree();
         core.room_ahead();
+        core.learn_twins();
         core.follow_reads();
         WriteBack::start(&core);
         Ok(Self { core })
@@ -435,6 +448,8 @@ impl Core {
             known: self.nodes().len() as u64,
             zero_blocks: self.zero_blocks.load(Ordering::Relaxed),
             ahead_blocks: self.ahead_blocks.load(Ordering::Relaxed),
+            known_pages: self.twins.known.load(Ordering::Relaxed),
+            found_pages: self.twins.found.load(Ordering::Relaxed),
             broken,
             sent,
             received,

@@ -4,7 +4,7 @@
 //! one ordered stream, so that many may be under way and still happen in their order. Content is read and written by
 //! path and identity: a path that leads to another file by now is refused, not served.
 
-use super::{Attr, Ident, Name, PackedPages, RelPath, SessionKey, Time};
+use super::{Attr, DigestedPages, Ident, Name, PackedPages, RelPath, SessionKey, Time};
 use serde::{Deserialize, Serialize};
 use whimbrel_wire::{Call, Code, Refusal, range};
 
@@ -89,12 +89,18 @@ calls! {
     RoomCall = 0x0b: Keyed<()> => FilesystemRoom;
     /// Many directories at once. Payload of the reply: packed directories.
     WalkCall = 0x0c: Keyed<Walk> => Walked;
+    /// What content is, by its digests. Payload of the reply: a digest of each page that is not zeros.
+    DigestCall = 0x0d: Keyed<Digests> => DigestsDone;
+    /// Some pages of a stretch. Payload of the reply: packed pages.
+    PagesCall = 0x0e: Keyed<Pages> => ReadDone;
 }
 
 /// What a request of this kind is called, for people; none if it is no session's.
 pub fn request_name(kind: u16) -> Option<&'static str> {
-    const NAMES: [&str; 12] =
-        ["open", "end", "lookup", "list", "attr", "read", "write", "sync", "op", "readlink", "room", "walk"];
+    const NAMES: [&str; 14] = [
+        "open", "end", "lookup", "list", "attr", "read", "write", "sync", "op", "readlink", "room", "walk",
+        "digest", "pages",
+    ];
     NAMES.get(usize::from(kind.checked_sub(range::SESSION + 1)?)).copied()
 }
 
@@ -224,6 +230,33 @@ pub struct ReadDone {
     pub attr: Attr,
     /// The shape of the payload.
     pub pages: PackedPages,
+}
+
+/// Asks what content is, without the content.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Digests {
+    /// Of this file.
+    pub file: FileRef,
+    /// Of this stretch; what lies past the end of the file has none.
+    pub range: Range,
+}
+
+/// What content is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DigestsDone {
+    /// The file as it was when the content was read.
+    pub attr: Attr,
+    /// The shape of the payload.
+    pub pages: DigestedPages,
+}
+
+/// Asks for the pages of a stretch that are lacking.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pages {
+    /// The stretch.
+    pub read: Read,
+    /// A bit a page, the lowest first: set where it is wanted. The others are left out as zeros are.
+    pub wanted: Vec<u8>,
 }
 
 /// Stores content.

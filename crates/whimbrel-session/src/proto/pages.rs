@@ -42,13 +42,27 @@ pub fn is_zero(bytes: &[u8]) -> bool {
     words.iter().all(|word| u64::from_ne_bytes(*word) == 0) && tail.iter().all(|byte| *byte == 0)
 }
 
+/// Whether a page is in a map: a bit a page, the lowest first.
+pub fn is_in(map: &[u8], number: usize) -> bool {
+    map.get(number / 8).is_some_and(|byte| byte >> (number % 8) & 1 == 1)
+}
+
 /// Leaves the zeros out of `content`; packs the rest at `level` if that saves an eighth.
 pub fn pack_pages(content: &[u8], level: Option<i32>) -> (PackedPages, Vec<u8>) {
+    pack_some(content, level, |_| true)
+}
+
+/// The same of some pages only; the others are left out as zeros are.
+pub fn pack_some(
+    content: &[u8],
+    level: Option<i32>,
+    wanted: impl Fn(usize) -> bool,
+) -> (PackedPages, Vec<u8>) {
     let pages = content.len().div_ceil(PAGE);
     let mut map = vec![0u8; pages.div_ceil(8)];
     let mut rest = Vec::with_capacity(content.len());
     for (number, page) in content.chunks(PAGE).enumerate() {
-        if !is_zero(page) {
+        if wanted(number) && !is_zero(page) {
             map[number / 8] |= 1 << (number % 8);
             rest.extend_from_slice(page);
         }
@@ -78,7 +92,7 @@ pub fn unpack_pages(shape: &PackedPages, bytes: &[u8], limit: usize) -> Result<V
     }
     let mut content = vec![0; len];
     for (number, page) in content.chunks_mut(PAGE).enumerate() {
-        if shape.map[number / 8] >> (number % 8) & 1 == 1 {
+        if is_in(&shape.map, number) {
             let (given, more) = rest.split_at_checked(page.len()).ok_or(PagesError::Shape)?;
             page.copy_from_slice(given);
             rest = more;

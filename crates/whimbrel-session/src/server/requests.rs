@@ -11,9 +11,10 @@ use super::{
     walk::walk,
 };
 use crate::proto::{
-    Attr, AttrCall, Batch, EndCall, FilesystemRoom, Grown, Keyed, ListCall, LookedUp, Lookup, LookupCall,
-    OpCall, Open, OpenCall, Opened, PROTOCOL, Read, ReadCall, ReadDone, ReadlinkCall, RoomCall, SyncCall,
-    WalkCall, Write, WriteCall, code, pack_pages, unpack_pages,
+    Attr, AttrCall, Batch, DigestCall, Digests, DigestsDone, EndCall, FilesystemRoom, Grown, Keyed, ListCall,
+    LookedUp, Lookup, LookupCall, OpCall, Open, OpenCall, Opened, PROTOCOL, Pages, PagesCall, Read, ReadCall,
+    ReadDone, ReadlinkCall, RoomCall, SyncCall, WalkCall, Write, WriteCall, code, is_in, pack_digests,
+    pack_some, unpack_pages,
 };
 use bytes::Bytes;
 use rustix::io::Errno;
@@ -88,7 +89,17 @@ impl Shared {
             AttrCall::KIND => self.keyed::<AttrCall, _>(peer, request, |session, body| {
                 Ok((attrs(session, &body)?, Bytes::new()))
             }),
-            ReadCall::KIND => self.keyed::<ReadCall, _>(peer, request, |session, body| read(session, &body)),
+            ReadCall::KIND => {
+                self.keyed::<ReadCall, _>(peer, request, |session, body| read(session, &body, |_| true))
+            }
+            PagesCall::KIND => {
+                self.keyed::<PagesCall, _>(peer, request, |session, Pages { read: body, wanted }| {
+                    read(session, &body, |number| is_in(&wanted, number))
+                })
+            }
+            DigestCall::KIND => {
+                self.keyed::<DigestCall, _>(peer, request, |session, body| digests(session, &body))
+            }
             ReadlinkCall::KIND => self.keyed::<ReadlinkCall, _>(peer, request, |session, body| {
                 Ok((ops::readlink(session, &body)?, Bytes::new()))
             }),
@@ -179,12 +190,20 @@ fn attrs(session: &Session, wanted: &Batch) -> Result<Vec<Option<Attr>>, Refusal
     wanted.paths.iter().map(|path| session.tree.attr(path)).collect()
 }
 
-fn read(session: &Session, wanted: &Read) -> Outcome<ReadCall> {
+/// The pages of a stretch that are `lacking`.
+fn read(session: &Session, wanted: &Read, lacking: impl Fn(usize) -> bool) -> Outcome<ReadCall> {
     let file = session.files.get(&session.tree, &wanted.file, false)?;
     let (attr, content) = file.read(wanted.range)?;
     let level = wanted.level.map(|level| i32::from(level).clamp(-5, 9));
-    let (pages, packed) = pack_pages(&content, level);
+    let (pages, packed) = pack_some(&content, level, lacking);
     Ok((ReadDone { attr, pages }, packed.into()))
+}
+
+fn digests(session: &Session, wanted: &Digests) -> Outcome<DigestCall> {
+    let file = session.files.get(&session.tree, &wanted.file, false)?;
+    let (attr, content) = file.read(wanted.range)?;
+    let (pages, digests) = pack_digests(&content);
+    Ok((DigestsDone { attr, pages }, digests.into()))
 }
 
 fn write(session: &Session, wanted: &Write, payload: &[u8]) -> Result<Attr, Refusal> {

@@ -275,8 +275,8 @@ fn describe(response: &ControlResponse) -> String {
         (
             "known before",
             format!(
-                "{} blocks of zeros by notes, {} blocks that an earlier session read",
-                status.zero_blocks, status.ahead_blocks
+                "{} blocks of zeros by notes, {} blocks that an earlier session read, {} pages by digest",
+                status.zero_blocks, status.ahead_blocks, status.found_pages
             ),
         ),
         ("traffic", format!("{} sent, {} received", size(status.sent), size(status.received))),

@@ -55,6 +55,9 @@ pub(crate) struct MountSession {
     /// Seconds that calls wait for a server that is gone before they fail
     #[arg(long, value_name = "SECONDS", default_value = "60")]
     patience: u64,
+    /// A file of this host, like a golden image: what it has as well is not sent over a slow link; may be given several times
+    #[arg(long, value_name = "FILE")]
+    known: Vec<PathBuf>,
     /// Files that are fetched whole when they are opened, like memory of machines: '*.vmss,*.mem'
     #[arg(long, value_name = "FILES")]
     whole: Option<String>,
@@ -234,6 +237,7 @@ impl MountSession {
         options.capacity = self.capacity.0;
         options.block = self.block.0;
         options.settings = self.settings()?;
+        options.known.clone_from(&self.known);
         options.owners = match self.same_ids {
             true => Owners::Same,
             false => Owners::mine(self.id.clone())

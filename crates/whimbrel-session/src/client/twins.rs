@@ -1,0 +1,326 @@
+//! Content that is on this side already, under another name: it is not sent over a slow link.
+//!
+//! A table in the cache's folder ([`HashCache`]) says where pages of a digest lie: in the cache's own frames, and in files of this
+//! host that the session was told of, golden images. If enough of a stretch is likely there, the server is asked for its
+//! digests first (`DIGEST`) and then for what is lacking (`PAGES`). A page is used only after its digest was found right,
+//! in the very copy that is used; so nothing that happens to those files can give wrong bytes, and the table is worth no more than
+//! the time it saves. It costs some: how likely it is that a file is found is learnt file by file.
+
+use super::{
+    fetch::{Came, Source},
+    link::Fail,
+    session::Core,
+};
+use crate::{
+    cache::FileId,
+    proto::{
+        DigestCall, Digests, DigestsDone, PAGE, Pages, PagesCall, Range, Read, digest_of_page, is_in,
+        is_zero, unpack_digests, unpack_pages,
+    },
+};
+use bytes::Bytes;
+use std::{
+    collections::HashMap,
+    ops::ControlFlow,
+    path::Path,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+};
+use whimbrel_hashcache::{Geometry, HashCache, Location, Missing, SourceId, SourceKind};
+use whimbrel_wire::Code;
+
+/// Pages that a guess is worth before anything was tried. A file is as likely known as not, and more so where somebody has
+/// named files that are like those of the server.
+const GUESS: u32 = 64;
+const LIKELY: (u32, u32) = (GUESS / 2, GUESS - GUESS / 8);
+/// What was seen longer ago than so many pages counts half.
+const LONG: u32 = 4096;
+/// A file that is not worth it is tried again after so many requests.
+const AGAIN: u32 = 16;
+/// Files whose odds are kept.
+const FILES: usize = 4096;
+/// Bytes a second of a link that nothing is known of yet: 100 Mbit/s.
+const USUAL: f64 = 12.5e6;
+/// How much waiting for what nobody waits for yet counts.
+const UNHURRIED: f64 = 0.25;
+
+/// How likely pages of a file are found here. Pure.
+#[derive(Debug, Clone, Copy)]
+struct Odds {
+    asked: u32,
+    found: u32,
+    /// Requests that went without.
+    passed: u32,
+}
+
+/// What is asked for, over what link. Times in seconds.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    bytes: u32,
+    waited: bool,
+    rate: f64,
+    round_trip: f64,
+}
+
+impl Odds {
+    fn new(named: bool) -> Self {
+        Self { asked: GUESS, found: if named { LIKELY.1 } else { LIKELY.0 }, passed: 0 }
+    }
+
+    /// Whether to ask for digests first. It saves the time of what is found, and costs a round trip for what is not.
+    fn are_worth(&mut self, asked: Asked) -> bool {
+        let likely = f64::from(self.found) / f64::from(self.asked.max(1));
+        let time = f64::from(asked.bytes) / asked.rate.max(1.0);
+        let hurry = if asked.waited { 1.0 } else { UNHURRIED };
+        let price = (1.0 - likely) * asked.round_trip * hurry + time / 128.0;
+        let again = self.passed >= AGAIN && !asked.waited;
+        let worth = likely * time > price || again;
+        self.passed = if worth { 0 } else { self.passed + 1 };
+        worth
+    }
+
+    fn learn(&mut self, asked: u32, found: u32) {
+        if self.asked > LONG {
+            self.asked /= 2;
+            self.found /= 2;
+        }
+        self.asked += asked;
+        self.found += found;
+    }
+}
+
+struct Table {
+    pages: HashCache,
+    frames: SourceId,
+}
+
+/// What is known of content on this side.
+#[derive(Default)]
+pub(super) struct Twins {
+    table: OnceLock<Option<Table>>,
+    /// Pages that the table was told of.
+    pub(super) known: AtomicU64,
+    /// The server says no digests.
+    mute: AtomicBool,
+    odds: Mutex<HashMap<FileId, Odds>>,
+    /// Pages that were found here and not sent.
+    pub(super) found: AtomicU64,
+}
+
+/// What was found of a stretch.
+struct Found {
+    content: Vec<u8>,
+    /// A bit a page: still to be asked for.
+    lacking: Vec<u8>,
+    pages: u32,
+    missing: u32,
+}
+
+fn open(dir: &Path, pages: u64) -> Option<Table> {
+    let geometry = Geometry::for_pages(pages.max(1024)).with_sources(64);
+    let opened = HashCache::open(&dir.join("pages"), Missing::Recreate(geometry)).and_then(|pages| {
+        let frames = pages.register(&dir.join("frames"), SourceKind::Raw)?;
+        Ok(Table { pages, frames })
+    });
+    opened
+        .inspect_err(|error| {
+            let error = error as &dyn std::error::Error;
+            tracing::warn!(error, "pages that are here already are not known again");
+        })
+        .ok()
+}
+
+impl Core {
+    fn with_odds<T>(&self, file: FileId, with: impl FnOnce(&mut Odds) -> T) -> T {
+        let mut odds = self.twins.odds.lock().unwrap_or_else(PoisonError::into_inner);
+        if odds.len() >= FILES && !odds.contains_key(&file) {
+            odds.clear();
+        }
+        with(odds.entry(file).or_insert_with(|| Odds::new(!self.options.known.is_empty())))
+    }
+
+    fn twins_table(&self) -> Option<&Table> {
+        let pages = self.cache.stats().capacity / PAGE as u64;
+        self.twins.table.get_or_init(|| open(&self.options.cache, pages)).as_ref()
+    }
+
+    /// Takes up the table of an earlier session, and looks through the files that were named. In a thread of its own.
+    pub(super) fn learn_twins(self: &Arc<Self>) {
+        let known = self.options.known.clone();
+        if known.is_empty() && !self.options.cache.join("pages").exists() {
+            return;
+        }
+        let weak = Arc::downgrade(self);
+        thread::spawn(move || {
+            for path in std::iter::once(None).chain(known.iter().map(Some)) {
+                let Some(core) = weak.upgrade() else { return };
+                let Some(table) = core.twins_table() else { return };
+                if let Some(path) = path {
+                    core.look_through(table, path);
+                }
+                core.twins.known.fetch_max(table.pages.stats().used, Ordering::Release);
+            }
+        });
+    }
+
+    fn look_through(&self, table: &Table, path: &Path) {
+        let going = |_| match self.writeback.is_stopped() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        };
+        let added = SourceKind::guess(path).and_then(|kind| table.pages.add(path, kind, None, &going));
+        if let Err(error) = added {
+            self.event(format!("{}: not known here: {error}", path.display()));
+        }
+    }
+
+    /// What came from the server, and where it lies here, is noted: the same may be asked for under another name.
+    pub(super) fn note_twins(&self, file: FileId, offset: u64, content: &[u8]) {
+        if self.link.level().is_none() {
+            return;
+        }
+        let Some(table) = self.twins_table() else { return };
+        for (at, place) in self.cache.places(file, offset, content.len() as u64) {
+            let page = content.get((at - offset) as usize..).map(|rest| &rest[..rest.len().min(PAGE)]);
+            if let Some(page) = page.filter(|page| !is_zero(page)) {
+                let location = Location { source: table.frames, offset: place };
+                table.pages.note(&digest_of_page(page), location);
+                self.twins.known.fetch_add(1, Ordering::Release);
+            }
+        }
+    }
+
+    fn is_worth_digests(&self, file: FileId, range: Range, waited: bool) -> bool {
+        let twins = &self.twins;
+        if twins.mute.load(Ordering::Relaxed) || twins.known.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let Some(round_trip) = self.link.round_trip().filter(|_| self.link.level().is_some()) else {
+            return false;
+        };
+        let rate = self.link.rate().unwrap_or(USUAL);
+        let asked = Asked { bytes: range.len, waited, rate, round_trip: round_trip.as_secs_f64() };
+        self.with_odds(file, |odds| odds.are_worth(asked))
+    }
+
+    /// The content of a stretch, by its digests; none if it is better asked for as it is.
+    pub(super) async fn by_digest(
+        self: &Arc<Self>,
+        source: &Source,
+        range: Range,
+        waited: bool,
+    ) -> Option<Result<Came, Fail>> {
+        if !self.is_worth_digests(source.file, range, waited) {
+            return None;
+        }
+        let body = Digests { file: source.wanted.clone(), range };
+        let (said, digests) = match self.link.ask::<DigestCall, _>(body, Bytes::new(), None).await.0 {
+            // An older server.
+            Err(fail) if fail.is(Code::UNKNOWN_KIND) => {
+                self.twins.mute.store(true, Ordering::Relaxed);
+                return None;
+            }
+            Err(fail) => return Some(Err(fail)),
+            Ok(answer) => answer,
+        };
+        let attr = said.attr;
+        let (core, file) = (self.clone(), source.file);
+        let found = tokio::task::spawn_blocking(move || core.find_twins(file, range, &said, &digests)).await;
+        match found {
+            Ok(Some(found)) if found.missing == 0 => Some(Ok((attr, found.content))),
+            Ok(Some(found)) => match self.complete(source, range, found).await {
+                Ok((now, content)) if now.version() == attr.version() => Some(Ok((attr, content))),
+                // It was changed between the two: what was found is of another content.
+                Ok(_) => None,
+                Err(fail) => Some(Err(fail)),
+            },
+            Ok(None) | Err(_) => Some(Err(Fail::Nonsense)),
+        }
+    }
+
+    fn find_twins(&self, file: FileId, range: Range, said: &DigestsDone, digests: &[u8]) -> Option<Found> {
+        let digests = unpack_digests(&said.pages, digests, range.len as usize).ok()?;
+        let mut content = vec![0; said.pages.len as usize];
+        let mut lacking = vec![0; digests.len().div_ceil(8)];
+        let mut reader = self.twins_table().map(|table| table.pages.reader());
+        let (mut pages, mut missing) = (0, 0);
+        let mut page = [0; PAGE];
+        for (number, place) in content.chunks_mut(PAGE).enumerate() {
+            let Some(digest) = digests[number] else { continue };
+            pages += 1;
+            if reader.as_mut().is_some_and(|reader| reader.get(&digest, &mut page)) {
+                place.copy_from_slice(&page[..place.len()]);
+            } else {
+                lacking[number / 8] |= 1 << (number % 8);
+                missing += 1;
+            }
+        }
+        self.with_odds(file, |odds| odds.learn(pages, pages - missing));
+        self.twins.found.fetch_add(u64::from(pages - missing), Ordering::Relaxed);
+        Some(Found { content, lacking, pages, missing })
+    }
+
+    /// Asks for what was not found.
+    async fn complete(self: &Arc<Self>, source: &Source, range: Range, found: Found) -> Result<Came, Fail> {
+        let Found { mut content, lacking, pages, missing } = found;
+        tracing::trace!(offset = range.offset, pages, missing, "found here by digest");
+        let read = Read { file: source.wanted.clone(), range, level: self.link.level() };
+        let body = Pages { read, wanted: lacking.clone() };
+        let (done, packed) = self.link.ask_content::<PagesCall, _>(body).await?;
+        let merged = tokio::task::spawn_blocking(move || {
+            let rest = unpack_pages(&done.pages, &packed, content.len()).map_err(|_| Fail::Nonsense)?;
+            if rest.len() != content.len() {
+                return Err(Fail::Old);
+            }
+            for (number, place) in content.chunks_mut(PAGE).enumerate() {
+                if is_in(&lacking, number) {
+                    place.copy_from_slice(&rest[number * PAGE..][..place.len()]);
+                }
+            }
+            Ok((done.attr, content))
+        });
+        merged.await.unwrap_or(Err(Fail::Gone))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(bytes: u32, mbit: f64, waited: bool) -> Asked {
+        Asked { bytes, waited, rate: mbit * 125_000.0, round_trip: 0.032 }
+    }
+
+    #[test]
+    fn a_file_that_is_found_is_asked_for_by_digest_and_one_that_is_not_is_left_alone() {
+        let (mut twin, mut noise) = (Odds::new(false), Odds::new(false));
+        assert!(twin.are_worth(asked(1 << 20, 30.0, true)) && noise.are_worth(asked(1 << 20, 30.0, true)));
+        for _ in 0..4 {
+            twin.learn(256, 256);
+            noise.learn(256, 0);
+        }
+        assert!(twin.are_worth(asked(64 << 10, 30.0, true)), "a block takes 17 ms, and is found");
+        let tried = (0..170).filter(|_| noise.are_worth(asked(1 << 20, 30.0, false))).count();
+        assert_eq!(tried, 10, "it may become another file");
+        assert!((0..100).all(|_| !noise.are_worth(asked(1 << 20, 30.0, true))), "nobody waits for a try");
+    }
+
+    #[test]
+    fn what_was_seen_lately_counts_more() {
+        let mut odds = Odds::new(false);
+        (0..100).for_each(|_| odds.learn(256, 0));
+        (0..40).for_each(|_| odds.learn(256, 256));
+        assert!(odds.are_worth(asked(64 << 10, 30.0, true)), "{odds:?}");
+    }
+
+    #[test]
+    fn a_fast_link_is_not_asked_for_digests_of_what_is_unlikely_here() {
+        let mut odds = Odds::new(false);
+        assert!(!odds.are_worth(asked(64 << 10, 1000.0, true)));
+        assert!(odds.are_worth(Asked { round_trip: 0.0002, ..asked(1 << 20, 100.0, true) }));
+        assert!(Odds::new(true).are_worth(asked(256 << 10, 100.0, true)), "somebody says that it is likely");
+    }
+}

@@ -1,0 +1,214 @@
+//! Over a slow link content that this side has already is not sent, whoever damages what it has.
+
+mod common;
+
+use common::{pattern, server_of, until};
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+use tempfile::TempDir;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    runtime::Runtime,
+};
+use whimbrel_fuse::{MountOptions, Mounted};
+use whimbrel_session::{
+    client::{Connector, Face, Session, SessionOptions},
+    proto::DigestCall,
+    server::Server,
+};
+use whimbrel_testkit::lab::{LinkConfig, LinkEmulator, Namespace};
+use whimbrel_wire::{
+    Answer, BoxFuture, Call, ConnectError, Connection, Endpoint, Peer, PeerIdentity, Refusal, Request,
+    Rights, Service, Stage, connect_io,
+};
+
+const PAGE: usize = 4096;
+const SIZE: usize = 3 << 20;
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 1);
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 2);
+
+struct Tcp(SocketAddr);
+
+impl Connector for Tcp {
+    fn connect(&self) -> BoxFuture<'_, Result<Connection, ConnectError>> {
+        Box::pin(async {
+            let stream = TcpStream::connect(self.0).await;
+            let stream = stream.map_err(|source| ConnectError::Io { stage: Stage::Dial, source })?;
+            let (reader, writer) = tokio::io::split(stream);
+            let endpoint = Endpoint::new("client".parse().unwrap(), ());
+            connect_io(reader, writer, PeerIdentity::Stdio, Rights::all(), &endpoint).await
+        })
+    }
+
+    fn destination(&self) -> String {
+        self.0.to_string()
+    }
+}
+
+/// A server that may be so old that it says no digests.
+struct Aged {
+    server: Server,
+    old: Arc<AtomicBool>,
+}
+
+impl Service for Aged {
+    fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
+        if request.kind == DigestCall::KIND && self.old.load(Ordering::SeqCst) {
+            return Box::pin(async move { Err(Refusal::unknown_kind(request.kind)) });
+        }
+        self.server.handle(peer, request)
+    }
+}
+
+/// A server at the other end of a link of 20 Mbit/s and 32 ms.
+struct Far {
+    near: Runtime,
+    old: Arc<AtomicBool>,
+    address: SocketAddr,
+    // Dropped in this order.
+    _far: Runtime,
+    link: LinkEmulator,
+    _namespaces: [Namespace; 2],
+    dir: TempDir,
+}
+
+fn runtime_in(namespace: &Namespace) -> Runtime {
+    namespace
+        .run(|| tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build())
+        .unwrap()
+}
+
+impl Far {
+    fn new(fill: impl FnOnce(&Path)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["server", "mount"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        fill(&dir.path().join("server"));
+        let namespaces = [Namespace::new().unwrap(), Namespace::new().unwrap()];
+        let config = LinkConfig::new(20, Duration::from_millis(16));
+        let ends = ((&namespaces[0], CLIENT), (&namespaces[1], SERVER));
+        let link = LinkEmulator::between(ends.0, ends.1, config, 1).unwrap();
+        let (near, far) = (runtime_in(&namespaces[0]), runtime_in(&namespaces[1]));
+        let listener = far.block_on(far.spawn(TcpListener::bind((SERVER, 0)))).unwrap().unwrap();
+        let address = listener.local_addr().unwrap();
+        let old = Arc::new(AtomicBool::new(false));
+        let (server, aged) = (server_of(&dir.path().join("server")), old.clone());
+        far.spawn(async move {
+            let mut living = Vec::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                let (reader, writer) = tokio::io::split(stream);
+                let service = Aged { server: server.clone(), old: aged.clone() };
+                let endpoint = Endpoint::new("server".parse().unwrap(), service);
+                living.push(connect_io(reader, writer, PeerIdentity::Stdio, Rights::all(), &endpoint).await);
+            }
+        });
+        Self { near, old, address, _far: far, link, _namespaces: namespaces, dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn mount(&self, cache: &str, change: impl FnOnce(&mut SessionOptions)) -> Near {
+        let directory = self.path("server").canonicalize().unwrap().into_os_string().into_encoded_bytes();
+        let mut options = SessionOptions::new(directory, self.path(cache));
+        options.capacity = 64 << 20;
+        options.settings.fresh = None;
+        change(&mut options);
+        let begin = Session::begin(Arc::new(Tcp(self.address)), options);
+        let session = self.near.block_on(self.near.spawn(begin)).unwrap().unwrap();
+        let options = MountOptions::new("test", "whimbrel");
+        let mounted = Mounted::new(Face::new(&session), &self.path("mount"), &options).unwrap();
+        session.mounted(mounted.notifier().unwrap());
+        until("the round trip is known", || session.status().round_trip_ms.is_some());
+        Near { session, mounted: Some(mounted) }
+    }
+
+    /// What is read, and how many bytes came over the link for it.
+    fn read(&self, name: &str) -> (Vec<u8>, u64) {
+        let before = self.link.bytes()[1];
+        let content = fs::read(self.path("mount").join(name)).unwrap();
+        (content, self.link.bytes()[1] - before)
+    }
+}
+
+struct Near {
+    session: Session,
+    mounted: Option<Mounted>,
+}
+
+impl Near {
+    fn end(mut self) {
+        self.session.end().unwrap();
+        self.mounted.take();
+    }
+}
+
+/// A golden disk, and another that differs from it in some pages and is longer.
+fn disks() -> (Vec<u8>, Vec<u8>) {
+    let golden = pattern(SIZE, 1);
+    let mut clone = golden.clone();
+    for number in (0..SIZE / PAGE).step_by(100) {
+        clone[number * PAGE..(number + 1) * PAGE].copy_from_slice(&pattern(PAGE, number as u64 + 7));
+    }
+    clone.extend(pattern(1000, 99));
+    (golden, clone)
+}
+
+#[test]
+fn what_was_read_under_another_name_is_not_sent_again() {
+    let (golden, clone) = disks();
+    let far = Far::new(|server| {
+        fs::write(server.join("golden.raw"), &golden).unwrap();
+        fs::write(server.join("clone.raw"), &clone).unwrap();
+        fs::write(server.join("twin.raw"), &golden[..SIZE / 2]).unwrap();
+    });
+    let near = far.mount("cache", |_| {});
+    let (content, whole) = far.read("golden.raw");
+    assert!(content == golden && whole > SIZE as u64);
+    let (content, sent) = far.read("clone.raw");
+    assert!(content == clone, "wrong bytes");
+    eprintln!(
+        "{whole} bytes came for a disk, {sent} for one that differs in {} pages",
+        SIZE / PAGE / 100 + 2
+    );
+    assert!(sent < whole / 8, "{sent} of {whole} bytes came over the link");
+    assert!(near.session.status().found_pages > 700);
+    far.old.store(true, Ordering::SeqCst);
+    let (content, sent) = far.read("twin.raw");
+    assert!(
+        content == golden[..SIZE / 2] && sent > SIZE as u64 / 2,
+        "an older server sends all of it: {sent}"
+    );
+    near.end();
+}
+
+#[test]
+fn what_a_named_file_of_this_host_has_is_not_sent_and_nothing_it_has_is_believed() {
+    let (golden, clone) = disks();
+    let far = Far::new(|server| fs::write(server.join("clone.raw"), &clone).unwrap());
+    let here = far.path("golden.raw");
+    fs::write(&here, &golden).unwrap();
+    let (known, absent) = (here.clone(), far.path("absent.raw"));
+    let near = far.mount("cache", |options| options.known = vec![absent, known]);
+    until("the file was looked through", || near.session.status().known_pages >= (SIZE / PAGE) as u64);
+    // Somebody changes it afterwards.
+    let file = fs::OpenOptions::new().write(true).open(&here).unwrap();
+    (10..40).for_each(|number| file.write_all_at(&[7; PAGE], number * PAGE as u64).unwrap());
+    let (content, sent) = far.read("clone.raw");
+    assert!(content == clone, "wrong bytes");
+    assert!(sent < SIZE as u64 / 6, "{sent} bytes came over the link");
+    let events = near.session.status().events;
+    assert!(events.len() == 1 && events[0].text.contains("absent.raw"), "{events:?}");
+    near.end();
+}
