@@ -53,7 +53,8 @@ pub(crate) fn cutting(context: &Context) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-fn digests(way: Cutting, mut data: &[u8]) -> Vec<(Digest, usize)> {
+/// Chunks, with their length.
+pub(super) fn digests(way: Cutting, mut data: &[u8]) -> Vec<(Digest, usize)> {
     let mut out = Vec::with_capacity(data.len() / PAGE_SIZE);
     while !data.is_empty() {
         let (chunk, rest) = data.split_at(way.cut(data));

@@ -4,15 +4,20 @@
 //! or measured from outside, they are the program as people start it (`processes`).
 
 mod bandwidth;
+mod blast;
 mod cutting;
 mod faults;
+mod figures;
 mod link;
 mod members;
+mod model;
 mod moosefs;
 mod peers;
 mod processes;
 mod scale;
 mod sftp;
+mod simulation;
+mod tables;
 
 use super::{Context, Experiment, images};
 use anyhow::Result;
@@ -45,6 +50,36 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         rows: &["scale.files"],
         about: "a manager of 100,000 files and ten million chunks",
         run: scale::files,
+    },
+    Experiment {
+        rows: &["stripes"],
+        about: "bandwidth by protocol and width of the stripe (figures 2, 3, 6)",
+        run: figures::stripes,
+    },
+    Experiment {
+        rows: &["buffers"],
+        about: "bandwidth by the size of the window (figures 4, 5)",
+        run: figures::buffers,
+    },
+    Experiment {
+        rows: &["dedup"],
+        about: "a series with and without what was there before (figure 7)",
+        run: figures::dedup,
+    },
+    Experiment {
+        rows: &["similarity"],
+        about: "what checkpoints of a BLAST have in common (tables 3, 4)",
+        run: tables::similarity,
+    },
+    Experiment {
+        rows: &["application"],
+        about: "a BLAST with checkpoints, on disk and in a pool (table 5)",
+        run: tables::application,
+    },
+    Experiment {
+        rows: &["model.error", "model.scale"],
+        about: "hundreds of members in a model, checked against real ones (figure 8)",
+        run: simulation::run,
     },
     Experiment { rows: &["scale.clients"], about: "seven clients, twenty benefactors", run: scale::clients },
 ];

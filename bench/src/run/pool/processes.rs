@@ -191,10 +191,16 @@ impl Processes {
 
     /// Mounts the pool on a folder of this name, by a process that has nothing cached.
     pub(super) fn mount(&self, name: &str) -> Result<Mount> {
+        self.mount_with(name, &[])
+    }
+
+    /// The same with more arguments.
+    pub(super) fn mount_with(&self, name: &str, more: &[&str]) -> Result<Mount> {
         let path = self.dir.path().join(name);
         std::fs::create_dir_all(&path)?;
         let (target, keys) = (format!("pool:{}", self.address), text(&self.dir.path().join("client")));
-        let args = ["mount", &target, &text(&path), "--keys", &keys].map(str::to_owned).to_vec();
+        let args = ["mount", &target, &text(&path), "--keys", &keys];
+        let args = args.iter().chain(more).map(|&word| word.to_owned()).collect();
         let mut member = Member { place: self.client.clone(), args, process: None };
         member.start()?;
         Ok(Mount { path, member })

@@ -1,0 +1,133 @@
+//! `similarity`, `application`: tables 3, 4 and 5 of the paper, over checkpoints of a BLAST that runs ([`super::blast`]).
+
+use super::{Context, Place, Processes, blast::Blast, cutting::digests, rate, write};
+use crate::harness::{Row, Samples, scratch};
+use anyhow::{Result, ensure};
+use std::{
+    collections::HashSet,
+    fs,
+    path::Path,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+use whimbrel_core::Digest;
+use whimbrel_pool::{chunk::Cutting, client::Pool, policy::Policy};
+use whimbrel_testkit::lab::Lab;
+
+/// Between two checkpoints of tables 3 and 4; a third of it for table 5.
+const INTERVAL: Duration = Duration::from_secs(6);
+/// More than BLAST gets done while checkpoints are taken.
+const ENDLESS: usize = 20_000;
+
+/// The ways of tables 3 and 4, and ours.
+fn ways() -> Vec<(String, Cutting)> {
+    let fixed = |name: &str, size| (format!("FsCH {name}"), Cutting::Fixed { size });
+    let mut ways = vec![fixed("1 KiB", 1 << 10), fixed("256 KiB", 256 << 10), fixed("1 MiB", 1 << 20)];
+    let window = |window, bits, advance| Cutting::Window { window, bits, advance };
+    ways.push(("CbCH overlap, m=20 k=14".to_owned(), window(20, 14, 1)));
+    for bits in [8, 10, 12, 14] {
+        for m in [20, 32, 64, 128, 256] {
+            ways.push((format!("CbCH no overlap, m={m} k={bits}"), window(m, bits, m)));
+        }
+    }
+    ways.push(("FastCDC, 256 KiB on average".to_owned(), Cutting::default()));
+    ways.push(("FastCDC, 16 KiB on average".to_owned(), Cutting::Content { average: 16 << 10 }));
+    ways.push(("page by page".to_owned(), Cutting::Pages { average: 1 }));
+    ways
+}
+
+/// What of each checkpoint is in the one before, and how fast that is found out.
+fn judge(way: Cutting, series: &[Vec<u8>]) -> (Samples, Samples) {
+    let (mut known, mut found, mut speed) = (HashSet::<Digest>::new(), Vec::new(), Vec::new());
+    for (at, checkpoint) in series.iter().enumerate() {
+        let begun = Instant::now();
+        let chunks = digests(way, checkpoint);
+        speed.push(rate(checkpoint.len(), begun));
+        if at > 0 {
+            let same = chunks.iter().filter(|(digest, _)| known.contains(digest));
+            let same: usize = same.map(|(_, length)| length).sum();
+            found.push(same as f64 * 100.0 / checkpoint.len() as f64);
+        }
+        known = chunks.into_iter().map(|(digest, _)| digest).collect();
+    }
+    (Samples::new(found), Samples::new(speed))
+}
+
+/// Tables 3 and 4.
+pub(crate) fn similarity(context: &Context) -> Result<Vec<Row>> {
+    let mut blast = Blast::start(ENDLESS)?;
+    let mut series = Vec::new();
+    for _ in 0..context.times(40, 8) {
+        sleep(INTERVAL);
+        ensure!(!blast.is_done()?, "blastp ended too early");
+        series.push(blast.checkpoint(|memory| Ok(memory.to_vec()))?);
+    }
+    drop(blast);
+    let size = series.iter().map(Vec::len).sum::<usize>() as f64 / series.len() as f64 / 1e6;
+    let mut rows = Vec::new();
+    for (name, way) in ways() {
+        let (found, speed) = judge(way, &series);
+        rows.push(Row::new("similarity", format!("{name}: found in the one before"), "%", &found));
+        rows.push(Row::new("similarity", format!("{name}: speed"), "MB/s", &speed));
+    }
+    rows.push(Row::new("similarity", "size of a checkpoint of BLAST", "MB", &Samples::new(vec![size])));
+    Ok(rows)
+}
+
+/// A run of the program with checkpoints in `folder`: seconds in all, seconds that it stood still, bytes written.
+fn run(questions: usize, folder: &Path) -> Result<(f64, f64, u64)> {
+    let mut blast = Blast::start(questions)?;
+    let (begun, mut stood, mut bytes, mut number) = (Instant::now(), Duration::ZERO, 0, 0);
+    loop {
+        let next = Instant::now() + INTERVAL / 3;
+        while Instant::now() < next {
+            if blast.is_done()? {
+                ensure!(number > 1, "the run was too short for checkpoints");
+                return Ok((begun.elapsed().as_secs_f64(), stood.as_secs_f64(), bytes));
+            }
+            sleep(Duration::from_millis(5));
+        }
+        let stop = Instant::now();
+        bytes += blast.checkpoint(|memory| {
+            write(&folder.join(format!("blast.N1.T{number}")), memory)?;
+            Ok(memory.len() as u64)
+        })?;
+        stood += stop.elapsed();
+        number += 1;
+    }
+}
+
+/// Table 5: the same program to the end, with checkpoints on the disk and in a pool of four benefactors behind 1 Gbit/s each.
+pub(crate) fn application(context: &Context) -> Result<Vec<Row>> {
+    let questions = context.times(400, 100);
+    let disk = scratch("application")?;
+    let (local, local_stood, local_bytes) = run(questions, disk.path())?;
+    fs::remove_dir_all(disk.path())?;
+    let names = ["manager", "b0", "b1", "b2", "b3", "client"];
+    let lab = Lab::with_hosts(&names)?;
+    names.iter().try_for_each(|name| lab.limit(name, 1000))?;
+    let place = |name: &&str| Place {
+        namespace: (**lab.host(name)).clone(),
+        address: format!("{}:7500", lab.host(name).address()),
+    };
+    let dir = TempDir::new_in("/dev/shm")?;
+    let members = names[1..5].iter().map(place).collect();
+    let pool = Processes::at(place(&"manager"), members, place(&"client"), dir)?;
+    let policy = Policy { copies: 1, cutting: Cutting::Pages { average: 1 }, ..Policy::default() };
+    pool.ask(async move |pool: Pool| Ok(pool.set_policy(whimbrel_fuse::ROOT, Some(policy)).await?))?;
+    let mount = pool.mount("mnt")?;
+    let (ours, stood, _) = run(questions, &mount.path)?;
+    // What benefactors say of themselves is some seconds old.
+    sleep(Duration::from_secs(15));
+    let kept: u64 = pool.status()?.benefactors.iter().map(|member| member.used).sum();
+    let one = |value| Samples::new(vec![value]);
+    let row = |case: &str, unit, ours, theirs| {
+        Row::new("application", case, unit, &one(ours)).against("the local disk", &one(theirs))
+    };
+    Ok(vec![
+        row("BLAST with a checkpoint every 2 s, to the end", "s", ours, local),
+        row("of that it stood still for checkpoints", "s", stood, local_stood),
+        row("kept of its checkpoints", "MB", kept as f64 / 1e6, local_bytes as f64 / 1e6),
+    ])
+}
