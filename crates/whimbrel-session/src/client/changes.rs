@@ -147,12 +147,14 @@ impl Core {
             let op = self.removal(&path, id, dir);
             self.make(op)?;
             let mut nodes = self.nodes();
+            self.go_by_another_name(&nodes, id, (parent, name))?;
             return self.removed(&mut nodes, parent, name, id);
         }
         let mut nodes = self.nodes();
         if dir && nodes.dir(id).is_some_and(|dir| !dir.entries.is_empty()) {
             return Err(Errno::ENOTEMPTY);
         }
+        self.go_by_another_name(&nodes, id, (parent, name))?;
         let node = nodes.get_mut(id).ok_or(Errno::ESTALE)?;
         // What the server never heard of needs not be removed there.
         let own = std::mem::take(&mut node.ops);
@@ -178,6 +180,20 @@ impl Core {
             self.nodes().get(id).filter(|node| node.attr.links > 1 && !node.local).and_then(|node| node.file);
         match file {
             Some(file) if self.cache.file(file).is_some_and(|record| record.dirty) => self.flush_file(file),
+            _ => Ok(()),
+        }
+    }
+
+    /// A name is about to lead elsewhere: content of a file that has another one is written back under that. Before the change is
+    /// in the journal, so that after a crash what has this name is what goes with it.
+    fn go_by_another_name(&self, nodes: &Nodes, id: u64, (parent, name): (u64, &Name)) -> Result<()> {
+        let Some(node) = nodes.get(id) else { return Ok(()) };
+        let other = node.names.iter().find(|(dir, known)| *dir != parent || known != name);
+        let path = other.and_then(|(dir, name)| nodes.path_of(*dir, name).ok());
+        match (node.file, path) {
+            (Some(file), Some(path)) => {
+                self.cache.update_file(file, |record| record.path = path).map_err(errno_of)
+            }
             _ => Ok(()),
         }
     }
@@ -249,7 +265,10 @@ impl Core {
         let op = Op::Rename { from: paths.0.clone(), path: paths.1.clone(), no_replace };
         if !later {
             let attr = self.make(op)?;
-            self.renamed(&mut self.nodes(), id, from, to, replaced, &paths)?;
+            let mut nodes = self.nodes();
+            replaced.map_or(Ok(()), |other| self.go_by_another_name(&nodes, other, to))?;
+            self.renamed(&mut nodes, id, from, to, replaced, &paths)?;
+            drop(nodes);
             // The inode's last change is ours.
             attr.into_iter().for_each(|attr| self.own_change(id, attr));
             return Ok(());
@@ -257,6 +276,7 @@ impl Core {
         let mut nodes = self.nodes();
         if let Some(other) = replaced {
             self.may_replace(&mut nodes, id, other, no_replace)?;
+            self.go_by_another_name(&nodes, other, to)?;
         }
         let number = self.cache.add_op(op).map_err(errno_of)?;
         if let Some(node) = nodes.get_mut(id) {
@@ -389,7 +409,8 @@ impl Core {
                 let mut nodes = self.nodes();
                 let number = self.cache.add_op(op).map_err(errno_of)?;
                 if let Some(node) = nodes.get_mut(id) {
-                    if node.local {
+                    // With its making this can be taken back, and not without.
+                    if node.local && !node.ops.is_empty() {
                         node.ops.push(number);
                     }
                     node.attr.mode = mode.unwrap_or(node.attr.mode);
