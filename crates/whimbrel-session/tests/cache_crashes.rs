@@ -10,7 +10,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 use whimbrel_session::{
-    cache::{Cache, CacheError, FileRecord, Geometry, Medium, Part, Read},
+    cache::{Cache, CacheError, FileRecord, Folded, Geometry, Medium, Part, Read},
     proto::{Ident, Op, PAGE, RelPath, Version},
 };
 
@@ -433,5 +433,60 @@ fn a_file_is_where_a_change_of_names_put_it_though_the_crash_came_before_its_own
         let cache = open();
         assert_eq!(cache.file(new).unwrap().path, path("dir/a"));
         assert_eq!(cache.file(file).unwrap().path, path("other/a"));
+    }
+}
+
+#[test]
+fn what_a_change_of_names_took_away_is_gone_though_the_crash_came_before_its_own_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let geometry = Geometry::new(65536, 1 << 20).unwrap();
+    let open = || {
+        Cache::open(Box::new(whimbrel_session::cache::Folder::open(dir.path()).unwrap()), geometry).unwrap()
+    };
+    let path = |text: &str| RelPath::new(text.as_bytes()).unwrap();
+    let (cache, _) = open();
+    let files = ["a", "b", "c"].map(|name| {
+        let file = cache.add_file(FileRecord { path: path(name), ..a_file() }).unwrap();
+        cache.write(file, 0, &page(1)).unwrap();
+        file
+    });
+    cache.add_op(Op::Unlink { path: path("a"), ident: None, keep: false }).unwrap();
+    cache.add_op(Op::Rename { from: path("b"), path: path("c"), no_replace: false }).unwrap();
+    drop(cache);
+    let (cache, recovered) = open();
+    assert_eq!(recovered.dirty, [files[1]]);
+    assert_eq!(cache.file(files[1]).unwrap().path, path("c"));
+}
+
+#[test]
+fn changes_that_were_folded_are_found_as_they_were_and_so_is_how_far_they_were_sent() {
+    let dir = tempfile::tempdir().unwrap();
+    let geometry = Geometry::new(65536, 1 << 20).unwrap();
+    let open = || {
+        Cache::open(Box::new(whimbrel_session::cache::Folder::open(dir.path()).unwrap()), geometry).unwrap().0
+    };
+    let path = |text: &str| RelPath::new(text.as_bytes()).unwrap();
+    let cache = open();
+    let numbers = [0, 1, 2, 3].map(|_| cache.add_op(Op::Rmdir { path: path("x") }).unwrap());
+    let files = [1, 2].map(|by: usize| {
+        let made = FileRecord { path: path("y"), made_by: Some(numbers[by]), ident: None, ..a_file() };
+        cache.add_file(made).unwrap()
+    });
+    cache.send_below(numbers[0] + 1).unwrap();
+    let now = Op::Replace { path: path("y"), mode: 0o600, stamp: a_file().base.mtime };
+    let folded = Folded {
+        now: vec![(numbers[3], now.clone())],
+        gone: numbers[1..3].to_vec(),
+        makes: vec![(numbers[1], None), (numbers[2], Some(numbers[3]))],
+    };
+    cache.fold_ops(folded).unwrap();
+    drop(cache);
+    // From the journal, and from one that was begun anew.
+    for _ in 0..2 {
+        let cache = open();
+        assert_eq!(cache.ops(), [(numbers[0], Op::Rmdir { path: path("x") }), (numbers[3], now.clone())]);
+        assert_eq!(cache.unsent(), numbers[0] + 1);
+        assert_eq!(cache.file(files[0]), None, "nothing makes it any more");
+        assert_eq!(cache.file(files[1]).unwrap().made_by, Some(numbers[3]));
     }
 }

@@ -29,8 +29,8 @@ use std::{
 use tempfile::TempDir;
 use whimbrel_testkit::lab::{LinkConfig, LinkEmulator, Namespace, Process};
 
-/// A mount first writes back what an earlier one left, and each change of a name takes a round trip or two: 3,000 of them were seen,
-/// which is more than fits in here.
+/// A mount first writes back what an earlier one left, which is some megabytes of content at most: changes of names, of which 3,000 were
+/// seen, are folded before.
 const PATIENCE: Duration = Duration::from_secs(180);
 const FILES: u64 = 4;
 const PAGES: u64 = 96;

@@ -61,7 +61,7 @@ impl Cache {
         let barrier = state.index.begin_barrier();
         let synced = self.medium.sync(Part::Frames);
         self.settle(state, synced)?;
-        let all = snapshot(&state.index, &state.files, &state.ops);
+        let all = snapshot(&state.index, &state.files, (state.sent, &state.ops));
         let next = Journal::begin(&*self.medium, Some(&state.journal), self.geometry, all);
         match next {
             Ok(journal) => state.journal = journal,

@@ -12,6 +12,7 @@ mod durable;
 mod index;
 mod journal;
 mod medium;
+mod names;
 mod places;
 mod record;
 mod recover;
@@ -20,5 +21,5 @@ mod write;
 
 pub use index::Geometry;
 pub use medium::{Folder, Medium, Part};
-pub use record::{FileId, FileRecord, Record, RecordError, decode_record, encode_record};
+pub use record::{FileId, FileRecord, Folded, Record, RecordError, decode_record, encode_record};
 pub use store::{Cache, CacheError, CacheStats, DirtyBlock, Lost, Read, Recovered};

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 /// A file of the cache. Numbers are never used again within a cache.
 pub type FileId = u64;
 
-/// Longest record: an operation with two paths, or a block of 64 pages.
-pub(super) const MAX_RECORD: usize = 16 << 10;
+/// Longest record: changes of names that were folded, a bounded number of bytes of them.
+pub(super) const MAX_RECORD: usize = 256 << 10;
 /// Length and sum.
 pub(super) const HEAD: usize = 8;
 
@@ -103,6 +103,36 @@ pub enum Record {
     },
     /// The session ended in order: nothing is dirty.
     End,
+    /// Changes with numbers below this may have been sent; those from it on were not.
+    Sent {
+        /// The first that was not.
+        below: u64,
+    },
+    /// Changes came to be others before they were sent.
+    Folded(Folded),
+}
+
+/// Changes that come to the same as those that were queued before.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Folded {
+    /// Changes that are these by now.
+    pub now: Vec<(u64, Op)>,
+    /// Changes that are none any more.
+    pub gone: Vec<u64>,
+    /// Files by the change that was to make them, and which makes them now, if any does.
+    pub makes: Vec<(u64, Option<u64>)>,
+}
+
+impl Folded {
+    /// Whether all is as it was.
+    pub fn is_nothing(&self) -> bool {
+        self.now.is_empty() && self.gone.is_empty()
+    }
+
+    /// What becomes of a file that a change was to make: the change that makes it now, if one does. None if nothing became of it.
+    pub fn made_by(&self, number: u64) -> Option<Option<u64>> {
+        self.makes.iter().find(|(before, _)| *before == number).map(|(_, now)| *now)
+    }
 }
 
 /// The bytes are no record.

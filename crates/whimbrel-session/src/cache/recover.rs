@@ -8,7 +8,7 @@
 use super::{
     index::{Block, Geometry, Index, Key, ZERO},
     medium::{Medium, Part},
-    record::{FileId, FileRecord, Record},
+    record::{FileId, FileRecord, Folded, Record},
     store::{Lost, page_sum},
 };
 use crate::proto::{Op, PAGE};
@@ -34,6 +34,8 @@ pub(super) struct Replayed {
     pub(super) ops: BTreeMap<u64, Op>,
     pub(super) next_file: FileId,
     pub(super) next_op: u64,
+    /// Changes below this may have been sent.
+    pub(super) sent: u64,
     pub(super) lost: Vec<Lost>,
     /// Whether the session before ended in order.
     pub(super) ended: bool,
@@ -47,6 +49,7 @@ struct Words {
     ops: BTreeMap<u64, Op>,
     next_file: FileId,
     next_op: u64,
+    sent: Option<u64>,
     barrier: u64,
     ended: bool,
 }
@@ -80,13 +83,30 @@ impl Words {
             Record::OpDone { number } => drop(self.ops.remove(&number)),
             Record::Barrier { records } => self.barrier = self.barrier.max(records),
             Record::End => {}
+            Record::Sent { below } => self.sent = self.sent.max(Some(below)),
+            Record::Folded(folded) => self.fold(folded),
         }
     }
 }
 
 impl Words {
-    /// Files are where a change moves them, also if a crash came before their own records said so.
+    fn fold(&mut self, folded: Folded) {
+        let makes: HashMap<u64, Option<u64>> = folded.makes.into_iter().collect();
+        self.files.retain(|_, record| {
+            let made = record.made_by.and_then(|by| makes.get(&by).copied());
+            record.made_by = made.unwrap_or(record.made_by);
+            made != Some(None)
+        });
+        folded.gone.iter().for_each(|number| _ = self.ops.remove(number));
+        self.ops.extend(folded.now);
+    }
+
+    /// Files are where a change moves them, and gone where it takes their name, also if a crash came before their own records said
+    /// so. One that has another name goes by that before its change is recorded.
     fn follow(&mut self, op: &Op) {
+        if let Op::Unlink { path, .. } | Op::Rename { path, .. } = op {
+            self.files.retain(|_, record| record.removed || record.path != *path);
+        }
         let Op::Rename { from, path, .. } = op else { return };
         for record in self.files.values_mut().filter(|record| !record.removed) {
             if let Some(moved) = record.path.moved(from, path) {
@@ -143,8 +163,10 @@ pub(super) fn replay(medium: &dyn Medium, geometry: Geometry, records: Vec<Recor
         }
     }
     index.restored();
-    let Words { files, ops, next_file, next_op, ended, .. } = words;
-    Ok(Replayed { index, files, ops, next_file, next_op, lost, ended })
+    let Words { files, ops, next_file, next_op, sent, ended, .. } = words;
+    // A journal of before this was noted may have had any of them sent.
+    let sent = if ops.is_empty() { 0 } else { sent.unwrap_or(next_op) };
+    Ok(Replayed { index, files, ops, next_file, next_op, sent, lost, ended })
 }
 
 fn block_of(said: &Said, sums: Box<[u32]>) -> Block {

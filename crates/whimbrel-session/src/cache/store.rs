@@ -131,6 +131,8 @@ pub(super) struct State {
     pub(super) ops: BTreeMap<u64, Op>,
     pub(super) next_file: FileId,
     pub(super) next_op: u64,
+    /// Changes below this may have been sent.
+    pub(super) sent: u64,
     pub(super) latched: Option<&'static str>,
 }
 
@@ -183,7 +185,7 @@ impl Cache {
         if geometry != stored {
             replayed.index = Index::new(geometry);
         }
-        let Replayed { index, files, ops, next_file, next_op, lost, ended } = replayed;
+        let Replayed { index, files, ops, next_file, next_op, sent, lost, ended } = replayed;
         let mut dirty: Vec<FileId> = files
             .iter()
             .filter(|(_, record)| record.dirty && !record.removed)
@@ -198,9 +200,10 @@ impl Cache {
             .filter(|(_, record)| !record.removed)
             .map(|(file, record)| (file, Held { record, epoch: 0, content: 0 }))
             .collect();
-        let journal = Journal::begin(&*medium, old.as_ref(), geometry, snapshot(&index, &files, &ops));
+        let journal =
+            Journal::begin(&*medium, old.as_ref(), geometry, snapshot(&index, &files, (sent, &ops)));
         let journal = journal.map_err(io_error("open"))?;
-        let state = State { index, journal, files, ops, next_file, next_op, latched: None };
+        let state = State { index, journal, files, ops, next_file, next_op, sent, latched: None };
         let used = (0..geometry.frames).map(|_| AtomicBool::new(false)).collect();
         let cache = Self {
             medium,
@@ -549,10 +552,13 @@ pub(super) fn record_of(key: Key, block: &Block) -> Record {
 pub(super) fn snapshot<'a>(
     index: &'a Index,
     files: &'a HashMap<FileId, Held>,
-    ops: &'a BTreeMap<u64, Op>,
+    (sent, ops): (u64, &'a BTreeMap<u64, Op>),
 ) -> impl Iterator<Item = Record> + 'a {
     let files = files.iter().map(|(file, held)| Record::File { file: *file, record: held.record.clone() });
     let ops = ops.iter().map(|(number, op)| Record::Op { number: *number, op: op.clone() });
     // Changes of names first: a replay moves files along with them (`recover.rs`), and these files have moved.
-    ops.chain(files).chain(index.all().map(|(key, block)| record_of(key, block)))
+    std::iter::once(Record::Sent { below: sent })
+        .chain(ops)
+        .chain(files)
+        .chain(index.all().map(|(key, block)| record_of(key, block)))
 }

@@ -1,11 +1,11 @@
-//! What changes a file in the cache: writes, cuts, write-back, records of files and of operations.
+//! What changes a file in the cache: writes, cuts, write-back, records of files.
 
 use super::{
     index::Key,
     record::{FileId, FileRecord, Record},
     store::{Cache, CacheError, DirtyBlock, Held, Read, State, each, record_of},
 };
-use crate::proto::{Op, PAGE, Version};
+use crate::proto::{PAGE, Version};
 
 impl Cache {
     /// A new file; its number.
@@ -300,36 +300,5 @@ impl Cache {
             return Ok(());
         }
         self.log(&mut state, &[Record::NoFile { file }])
-    }
-
-    /// The server has yet to do this; its number.
-    pub fn add_op(&self, op: Op) -> Result<u64, CacheError> {
-        let mut state = self.alone();
-        let number = state.next_op;
-        state.next_op += 1;
-        state.ops.insert(number, op.clone());
-        self.log(&mut state, &[Record::Op { number, op }])?;
-        Ok(number)
-    }
-
-    /// The server has done it, or it is given up.
-    pub fn op_done(&self, number: u64) -> Result<(), CacheError> {
-        let mut state = self.alone();
-        if state.ops.remove(&number).is_none() {
-            return Ok(());
-        }
-        self.log(&mut state, &[Record::OpDone { number }])
-    }
-
-    /// The first `most` of these that `are` wanted.
-    pub fn first_ops(&self, most: usize, are: impl Fn(&u64) -> bool) -> Vec<(u64, Op)> {
-        let state = self.shared();
-        let wanted = state.ops.iter().filter(|(number, _)| are(number)).take(most);
-        wanted.map(|(number, op)| (*number, op.clone())).collect()
-    }
-
-    /// What the server has yet to do, in order.
-    pub fn ops(&self) -> Vec<(u64, Op)> {
-        self.shared().ops.iter().map(|(number, op)| (*number, op.clone())).collect()
     }
 }

@@ -14,6 +14,7 @@ mod disk;
 mod exports;
 mod face;
 mod fetch;
+mod fold;
 mod keep;
 mod learnt;
 mod link;

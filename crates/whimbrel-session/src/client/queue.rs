@@ -1,17 +1,18 @@
 //! Changes of names on their way to the server.
 //!
-//! They wait in the journal and are sent in batches (`batch.rs`), each on one ordered stream, all at once. A change leaves the
-//! journal when the server has it on its disk, and that is durable here before the next batch builds on it; so after
-//! any crash only changes are sent again whose traces are still as they left them. Needs the turn of the write-back.
+//! They wait in the journal, where those that were never sent are folded (`fold.rs`), and are sent in batches (`batch.rs`), each on one
+//! ordered stream, all at once. A change leaves the journal when the server has it on its disk, and that is durable here
+//! before the next batch builds on it, together with how far that one goes; so after any crash only changes are sent again whose
+//! traces are still as they left them, and only changes are folded that left none. Needs the turn of the write-back.
 
 use super::{
     batch::batch,
+    fold::fold,
     link::Fail,
     session::{Core, errno_of, errno_of_fail},
-    writeback::FILES,
 };
 use crate::{
-    cache::FileId,
+    cache::{CacheError, FileId},
     proto::{Attr, FileRef, Ident, Lookup, LookupCall, Op, OpCall, OpDone, RelPath, Sync, SyncCall, errno},
 };
 use bytes::Bytes;
@@ -24,8 +25,10 @@ use whimbrel_fuse::{Errno, Result};
 
 /// Changes sent before the first answer is waited for.
 const CHANGES: usize = 512;
-/// Changes looked at to find these.
+/// Changes looked at to find these, and to be folded at once.
 const LOOKED_AT: usize = 4 * CHANGES;
+/// Directories that the server is asked at once to have on its disk.
+const DIRECTORIES: usize = 256;
 
 type Asked<T> = std::result::Result<T, Fail>;
 
@@ -35,6 +38,19 @@ struct Change {
     op: Op,
     /// It was sent before, and may have been made.
     again: bool,
+}
+
+impl Change {
+    /// Whether it is done if the server finds nothing to be done.
+    fn may_be_made(&self) -> bool {
+        self.again || matches!(self.op, Op::Unlink { ident: None, .. })
+    }
+}
+
+/// The journal could not be written, and takes nothing more.
+fn latched(error: CacheError) -> Fail {
+    errno_of(error);
+    Fail::Nonsense
 }
 
 impl Core {
@@ -73,8 +89,12 @@ impl Core {
     /// Sends every change that is queued. Needs the turn.
     pub(super) fn drain(&self) -> Asked<()> {
         loop {
-            self.confirm()?;
-            let changes = self.next_changes();
+            let confirmed = self.confirm()?;
+            let changes = self.next_changes()?;
+            if confirmed || !changes.is_empty() {
+                self.cache.sync().map_err(latched)?;
+                self.writeback.confirmed();
+            }
             if changes.is_empty() {
                 return Ok(());
             }
@@ -89,7 +109,7 @@ impl Core {
         for (change, answer) in changes.iter().zip(answers) {
             match answer {
                 Some(Ok(OpDone { attr })) => self.made(change, attr),
-                Some(Err(fail)) if change.again && was_done(&change.op, &fail) => {
+                Some(Err(fail)) if change.may_be_made() && was_done(&change.op, &fail) => {
                     self.made(change, self.attr_at(change.op.path())?);
                 }
                 // There may be room, or a server, later. What follows may be refused for the lack of this one.
@@ -103,13 +123,31 @@ impl Core {
     }
 
     /// The next changes to send, which can be taken back no more.
-    fn next_changes(&self) -> Vec<Change> {
+    fn next_changes(&self) -> Asked<Vec<Change>> {
         // A change is in the journal and in the queue before its maker lets go of the nodes.
         let _nodes = self.nodes();
+        while self.fold_some()? {}
         let waiting = self.writeback.waiting();
         let queue = self.cache.first_ops(LOOKED_AT, |number| waiting.contains(number));
         let chosen = batch(queue, CHANGES).into_iter();
-        chosen.map(|(number, op)| Change { again: self.writeback.sends(number), number, op }).collect()
+        let changes: Vec<Change> =
+            chosen.map(|(number, op)| Change { again: self.writeback.sends(number), number, op }).collect();
+        let below = changes.iter().map(|change| change.number + 1).max().unwrap_or_default();
+        self.cache.send_below(below).map_err(latched)?;
+        Ok(changes)
+    }
+
+    /// Folds the first changes that were not sent yet. Whether that may let others be folded. Needs the nodes, so that nobody adds one.
+    fn fold_some(&self) -> Asked<bool> {
+        let (waiting, from) = (self.writeback.waiting(), self.cache.unsent());
+        let queue = self.cache.first_ops(LOOKED_AT, |number| *number >= from && waiting.contains(number));
+        let folded = fold(queue);
+        if folded.is_nothing() {
+            return Ok(false);
+        }
+        self.writeback.folded(&folded);
+        self.cache.fold_ops(folded).map_err(latched)?;
+        Ok(true)
     }
 
     /// The server made a change.
@@ -131,25 +169,21 @@ impl Core {
         self.tell_node(number, node, attr);
     }
 
-    /// Has the server keep what was made for good, and then forgets that it was to be made.
-    fn confirm(&self) -> Asked<()> {
+    /// Has the server keep what was made for good, and then forgets that it was to be made: which is to be durable before anything
+    /// builds on it. Whether there was something.
+    fn confirm(&self) -> Asked<bool> {
         let made = self.writeback.unconfirmed();
         if made.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         let dirs: HashSet<RelPath> = made.iter().flat_map(|(_, dirs)| dirs.iter().cloned()).collect();
         self.link.runtime().block_on(self.sync_dirs(dirs))?;
-        let forgotten = made.iter().try_for_each(|(number, _)| self.cache.op_done(*number));
-        if let Err(error) = forgotten.and_then(|()| self.cache.sync()) {
-            errno_of(error);
-            return Err(Fail::Nonsense);
-        }
-        self.writeback.confirmed();
-        Ok(())
+        made.iter().try_for_each(|(number, _)| self.cache.op_done(*number)).map_err(latched)?;
+        Ok(true)
     }
 
     async fn sync_dirs(&self, dirs: HashSet<RelPath>) -> Asked<()> {
-        let (mut tasks, places) = (JoinSet::new(), Arc::new(Semaphore::new(FILES)));
+        let (mut tasks, places) = (JoinSet::new(), Arc::new(Semaphore::new(DIRECTORIES)));
         for path in dirs {
             let (link, places) = (self.link.clone(), places.clone());
             tasks.spawn(async move {
@@ -250,6 +284,6 @@ fn was_done(op: &Op, fail: &Fail) -> bool {
     match op {
         Op::Mkdir { .. } | Op::Link { .. } | Op::Symlink { .. } => number == Some(Errno::EEXIST),
         Op::Unlink { .. } | Op::Rmdir { .. } | Op::Rename { .. } => number == Some(Errno::ENOENT),
-        Op::Create { .. } | Op::SetAttr { .. } => false,
+        Op::Create { .. } | Op::Replace { .. } | Op::SetAttr { .. } => false,
     }
 }

@@ -11,8 +11,8 @@ use super::{
     session::{Core, errno_of, errno_of_fail},
 };
 use crate::{
-    cache::{CacheError, DirtyBlock, FileId, FileRecord, Recovered},
-    proto::{Attr, FileRef, RelPath, Sync, SyncCall, Time, Write, WriteCall, code, pack_pages},
+    cache::{CacheError, DirtyBlock, FileId, FileRecord, Folded, Recovered},
+    proto::{Attr, FileRef, Op, RelPath, Sync, SyncCall, Time, Write, WriteCall, code, pack_pages},
 };
 use bytes::Bytes;
 use std::{
@@ -35,7 +35,7 @@ const TRIES: usize = 8;
 /// Attempts of which nothing is known whose stamps are remembered.
 const STAMPS: usize = 16;
 /// Files under way at once.
-pub(super) const FILES: usize = 32;
+const FILES: usize = 32;
 /// How often the thread looks whether something is due.
 const LOOK: Duration = Duration::from_millis(250);
 /// A file the server refuses is tried again after so long.
@@ -114,6 +114,26 @@ impl WriteBack {
         }
         self.queued.store(state.queue.len() as u64, Ordering::Release);
         true
+    }
+
+    /// Changes that were not sent are others by now.
+    pub(super) fn folded(&self, folded: &Folded) {
+        let mut state = self.state();
+        for (number, op) in &folded.now {
+            if matches!(op, Op::Unlink { .. }) {
+                // What its node was is elsewhere.
+                state.queue.insert(*number, 0);
+            }
+        }
+        let moved = folded.now.iter().map(|(number, _)| number);
+        for number in folded.gone.iter().chain(moved) {
+            // The server knows no older name of what is made in its place.
+            if state.renames.remove(number) {
+                self.renames.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        folded.gone.iter().for_each(|number| _ = state.queue.remove(number));
+        self.queued.store(state.queue.len() as u64, Ordering::Release);
     }
 
     /// One write-back at a time.
@@ -236,9 +256,12 @@ impl Core {
     /// What an earlier session left, before anything new begins.
     pub(super) fn take_up(&self, recovered: &Recovered) {
         let ops = self.cache.ops();
-        for (number, _) in &ops {
+        for (number, op) in &ops {
             // No node of this session is about it.
-            self.writeback.queue(*number, 0);
+            match op {
+                Op::Rename { .. } => self.writeback.queue_rename(*number, 0),
+                _ => self.writeback.queue(*number, 0),
+            }
         }
         if recovered.dirty.is_empty() && ops.is_empty() {
             return;

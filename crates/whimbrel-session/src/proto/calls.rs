@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use whimbrel_wire::{Call, Code, Refusal, range};
 
 /// Version of the calls in this file.
-pub const PROTOCOL: u16 = 1;
+pub const PROTOCOL: u16 = 2;
+/// The oldest version a server answers: what came since are changes that such a client does not ask for.
+pub const OLDEST_PROTOCOL: u16 = 1;
 
 /// Why a request of a session is refused.
 pub mod code {
@@ -361,6 +363,15 @@ pub enum Op {
         /// Last change of the content.
         mtime: Option<Time>,
     },
+    /// A new, empty file like that of a create, at once in place of the file that may have the name.
+    Replace {
+        /// Its name.
+        path: RelPath,
+        /// Permission bits.
+        mode: u16,
+        /// Last change.
+        stamp: Time,
+    },
 }
 
 impl Op {
@@ -374,7 +385,8 @@ impl Op {
             | Op::Unlink { path, .. }
             | Op::Rmdir { path }
             | Op::Rename { path, .. }
-            | Op::SetAttr { path, .. } => path,
+            | Op::SetAttr { path, .. }
+            | Op::Replace { path, .. } => path,
         }
     }
 
@@ -389,6 +401,7 @@ impl Op {
             Op::Rmdir { .. } => "remove the directory",
             Op::Rename { .. } => "rename to",
             Op::SetAttr { .. } => "change the attributes of",
+            Op::Replace { .. } => "replace",
         }
     }
 }

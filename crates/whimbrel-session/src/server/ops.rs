@@ -35,6 +35,7 @@ pub(super) fn apply(session: &Session, op: &Op) -> Result<OpDone, Refusal> {
         Op::Rmdir { path } => rmdir(session, path)?,
         Op::Rename { from, path, no_replace } => rename(session, from, path, *no_replace)?,
         Op::SetAttr { path, .. } => set_attr(session, path, op)?,
+        Op::Replace { path, mode, stamp } => replace(session, path, *mode, *stamp)?,
     }
     Ok(OpDone { attr: session.tree.attr(op.path())? })
 }
@@ -48,11 +49,39 @@ fn create(session: &Session, path: &RelPath, mode: u16, stamp: Time) -> Result<(
     match create_whole(&dir, &name, mode, stamp) {
         Err(Errno::EXIST) => {
             let there = attr_in(&dir, &name).map_err(refuse("look at the file"))?;
-            let ours = there.kind == Kind::File && there.size == 0 && there.mtime == stamp;
-            if ours { Ok(()) } else { Err(refuse("create the file")(Errno::EXIST)) }
+            if is_ours(&there, stamp) { Ok(()) } else { Err(refuse("create the file")(Errno::EXIST)) }
         }
         created => created.map_err(refuse("create the file")),
     }
+}
+
+/// Whether a file is the one that was made with this stamp.
+fn is_ours(there: &Attr, stamp: Time) -> bool {
+    there.kind == Kind::File && there.size == 0 && there.mtime == stamp
+}
+
+/// Nobody finds the name without a file: the new one gets another name first, which is the same whenever this is asked for
+/// again, so that a server that was killed in between leaves nothing.
+fn replace(session: &Session, path: &RelPath, mode: u16, stamp: Time) -> Result<(), Refusal> {
+    let (dir, name) = session.tree.parent(path)?;
+    match attr_in(&dir, &name) {
+        Ok(there) if is_ours(&there, stamp) => return Ok(()),
+        Ok(there) => session.files.let_go(&there.ident),
+        Err(Errno::NOENT) => {}
+        Err(errno) => return Err(refuse("look at the file")(errno)),
+    }
+    let first = format!(".whimbrel-{}-{}", stamp.seconds, stamp.nanos);
+    let first = Name::new(first.as_bytes()).map_err(|_| stale())?;
+    let take_away = || unlinkat(&dir, first.as_os(), AtFlags::empty());
+    // Mostly there is none.
+    let _ = take_away();
+    create_whole(&dir, &first, mode, stamp).map_err(refuse("create the file"))?;
+    let renamed = renameat_with(&dir, first.as_os(), &dir, name.as_os(), RenameFlags::empty());
+    if renamed.is_err() {
+        // The refusal is what is told.
+        let _ = take_away();
+    }
+    renamed.map_err(refuse("replace the file"))
 }
 
 /// A file that has its mode and its stamp before it has its name: by the stamp it is known again.

@@ -12,9 +12,9 @@ use super::{
 };
 use crate::proto::{
     Attr, AttrCall, Batch, DigestCall, Digests, DigestsDone, EndCall, FilesystemRoom, Grown, Keyed, ListCall,
-    LookedUp, Lookup, LookupCall, OpCall, Open, OpenCall, Opened, PROTOCOL, Pages, PagesCall, Read, ReadCall,
-    ReadDone, ReadlinkCall, RoomCall, SyncCall, WalkCall, Write, WriteCall, code, is_in, pack_digests,
-    pack_some, unpack_pages,
+    LookedUp, Lookup, LookupCall, OLDEST_PROTOCOL, OpCall, Open, OpenCall, Opened, PROTOCOL, Pages,
+    PagesCall, Read, ReadCall, ReadDone, ReadlinkCall, RoomCall, SyncCall, WalkCall, Write, WriteCall, code,
+    is_in, pack_digests, pack_some, unpack_pages,
 };
 use bytes::Bytes;
 use rustix::io::Errno;
@@ -149,7 +149,7 @@ impl Shared {
     }
 
     fn open(&self, peer: &PeerIdentity, wanted: &Open) -> Result<Opened, Refusal> {
-        if wanted.protocol != PROTOCOL {
+        if !(OLDEST_PROTOCOL..=PROTOCOL).contains(&wanted.protocol) {
             let text = format!("sessions of version {PROTOCOL} are served here, not {}", wanted.protocol);
             return Err(Refusal::new(code::VERSION, text));
         }
