@@ -6,7 +6,7 @@
 
 use crate::stats::Pause;
 use crate::{
-    code::{Coding, PIECE_PAGES_MAX, Volume, encode::Encoder},
+    code::{Coding, PIECE_PAGES_MAX, Volume, encode::Encoder, known::Member},
     cut::Cut,
     epoch::{Primary, PrimaryAction, PrimaryEvent},
     error::{BoxError, PrimaryError},
@@ -26,7 +26,7 @@ use whimbrel_migrate::{
     protocol::{BLOB_PIECE_MAX, BlobPiece, Offered},
 };
 
-/// Pieces without an answer during the first copy: 4 MiB each at most.
+/// Pieces without an answer during the first copy: 4 MiB each at most, and as much of pages that were named.
 const UNANSWERED_MAX: usize = 8;
 
 /// The sending side of one protection.
@@ -76,6 +76,11 @@ impl<'a> Sender<'a> {
         let encoder = Encoder::new(coding, seed, hash_bytes_max).map_err(PrimaryError::Encode)?;
         let (cut, cut_at) = (Cut::default(), Instant::now());
         Ok(Self { link, id, coding, encoder, state: Primary::Lost, cut, cut_at })
+    }
+
+    /// Pages that the standby host has of this or another machine are named from now on.
+    pub fn share_with(&mut self, member: Member) {
+        self.encoder.share_with(member);
     }
 
     /// Offers the machine and brings its boot files. Answers whether the standby has pages of the protection before.
@@ -278,7 +283,15 @@ struct Filler<'s, 'a> {
     /// Pages that wait for a piece: array and number, contents one after the other.
     list: Vec<(u32, u64)>,
     data: Vec<u8>,
-    unanswered: VecDeque<Box<dyn Answer>>,
+    unanswered: VecDeque<Unanswered>,
+}
+
+/// A piece of a first copy.
+struct Unanswered {
+    answer: Box<dyn Answer>,
+    array: u32,
+    /// Pages that were named, which the standby may not have by that name: at most what the piece holds.
+    named: Vec<(u64, Vec<u8>)>,
 }
 
 impl Filler<'_, '_> {
@@ -287,21 +300,34 @@ impl Filler<'_, '_> {
         let pages: Vec<(u64, &[u8])> =
             self.list.iter().map(|(_, page)| *page).zip(self.data.chunks_exact(PAGE_SIZE)).collect();
         let (answer, _) = self.sender.piece(None, array, &pages).map_err(undelivered)?;
+        let mut named = self.sender.encoder.named().iter().peekable();
+        let kept = pages.iter().filter(|(page, _)| named.next_if_eq(&page).is_some());
+        let named = kept.map(|(page, content)| (*page, content.to_vec())).collect();
         self.list.clear();
         self.data.clear();
-        self.unanswered.push_back(answer);
+        self.unanswered.push_back(Unanswered { answer, array, named });
         self.wait(UNANSWERED_MAX)
     }
 
     fn wait(&mut self, unanswered_max: usize) -> Result<(), SinkError> {
         while self.unanswered.len() > unanswered_max
-            && let Some(oldest) = self.unanswered.pop_front()
+            && let Some(Unanswered { answer, array, named }) = self.unanswered.pop_front()
         {
-            // The first copy has nothing to assemble pages from wrongly, save pages it got itself; those would come
-            // out wrong only if the standby lost them.
-            if let Some(page) = wrong_pages(oldest).map_err(undelivered)?.first() {
-                return Err(undelivered(PrimaryError::NeverRight { array: 0, page: *page }));
+            let wrong = wrong_pages(answer).map_err(undelivered)?;
+            // There is nothing else to assemble pages from wrongly, save pages it got itself; those would come out wrong only if the
+            // standby lost them.
+            let is_named = |page: &&u64| named.iter().any(|(named, _)| named == *page);
+            if let Some(page) = wrong.iter().find(|page| !is_named(page)) {
+                return Err(undelivered(PrimaryError::NeverRight { array, page: *page }));
             }
+            if wrong.is_empty() {
+                continue;
+            }
+            wrong.iter().for_each(|page| self.sender.encoder.forget(array, *page));
+            let again = named.iter().filter(|(page, _)| wrong.contains(page));
+            let again: Vec<(u64, &[u8])> = again.map(|(page, content)| (*page, &content[..])).collect();
+            let (answer, _) = self.sender.piece(None, array, &again).map_err(undelivered)?;
+            self.unanswered.push_back(Unanswered { answer, array, named: Vec::new() });
         }
         Ok(())
     }

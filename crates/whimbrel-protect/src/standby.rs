@@ -10,11 +10,12 @@ use crate::{
     code::{
         self,
         decode::{Assembly, Decoder},
+        known::Name,
     },
     epoch::{Standby, StandbyAction, StandbyEvent},
     error::{BoxError, StandbyError},
     keep::{CopyLost, Keeping, Kept, KeptPages},
-    protocol::{Again, Compare, DEVICES, EPOCH_BYTES_MAX, Piece, Seal},
+    protocol::{Again, Compare, DEVICES, EPOCH_BYTES_MAX, Piece, ProtectionId, Seal},
 };
 use std::{
     collections::BTreeMap,
@@ -81,6 +82,21 @@ pub struct Receiver {
     keeping: Option<Keeping>,
 }
 
+/// Who has pages of other machines of the same primary.
+pub trait Neighbours {
+    /// Reads a page of another protection's standby here, if it can be read now. What it returns may be of any moment.
+    fn read(&self, name: &Name, out: &mut [u8]) -> bool;
+}
+
+/// There are no others.
+pub struct Nobody;
+
+impl Neighbours for Nobody {
+    fn read(&self, _: &Name, _: &mut [u8]) -> bool {
+        false
+    }
+}
+
 /// Pages of the epoch under way: where each is in the room, none for a zero page.
 #[derive(Default)]
 struct Held {
@@ -97,6 +113,10 @@ struct Assembling<'r> {
     keeping: Option<&'r mut Keeping>,
     /// The device state of the last epoch.
     devices: &'r [u8],
+    neighbours: &'r dyn Neighbours,
+    /// Lengths of the arrays, in pages.
+    arrays: &'r [u64],
+    id: ProtectionId,
     array: u32,
     epoch: Option<u64>,
 }
@@ -225,8 +245,18 @@ impl Receiver {
         Ok(bits)
     }
 
-    /// Pages of an epoch, or of a first copy.
+    /// Pages of an epoch, or of a first copy, of which none is another machine's.
     pub fn piece(&mut self, piece: &Piece, payload: &[u8]) -> Result<Again, StandbyError> {
+        self.piece_among(piece, payload, &Nobody)
+    }
+
+    /// Pages of an epoch, or of a first copy.
+    pub fn piece_among(
+        &mut self,
+        piece: &Piece,
+        payload: &[u8],
+        neighbours: &dyn Neighbours,
+    ) -> Result<Again, StandbyError> {
         let len = match (piece.array, piece.epoch) {
             (DEVICES, Some(_)) => (DEVICE_STATE_MAX / PAGE_SIZE) as u64,
             (array, _) => *self
@@ -244,11 +274,23 @@ impl Receiver {
             held: &mut self.held,
             keeping: self.keeping.as_mut(),
             devices: &self.device_state,
+            neighbours,
+            arrays: &self.arrays,
+            id: piece.id,
             array: piece.array,
             epoch: piece.epoch,
         };
         let pages = self.decoder.decode(payload, piece.block, len, &mut into)?;
         Ok(Again { pages })
+    }
+
+    /// Reads a page for another machine's standby; whether it could be. What is in it is that one's to check.
+    pub fn lend(&self, array: u32, page: u64, out: &mut [u8]) -> bool {
+        let is_there = self.arrays.get(array as usize).is_some_and(|len| page < *len);
+        // What was taken over is written by its guest, and not ours to look into.
+        is_there
+            && !matches!(self.state, Standby::Over { .. })
+            && self.arrival.read(array as usize, PageRun::new(page, 1), out).is_ok()
     }
 
     /// All of an epoch was sent. On success it is this machine's state, whole.
@@ -371,26 +413,41 @@ impl Held {
     }
 }
 
-impl Assembly for Assembling<'_> {
-    type Error = StandbyError;
-
-    fn older(&self, page: u64, out: &mut [u8]) -> Result<(), StandbyError> {
-        if let Some(at) = self.held.pages.get(&(self.array, page)) {
+impl Assembling<'_> {
+    /// The version of a page of this machine that the primary sent last.
+    fn own(&self, array: u32, page: u64, out: &mut [u8]) -> Result<(), StandbyError> {
+        if let Some(at) = self.held.pages.get(&(array, page)) {
             match at {
                 Some(at) => out.copy_from_slice(&self.held.room[*at..][..PAGE_SIZE]),
                 None => out.fill(0),
             }
             return Ok(());
         }
-        if self.array == DEVICES {
+        if array == DEVICES {
             let from = self.devices.len().min(page as usize * PAGE_SIZE);
             let known = &self.devices[from..self.devices.len().min(from + PAGE_SIZE)];
             out.fill(0);
             out[..known.len()].copy_from_slice(known);
             return Ok(());
         }
-        let read = self.arrival.read(self.array as usize, PageRun::new(page, 1), out);
+        let read = self.arrival.read(array as usize, PageRun::new(page, 1), out);
         read.map_err(StandbyError::Write)
+    }
+}
+
+impl Assembly for Assembling<'_> {
+    type Error = StandbyError;
+
+    fn older(&self, page: u64, out: &mut [u8]) -> Result<(), StandbyError> {
+        self.own(self.array, page, out)
+    }
+
+    fn named(&self, name: &Name, out: &mut [u8]) -> bool {
+        if name.of != self.id {
+            return self.neighbours.read(name, out);
+        }
+        let is_there = self.arrays.get(name.array as usize).is_some_and(|len| name.page < *len);
+        is_there && self.own(name.array, name.page, out).is_ok()
     }
 
     fn page(&mut self, page: u64, content: Option<&[u8]>) -> Result<(), StandbyError> {

@@ -166,6 +166,8 @@ fn follow(
         Ok(sending) => sending,
         Err(error) => return Outcome::Failed(error),
     };
+    let known = host.protecting.known_at(&guard.settings.request.host);
+    known.join(beats.id).into_iter().for_each(|member| sending.share_with(member));
     let (cut, membership) = (Mutex::default(), None);
     let mut epochs = Epochs {
         host,

@@ -38,7 +38,10 @@ use std::{
 use whimbrel_api::{MachineInfo, MachineState, TakenOver};
 use whimbrel_core::{HostName, MachineName};
 use whimbrel_migrate::protocol::HandoverId;
-use whimbrel_protect::protocol::{Fate, ProtectionId};
+use whimbrel_protect::{
+    code::known::Known,
+    protocol::{Fate, ProtectionId},
+};
 use witness::Leases;
 
 /// Kinds of messages of a protection.
@@ -53,6 +56,8 @@ pub(crate) struct Protecting {
     noted: Mutex<HashMap<ProtectionId, Note>>,
     guards: Mutex<BTreeMap<MachineName, Arc<Guard>>>,
     standings: Mutex<HashMap<ProtectionId, Arc<Standing>>>,
+    /// What each standby host has of the machines that are protected there.
+    known: Mutex<HashMap<HostName, Known>>,
     /// Protections that ended here without the standby's knowledge: it is told when it can be.
     to_tell: Mutex<BTreeSet<ProtectionId>>,
 }
@@ -71,8 +76,15 @@ impl Protecting {
             noted: Mutex::new(noted),
             guards: Mutex::default(),
             standings: Mutex::default(),
+            known: Mutex::default(),
             to_tell: Mutex::new(to_tell),
         })
+    }
+
+    /// What a standby host has of all machines that this host protects there.
+    fn known_at(&self, standby: &HostName) -> Known {
+        let mut known = lock(&self.known);
+        known.entry(standby.clone()).or_insert_with(|| Known::new(rand::random())).clone()
     }
 
     fn standing(&self, id: ProtectionId) -> Option<Arc<Standing>> {

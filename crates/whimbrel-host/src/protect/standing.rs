@@ -7,6 +7,7 @@
 //! Locks are taken in the order receiver, rules, current. Whether there is something to take over from is read, and cleared, with
 //! the rules in hand: nobody decides to take over what is about to be of no one instant.
 
+mod lending;
 mod replay;
 mod taking;
 
@@ -17,6 +18,7 @@ use super::{
 };
 use crate::{error::HostError, host::Host};
 use bytes::Bytes;
+use lending::OfOnePrimary;
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
@@ -98,7 +100,7 @@ impl Host {
                     if piece.epoch.is_none() {
                         standing.is_filled_anew()?;
                     }
-                    receiver.piece(&piece, &payload)
+                    receiver.piece_among(&piece, &payload, &OfOnePrimary::new(self, asker))
                 })?;
                 Ok(encoded(&again))
             }

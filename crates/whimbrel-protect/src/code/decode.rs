@@ -5,9 +5,11 @@ use super::{
     bits::BitReader,
     check_of,
     encode::{
-        BLOCK_RAW, BLOCK_SHARED, BLOCK_SPARSE, BLOCK_WORDS, PAGE_BLOCKS, PAGE_SAME, PAGE_WHOLE, PAGE_ZERO,
-        mask_bytes,
+        BLOCK_RAW, BLOCK_SHARED, BLOCK_SPARSE, BLOCK_WORDS, PAGE_BITS, PAGE_BLOCKS, PAGE_NAMED, PAGE_SAME,
+        PAGE_WHOLE, PAGE_ZERO, mask_bytes,
     },
+    known::Name,
+    names::NameReader,
     sections::{DamagedPiece, RAW_GZIP, RAW_PLAIN, RAW_ZSTD, Section, pull_number, split, split_n},
     sparse,
     wkdm::Unpacker,
@@ -22,6 +24,9 @@ pub trait Assembly {
 
     /// The version of a page that the primary sent last.
     fn older(&self, page: u64, out: &mut [u8]) -> Result<(), Self::Error>;
+
+    /// A page of this or another machine; whether it can be read. It is checked before it is used.
+    fn named(&self, name: &Name, out: &mut [u8]) -> bool;
 
     /// A page is here; none stands for zeros.
     fn page(&mut self, page: u64, content: Option<&[u8]>) -> Result<(), Self::Error>;
@@ -61,22 +66,29 @@ impl Decoder {
         self.blocks(&parts, block, count)?;
         let mut blocks = self.blocks.chunks_exact(block.bytes());
         let mut checks = parts[Section::Checks as usize].chunks_exact(CHECK_BYTES);
+        let mut names = NameReader::new(parts[Section::Names as usize])?;
         let (mut wrong, mut page) = (Vec::new(), vec![0; PAGE_SIZE]);
         for entry in entries {
             if entry.kind == PAGE_ZERO {
                 into.page(entry.page, None)?;
                 continue;
             }
-            let in_blocks = entry.kind != PAGE_WHOLE;
-            if in_blocks {
-                into.older(entry.page, &mut page)?;
+            let mut is_here = true;
+            match entry.kind {
+                PAGE_WHOLE => {}
+                PAGE_NAMED => {
+                    let name = names.pull().ok_or(damaged("a page has no name"))?;
+                    is_here = into.named(&name, &mut page);
+                }
+                _ => into.older(entry.page, &mut page)?,
             }
             for (index, out) in page.chunks_exact_mut(block.bytes()).enumerate() {
                 if entry.mask >> index & 1 == 1 {
                     out.copy_from_slice(blocks.next().ok_or(damaged("there are too few blocks"))?);
                 }
             }
-            if in_blocks && checks.next() != Some(&check_of(&page)) {
+            let is_right = entry.kind == PAGE_WHOLE || checks.next() == Some(&check_of(&page));
+            if !is_here || !is_right {
                 wrong.push(entry.page);
                 continue;
             }
@@ -161,7 +173,7 @@ fn entries(parts: &[&[u8]], block: BlockSize, len: u64) -> Result<Vec<Entry>, Da
     let (mut entries, mut page) = (Vec::new(), 0u64);
     while !bytes.is_empty() {
         let number = pull_number(&mut bytes).ok_or(damaged("the list of pages is damaged"))?;
-        let (distance, kind) = (number >> 2, number & 3);
+        let (distance, kind) = (number >> PAGE_BITS, number & ((1 << PAGE_BITS) - 1));
         page = page.checked_add(distance).filter(|page| *page < len).ok_or(damaged("a page is outside"))?;
         if entries.len() >= PIECE_PAGES_MAX || (distance == 0 && !entries.is_empty()) {
             return Err(damaged("it lists too many pages"));
@@ -174,7 +186,7 @@ fn entries(parts: &[&[u8]], block: BlockSize, len: u64) -> Result<Vec<Entry>, Da
                 masks = rest;
                 mask.iter().rev().fold(0, |mask, byte| mask << 8 | u64::from(*byte)) & all
             }
-            PAGE_ZERO | PAGE_SAME => 0,
+            PAGE_ZERO | PAGE_SAME | PAGE_NAMED => 0,
             _ => return Err(damaged("a page of an unknown kind")),
         };
         entries.push(Entry { page, kind, mask });
@@ -208,6 +220,10 @@ mod tests {
                 None => out.fill(0),
             }
             Ok(())
+        }
+
+        fn named(&self, _: &Name, _: &mut [u8]) -> bool {
+            false
         }
 
         fn page(&mut self, page: u64, content: Option<&[u8]>) -> Result<(), DamagedPiece> {

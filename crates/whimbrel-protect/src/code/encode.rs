@@ -9,11 +9,13 @@ use super::{
     bits::BitWriter,
     changes::{Change, Hashes},
     check_of,
+    known::{Member, Name},
+    names::Names,
     sections::{RAW_GZIP, RAW_PLAIN, RAW_ZSTD, SECTIONS, Section, join, push_number},
     sparse, wkdm,
 };
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io::{self, Write as _},
 };
 use whimbrel_core::PAGE_SIZE;
@@ -22,6 +24,9 @@ pub(super) const PAGE_ZERO: u64 = 0;
 pub(super) const PAGE_WHOLE: u64 = 1;
 pub(super) const PAGE_BLOCKS: u64 = 2;
 pub(super) const PAGE_SAME: u64 = 3;
+pub(super) const PAGE_NAMED: u64 = 4;
+/// Bits of how a page travels.
+pub(super) const PAGE_BITS: u32 = 3;
 
 pub(super) const BLOCK_RAW: u32 = 0;
 pub(super) const BLOCK_SPARSE: u32 = 1;
@@ -41,6 +46,10 @@ pub struct Encoder {
     zstd: zstd::bulk::Compressor<'static>,
     piece: Piece,
     first_copy: bool,
+    /// If pages of other machines may be named.
+    member: Option<Member>,
+    /// Pages that the standby did not get right: they are not named once more.
+    plain: HashSet<(u32, u64)>,
 }
 
 /// The sections of the piece in the making.
@@ -54,6 +63,7 @@ struct Piece {
     sparse: Vec<u8>,
     words: wkdm::Packer,
     raw: Vec<u8>,
+    names: Names,
     /// Every block that travels, one after the other, and by its hash where the first of its kind is.
     blocks: Vec<u8>,
     known: HashMap<u64, u32>,
@@ -70,7 +80,19 @@ impl Encoder {
             zstd: zstd::bulk::Compressor::new(ZSTD_LEVEL)?,
             piece: Piece::default(),
             first_copy: false,
+            member: None,
+            plain: HashSet::new(),
         })
+    }
+
+    /// From now on pages that the standby has of this or another machine are named, if anything is shared at all.
+    pub fn share_with(&mut self, member: Member) {
+        self.member = Some(member).filter(|_| self.coding.share);
+    }
+
+    /// Pages of the last piece that were named: the standby may ask for them again.
+    pub fn named(&self) -> &[u64] {
+        self.piece.names.pages()
     }
 
     /// Bytes that the table of hashes takes.
@@ -90,6 +112,9 @@ impl Encoder {
     /// The standby assembled something else from this page: all of it travels next.
     pub fn forget(&mut self, array: u32, page: u64) {
         self.hashes.forget(array, page);
+        if self.member.is_some() {
+            self.plain.insert((array, page));
+        }
     }
 
     /// Makes a piece of at most [`PIECE_PAGES_MAX`] pages, in ascending order, each with its content.
@@ -118,14 +143,20 @@ impl Encoder {
         let block = self.coding.block;
         // The base line sends what it finds, zeros too.
         if self.coding != Coding::REMUS && whimbrel_core::is_zero(content) {
-            return push_number(distance << 2 | PAGE_ZERO, &mut piece.pages);
+            return push_number(distance << PAGE_BITS | PAGE_ZERO, &mut piece.pages);
         }
+        if change == Change::New
+            && let Some(name) = self.name(array, number, content)
+        {
+            return self.piece.name(number, distance, name, content);
+        }
+        let piece = &mut self.piece;
         let (kind, mask) = match change {
             Change::New => (PAGE_WHOLE, u64::MAX),
             Change::Blocks(0) => (PAGE_SAME, 0),
             Change::Blocks(mask) => (PAGE_BLOCKS, mask),
         };
-        push_number(distance << 2 | kind, &mut piece.pages);
+        push_number(distance << PAGE_BITS | kind, &mut piece.pages);
         if kind != PAGE_WHOLE {
             piece.checks.extend(check_of(content));
         }
@@ -137,6 +168,18 @@ impl Encoder {
                 piece.block(&self.coding, bytes);
             }
         }
+    }
+
+    /// By what name the standby has all of this page, as far as is known.
+    fn name(&mut self, array: u32, number: u64, content: &[u8]) -> Option<Name> {
+        let member = self.member.as_ref()?;
+        let plain = self.plain.remove(&(array, number));
+        // Of whole pages every one is new in every epoch: only most of a first copy stays as it is.
+        if self.coding.block == BlockSize::Page && !self.first_copy && !plain {
+            return None;
+        }
+        let name = member.name(array, number, content, plain)?;
+        self.piece.names.has_room(&name).then_some(name)
     }
 
     fn finish(&mut self) -> io::Result<(Vec<u8>, Volume)> {
@@ -170,6 +213,8 @@ impl Encoder {
         parts[Section::Raw as usize] = raw;
         let raw_code = [raw_code];
         parts[Section::RawCode as usize] = &raw_code;
+        let names = piece.names.encoded();
+        parts[Section::Names as usize] = &names;
         let payload = join(parts);
         let volume = Volume { sent: payload.len() as u64, ..piece.volume };
         Ok((payload, volume))
@@ -186,7 +231,15 @@ impl Piece {
         self.raw.clear();
         self.blocks.clear();
         self.known.clear();
+        self.names.clear();
         self.volume = Volume::default();
+    }
+
+    fn name(&mut self, number: u64, distance: u64, name: Name, content: &[u8]) {
+        push_number(distance << PAGE_BITS | PAGE_NAMED, &mut self.pages);
+        self.checks.extend(check_of(content));
+        self.names.push(number, name);
+        self.volume.changed += PAGE_SIZE as u64;
     }
 
     fn block(&mut self, coding: &Coding, block: &[u8]) {

@@ -13,6 +13,8 @@ mod bits;
 pub mod changes;
 pub mod decode;
 pub mod encode;
+pub mod known;
+mod names;
 pub mod sections;
 pub mod sparse;
 pub mod wkdm;
@@ -61,7 +63,7 @@ impl BlockSize {
 pub struct Coding {
     /// The unit in which changes are found.
     pub block: BlockSize,
-    /// Blocks that are in the piece already are named instead of sent.
+    /// Blocks that are in the piece already are named instead of sent, and whole pages that the standby has.
     pub share: bool,
     /// Blocks of few nonzero bytes travel as offsets and values.
     pub sparse: bool,

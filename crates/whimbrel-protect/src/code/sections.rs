@@ -1,14 +1,14 @@
 //! The sections of a piece: lengths first, then their bytes. See `docs/protocols/protect.md`.
 
 /// Sections of a piece.
-pub(super) const SECTIONS: usize = 10;
+pub(super) const SECTIONS: usize = 11;
 
 /// Which section is which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Section {
     /// Of each page its distance from the one before and how it travels.
     Pages = 0,
-    /// Of each page in blocks the digest of all of it.
+    /// Of each page in blocks, or named, the digest of all of it.
     Checks = 1,
     /// Of each page in blocks which of them are here.
     Masks = 2,
@@ -26,6 +26,8 @@ pub(super) enum Section {
     Raw = 8,
     /// How they are compressed.
     RawCode = 9,
+    /// Names of pages that the standby has.
+    Names = 10,
 }
 
 /// All other blocks as they are.
