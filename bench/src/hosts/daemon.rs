@@ -1,4 +1,4 @@
-//! One host: a network namespace and a daemon in a PID namespace.
+//! One host: a network namespace, and a PID namespace with a daemon in it.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
@@ -23,7 +23,10 @@ pub(crate) struct Daemon {
     run_dir: PathBuf,
     socket: PathBuf,
     network: Namespace,
-    /// `unshare`, which waits for the daemon. Absent only while the daemon is restarted.
+    /// `unshare` over the first process of the PID namespace: when that ends, the kernel ends all the others. Absent only while the
+    /// host is down.
+    init: Option<Process>,
+    /// `nsenter`, which waits for the daemon. Absent only while there is none.
     process: Option<Process>,
 }
 
@@ -39,6 +42,7 @@ impl Daemon {
             run_dir: memory.join(name),
             socket: memory.join(format!("{name}.sock")),
             network: Namespace::clone(place),
+            init: None,
             process: None,
         };
         daemon.begin()?;
@@ -60,19 +64,32 @@ impl Daemon {
 
     /// Ends the daemon and all its machines, as a crash of the host would.
     pub(crate) fn end(&mut self) -> Result<()> {
+        if let Some(mut init) = self.init.take() {
+            // `unshare` ends only when nothing is left in the namespace, so the store is free then.
+            kill(child(&init)?)?;
+            init.wait()?;
+        }
         if let Some(mut process) = self.process.take() {
-            // The daemon first: `unshare` ends only when nothing is left in the namespace, so the store is free then.
-            kill(daemon_pid(&process)?)?;
             process.wait()?;
         }
         Ok(())
     }
 
-    /// Starts the daemon after [`Daemon::end`].
+    /// Kills the daemon alone, as a crash of it would. Its QEMUs live on.
+    pub(crate) fn end_daemon(&mut self) -> Result<()> {
+        if let Some(mut process) = self.process.take() {
+            kill(child(&process)?)?;
+            process.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Starts the daemon after [`Daemon::end`] or [`Daemon::end_daemon`].
     pub(crate) fn begin(&mut self) -> Result<()> {
         let log = File::options().create(true).append(true).open(self.log())?;
-        let mut command = Command::new("unshare");
-        command.args(["--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]).arg(program()?);
+        let first = self.first_pid()?.to_string();
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &first, "--pid", "--mount", "--"]).arg(program()?);
         command.args(["host", "--name", &self.name, "--listen", &self.address]);
         command.arg("--data").arg(&self.data).arg("--run-dir").arg(&self.run_dir);
         command.arg("--socket").arg(&self.socket).env("RUST_LOG", "info");
@@ -86,6 +103,29 @@ impl Daemon {
         }
         self.process = Some(process);
         Ok(())
+    }
+
+    /// The first process of the PID namespace, as seen from here; made if there is none.
+    fn first_pid(&mut self) -> Result<u32> {
+        if self.init.is_none() {
+            let mut command = Command::new("unshare");
+            command.args(["--pid", "--mount", "--fork", "--kill-child", "--mount-proc", "sleep", "infinity"]);
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            self.init = Some(self.network.start(command)?);
+        }
+        let init = self.init.as_ref().context("no PID namespace")?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            // Before it is what it is to be, its mounts are not there.
+            let is_up = |pid: &u32| {
+                fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n")
+            };
+            if let Some(pid) = child(init).ok().filter(is_up) {
+                return Ok(pid);
+            }
+            ensure!(Instant::now() < deadline, "no PID namespace comes up for {}", self.name);
+            sleep(Duration::from_millis(2));
+        }
     }
 
     /// The host's name.
@@ -110,7 +150,7 @@ impl Daemon {
 
     /// The process id of the daemon.
     pub(crate) fn pid(&self) -> Result<u32> {
-        daemon_pid(self.process.as_ref().context("no daemon")?)
+        child(self.process.as_ref().context("no daemon")?)
     }
 
     /// Seconds of processor time it has used, all threads, those that have ended too (proc_pid_stat(5): utime, stime).
@@ -203,10 +243,10 @@ pub(crate) fn number(operation: &Value, field: &str) -> Result<f64> {
     operation["result"][field].as_f64().with_context(|| format!("no number {field} in {operation}"))
 }
 
-/// The one child of `unshare`.
-fn daemon_pid(process: &Process) -> Result<u32> {
+/// The one child of `unshare` or `nsenter`.
+fn child(process: &Process) -> Result<u32> {
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", process.id()))?;
-    let first = children.split_whitespace().next().context("the daemon has ended")?;
+    let first = children.split_whitespace().next().context("it has ended")?;
     Ok(first.parse()?)
 }
 

@@ -2,7 +2,7 @@
 
 use crate::hosts::GUEST;
 use anyhow::{Context as _, Result};
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -102,96 +102,4 @@ pub(super) fn pings(network: &Namespace, count: u64) -> Result<Vec<f64>> {
         Ok(trips)
     };
     network.run(work)
-}
-
-/// A client of redis that writes numbers that only grow, and looks at each key before it writes it again: what was
-/// acknowledged must be there.
-pub(super) struct Redis {
-    stop: Arc<AtomicBool>,
-    written: Arc<AtomicU64>,
-    lost: Arc<AtomicU64>,
-    thread: JoinHandle<()>,
-}
-
-/// Keys it goes round.
-const KEYS: u64 = 256;
-
-impl Redis {
-    pub(super) fn start(network: &Namespace) -> Self {
-        let (stop, written, lost): (Arc<AtomicBool>, Arc<AtomicU64>, Arc<AtomicU64>) = Default::default();
-        let (stopped, count, missing) = (stop.clone(), written.clone(), lost.clone());
-        let work = move || {
-            // The last value of each key that was acknowledged.
-            let (mut known, mut next) = (vec![0; KEYS as usize], 1);
-            while !stopped.load(Ordering::Relaxed) {
-                let session = session(&mut known, &mut next, &count, &missing, &stopped);
-                if session.is_err() {
-                    sleep(Duration::from_millis(20));
-                }
-            }
-        };
-        Self { stop, written, lost, thread: network.spawn(work) }
-    }
-
-    /// Writes that were acknowledged.
-    pub(super) fn written(&self) -> u64 {
-        self.written.load(Ordering::Relaxed)
-    }
-
-    /// Of those, how many were not there later.
-    pub(super) fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
-    }
-
-    /// Waits until every key has been looked at again.
-    pub(super) fn wait_progress(&self) -> Result<()> {
-        let (from, deadline) = (self.written(), Instant::now() + 6 * PATIENCE);
-        while self.written() < from + KEYS + 1 {
-            anyhow::ensure!(Instant::now() < deadline, "the client is stuck after {from} writes");
-            sleep(Duration::from_millis(20));
-        }
-        Ok(())
-    }
-
-    /// Ends it: what was written and what was lost.
-    pub(super) fn stop(self) -> Result<(u64, u64)> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().map_err(|_| anyhow::anyhow!("the client failed"))?;
-        Ok((self.written.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed)))
-    }
-}
-
-/// Looks and writes over one connection for as long as it holds.
-fn session(
-    known: &mut [u64],
-    next: &mut u64,
-    written: &AtomicU64,
-    lost: &AtomicU64,
-    stop: &AtomicBool,
-) -> Result<()> {
-    let stream = std::net::TcpStream::connect_timeout(&format!("{GUEST}:6379").parse()?, PATIENCE / 5)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE / 5))?;
-    let mut answers = BufReader::new(stream.try_clone()?);
-    let mut line = move || -> Result<String> {
-        let mut text = String::new();
-        anyhow::ensure!(answers.read_line(&mut text)? > 0, "the connection ended");
-        Ok(text.trim_end().to_owned())
-    };
-    while !stop.load(Ordering::Relaxed) {
-        let key = *next % KEYS;
-        // Both at once: half the round trips.
-        write!(&stream, "GET k{key}\r\nSET k{key} {next}\r\n")?;
-        let found = match line()?.as_str() {
-            "$-1" => 0,
-            _ => line()?.parse()?,
-        };
-        // A write without an answer may be there or not; one with an answer must be.
-        lost.fetch_add(u64::from(found < known[key as usize]), Ordering::Relaxed);
-        anyhow::ensure!(line()? == "+OK", "refused");
-        known[key as usize] = *next;
-        *next += 1;
-        written.fetch_add(1, Ordering::Relaxed);
-    }
-    Ok(())
 }

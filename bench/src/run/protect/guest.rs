@@ -41,7 +41,8 @@ pub(super) fn disk() -> Result<PathBuf> {
     Ok(path)
 }
 
-fn fill(root: &Path) -> Result<()> {
+/// Installs packages of the distribution below a root.
+pub(super) fn install(root: &Path, packages: &[&str]) -> Result<()> {
     for file in ["etc/resolv.conf", "etc/hosts"] {
         fs::copy(Path::new("/").join(file), root.join(file))?;
     }
@@ -49,8 +50,12 @@ fn fill(root: &Path) -> Result<()> {
     program(&root.join("usr/sbin/policy-rc.d"), "#!/bin/sh\nexit 101\n")?;
     below(root, &["apt-get", "-q", "update"])?;
     let install = ["apt-get", "-q", "-y", "install", "--no-install-recommends"];
-    below(root, &[&install[..], &PACKAGES[..]].concat())?;
-    below(root, &["apt-get", "clean"])?;
+    below(root, &[&install[..], packages].concat())?;
+    below(root, &["apt-get", "clean"])
+}
+
+fn fill(root: &Path) -> Result<()> {
+    install(root, &PACKAGES)?;
     below(root, &["a2enmod", "-q", "cgid"])?;
     for (source, name, to) in
         [(COMPUTE, "compute.c", "/usr/local/bin/compute"), (WEB_PAGE, "page.c", "/usr/lib/cgi-bin/page")]
@@ -68,13 +73,14 @@ fn fill(root: &Path) -> Result<()> {
 }
 
 /// Runs a program of the root below it.
-fn below(root: &Path, words: &[&str]) -> Result<()> {
+pub(super) fn below(root: &Path, words: &[&str]) -> Result<()> {
     let mut command = Command::new("chroot");
     command.arg(root).args(words).env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C");
     run_command(&mut command).with_context(|| words.join(" "))
 }
 
-fn program(path: &Path, text: &str) -> Result<()> {
+/// Writes a program.
+pub(super) fn program(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text)?;
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
 }

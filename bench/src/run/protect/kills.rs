@@ -1,13 +1,14 @@
-//! `lost`, `split`: hosts of a redis die at random instants, over and over, and its client checks its own history.
+//! `lost`, `split`: hosts of a redis and a PostgreSQL die at random instants, over and over, and clients check their own histories.
 //!
-//! Victims in turn: the QEMU, the host with all its processes, its cable for a while (a partition of the primary from everybody).
-//! What takes over is protected by the host that died, once it is back. Lost is a write that was acknowledged and is not there
-//! afterwards. Whether both hosts answered is read from the switch, which learns on which port a sender is: after the guest's address has
-//! come to the new host's port it must not be seen on the old one's again. (A daemon that is killed or stopped alone is in `e2e`.)
+//! Victims in turn: the QEMU, the daemon alone, the host with all its processes, its cable for a while (a partition of the primary
+//! from everybody). What takes over is protected by the host that died, once it is back. Lost is a write that was acknowledged and is not
+//! there afterwards. Whether both hosts answered is read from the switch, which learns on which port a sender is: after the guest's
+//! address has come to the new host's port it must not be seen on the old one's again.
+//!
+//! A cycle waits for nothing but what it is about: a takeover, all histories, the old host's word that it has let go, a first copy.
 
-use super::clients::Redis;
-use super::pause::WARM_UP;
-use super::site::{NAME, Site, protect};
+use super::histories::Histories;
+use super::site::{NAME, Site, protect_for};
 use super::takeover::wait_running;
 use crate::harness::{Goal, Row, Samples};
 use crate::hosts::{Daemon, GUEST};
@@ -21,61 +22,90 @@ use std::time::{Duration, Instant};
 use whimbrel_testkit::lab::{Lab, Process};
 
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Epochs before a host may die.
+const EPOCHS: u64 = 2;
 
 #[derive(Debug, Clone, Copy)]
 enum Victim {
     Qemu,
+    Daemon,
     Host,
     Cable,
 }
 
+const VICTIMS: [Victim; 4] = [Victim::Qemu, Victim::Daemon, Victim::Host, Victim::Cable];
+
 /// The rows.
 pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
-    let kills = context.times(1000, 9);
-    let mut site = Site::at_work("server")?;
-    sleep(WARM_UP);
-    let client = Redis::start(site.client());
-    client.wait_progress()?;
+    let kills = context.times(1000, 12);
+    let mut site = Site::with_stores()?;
+    let clients = Histories::start(site.client());
+    clients.check()?;
     let switch = Switch::watch(&site.hosts.lab)?;
     let (mut primary, mut standby) = ("alpha", "beta");
-    protect(site.hosts.get(primary)?, standby, &[])?;
+    protect_for(site.hosts.get(primary)?, standby, EPOCHS, &[])?;
     let (mut split, mut chance) = (0, 0x2545_f491_4f6c_dd1d_u64);
     for kill in 0..kills {
         chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        sleep(Duration::from_millis(200 + (chance >> 33) % 1500));
-        let victim = [Victim::Qemu, Victim::Host, Victim::Cable][kill % 3];
+        // Over some epochs, and anywhere within one.
+        sleep(Duration::from_micros((chance >> 33) % 400_000));
+        let victim = VICTIMS[kill % VICTIMS.len()];
         switch.forget();
+        let mut spans = Spans::begin();
         strike(&mut site, primary, victim)?;
         wait_running(site.hosts.get(standby)?)?;
-        client.wait_progress()?;
-        sleep(Duration::from_millis(500));
+        spans.next("runs");
+        clients.check().with_context(|| site.hosts.get(standby).map_or(String::new(), Daemon::account))?;
+        spans.next("checked");
         restore(&mut site, primary, victim)?;
         wait_empty(site.hosts.get(primary)?)?;
+        spans.next("let go");
         if switch.was_seen_again(primary, standby) {
             split += 1;
             eprintln!("    {victim:?}: the guest was seen at {primary} after it was at {standby}");
         }
         (primary, standby) = (standby, primary);
-        protect(site.hosts.get(primary)?, standby, &[])?;
-        eprintln!(
-            "    {} of {kills}, {victim:?}: {} writes, {} lost",
-            kill + 1,
-            client.written(),
-            client.lost()
-        );
+        protect_for(site.hosts.get(primary)?, standby, EPOCHS, &[])?;
+        spans.next("protected");
+        let sums = clients.sums();
+        eprintln!("    {} of {kills}, {victim:?}: {}; {sums:?}, {split} split", kill + 1, spans.0.join(", "));
     }
-    let (written, lost) = client.stop()?;
-    let case = format!("{kills} kills (QEMU, host, cable), {written} writes of redis acknowledged");
+    let sums = clients.sums();
+    let [redis, postgres] = sums.written;
+    let of = VICTIMS.map(|victim| {
+        format!("{} {victim:?}", (0..kills).filter(|kill| kill % 4 == victim as usize).count())
+    });
+    let case = format!(
+        "{} kills ({}), {redis} writes of redis, {postgres} transactions of PostgreSQL",
+        kills,
+        of.join(", ")
+    );
     let split_case = format!("{kills} kills, by the switch's table of senders");
+    let lost = sums.lost.iter().sum::<u64>() as f64;
     Ok(vec![
-        Row::new("lost", case, "writes", &Samples::new(vec![lost as f64])).goal(Goal::AtMost(0.0)),
+        Row::new("lost", case, "writes", &Samples::new(vec![lost])).goal(Goal::AtMost(0.0)),
         Row::new("split", split_case, "kills", &Samples::new(vec![f64::from(split)])).goal(Goal::AtMost(0.0)),
     ])
+}
+
+/// Where the time of a cycle went.
+struct Spans(Vec<String>, Instant);
+
+impl Spans {
+    fn begin() -> Self {
+        Self(Vec::new(), Instant::now())
+    }
+
+    fn next(&mut self, until: &str) {
+        self.0.push(format!("{until} {:.1} s", self.1.elapsed().as_secs_f64()));
+        self.1 = Instant::now();
+    }
 }
 
 fn strike(site: &mut Site, host: &str, victim: Victim) -> Result<()> {
     match victim {
         Victim::Qemu => end_qemu(site.hosts.get(host)?),
+        Victim::Daemon => site.hosts.get_mut(host)?.end_daemon(),
         Victim::Host => site.hosts.get_mut(host)?.end(),
         Victim::Cable => Ok(site.hosts.lab.unplug(host)?),
     }
@@ -84,7 +114,7 @@ fn strike(site: &mut Site, host: &str, victim: Victim) -> Result<()> {
 fn restore(site: &mut Site, host: &str, victim: Victim) -> Result<()> {
     match victim {
         Victim::Qemu => Ok(()),
-        Victim::Host => site.hosts.get_mut(host)?.begin(),
+        Victim::Daemon | Victim::Host => site.hosts.get_mut(host)?.begin(),
         Victim::Cable => Ok(site.hosts.lab.replug(host)?),
     }
 }
@@ -105,8 +135,8 @@ fn end_qemu(host: &Daemon) -> Result<()> {
 fn wait_empty(host: &Daemon) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while host.json(&["ps"])?.as_array().is_none_or(|all| !all.is_empty()) {
-        ensure!(Instant::now() < deadline, "{} keeps the machine: {}", host.name(), host.log_text());
-        sleep(Duration::from_millis(50));
+        ensure!(Instant::now() < deadline, "{} keeps the machine: {}", host.name(), host.account());
+        sleep(Duration::from_millis(20));
     }
     Ok(())
 }

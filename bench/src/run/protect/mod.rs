@@ -5,11 +5,14 @@
 
 mod clients;
 mod guest;
+mod histories;
 mod kills;
 mod modes;
 mod pause;
+mod share;
 mod site;
 mod slowdown;
+mod stores;
 mod takeover;
 
 use super::Experiment;
@@ -74,8 +77,13 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         run: slowdown::run,
     },
     Experiment {
+        rows: &["share.first"],
+        about: "bytes of a second machine's first copy, from the same disk as the first one's",
+        run: share::run,
+    },
+    Experiment {
         rows: &["lost", "split"],
-        about: "hosts of a redis die over and over while its client checks its history",
+        about: "hosts of a redis and a PostgreSQL die over and over while clients check their histories",
         run: kills::run,
     },
 ];

@@ -1,6 +1,6 @@
 //! Three hosts, a guest at work on the first, and what its protection says of itself.
 
-use super::guest;
+use super::{guest, stores};
 use crate::hosts::{Daemon, GUEST, Hosts, Machine};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -37,6 +37,13 @@ impl Site {
         Ok(site)
     }
 
+    /// With redis and PostgreSQL in a guest of their own.
+    pub(super) fn with_stores() -> Result<Self> {
+        let site = Self::bare()?;
+        stores_machine(GUEST)?.run(site.alpha()?, NAME)?;
+        Ok(site)
+    }
+
     /// With the small guest.
     pub(super) fn small(memory: ByteSize, work: Work) -> Result<Self> {
         let site = Self::bare()?;
@@ -70,13 +77,28 @@ impl Site {
     }
 }
 
+/// The guest with redis and PostgreSQL.
+pub(super) fn stores_machine(address: &str) -> Result<Machine> {
+    const MEMORY: ByteSize = ByteSize(192 << 20);
+    let DebianGuest { kernel, initrd, .. } = DebianGuest::get()?;
+    let options =
+        GuestOptions { address: Some(format!("{address}/24")), buffer_mib: 1, ..GuestOptions::default() };
+    let disks = vec![stores::disk()?];
+    Ok(Machine { memory: MEMORY, boot: Some((kernel, initrd)), options, disks })
+}
+
 /// Protects the guest of `host` at `standby`, and waits until some epochs are through.
 pub(super) fn protect(host: &Daemon, standby: &str, more: &[&str]) -> Result<()> {
+    protect_for(host, standby, 10, more)
+}
+
+/// The same, until so many are.
+pub(super) fn protect_for(host: &Daemon, standby: &str, epochs: u64, more: &[&str]) -> Result<()> {
     host.run(&[&["protect", NAME, standby, "--witness", "gamma"], more].concat())?;
     let deadline = Instant::now() + PATIENCE;
     loop {
         let now = protection(host)?;
-        if now["state"]["kind"] == "protected" && now["epoch"].as_u64() >= Some(10) {
+        if now["state"]["kind"] == "protected" && now["epoch"].as_u64() >= Some(epochs) {
             return Ok(());
         }
         ensure!(Instant::now() < deadline, "no epochs come through: {now}");
