@@ -166,21 +166,26 @@ impl<'a> PoolOn<'a> {
         pool
     }
 
-    /// Benefactors that the manager hears of, asked from the network of the host.
-    fn online(&self) -> usize {
-        let (out, keys) = (self.dir.join("status"), self.dir.join("keys"));
+    /// What the manager answers to `whimbrel pool …`, asked from the network of the host; nothing if it does not.
+    fn ask(&self, args: &[&str]) -> serde_json::Value {
+        let (out, keys) = (self.dir.join("answer"), self.dir.join("keys"));
         let command = format!(
-            "{} --json pool status --manager {} --keys {} >{}",
+            "{} --json pool {} --manager {} --keys {} >{}",
             text(&binary()),
+            args.join(" "),
             self.manager,
             text(&keys),
             text(&out)
         );
         let asked = self.host.start_program("sh", &["-c", &command]).wait().unwrap();
-        let status = fs::read(&out).unwrap_or_default();
-        let status: serde_json::Value = serde_json::from_slice(&status).unwrap_or_default();
-        let members = status["benefactors"].as_array().cloned().unwrap_or_default();
-        if asked.success() { members.iter().filter(|member| member["state"] == "online").count() } else { 0 }
+        let answer = fs::read(&out).ok().filter(|_| asked.success()).unwrap_or_default();
+        serde_json::from_slice(&answer).unwrap_or_default()
+    }
+
+    /// Benefactors that the manager hears of.
+    fn online(&self) -> usize {
+        let members = self.ask(&["status"])["benefactors"].as_array().cloned().unwrap_or_default();
+        members.iter().filter(|member| member["state"] == "online").count()
     }
 
     /// How a command names it.
@@ -222,6 +227,17 @@ fn a_machine_lives_from_a_pool_that_loses_a_benefactor_and_a_later_version_costs
     // Nobody but the pool has it for beta.
     beta.run(&["trust", "rm", "alpha"]);
     beta.run(&["resume", &pool.name("vms/web")]);
+    let pins = |pool: &PoolOn| -> Vec<String> {
+        let pins = pool.ask(&["pins"]);
+        let holder = |pin: &serde_json::Value| pin["held"]["holder"].as_str().unwrap().to_owned();
+        pins.as_array().unwrap().iter().map(holder).collect()
+    };
+    assert_eq!(pins(&pool), ["beta/web"]);
+    pool.ask(&["policy", "/vms", "--keep-for", "1s"]);
+    let stays = |one: &serde_json::Value| one["pinned_by"] == serde_json::json!(["beta/web"]);
+    until("a policy would drop it", || {
+        pool.ask(&["purge"]).as_array().is_some_and(|all| all.iter().any(stays))
+    });
     pool.members.remove(1);
     let there = check(cluster, &born);
     beta.wait_state("web", &["lazy"]);
@@ -231,6 +247,9 @@ fn a_machine_lives_from_a_pool_that_loses_a_benefactor_and_a_later_version_costs
     beta.run(&["suspend", "web"]);
     beta.run(&["resume", "web", "--then", "full"]);
     beta.wait_state("web", &["running"]);
+    // It looks every ten minutes by itself, and when garbage is collected.
+    beta.run(&["gc"]);
+    until("nothing here needs the pool", || pins(&pool).is_empty());
     pool.members.clear();
     check(cluster, &there);
     let verified = result(beta, &["verify"]);

@@ -4,12 +4,12 @@
 //! long as something is left to do, every few seconds; it goes on after the daemon was restarted. Only the newest capsule of
 //! a machine is sent: those it overtook are its ancestors, and their pages come with it where they are still needed.
 
-use crate::{error::HostError, host::Host, machine::Machine, refs};
+use crate::{bell::Bell, error::HostError, host::Host, machine::Machine, refs};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use whimbrel_api::{Operation, OperationKind, OperationResult, PushRequest};
@@ -34,8 +34,7 @@ struct Followed {
 /// What is followed, and the bell of the thread that does it.
 #[derive(Default)]
 pub(crate) struct Following {
-    rung: Mutex<bool>,
-    bell: Condvar,
+    bell: Bell,
     table: Mutex<BTreeMap<MachineName, Followed>>,
 }
 
@@ -46,14 +45,7 @@ impl Following {
 
     /// There may be something to do.
     pub(crate) fn ring(&self) {
-        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.bell.notify_all();
-    }
-
-    fn wait(&self, patience: Duration) {
-        let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.bell.wait_timeout_while(rung, patience, |rung| !*rung);
-        *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+        self.bell.ring();
     }
 }
 
@@ -80,7 +72,7 @@ impl Host {
                 let left = host.upload_what_is_new();
                 // Told again from time to time: a host that was away may have missed it.
                 host.announce();
-                host.following.wait(if left { RETRY } else { Duration::from_secs(60) });
+                host.following.bell.wait(if left { RETRY } else { Duration::from_secs(60) });
                 if !host.sleep_unless_closing(Duration::ZERO) {
                     return;
                 }

@@ -9,6 +9,7 @@
 
 mod balloon;
 mod beginning;
+mod bell;
 mod capture;
 mod commit_mark;
 mod derive;

@@ -77,7 +77,9 @@ impl Host {
                     let itself =
                         |machine: &MachineName| request.name.as_ref().is_none_or(|name| name == machine);
                     match &request.pool {
-                        Some(pool) => host.fetch_pooled_to_resume(pool, &request.capsule)?,
+                        Some(pool) => {
+                            host.fetch_pooled_to_resume(pool, &request.capsule, request.name.as_ref())?
+                        }
                         None => host.fetch_to_resume(request.host.as_ref(), &request.capsule, itself)?,
                     }
                 }

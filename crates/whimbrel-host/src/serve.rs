@@ -41,6 +41,7 @@ pub fn run(options: HostOptions) -> Result<(), HostError> {
     let host = Host::open(options.name.clone(), options.listen, layout, runtime.handle().clone())?;
     host.take_up_machines();
     host.start_following();
+    host.start_holding();
     let served = runtime.block_on(serve(&options, host.clone()));
     host.close();
     host.operations().cancel_all(PATIENCE);

@@ -3,12 +3,14 @@
 //! A capsule is one file of the pool (`layout`), each push of a machine a version of it, so what the pool does for files it does
 //! for machines: only new chunks travel, they are kept several times and checked, a version appears whole, policies drop old ones.
 //! The daemon is a client of the pool with the key of its host. What is missing here of a capsule is read from the pool before other
-//! hosts are asked (`fetch`); where it lies is noted (`notes`), so that the next daemon finds it too.
+//! hosts are asked (`fetch`); where it lies is noted (`notes`), so that the next daemon finds it too, and pinned there
+//! (`holding`), so that no policy takes it away.
 //!
 //! A pool has no say about who may run a machine: what is pushed is a copy, as with `export`.
 
 mod fetch;
 mod held;
+mod holding;
 mod layout;
 mod notes;
 mod place;
@@ -16,13 +18,13 @@ mod pull;
 mod push;
 mod send;
 
-use crate::{error::HostError, host::Host, layout::Layout, refs::store_error};
+use crate::{bell::Bell, error::HostError, host::Host, layout::Layout, refs::store_error};
 use notes::Notes;
 use place::PoolPlace;
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use whimbrel_pool::{
@@ -45,6 +47,12 @@ pub(crate) struct Pools {
     /// By the text of their managers.
     open: Mutex<HashMap<String, Pool>>,
     notes: Notes,
+    /// Pools in which this host may pin versions, by name.
+    pinned_in: Mutex<BTreeMap<String, PoolPlace>>,
+    /// Held by whoever compares notes with pins, or makes one and the other.
+    settling: Mutex<()>,
+    /// What is needed in pools may have changed.
+    bell: Bell,
     key: PathBuf,
     secret: PathBuf,
 }
@@ -53,7 +61,12 @@ impl Pools {
     pub(crate) fn open(layout: &Layout) -> Result<Self, HostError> {
         let notes = Notes::load(layout.pooled())?;
         let (key, secret) = (layout.key_dir(), layout.pool_secret());
-        Ok(Self { open: Mutex::default(), notes, key, secret })
+        let (pinned_in, settling, bell) = Default::default();
+        Ok(Self { open: Mutex::default(), notes, pinned_in, settling, bell, key, secret })
+    }
+
+    fn pinned_in(&self) -> MutexGuard<'_, BTreeMap<String, PoolPlace>> {
+        self.pinned_in.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -64,7 +77,7 @@ fn failed(place: &PoolPlace) -> impl Fn(Cause) -> HostError {
 
 impl Host {
     fn pool(&self, place: &PoolPlace) -> Result<Pool, HostError> {
-        let name = PoolPlace { folder: String::new(), ..place.clone() }.to_string();
+        let name = place.pool_name();
         let mut open = self.pools.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pool) = open.get(&name) {
             return Ok(pool.clone());
@@ -93,6 +106,7 @@ impl Host {
         if self.store.partials().map_err(store_error("look for what is missing"))?.is_empty() {
             self.pools.notes.clear();
         }
+        self.pools.bell.ring();
         Ok(())
     }
 }

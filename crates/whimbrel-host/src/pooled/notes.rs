@@ -10,10 +10,13 @@ use std::{
     collections::BTreeMap,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 use whimbrel_core::CapsuleId;
 use whimbrel_wire::durable;
 
+/// For so long a note is needed though nothing leads to its capsule yet: a machine may just be made of it.
+const NEW: Duration = Duration::from_secs(3600);
 /// Longest note that is read.
 const NOTE_MAX: u64 = 64 << 10;
 
@@ -29,12 +32,20 @@ pub(super) struct Note {
 pub(super) struct Noted {
     pub(super) note: Note,
     open: Mutex<Option<Arc<Held>>>,
+    /// Since when it is needed, and for what, if it was made by this daemon.
+    begun: Option<(Instant, String)>,
 }
 
 impl Noted {
-    /// One that is open.
-    pub(super) fn new(note: Note, held: Arc<Held>) -> Self {
-        Self { note, open: Mutex::new(Some(held)) }
+    /// One that is open, for what will be called `subject` here.
+    pub(super) fn new(note: Note, held: Arc<Held>, subject: String) -> Self {
+        Self { note, open: Mutex::new(Some(held)), begun: Some((Instant::now(), subject)) }
+    }
+
+    /// What it was made for, if that was just now.
+    pub(super) fn newcomer(&self) -> Option<&str> {
+        let (since, subject) = self.begun.as_ref()?;
+        (since.elapsed() < NEW).then_some(subject)
     }
 
     /// The open capsule; whoever comes while it is opened waits for that.
@@ -65,7 +76,9 @@ impl Notes {
             let small = entry.metadata().is_ok_and(|found| found.len() <= NOTE_MAX);
             let bytes = if small { std::fs::read(&path).ok() } else { None };
             match bytes.and_then(|bytes| serde_json::from_slice::<Note>(&bytes).ok()) {
-                Some(note) => drop(table.insert(capsule, Arc::new(Noted { note, open: Mutex::default() }))),
+                Some(note) => {
+                    drop(table.insert(capsule, Arc::new(Noted { note, open: Mutex::default(), begun: None })))
+                }
                 None => {
                     tracing::warn!(path = %path.display(), "where the rest of a capsule is cannot be read")
                 }
@@ -84,6 +97,10 @@ impl Notes {
 
     pub(super) fn all(&self) -> Vec<Arc<Noted>> {
         self.table().values().cloned().collect()
+    }
+
+    pub(super) fn entries(&self) -> Vec<(CapsuleId, Arc<Noted>)> {
+        self.table().iter().map(|(id, noted)| (*id, noted.clone())).collect()
     }
 
     /// Notes where the rest of a capsule is.

@@ -16,14 +16,14 @@ use std::{collections::BTreeSet, ops::ControlFlow, sync::Arc, time::Instant};
 use whimbrel_api::{
     CapsuleRef, Operation, OperationKind, OperationResult, PullRequest, TransferReport, Unit,
 };
-use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE, RefName};
+use whimbrel_core::{CapsuleId, Digest, MachineName, PAGE_SIZE, RefName};
 use whimbrel_image::{Manifest, frame::Kind};
 use whimbrel_pool::{client::PoolError, protocol::code};
 use whimbrel_store::Expected;
 
 /// A capsule found in a pool.
 struct Found {
-    noted: Arc<Noted>,
+    note: Note,
     held: Arc<Held>,
     /// The name of its file.
     name: RefName,
@@ -58,8 +58,7 @@ impl Host {
         };
         let version = version.filter(|version| *version > 0).ok_or_else(nothing)?;
         let held = Arc::new(Held::open(&pool, version).map_err(failed(place))?);
-        let noted = Arc::new(Noted::new(Note { pool: place.clone(), version }, held.clone()));
-        Ok(Found { noted, held, name })
+        Ok(Found { note: Note { pool: place.clone(), version }, held, name })
     }
 
     /// Brings a capsule here from a pool.
@@ -75,8 +74,10 @@ impl Host {
             let begun = Instant::now();
             reporter.progress("looking for it", Unit::Items, 0, None);
             let found = host.find_in_pool(&place, &request.capsule)?;
-            let (capsule, _) =
-                host.describe_pooled(&found, |manifest| host.name_here(&found, &request, manifest))?;
+            let called = request.tag.as_ref().unwrap_or(&found.name).to_string();
+            let (capsule, _) = host.describe_pooled(&found, Some(called), |manifest| {
+                host.name_here(&found, &request, manifest)
+            })?;
             let (wire_bytes, pages) = match request.lazy {
                 true => (0, 0),
                 false => host.bring_pooled(capsule, &mut |done, whole| {
@@ -112,15 +113,18 @@ impl Host {
         &self,
         place: &str,
         capsule: &CapsuleRef,
+        called: Option<&MachineName>,
     ) -> Result<(CapsuleId, Manifest), HostError> {
         let found = self.find_in_pool(&place.parse()?, capsule)?;
-        self.describe_pooled(&found, |manifest| Ok(vec![own_name(&found.name, manifest)]))
+        let called = called.map(ToString::to_string);
+        self.describe_pooled(&found, called, |manifest| Ok(vec![own_name(&found.name, manifest)]))
     }
 
-    /// Fetches what describes a capsule, and names it here.
+    /// Fetches what describes a capsule, and names it here; what needs it will be `called` so, or as its machine was.
     fn describe_pooled(
         &self,
         found: &Found,
+        called: Option<String>,
         names: impl FnOnce(&Manifest) -> Result<Vec<RefName>, HostError>,
     ) -> Result<(CapsuleId, Manifest), HostError> {
         let (capsule, held) = (found.held.capsule(), &found.held);
@@ -128,15 +132,19 @@ impl Host {
         if !was_whole {
             self.store.expect_partial(&capsule).map_err(store_error("make room for the capsule"))?;
         }
-        self.bring_object(&found.noted, held, Kind::Manifest, &capsule.0)?;
+        let place = &found.note.pool;
+        self.bring_object(place, held, Kind::Manifest, &capsule.0)?;
         let manifest = self.store.manifest(&capsule).map_err(store_error("read the capsule"))?;
-        manifest.blobs().try_for_each(|blob| self.bring_object(&found.noted, held, Kind::Blob, &blob))?;
+        manifest.blobs().try_for_each(|blob| self.bring_object(place, held, Kind::Blob, &blob))?;
         let names = names(&manifest)?.into_iter().filter(|name| self.may_point(name, &capsule));
         let names: Vec<RefName> = names.collect();
         let named = if was_whole {
             names.iter().try_for_each(|name| self.store.set_ref(name, &capsule, Expected::Anything))
         } else {
-            self.pools.notes.add(capsule, found.noted.clone())?;
+            let machine = || refs::machine_of(&manifest).map(|name| name.to_string());
+            let subject = called.or_else(|| machine().ok()).unwrap_or_else(|| found.name.to_string());
+            let noted = Arc::new(Noted::new(found.note.clone(), held.clone(), subject.clone()));
+            self.pin_and_note(capsule, noted, &subject)?;
             self.store.adopt_partial(&capsule, &names)
         };
         named.map_err(store_error("name the capsule"))?;
@@ -172,7 +180,7 @@ impl Host {
         let held = self.held(&noted)?;
         let (mut bytes, mut pages) = (0, 0);
         for (at, place) in held.nodes().iter().enumerate() {
-            let came = self.bring_node(&noted, &held, place)?;
+            let came = self.bring_node(&noted.note.pool, &held, place)?;
             (bytes, pages) = (bytes + came * PAGE_SIZE as u64, pages + came);
             let whole = (bytes + 1) * held.nodes().len() as u64 / (at as u64 + 1);
             if progress(bytes, whole.max(bytes)).is_break() {
@@ -183,34 +191,41 @@ impl Host {
         // They came when it was named here, and may have gone with its name.
         for blob in held.blobs() {
             let kind = if *blob == capsule.0 { Kind::Manifest } else { Kind::Blob };
-            self.bring_object(&noted, &held, kind, blob)?;
+            self.bring_object(&noted.note.pool, &held, kind, blob)?;
         }
         self.store.complete(&capsule).map_err(store_error("complete the capsule"))?;
         self.pools.notes.strike(&capsule);
+        self.pools.bell.ring();
         Ok((bytes, pages))
     }
 
     /// Fetches an object that is not here.
-    fn bring_object(&self, noted: &Noted, held: &Held, kind: Kind, digest: &Digest) -> Result<(), HostError> {
+    fn bring_object(
+        &self,
+        pool: &PoolPlace,
+        held: &Held,
+        kind: Kind,
+        digest: &Digest,
+    ) -> Result<(), HostError> {
         if self.store.has(&[*digest]) == [true] {
             return Ok(());
         }
         let what = "part of the capsule";
         let nothing = || HostError::NotFound { what, name: digest.to_string() };
         let object = held.object(digest).ok_or_else(nothing)?;
-        let object = object.map_err(|error| failed(&noted.note.pool)(error.into()))?;
+        let object = object.map_err(|error| failed(pool)(error.into()))?;
         // Under the digest that is computed here: another than was asked for is missed later.
         let kept = self.store.shadow_writer().keep(kind, &[&object[..]]);
         kept.map_err(store_error("keep what came"))
     }
 
     /// Fetches a node and, if it is a leaf, those of its pages that are not here; returns how many came.
-    fn bring_node(&self, noted: &Noted, held: &Held, place: &NodePlace) -> Result<u64, HostError> {
-        self.bring_object(noted, held, Kind::Nodes, &place.digest)?;
+    fn bring_node(&self, pool: &PoolPlace, held: &Held, place: &NodePlace) -> Result<u64, HostError> {
+        self.bring_object(pool, held, Kind::Nodes, &place.digest)?;
         if place.pages.is_none() {
             return Ok(0);
         }
-        let failed = failed(&noted.note.pool);
+        let failed = failed(pool);
         let leaf = self.node_here(&place.digest);
         let leaf = leaf.ok_or_else(|| failed("a node is not what it should be".into()))?;
         let missing = |digest: &Digest| self.store.has(&[*digest]) != [true];

@@ -25,6 +25,7 @@ pub(crate) mod pause;
 pub(crate) mod pool;
 mod pool_members;
 mod pool_mount;
+mod pool_pins;
 mod pool_questions;
 pub(crate) mod promote;
 pub(crate) mod protect;

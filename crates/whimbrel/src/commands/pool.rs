@@ -1,6 +1,6 @@
 //! `whimbrel pool`: its members as processes, and questions to the manager. Nothing of it needs the host daemon.
 
-use super::{pool_members, pool_questions};
+use super::{pool_members, pool_pins, pool_questions};
 use crate::{context::Context, failure::Failure};
 use clap::Subcommand;
 use std::{path::PathBuf, sync::Arc};
@@ -22,6 +22,7 @@ Examples:
   whimbrel pool status --manager MANAGER
   whimbrel pool policy /blast --keep-last 3 --manager MANAGER
   whimbrel pool purge --dry-run --manager MANAGER
+  whimbrel pool pins --manager MANAGER                                  what policies leave alone, and for whom
   whimbrel pool drain b1 --manager MANAGER
   whimbrel pool secret ~/.pool/secret                                   for `mount --secret`
 
@@ -45,7 +46,8 @@ enum Action {
     Status(pool_questions::Status),
     Policy(pool_questions::SetPolicy),
     Versions(pool_questions::Versions),
-    Pin(pool_questions::Pin),
+    Pin(pool_pins::Pin),
+    Pins(pool_pins::Pins),
     Purge(pool_questions::Purge),
     Drain(pool_questions::Drain),
     Secret(pool_members::Secret),
@@ -68,6 +70,7 @@ impl Args {
             Action::Policy(args) => args.run(context, &runtime),
             Action::Versions(args) => args.run(context, &runtime),
             Action::Pin(args) => args.run(context, &runtime),
+            Action::Pins(args) => args.run(context, &runtime),
             Action::Purge(args) => args.run(context, &runtime),
             Action::Drain(args) => args.run(context, &runtime),
             Action::Secret(args) => args.run(context),

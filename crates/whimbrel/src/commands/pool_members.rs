@@ -32,6 +32,9 @@ pub(super) struct Manager {
     /// After so long in silence the chunks of a benefactor are copied from elsewhere
     #[arg(long, value_name = "DURATION", default_value = "600s")]
     lost_after: Span,
+    /// How long a version stays pinned for a machine whose host is not heard of any more
+    #[arg(long, value_name = "DURATION", default_value = "336h")]
+    pins_for: Span,
 }
 
 /// Give disk to a pool
@@ -131,6 +134,7 @@ impl Manager {
     pub(super) async fn run(self, context: &Context) -> Result<(), Failure> {
         let mut options = ManagerOptions::new(self.data, self.listen);
         (options.database, options.lost_after) = (self.database, self.lost_after.0);
+        options.pins_for = self.pins_for.0;
         let manager = manager::Manager::open(options).await.map_err(failed)?;
         let running = Running { address: manager.address().to_string() };
         context.output.result(&running, |running| format!("{}\n", running.address))?;

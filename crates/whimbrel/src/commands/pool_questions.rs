@@ -1,4 +1,4 @@
-//! Questions to a pool: `whimbrel pool status`, `policy`, `versions`, `pin`, `purge`, `drain`.
+//! Questions to a pool: `whimbrel pool status`, `policy`, `versions`, `purge`, `drain`. Pins have a file of their own.
 
 use super::pool::Member;
 use crate::{
@@ -115,20 +115,6 @@ pub(super) struct Versions {
     member: Member,
 }
 
-/// Have policies leave a version alone
-#[derive(Debug, clap::Args)]
-pub(super) struct Pin {
-    /// The file, like /blast/state
-    path: String,
-    /// The version, as `whimbrel pool versions` numbers it
-    version: u32,
-    /// Let it go again
-    #[arg(long)]
-    release: bool,
-    #[command(flatten)]
-    member: Member,
-}
-
 /// Apply the policies now
 #[derive(Debug, clap::Args)]
 pub(super) struct Purge {
@@ -185,6 +171,7 @@ fn for_people(status: &PoolStatus) -> String {
         ("repair", eta),
         ("lost", count(status.lost, "chunk")),
         ("writing", count(status.sessions, "session")),
+        ("pinned", count(status.pinned, "version")),
     ]);
     let rows = status.benefactors.iter().map(|b| {
         [
@@ -214,6 +201,7 @@ fn metrics(status: &PoolStatus) -> String {
         ("lost_chunks", status.lost),
         ("repaired_total", status.repaired),
         ("sessions", status.sessions),
+        ("pinned_versions", status.pinned),
     ] {
         out += &format!("whimbrel_pool_{name} {value}\n");
     }
@@ -298,36 +286,15 @@ impl Versions {
         let pool = self.member.pool(runtime)?;
         let versions = pool.block(async { pool.versions(pool.find(&self.path).await?.id).await });
         context.output.result(versions.map_err(Failure::Pool)?.as_slice(), |versions: &[VersionInfo]| {
-            let pinned = |v: &VersionInfo| if v.pinned { "pinned" } else { "" }.to_owned();
+            let pinned = |v: &VersionInfo| {
+                let by_hand = v.pinned.then(|| "pinned".to_owned());
+                let held = v.holders.iter().map(|holder| format!("held by {holder}"));
+                by_hand.into_iter().chain(held).collect::<Vec<_>>().join(", ")
+            };
             let rows = versions
                 .iter()
                 .map(|v| [v.number.to_string(), size(v.size), size(v.sent), v.chunks.to_string(), pinned(v)]);
             table(["VERSION", "SIZE", "SENT", "CHUNKS", ""], rows, "no versions")
-        })
-    }
-}
-
-/// What was pinned.
-#[derive(Debug, Serialize)]
-struct Pinned {
-    path: String,
-    version: u32,
-    pinned: bool,
-}
-
-impl Pin {
-    pub(super) fn run(self, context: &Context, runtime: &Runtime) -> Result<(), Failure> {
-        let pool = self.member.pool(runtime)?;
-        let (path, version, pinned) = (self.path, self.version, !self.release);
-        let done = pool.block(async { pool.pin(pool.find(&path).await?.id, version, pinned).await });
-        done.map_err(Failure::Pool)?;
-        context.output.result(&Pinned { path, version, pinned }, |done| {
-            format!(
-                "{} version {}: {}\n",
-                done.path,
-                done.version,
-                if done.pinned { "pinned" } else { "released" }
-            )
         })
     }
 }
@@ -357,10 +324,14 @@ impl Purge {
         let purged = pool.block(pool.purge(self.dry_run)).map_err(Failure::Pool)?;
         let verb = if self.dry_run { "would go" } else { "gone" };
         context.output.result(purged.as_slice(), |purged: &[Purged]| {
-            let rows =
-                purged.iter().map(|p| [p.path.clone(), p.version.to_string(), size(p.size), p.why.clone()]);
-            let bytes = purged.iter().map(|p| p.size).sum();
-            let sum = format!("{} {verb}, {}\n", count(purged.len() as u64, "version"), size(bytes));
+            let stays = |p: &Purged| match &p.pinned_by[..] {
+                [] => p.why.clone(),
+                by => format!("stays: pinned by {}", by.join(", ")),
+            };
+            let rows = purged.iter().map(|p| [p.path.clone(), p.version.to_string(), size(p.size), stays(p)]);
+            let goes = || purged.iter().filter(|p| p.pinned_by.is_empty());
+            let bytes = goes().map(|p| p.size).sum();
+            let sum = format!("{} {verb}, {}\n", count(goes().count() as u64, "version"), size(bytes));
             if purged.is_empty() { sum } else { table(["FILE", "VERSION", "SIZE", "WHY"], rows, "") + &sum }
         })
     }
