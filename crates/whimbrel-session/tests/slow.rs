@@ -2,12 +2,16 @@
 
 mod common;
 
-use common::{pattern, server_of, until};
+use common::{pattern, until};
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddr},
-    os::unix::fs::FileExt,
+    os::unix::{
+        fs::{FileExt, PermissionsExt},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -23,7 +27,7 @@ use whimbrel_fuse::{MountOptions, Mounted};
 use whimbrel_session::{
     client::{Connector, Face, Session, SessionOptions},
     proto::DigestCall,
-    server::Server,
+    server::{Export, Limits, Server},
 };
 use whimbrel_testkit::lab::{LinkConfig, LinkEmulator, Namespace};
 use whimbrel_wire::{
@@ -102,7 +106,9 @@ impl Far {
         let listener = far.block_on(far.spawn(TcpListener::bind((SERVER, 0)))).unwrap().unwrap();
         let address = listener.local_addr().unwrap();
         let old = Arc::new(AtomicBool::new(false));
-        let (server, aged) = (server_of(&dir.path().join("server")), old.clone());
+        let limits = Limits { share: true, ..Limits::default() };
+        let server = Server::new(vec![Export::new(&dir.path().join("server")).unwrap()], false, limits);
+        let aged = old.clone();
         far.spawn(async move {
             let mut living = Vec::new();
             while let Ok((stream, _)) = listener.accept().await {
@@ -210,5 +216,86 @@ fn what_a_named_file_of_this_host_has_is_not_sent_and_nothing_it_has_is_believed
     assert!(sent < SIZE as u64 / 6, "{sent} bytes came over the link");
     let events = near.session.status().events;
     assert!(events.len() == 1 && events[0].text.contains("absent.raw"), "{events:?}");
+    near.end();
+}
+
+/// A directory that nobody but its owner can list.
+fn shared_dir(far: &Far) -> PathBuf {
+    let dir = far.path("shared");
+    fs::create_dir(&dir).unwrap();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o1733)).unwrap();
+    // Another user has to come as far as there.
+    fs::set_permissions(far.dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    dir
+}
+
+fn pieces(dir: &Path) -> Vec<PathBuf> {
+    fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+fn as_nobody(program: &str, arguments: &[&Path]) -> bool {
+    let mut command = Command::new(program);
+    command.args(arguments).uid(65_534).gid(65_534).stdout(std::process::Stdio::null());
+    command.stderr(std::process::Stdio::null()).status().unwrap().success()
+}
+
+#[test]
+fn what_one_user_read_is_not_sent_to_another_and_only_the_server_says_where_it_is() {
+    let (golden, clone) = disks();
+    let far = Far::new(|server| {
+        fs::write(server.join("golden.raw"), &golden).unwrap();
+        fs::write(server.join("copy.raw"), &golden).unwrap();
+        fs::write(server.join("clone.raw"), &clone).unwrap();
+    });
+    let dir = shared_dir(&far);
+    let sharing = |options: &mut SessionOptions| options.shared = Some(dir.clone());
+    let near = far.mount("first", sharing);
+    assert!(far.read("golden.raw").0 == golden && far.read("clone.raw").0 == clone);
+    until("the last has been given", || pieces(&dir).len() > 2 * SIZE / 65_536);
+    near.end();
+    let given = pieces(&dir);
+    assert!(!as_nobody("ls", &[&dir]), "names can be listed");
+    assert!(as_nobody("cat", &[&given[0]]), "who knows a name may read");
+    assert!(!as_nobody("rm", &["-f".as_ref(), &given[0]]), "what others gave can be removed");
+
+    let near = far.mount("second", sharing);
+    let (content, sent) = far.read("golden.raw");
+    assert!(content == golden && sent < SIZE as u64 / 20, "{sent} bytes came for what another has read");
+    eprintln!("{sent} bytes came for a disk that another user has read");
+    near.end();
+    // The same content, but a file that nobody has read: its digests alone find nothing.
+    let near = far.mount("third", sharing);
+    let (content, sent) = far.read("copy.raw");
+    assert!(content == golden && sent > SIZE as u64, "{sent} bytes came for what nobody has read");
+    near.end();
+}
+
+#[test]
+fn wrong_bytes_that_somebody_puts_among_the_shared_are_fetched_from_the_server() {
+    let (golden, _) = disks();
+    let far = Far::new(|server| fs::write(server.join("golden.raw"), &golden).unwrap());
+    let dir = shared_dir(&far);
+    let sharing = |options: &mut SessionOptions| options.shared = Some(dir.clone());
+    let near = far.mount("first", sharing);
+    assert!(far.read("golden.raw").0 == golden);
+    until("the last has been given", || pieces(&dir).len() >= SIZE / 65_536);
+    near.end();
+    for (number, piece) in pieces(&dir).into_iter().enumerate() {
+        fs::remove_file(&piece).unwrap();
+        match number % 4 {
+            0 => fs::write(&piece, vec![7; 65_536]).unwrap(),
+            1 => fs::write(&piece, &golden[..65_536]).unwrap(),
+            2 => std::os::unix::fs::symlink(far.path("server/golden.raw"), &piece).unwrap(),
+            _ => fs::create_dir(&piece).unwrap(),
+        }
+    }
+    let near = far.mount("second", sharing);
+    let (content, sent) = far.read("golden.raw");
+    assert!(content == golden && sent > SIZE as u64 * 9 / 10, "{sent}");
+    near.end();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o1777)).unwrap();
+    let near = far.mount("third", sharing);
+    let events = near.session.status().events;
+    assert!(events.len() == 1 && events[0].text.contains("1733"), "{events:?}");
     near.end();
 }

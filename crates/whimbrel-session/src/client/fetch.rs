@@ -117,6 +117,7 @@ impl Core {
                 None => core.by_read(&source, range).await,
             };
             let landing = tokio::task::spawn_blocking(move || {
+                let attr = came.as_ref().ok().map(|(attr, _)| *attr);
                 let brought = came.and_then(|came| core.take_in(&source, flight.epoch, offset, came));
                 let mut under_way = core.fetcher.flights();
                 for number in run {
@@ -128,7 +129,11 @@ impl Core {
                     }
                 }
                 drop(under_way);
-                flight.land(brought);
+                flight.land(brought.clone());
+                // Nobody waits for this.
+                if let (Some(attr), Ok((offset, content))) = (attr, brought) {
+                    core.note_content(source.file, &attr, offset, &content);
+                }
             });
             drop(landing.await);
         });
@@ -157,7 +162,7 @@ impl Core {
         };
         let Some(epoch) = epoch else { return Err(Fail::Old) };
         match self.cache.fill(source.file, epoch, offset, &content) {
-            Ok(true) => self.note_twins(source.file, offset, &content),
+            Ok(true) => {}
             Ok(false) => return Err(Fail::Old),
             Err(error) => {
                 tracing::warn!(

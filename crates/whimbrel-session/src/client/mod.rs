@@ -29,6 +29,7 @@ mod rate;
 mod readahead;
 mod room;
 mod session;
+mod shared;
 mod twins;
 mod walk;
 mod writeback;

@@ -9,6 +9,7 @@ use super::{
     notes::Notes,
     owners::Owners,
     policy::{Policy, Settings},
+    shared::Shared,
     twins::Twins,
     writeback::WriteBack,
 };
@@ -99,6 +100,8 @@ pub struct SessionOptions {
     pub owners: Owners,
     /// Files on this side whose content may be on the server as well: what is found in them is not sent over a slow link.
     pub known: Vec<PathBuf>,
+    /// A directory in which the users of this host share what they may read.
+    pub shared: Option<PathBuf>,
 }
 
 impl SessionOptions {
@@ -113,6 +116,7 @@ impl SessionOptions {
             settings,
             owners: Owners::default(),
             known: Vec::new(),
+            shared: None,
         }
     }
 }
@@ -224,6 +228,7 @@ pub(super) struct Core {
     /// Blocks that came because an earlier session had read them.
     pub(super) ahead_blocks: AtomicU64,
     pub(super) twins: Twins,
+    pub(super) shared: Option<Shared>,
     clock: Mutex<Time>,
 }
 
@@ -259,6 +264,10 @@ impl Session {
         let known =
             cache.files().into_iter().filter_map(|(file, record)| Some((record.ident?, file))).collect();
         let Beginning { link, root, read_only, uid, gid } = beginning;
+        let (shared, unshared) = match options.shared.as_deref().map(Shared::open) {
+            Some(Err(error)) => (None, Some(error)),
+            opened => (opened.and_then(Result::ok), None),
+        };
         let core = Arc::new_cyclic(|me| Core {
             me: me.clone(),
             to,
@@ -283,6 +292,7 @@ impl Session {
             reading: Mutex::default(),
             ahead_blocks: AtomicU64::new(0),
             twins: Twins::default(),
+            shared,
             clock: Mutex::default(),
         });
         for lost in &recovered.lost {
@@ -290,6 +300,9 @@ impl Session {
                 "{}: {} pages from byte {} that were written and not synced did not survive the crash",
                 lost.path, lost.pages, lost.offset
             ));
+        }
+        if let (Some(error), Some(dir)) = (unshared, &core.options.shared) {
+            core.event(format!("{} is not used to share what is read: {error}", dir.display()));
         }
         core.take_up(&recovered);
         core.walk_tree();

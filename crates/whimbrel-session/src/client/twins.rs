@@ -4,7 +4,7 @@
 //! host that the session was told of, golden images. If enough of a stretch is likely there, the server is asked for its
 //! digests first (`DIGEST`) and then for what is lacking (`PAGES`). A page is used only after its digest was found right,
 //! in the very copy that is used; so nothing that happens to those files can give wrong bytes, and the table is worth no more than
-//! the time it saves. It costs some: how likely it is that a file is found is learnt file by file.
+//! the time it saves. What is not there is looked for in what other users of this host have read (`shared`). It costs some: how likely it is that a file is found is learnt file by file.
 
 use super::{
     fetch::{Came, Source},
@@ -14,7 +14,7 @@ use super::{
 use crate::{
     cache::FileId,
     proto::{
-        DigestCall, Digests, DigestsDone, PAGE, Pages, PagesCall, Range, Read, digest_of_page, is_in,
+        Attr, DigestCall, Digests, DigestsDone, PAGE, Pages, PagesCall, Range, Read, digest_of_page, is_in,
         is_zero, unpack_digests, unpack_pages,
     },
 };
@@ -29,6 +29,7 @@ use std::{
     },
     thread,
 };
+use whimbrel_core::Digest;
 use whimbrel_hashcache::{Geometry, HashCache, Location, Missing, SourceId, SourceKind};
 use whimbrel_wire::Code;
 
@@ -139,7 +140,10 @@ impl Core {
         if odds.len() >= FILES && !odds.contains_key(&file) {
             odds.clear();
         }
-        with(odds.entry(file).or_insert_with(|| Odds::new(!self.options.known.is_empty())))
+        with(
+            odds.entry(file)
+                .or_insert_with(|| Odds::new(!self.options.known.is_empty() || self.shared.is_some())),
+        )
     }
 
     fn twins_table(&self) -> Option<&Table> {
@@ -177,30 +181,40 @@ impl Core {
         }
     }
 
-    /// What came from the server, and where it lies here, is noted: the same may be asked for under another name.
-    pub(super) fn note_twins(&self, file: FileId, offset: u64, content: &[u8]) {
+    /// What came from the server, and where it lies here, is noted: the same may be asked for under another name, or by
+    /// another user.
+    pub(super) fn note_content(&self, file: FileId, attr: &Attr, offset: u64, content: &[u8]) {
         if self.link.level().is_none() {
             return;
         }
+        let digest = |page| (!is_zero(page)).then(|| digest_of_page(page));
+        let digests: Vec<_> = content.chunks(PAGE).map(digest).collect();
+        self.note_places(file, offset, &digests);
+        self.give_shared(file, attr, offset, content, &digests);
+    }
+
+    fn note_places(&self, file: FileId, offset: u64, digests: &[Option<Digest>]) {
         let Some(table) = self.twins_table() else { return };
-        for (at, place) in self.cache.places(file, offset, content.len() as u64) {
-            let page = content.get((at - offset) as usize..).map(|rest| &rest[..rest.len().min(PAGE)]);
-            if let Some(page) = page.filter(|page| !is_zero(page)) {
-                let location = Location { source: table.frames, offset: place };
-                table.pages.note(&digest_of_page(page), location);
+        for (at, place) in self.cache.places(file, offset, (digests.len() * PAGE) as u64) {
+            if let Some(Some(digest)) = digests.get((at - offset) as usize / PAGE) {
+                table.pages.note(digest, Location { source: table.frames, offset: place });
                 self.twins.known.fetch_add(1, Ordering::Release);
             }
         }
     }
 
-    fn is_worth_digests(&self, file: FileId, range: Range, waited: bool) -> bool {
-        let twins = &self.twins;
-        if twins.mute.load(Ordering::Relaxed) || twins.known.load(Ordering::Acquire) == 0 {
+    fn is_worth_digests(&self, source: &Source, range: Range, waited: bool) -> bool {
+        let (twins, file) = (&self.twins, source.file);
+        let known = self.shared.is_some() || twins.known.load(Ordering::Acquire) > 0;
+        if twins.mute.load(Ordering::Relaxed) || !known {
             return false;
         }
         let Some(round_trip) = self.link.round_trip().filter(|_| self.link.level().is_some()) else {
             return false;
         };
+        if self.lacks_key(file, source.size) {
+            return true;
+        }
         let rate = self.link.rate().unwrap_or(USUAL);
         let asked = Asked { bytes: range.len, waited, rate, round_trip: round_trip.as_secs_f64() };
         self.with_odds(file, |odds| odds.are_worth(asked))
@@ -213,7 +227,7 @@ impl Core {
         range: Range,
         waited: bool,
     ) -> Option<Result<Came, Fail>> {
-        if !self.is_worth_digests(source.file, range, waited) {
+        if !self.is_worth_digests(source, range, waited) {
             return None;
         }
         let body = Digests { file: source.wanted.clone(), range };
@@ -243,6 +257,7 @@ impl Core {
 
     fn find_twins(&self, file: FileId, range: Range, said: &DigestsDone, digests: &[u8]) -> Option<Found> {
         let digests = unpack_digests(&said.pages, digests, range.len as usize).ok()?;
+        self.learn_key(file, &said.attr, said.share);
         let mut content = vec![0; said.pages.len as usize];
         let mut lacking = vec![0; digests.len().div_ceil(8)];
         let mut reader = self.twins_table().map(|table| table.pages.reader());
@@ -257,6 +272,10 @@ impl Core {
                 lacking[number / 8] |= 1 << (number % 8);
                 missing += 1;
             }
+        }
+        if missing > 0 {
+            let place = (&digests[..], &mut lacking[..]);
+            missing -= self.take_shared(file, &said.attr, range.offset, &mut content, place);
         }
         self.with_odds(file, |odds| odds.learn(pages, pages - missing));
         self.twins.found.fetch_add(u64::from(pages - missing), Ordering::Relaxed);

@@ -4,7 +4,7 @@
 //! one ordered stream, so that many may be under way and still happen in their order. Content is read and written by
 //! path and identity: a path that leads to another file by now is refused, not served.
 
-use super::{Attr, DigestedPages, Ident, Name, PackedPages, RelPath, SessionKey, Time};
+use super::{Attr, DigestedPages, Ident, Name, PackedPages, RelPath, SessionKey, ShareKey, Time};
 use serde::{Deserialize, Serialize};
 use whimbrel_wire::{Call, Code, Refusal, range};
 
@@ -250,6 +250,8 @@ pub struct DigestsDone {
     pub attr: Attr,
     /// The shape of the payload.
     pub pages: DigestedPages,
+    /// By which the users of one host may share what they read, if the server lets them.
+    pub share: Option<ShareKey>,
 }
 
 /// Asks for the pages of a stretch that are lacking.

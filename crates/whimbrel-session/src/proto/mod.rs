@@ -10,6 +10,7 @@ mod entries;
 mod key;
 mod pages;
 mod path;
+mod share;
 mod walked;
 
 pub use attr::{Attr, Ident, Kind, Time, Version};
@@ -24,4 +25,5 @@ pub use entries::{EntriesError, Entry, MAX_LISTING, pack_entries, unpack_entries
 pub use key::SessionKey;
 pub use pages::{PAGE, PackedPages, PagesError, is_in, is_zero, pack_pages, pack_some, unpack_pages};
 pub use path::{MAX_NAME, MAX_PATH, Name, PathError, RelPath};
+pub use share::{PIECE, PIECE_PAGES, ShareKey};
 pub use walked::{DirPacker, WalkedDir, unpack_dirs};

@@ -13,10 +13,11 @@ use super::{
 use crate::proto::{
     Attr, AttrCall, Batch, DigestCall, Digests, DigestsDone, EndCall, FilesystemRoom, Grown, Keyed, ListCall,
     LookedUp, Lookup, LookupCall, OLDEST_PROTOCOL, OpCall, Open, OpenCall, Opened, PROTOCOL, Pages,
-    PagesCall, Read, ReadCall, ReadDone, ReadlinkCall, RoomCall, SyncCall, WalkCall, Write, WriteCall, code,
-    is_in, pack_digests, pack_some, unpack_pages,
+    PagesCall, Read, ReadCall, ReadDone, ReadlinkCall, RoomCall, ShareKey, SyncCall, WalkCall, Write,
+    WriteCall, code, is_in, pack_digests, pack_some, unpack_pages,
 };
 use bytes::Bytes;
+use rand::Rng;
 use rustix::io::Errno;
 use std::sync::Arc;
 use whimbrel_wire::{Answer, BoxFuture, Call, Code, Peer, PeerIdentity, Refusal, Reply, Request, Service};
@@ -35,12 +36,17 @@ struct Shared {
     read_only: bool,
     limits: Limits,
     sessions: Sessions,
+    /// Of which keys for sharing are made; known to this process alone.
+    secret: Option<[u8; 32]>,
 }
 
 impl Server {
     /// A server of these directories and nothing else.
     pub fn new(exports: Vec<Export>, read_only: bool, limits: Limits) -> Self {
-        Self { shared: Arc::new(Shared { exports, read_only, limits, sessions: Sessions::default() }) }
+        let secret = limits.share.then(|| rand::rng().random());
+        Self {
+            shared: Arc::new(Shared { exports, read_only, limits, sessions: Sessions::default(), secret }),
+        }
     }
 
     /// Sessions that have begun and not ended.
@@ -97,9 +103,9 @@ impl Shared {
                     read(session, &body, |number| is_in(&wanted, number))
                 })
             }
-            DigestCall::KIND => {
-                self.keyed::<DigestCall, _>(peer, request, |session, body| digests(session, &body))
-            }
+            DigestCall::KIND => self.keyed::<DigestCall, _>(peer, request, |session, body| {
+                digests(session, &body, self.secret.as_ref())
+            }),
             ReadlinkCall::KIND => self.keyed::<ReadlinkCall, _>(peer, request, |session, body| {
                 Ok((ops::readlink(session, &body)?, Bytes::new()))
             }),
@@ -199,11 +205,12 @@ fn read(session: &Session, wanted: &Read, lacking: impl Fn(usize) -> bool) -> Ou
     Ok((ReadDone { attr, pages }, packed.into()))
 }
 
-fn digests(session: &Session, wanted: &Digests) -> Outcome<DigestCall> {
+fn digests(session: &Session, wanted: &Digests, secret: Option<&[u8; 32]>) -> Outcome<DigestCall> {
     let file = session.files.get(&session.tree, &wanted.file, false)?;
     let (attr, content) = file.read(wanted.range)?;
     let (pages, digests) = pack_digests(&content);
-    Ok((DigestsDone { attr, pages }, digests.into()))
+    let share = secret.and_then(|secret| ShareKey::of(secret, &attr));
+    Ok((DigestsDone { attr, pages, share }, digests.into()))
 }
 
 fn write(session: &Session, wanted: &Write, payload: &[u8]) -> Result<Attr, Refusal> {

@@ -20,11 +20,13 @@ pub struct Limits {
     pub idle: Duration,
     /// Files kept open for a session.
     pub files: usize,
+    /// Clients may share among the users of their host what more than one of them may read.
+    pub share: bool,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { sessions: 256, idle: Duration::from_secs(24 * 3600), files: 256 }
+        Self { sessions: 256, idle: Duration::from_secs(24 * 3600), files: 256, share: false }
     }
 }
 

@@ -58,6 +58,9 @@ pub(crate) struct MountSession {
     /// A file of this host, like a golden image: what it has as well is not sent over a slow link; may be given several times
     #[arg(long, value_name = "FILE")]
     known: Vec<PathBuf>,
+    /// A directory (root's, mode 1733) in which users of this host share what the server lets each of them read
+    #[arg(long, value_name = "DIR")]
+    shared: Option<PathBuf>,
     /// Files that are fetched whole when they are opened, like memory of machines: '*.vmss,*.mem'
     #[arg(long, value_name = "FILES")]
     whole: Option<String>,
@@ -238,6 +241,7 @@ impl MountSession {
         options.block = self.block.0;
         options.settings = self.settings()?;
         options.known.clone_from(&self.known);
+        options.shared.clone_from(&self.shared);
         options.owners = match self.same_ids {
             true => Owners::Same,
             false => Owners::mine(self.id.clone())
