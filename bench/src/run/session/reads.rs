@@ -37,8 +37,15 @@ pub(crate) fn open_dir(context: &Context) -> Result<Vec<Row>> {
 
 /// One large file, read once over the link and once more after the mount was made anew.
 pub(crate) fn whole_file(context: &Context) -> Result<Vec<Row>> {
+    let mut rows = over(context, 100, 9.0)?;
+    // As near to what the line carries as the other goal is, and nearer: a round trip weighs less.
+    rows.extend(over(context, 30, 3.2)?);
+    Ok(rows)
+}
+
+fn over(context: &Context, mbit: u64, goal: f64) -> Result<Vec<Row>> {
     let mib = if context.quick { 16 } else { 64 };
-    let far = Far::new(100, |server| {
+    let far = Far::new(mbit, |server| {
         let mut state = 1u64;
         let noise: Vec<u8> = (0..mib << 20)
             .map(|_| {
@@ -62,9 +69,9 @@ pub(crate) fn whole_file(context: &Context) -> Result<Vec<Row>> {
             near.end()?;
         }
     }
-    let case = |what: &str| format!("{mib} MiB of noise, 32 ms, 100 Mbit/s, {what}");
+    let case = |what: &str| format!("{mib} MiB of noise, 32 ms, {mbit} Mbit/s, {what}");
     Ok(vec![
-        Row::new("session.read", case("cold"), "MiB/s", &Samples::new(cold)).goal(Goal::AtLeast(9.0)),
+        Row::new("session.read", case("cold"), "MiB/s", &Samples::new(cold)).goal(Goal::AtLeast(goal)),
         Row::new("session.read", case("warm"), "MiB/s", &Samples::new(warm)),
     ])
 }
