@@ -182,6 +182,8 @@ fn what_was_read_under_another_name_is_not_sent_again() {
     let near = far.mount("cache", |_| {});
     let (content, whole) = far.read("golden.raw");
     assert!(content == golden && whole > SIZE as u64);
+    let asked = near.session.status().requests["digest"];
+    assert_eq!(asked, 0, "where only its own pages are known, none of them is known by another name");
     let (content, sent) = far.read("clone.raw");
     assert!(content == clone, "wrong bytes");
     eprintln!(

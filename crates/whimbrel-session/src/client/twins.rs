@@ -55,6 +55,8 @@ struct Odds {
     found: u32,
     /// Requests that went without.
     passed: u32,
+    /// Pages of this file that were noted: where nothing else is known, none of it is here under another name.
+    own: u64,
 }
 
 /// What is asked for, over what link. Times in seconds.
@@ -68,7 +70,7 @@ struct Asked {
 
 impl Odds {
     fn new(named: bool) -> Self {
-        Self { asked: GUESS, found: if named { LIKELY.1 } else { LIKELY.0 }, passed: 0 }
+        Self { asked: GUESS, found: if named { LIKELY.1 } else { LIKELY.0 }, passed: 0, own: 0 }
     }
 
     /// Whether to ask for digests first. It saves the time of what is found, and costs a round trip for what is not.
@@ -195,17 +197,22 @@ impl Core {
 
     fn note_places(&self, file: FileId, offset: u64, digests: &[Option<Digest>]) {
         let Some(table) = self.twins_table() else { return };
+        let mut noted = 0;
         for (at, place) in self.cache.places(file, offset, (digests.len() * PAGE) as u64) {
             if let Some(Some(digest)) = digests.get((at - offset) as usize / PAGE) {
                 table.pages.note(digest, Location { source: table.frames, offset: place });
-                self.twins.known.fetch_add(1, Ordering::Release);
+                noted += 1;
             }
         }
+        // In this order: its own pages are never taken for another's.
+        self.with_odds(file, |odds| odds.own += noted);
+        self.twins.known.fetch_add(noted, Ordering::Release);
     }
 
     fn is_worth_digests(&self, source: &Source, range: Range, waited: bool) -> bool {
         let (twins, file) = (&self.twins, source.file);
-        let known = self.shared.is_some() || twins.known.load(Ordering::Acquire) > 0;
+        let known = twins.known.load(Ordering::Acquire);
+        let known = self.shared.is_some() || known > self.with_odds(file, |odds| odds.own);
         if twins.mute.load(Ordering::Relaxed) || !known {
             return false;
         }
