@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Fate, World, server_of};
+use common::{Fate, World, server_of, until};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::{
     collections::BTreeMap,
@@ -127,6 +127,26 @@ fn a_file_that_was_renamed_changed_and_removed_before_it_was_sent_never_comes_to
     fs::remove_file(&renamed).unwrap();
     world.session().flush().unwrap();
     assert_eq!(tree(&world.server()), BTreeMap::new());
+}
+
+#[test]
+fn a_change_that_may_have_been_sent_is_not_folded_away() {
+    let mut world = World::new(back, |_| {});
+    let (mount, server) = (world.mount(), world.server());
+    fs::write(mount.join("first"), "x").unwrap();
+    world.wire.decide(|request| if request.kind == OpCall::KIND { Fate::Lost } else { Fate::Answered });
+    let session = world.session().clone();
+    // Ends when the session is over.
+    let flushing = std::thread::spawn(move || drop(session.flush()));
+    until("the server has made it", || server.join("first").exists());
+    world.wire.cut(true);
+    fs::rename(mount.join("first"), mount.join("second")).unwrap();
+    world.crash();
+    flushing.join().unwrap();
+    world.wire.decide(|_| Fate::Answered);
+    world.begin();
+    // It had made the first name.
+    assert_eq!(tree(&server).into_keys().collect::<Vec<_>>(), ["second"]);
 }
 
 /// One random change, on the mount and on a directory of this machine alike. Whether it was refused is the same on both.
