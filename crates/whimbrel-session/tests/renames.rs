@@ -137,7 +137,7 @@ fn a_change_that_may_have_been_sent_is_not_folded_away() {
     world.wire.decide(|request| if request.kind == OpCall::KIND { Fate::Lost } else { Fate::Answered });
     let session = world.session().clone();
     // Ends when the session is over.
-    let flushing = std::thread::spawn(move || drop(session.flush()));
+    let flushing = std::thread::spawn(move || _ = session.flush());
     until("the server has made it", || server.join("first").exists());
     world.wire.cut(true);
     fs::rename(mount.join("first"), mount.join("second")).unwrap();
