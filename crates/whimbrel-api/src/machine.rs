@@ -365,6 +365,11 @@ pub struct MigrateRequest {
     /// copied. 20 if absent; 100 never slows it down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttle: Option<u8>,
+    /// In mode `lazy`: a third host that gets all of it before the pause ends, and what it writes while pages are missing on the target.
+    /// Then the death of any one of the three loses nothing that left the machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub safe: Option<HostName>,
     /// Have its guest hold no process, however fast it writes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_stun: bool,

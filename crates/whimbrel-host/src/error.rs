@@ -57,6 +57,10 @@ pub enum HostError {
     NoWitness { name: MachineName },
     #[error("{name} was handed over to {host}, which has not confirmed that it runs there")]
     Unconfirmed { name: MachineName, host: HostName },
+    #[error(
+        "{name} was moved to {target}, which was lost or could not fetch the rest of it; it runs on {third}"
+    )]
+    WentToThird { name: MachineName, target: HostName, third: HostName },
     #[error("a part of the disks of {name} is still on {from}")]
     Owed { name: MachineName, from: HostName },
     #[error("cannot reach host {host}")]
@@ -132,6 +136,7 @@ impl HostError {
             Self::Given { .. } | Self::Owed { .. } | Self::Evacuating => ErrorCode::Busy,
             Self::NotEmptied { source, .. } => source.code,
             Self::Unconfirmed { .. }
+            | Self::WentToThird { .. }
             | Self::Unreachable { .. }
             | Self::OutOfReach { .. }
             | Self::Ssh { .. } => ErrorCode::Unreachable,
@@ -172,6 +177,9 @@ impl HostError {
             }
             Self::Pool { .. } if self.code() == ErrorCode::Unreachable => {
                 "the pool must know this host: `whimbrel key` prints the key, `whimbrel pool admit` on its manager lets it in".into()
+            }
+            Self::WentToThird { name, third, .. } => {
+                format!("nothing of {name} is left here: look at `whimbrel ps` on {third}")
             }
             Self::Ssh { source, .. } => source.hint(),
             Self::NotEmptied { source, .. } => return source.hint.clone(),

@@ -11,6 +11,7 @@ use crate::{
     host::Host,
     live::Live,
     machine::{Machine, Turn},
+    protect::Heir,
     record::{DiskBase, Phase, ProcessRecord, Record},
     settling::Settling,
     slot::{self, Mark},
@@ -55,6 +56,8 @@ struct Arriving {
     /// Before it is prepared; afterwards the machine has it.
     live: Option<Live>,
     machine: Arc<Machine>,
+    /// The protection that comes with it.
+    heir: Option<Heir>,
     runs_since: Option<Instant>,
 }
 
@@ -73,6 +76,7 @@ impl Landing for HostLanding {
         Stage::Offer.reached();
         let host = self.0.upgrade().ok_or("the host is closing down")?;
         check_fit(&host, offer)?;
+        let heir = Heir::expect(&host, offer)?;
         let claim = host.claim_name(&offer.name, false)?;
         let beginning = host.beginning(offer);
         let mut record = Record::new(offer.name.clone(), offer.config.clone(), beginning.bases.clone());
@@ -106,6 +110,7 @@ impl Landing for HostLanding {
             settling: Settling::default(),
             live: None,
             machine,
+            heir,
             runs_since: None,
         };
         if let Err(error) = landing.make_ready() {
@@ -224,6 +229,7 @@ impl Arriving {
             // Ahead of the pause, in which every sync is downtime.
             self.record.process = Some(live.process_record());
             self.record.save(&self.host.layout)?;
+            self.heir.iter().try_for_each(|heir| heir.note(&self.host))?;
         }
         Ok(())
     }
@@ -242,6 +248,18 @@ impl Arriving {
             turn.record.since_ms = crate::now_ms();
         }
         turn.record.save(&self.host.layout)
+    }
+
+    /// It is this host's, whose daemon was restarted since the machine was prepared: the third host is to have it.
+    fn give_to_third(&self) -> Result<(), HostError> {
+        let mut turn = self.machine.begin_when_free("arrival");
+        if matches!(turn.record.phase, Phase::Prepared { .. }) {
+            turn.record.phase = Phase::Here;
+            turn.record.since_ms = crate::now_ms();
+        }
+        turn.record.save(&self.host.layout)?;
+        drop(turn);
+        self.host.give_to_third(&self.machine)
     }
 
     /// A QEMU that could not be taken up may live all the same.
@@ -330,7 +348,11 @@ impl Arrival for Arriving {
         Stage::Last.reached();
         self.filled(0)?;
         let (host, record) = (self.host.clone(), self.record.clone());
+        let inherits = self.heir.is_some();
         let live = self.live()?;
+        if inherits {
+            Heir::follow(&mut live.ledgers)?;
+        }
         match crate::owing::taking_of(&host, &record) {
             None => live.load(device_state, Identity::Kept)?,
             Some(taking) => {
@@ -354,6 +376,14 @@ impl Arrival for Arriving {
 
     fn run(&mut self) -> Result<(), Cause> {
         Stage::Commit.reached();
+        if let Some(heir) = self.heir.take() {
+            self.runs_since = heir.run(&self.host, &self.machine)?;
+            Stage::Running.reached();
+            return Ok(());
+        }
+        if self.host.protecting.is_heir(self.machine.name()) {
+            return Ok(self.give_to_third()?);
+        }
         let host = &self.host;
         let events = {
             let mut turn = self.machine.begin_when_free("arrival");
@@ -400,6 +430,7 @@ impl Arrival for Arriving {
         }
         turn.record.phase = Phase::Stopped;
         self.host.owings.strike(self.handover);
+        self.host.protecting.inherits_nothing(&turn.record);
         drop(turn);
         self.host.remove(self.machine.name());
     }
@@ -424,6 +455,7 @@ fn waiting(host: &Host, process: Option<&ProcessRecord>, ahead: bool) -> Waiting
 /// Nothing is left of an arrival that was cut off.
 pub(crate) fn drop_unfinished(host: &Host, record: &Record) {
     tracing::info!(machine = %record.name, "an arrival that was cut off is dropped");
+    host.protecting.inherits_nothing(record);
     if let Some(process) = &record.process {
         slot::clear(&host.layout.slot(&process.slot));
     }
@@ -447,6 +479,7 @@ pub(crate) fn wait_on(host: &Arc<Host>, record: Record, live: Option<Live>, hand
         settling: Settling::default(),
         live: None,
         machine,
+        heir: None,
         runs_since: None,
     };
     if let Err(error) = host.arrivals().adopt_prepared(handover, Box::new(arrival)) {

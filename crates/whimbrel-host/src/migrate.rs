@@ -10,6 +10,7 @@ mod lazy;
 mod marks;
 mod past;
 mod rates;
+mod safe;
 
 use crate::{
     capture::{report, round_info},
@@ -21,7 +22,8 @@ use crate::{
     machine::{Machine, Turn},
     operation::Reporter,
     peers::PeerLink,
-    record::{Leaving, Phase, Record},
+    protect::Filling,
+    record::{Inherited, Leaving, Phase, Record},
 };
 use std::{sync::Arc, thread, time::Instant};
 use whimbrel_api::{
@@ -37,7 +39,7 @@ use whimbrel_migrate::{
     pause::Pause,
     postcopy::{Giving, leave::Lingering},
     protocol::{ArrayOffer, HandoverId, HomeNetwork, Offer, TunnelId},
-    source::BoxError,
+    source::{BoxError, Third},
 };
 
 impl Host {
@@ -53,6 +55,7 @@ impl Host {
         let (host, machine) = (self.clone(), self.machine(name)?);
         self.route(&request.host)?;
         rates::policy(&request, false)?;
+        safe::check(self, name, &request)?;
         Brake::check(&request)?;
         Ok(self.operations().start(OperationKind::Migrate, name.to_string(), move |reporter| {
             let (begun, started_ms) = (Instant::now(), crate::now_ms());
@@ -116,7 +119,14 @@ impl Host {
         self.tell_over(&request.host, &link);
         let moved = self.move_out(&mut turn, &link, request, reporter)?;
         let (handover, to) = (moved.handover, &request.host);
-        let runs_there = self.confirm(machine, handover, to, moved.commit)?;
+        let inherited = turn.record.inherited.clone();
+        let runs_there = match self.confirm(machine, handover, (to, inherited.as_ref()), moved.commit) {
+            Err(error @ HostError::WentToThird { .. }) => {
+                self.retire(machine, turn, handover);
+                return Err(error);
+            }
+            confirmed => confirmed?,
+        };
         let postcopy = match moved.giving {
             None => {
                 self.retire(machine, turn, handover);
@@ -124,8 +134,8 @@ impl Host {
             }
             Some(giving) => {
                 drop(turn);
-                self.keep_until_whole(machine, giving.clone(), handover);
-                Some(self.follow_rest(machine, &giving, to, reporter)?)
+                self.keep_until_whole(machine, giving.clone(), handover, inherited.clone());
+                Some(self.follow_rest(machine, &giving, (to, inherited.as_ref()), reporter)?)
             }
         };
         let rest = postcopy.as_ref().map_or(0, |postcopy| postcopy.bytes);
@@ -151,16 +161,20 @@ impl Host {
         let (record, live) = turn.parts()?;
         let freed = self.free_caches(record, live, request.free_caches, reporter)?;
         let was_paused = live.is_paused();
+        let filling = safe::begin(self, record, live, request)?;
         let tunnel = self.tunnel_after(record, request);
         let mut offer = self.offer(record, live, tunnel)?;
         let policy = rates::policy(request, was_paused)?;
         let mut lazy = lazy::begin(self, live, request, offer.handover, policy.downtime_max)?;
         offer.leaves = lazy.as_ref().map(|_| self.name.clone());
+        offer.third = filling.as_ref().map(Filling::third).transpose()?;
+        let mut copying = safe::fill(filling.as_ref(), record, &mut live.ledgers, &live.ports, reporter)?;
         // Until the machine has gone or not.
         let _marks = marks::lay(record, &mut offer);
         let brake = Brake::new(live, request, reporter)?;
         let before = record.clone();
         let (handover, keeps) = (offer.handover, offer.leaves.is_some());
+        record.inherited = filling.as_ref().map(Filling::inherited);
         let leaving = Leaving { handover, to: request.host.clone(), keeps };
         let mark = self.make_ready_to_leave(record, leaving)?;
         let ports = &live.ports;
@@ -191,6 +205,7 @@ impl Host {
             record_handover: &mut record_handover,
             policy: &policy,
             leaving: lazy.as_mut().map(|lazy| &mut lazy.leaving),
+            third: copying.as_mut().map(|copying| copying as &mut dyn Third),
             mirrors: &mirrors,
             observe: &mut |progress| {
                 match progress.ended {
@@ -203,33 +218,25 @@ impl Host {
                 reporter.flow()
             },
         });
+        drop(copying);
         // A machine that stays may write to its disks as it likes again.
         let slowed = Slowed { mirrored: brake.let_go().map(Box::new), ..braked.let_go() };
         match outcome {
             Ok(done) => {
+                filling.into_iter().for_each(Filling::committed);
                 let network = network_handover(record, offer.tunnel.as_ref(), &request.host);
                 if offer.tunnel.is_none() {
                     self.leave_home(record);
                 }
-                let HandedOver { handover, rounds, why, paused_at, pause, commit } = done;
-                self.send_permits(&request.host, &record.name, handover, &record.self_service);
+                self.send_permits(&request.host, &record.name, done.handover, &record.self_service);
                 // From the commit on, so that a machine that waits for pages while it is started gets them.
                 let giving = lazy.map(lazy::Lazy::committed);
                 live.giving = giving.clone();
-                Ok(Moved {
-                    handover,
-                    rounds,
-                    why,
-                    paused_at,
-                    pause,
-                    commit,
-                    network,
-                    giving,
-                    helped: Helped { slowed, freed },
-                })
+                Ok(Moved::of(done, network, giving, Helped { slowed, freed }))
             }
             Err(source) => {
-                record.leaving = None;
+                (record.leaving, record.inherited) = (None, None);
+                live.ledgers.iter_mut().for_each(|ledger| ledger.unfollow(Follower::Standby));
                 self.drop_network(record, &offer);
                 self.call_off(offer.handover, &request.host, link);
                 let name = turn.record.name.clone();
@@ -252,7 +259,7 @@ impl Host {
         let mark = mark.map_err(|source| HostError::io("write to", &dir, source));
         let ready = noted.and(saved).and(mark);
         ready.inspect_err(|_| {
-            record.leaving = None;
+            (record.leaving, record.inherited) = (None, None);
             self.handovers.give_up(leaving.handover);
         })
     }
@@ -344,6 +351,7 @@ impl Host {
             bases: self.ancestors_here(record),
             files: Vec::new(),
             leaves: None,
+            third: None,
         })
     }
 
@@ -352,15 +360,20 @@ impl Host {
         self: &Arc<Self>,
         machine: &Arc<Machine>,
         handover: HandoverId,
-        to: &HostName,
+        (to, inherited): (&HostName, Option<&Inherited>),
         commit: Commit,
     ) -> Result<Instant, HostError> {
         let connect = || {
             let link = PeerLink::connect(self, to).map_err(BoxError::from)?;
             Ok(Box::new(link) as Box<dyn Link>)
         };
-        let confirmed = confirm(handover, commit, &connect, &|pause| self.sleep_unless_closing(pause));
-        confirmed.ok_or_else(|| HostError::Unconfirmed { name: machine.name().clone(), host: to.clone() })
+        let is_the_targets = || !self.protecting.third_has(inherited);
+        let wait = |pause| self.sleep_unless_closing(pause) && is_the_targets();
+        let confirmed = confirm(handover, commit, &connect, &wait);
+        confirmed.ok_or_else(|| match inherited.filter(|_| !is_the_targets()) {
+            Some(inherited) => safe::went(machine.name(), inherited),
+            None => HostError::Unconfirmed { name: machine.name().clone(), host: to.clone() },
+        })
     }
 
     /// Goes on with a handover that an earlier daemon had committed.
@@ -395,12 +408,19 @@ impl Host {
             live.giving = Some(giving.clone());
         }
         turn.publish();
-        self.confirm(machine, handover, to, Commit::unsent())?;
+        let inherited = turn.record.inherited.clone();
+        match self.confirm(machine, handover, (to, inherited.as_ref()), Commit::unsent()) {
+            Err(HostError::WentToThird { .. }) => {
+                self.retire(machine, turn, handover);
+                return Ok(());
+            }
+            confirmed => confirmed?,
+        };
         match giving {
             None => self.retire(machine, turn, handover),
             Some(giving) => {
                 drop(turn);
-                self.keep_until_whole(machine, giving, handover);
+                self.keep_until_whole(machine, giving, handover, inherited);
             }
         }
         Ok(())
@@ -423,6 +443,13 @@ struct Moved {
     commit: Commit,
     network: NetworkHandover,
     helped: Helped,
+}
+
+impl Moved {
+    fn of(done: HandedOver, network: NetworkHandover, giving: Option<Arc<Giving>>, helped: Helped) -> Self {
+        let HandedOver { handover, rounds, why, paused_at, pause, commit } = done;
+        Self { giving, handover, rounds, why, paused_at, pause, commit, network, helped }
+    }
 }
 
 /// What the guest did for it, or had done to it.

@@ -13,6 +13,7 @@ use whimbrel_align::Cuts;
 use whimbrel_api::SelfService;
 use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, MachineConfig, MachineName};
 use whimbrel_migrate::protocol::{HandoverId, HomeNetwork};
+use whimbrel_protect::protocol::ProtectionId;
 use whimbrel_wire::durable;
 
 const FORMAT: u32 = 1;
@@ -52,6 +53,9 @@ pub(crate) struct Record {
     /// Who keeps pages of it that are not here yet, if anybody does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) owed: Option<Owed>,
+    /// The protection that its next host inherits; of meaning once it was handed over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) inherited: Option<Inherited>,
     /// Where it is being handed over to: whether it was, the mark beside the record says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) leaving: Option<Leaving>,
@@ -64,6 +68,17 @@ pub(crate) struct Leaving {
     pub(crate) to: HostName,
     /// As in [`Phase::HandedOver`].
     pub(crate) keeps: bool,
+}
+
+/// A protection that a handover's target inherits: this host is its witness.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Inherited {
+    pub(crate) id: ProtectionId,
+    /// Who may take the machine over.
+    pub(crate) standby: HostName,
+    /// Who inherits.
+    pub(crate) heir: HostName,
+    pub(crate) term_ms: u32,
 }
 
 /// The unchanging content under a disk's overlay.
@@ -159,6 +174,7 @@ impl Record {
             tunnel: None,
             arrived_by: None,
             owed: None,
+            inherited: None,
             leaving: None,
         }
     }

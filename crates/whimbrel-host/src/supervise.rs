@@ -30,6 +30,18 @@ pub(crate) fn watch(host: &Arc<Host>, machine: &Arc<Machine>, events: Receiver<M
     }
 }
 
+/// A machine whose QEMU is gone has ended, whoever was told of it.
+pub(crate) fn look(host: &Arc<Host>, machine: &Arc<Machine>) {
+    let gone = {
+        let turn = machine.begin_when_free("cleaning up");
+        turn.live.as_ref().is_some_and(|live| !live.qemu.process().is_alive())
+    };
+    if gone {
+        let reason = "its QEMU ended".to_owned();
+        ended(&Arc::downgrade(host), &Arc::downgrade(machine), Phase::Crashed { reason });
+    }
+}
+
 /// The machine has ended by itself, unless an operation ended it or handed it over meanwhile.
 fn ended(host: &Weak<Host>, machine: &Weak<Machine>, phase: Phase) {
     let (Some(host), Some(machine)) = (host.upgrade(), machine.upgrade()) else { return };

@@ -10,6 +10,7 @@ use crate::{
     slot, supervise,
 };
 use std::{collections::BTreeSet, sync::Arc};
+use whimbrel_migrate::handover::SourceRecord;
 
 impl Host {
     /// Takes up every machine that has a record. A machine that cannot be taken up is shown as crashed, with the
@@ -36,6 +37,10 @@ impl Host {
             crate::owing::recall(self, record);
             if let Phase::HandedOver { handover, .. } = record.phase {
                 self.handovers.is_committed(handover);
+                let hand_on = |inherited| {
+                    self.protecting.hand_on(SourceRecord::HandedOver, &record.name, inherited);
+                };
+                record.inherited.iter().for_each(hand_on);
             }
             if let (Some(handover), false) =
                 (record.arrived_by, matches!(record.phase, Phase::Prepared { .. }))

@@ -39,6 +39,8 @@ pub const DEVICE_STATE_MAX: usize = 8 << 20;
 pub const BASES_MAX: usize = 64;
 /// Most bytes of a path of a file that a source names.
 pub const PATH_MAX: usize = 4096;
+/// Most bytes of how a machine is to be protected.
+pub const THIRD_MAX: usize = 4096;
 /// Most arrays a machine may have (memory and disks).
 pub const ARRAYS_MAX: usize = 64;
 
@@ -94,6 +96,19 @@ pub struct Offer {
     pub files: Vec<SharedFile>,
     /// The source's name, if pages of the machine may stay there at the pause.
     pub leaves: Option<HostName>,
+    /// The protection that the machine has from the commit on, until all of it is on the target.
+    pub third: Option<Third>,
+}
+
+/// A third host that has all of a machine as of the pause, and follows it on the target from then on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Third {
+    /// The protection: the target is its primary, the source its witness.
+    pub protection: [u8; 16],
+    /// The handover by which the third host knows the machine.
+    pub handover: HandoverId,
+    /// How the target is to protect it: a request of its own API.
+    pub request: String,
 }
 
 /// A file that lies under a disk and is never written. Both hosts reach the same one if a mark that the source has just
@@ -135,6 +150,7 @@ impl Offer {
             bases: Vec::new(),
             files: Vec::new(),
             leaves: None,
+            third: None,
         }
     }
 

@@ -54,12 +54,23 @@ pub struct Move<'a, 's> {
     pub leaving: Option<&'a mut Leaving>,
     /// Disks whose writes are carried to the target too once their mirror is armed, by their arrays. Each has ended when [`migrate`] returns.
     pub mirrors: &'a [(usize, Arc<Mirror>)],
+    /// A third host that is to have all of the machine as of the pause before it is handed over.
+    pub third: Option<&'a mut dyn Third>,
     /// Told after every batch; `Break` cancels.
     pub observe: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
 }
 
 /// Any error of the host.
 pub type BoxError = Box<dyn Error + Send + Sync>;
+
+/// A third host that the machine is copied to as well. What fails here fails the migration.
+pub trait Third {
+    /// Copies what the third host has not seen, while the machine runs: the target is ready for it.
+    fn ahead(&mut self, ledgers: &mut [Ledger]) -> Result<(), BoxError>;
+
+    /// Copies the rest, with the device state, of the machine that stands still: returns once the third host has all of it.
+    fn at_pause(&mut self, ledgers: &mut [Ledger], device_state: &[u8]) -> Result<(), BoxError>;
+}
 
 /// A machine that now belongs to the target, committed but not yet confirmed.
 #[derive(Debug)]
@@ -136,6 +147,9 @@ pub enum MigrateError {
     /// The target did not hear which pages stay here.
     #[error("the target did not take note of the pages that stay here")]
     Owe(#[source] BoxError),
+    /// The third host did not get all of the machine.
+    #[error("the third host does not have the machine")]
+    Third(#[source] BoxError),
     /// The handover could not be written down.
     #[error("cannot write the handover down")]
     Record(#[source] BoxError),
@@ -189,6 +203,9 @@ fn attempt(job: &mut Move<'_, '_>, state: &mut Source) -> Result<HandedOver, Mig
     }
     let bases = follow(job, &accepted)?;
     let ahead = send_state_ahead(job).map_err(MigrateError::StateAhead)?;
+    if let Some(third) = &mut job.third {
+        third.ahead(job.subject.ledgers).map_err(MigrateError::Third)?;
+    }
     let line = Pipeline::new(job.link, job.offer.handover, arrays(job, &bases), job.seed);
     let line = line.with_mirrors(job.mirrors);
     thread::scope(|scope| {
@@ -212,6 +229,11 @@ fn hand_over(
         leaving.tell(job.link, handover).map_err(MigrateError::Owe)?;
     }
     let mut pause = Pause::copied(&parts);
+    if let Some(third) = &mut job.third {
+        let begun = Instant::now();
+        third.at_pause(job.subject.ledgers, &device_state).map_err(MigrateError::Third)?;
+        pause.pages += begun.elapsed();
+    }
     let prepared = finish(job, &device_state, ahead)?;
     pause.prepared(paused_at, prepared);
     (job.record_handover)().map_err(MigrateError::Record)?;

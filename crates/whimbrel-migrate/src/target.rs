@@ -477,6 +477,13 @@ fn check_offer(offer: &Offer) -> Result<(), TargetError> {
     if offer.blobs.len() > 2 || offer.blobs.iter().any(|(_, size)| *size > protocol::BLOB_MAX) {
         return Err(TargetError::Invalid { what: "too many or too large boot files" });
     }
+    if offer
+        .third
+        .as_ref()
+        .is_some_and(|third| third.request.len() > protocol::THIRD_MAX || offer.leaves.is_none())
+    {
+        return Err(TargetError::Invalid { what: "a protection that nobody needs" });
+    }
     let long = |file: &protocol::SharedFile| file.path.len().max(file.mark.len()) > protocol::PATH_MAX;
     if offer.bases.len() > protocol::BASES_MAX
         || offer.files.len() > offer.config.disks.len()

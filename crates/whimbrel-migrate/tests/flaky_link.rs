@@ -300,6 +300,7 @@ proptest! {
                 },
                 policy: &Pace { pages_left_max: 8, ..Pace::CHECKPOINT },
                 leaving: None,
+                third: None,
                 mirrors: &[],
         observe: &mut |_| ControlFlow::Continue(()),
             });

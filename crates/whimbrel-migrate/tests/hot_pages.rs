@@ -161,6 +161,7 @@ fn a_page_that_is_always_hot_travels_once_whole_and_in_the_pause_as_a_difference
         record_handover: &mut || Ok(()),
         policy: &Three,
         leaving: None,
+        third: None,
         mirrors: &[],
         observe: &mut |_| ControlFlow::Continue(()),
     })

@@ -287,6 +287,7 @@ fn attempt(
         record_handover: &mut || Ok(()),
         policy: &Patient,
         leaving: None,
+        third: None,
         mirrors: &[(1, mirror.clone())],
         observe: &mut |progress| {
             if progress.ended.is_some() && !armed {

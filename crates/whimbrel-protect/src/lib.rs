@@ -26,6 +26,7 @@ pub mod cut;
 pub mod epoch;
 mod error;
 pub mod group;
+pub mod inherit;
 pub mod keep;
 pub mod lease;
 pub mod primary;

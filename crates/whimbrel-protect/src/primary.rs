@@ -4,6 +4,8 @@
 //! kept of it is bounded by one cut, and a link that cannot follow makes epochs longer instead of memory fuller. After a
 //! failure every page of the epoch is unseen again, and nothing is known of what the standby has.
 
+mod rounds;
+
 use crate::stats::Pause;
 use crate::{
     code::{Coding, PIECE_PAGES_MAX, Volume, encode::Encoder, known::Member},

@@ -7,7 +7,7 @@
 use crate::code::{BlockSize, Coding};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
-use whimbrel_core::{PageRun, WitnessName};
+use whimbrel_core::{HostName, PageRun, WitnessName};
 use whimbrel_migrate::protocol::{Offer, Offered};
 
 /// Offer a machine to be protected; header [`Begin`], reply [`Offered`].
@@ -91,6 +91,8 @@ pub struct Begin {
     pub then: Option<String>,
     /// Which epochs the standby is to keep as capsules; none if none.
     pub keep: Option<Keep>,
+    /// Who is the primary, if that is not who sends this: its machine is about to move there ([`crate::inherit`]).
+    pub heir: Option<HostName>,
 }
 
 /// Which epochs are kept.

@@ -193,6 +193,7 @@ impl World {
             witness: None,
             then: None,
             keep: None,
+            heir: None,
         };
         let has_pages = sender.begin(&begin, &|_| Err("there are none".into())).ok()?;
         sender.follow(&mut self.ledgers, has_pages).ok()?;

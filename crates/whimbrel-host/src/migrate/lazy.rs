@@ -10,7 +10,7 @@ use crate::{
     live::{Live, RestingDisk},
     machine::{Machine, Turn},
     operation::Reporter,
-    record::Record,
+    record::{Inherited, Record},
 };
 use std::{sync::Arc, thread, time::Duration};
 use whimbrel_api::{MigrateMode, MigrateRequest, PostcopyInfo, Unit};
@@ -124,12 +124,17 @@ impl Host {
         machine: &Arc<Machine>,
         giving: Arc<Giving>,
         handover: HandoverId,
+        inherited: Option<Inherited>,
     ) {
         let (host, machine) = (self.clone(), machine.clone());
         let keep = move || {
             while !giving.wait_over(TELL_EVERY) {
                 if !host.is_open() {
                     return;
+                }
+                // It has all of the machine, and the target will never say that it has.
+                if host.protecting.third_has(inherited.as_ref()) {
+                    giving.whole();
                 }
             }
             let whole = giving.view().whole;
@@ -149,7 +154,7 @@ impl Host {
         &self,
         machine: &Machine,
         giving: &Giving,
-        to: &HostName,
+        (to, inherited): (&HostName, Option<&Inherited>),
         reporter: &Reporter,
     ) -> Result<PostcopyInfo, HostError> {
         let stage = format!("it runs on {to}, which fetches the rest");
@@ -160,6 +165,7 @@ impl Host {
             reporter.progress(&stage, Unit::Pages, total.saturating_sub(missing), Some(total));
             reporter.postcopy(info_of(&view));
             if over && view.whole {
+                self.check_not_at_third(machine.name(), inherited)?;
                 return Ok(info_of(&view));
             }
             if over || reporter.is_cancelled() {

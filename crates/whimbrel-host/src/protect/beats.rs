@@ -98,7 +98,8 @@ impl Beats {
         }
     }
 
-    fn beat(&self) {
+    /// Asks the standby for its promise.
+    pub(super) fn beat(&self) {
         let asked = Moment::now();
         let heard: Option<Heard> = self.standby.ask(protocol::HEARTBEAT, &self.id, self.patience());
         if let Some(heard) = heard {

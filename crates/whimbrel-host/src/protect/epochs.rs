@@ -56,6 +56,8 @@ pub(super) enum Outcome {
     QemuGone,
     /// Its guest has switched it off.
     SwitchedOff,
+    /// All of a machine is here that lacked pages: it was protected for as long as that.
+    Whole,
     /// The daemon ends.
     Closing,
 }
@@ -179,6 +181,7 @@ fn follow(
         cut,
         membership,
         shipping,
+        inherited: false,
         next: 0,
     };
     if let Err(error) = epochs.sending.follow(&mut epochs.live.ledgers, has_pages) {
@@ -196,6 +199,28 @@ fn follow(
     epochs.all(told)
 }
 
+/// Goes on from a standby that the machine's old host has filled: epoch after epoch, until all of the machine is here or something
+/// else ends it.
+pub(super) fn inherit(
+    host: &Host,
+    guard: &Guard,
+    live: &mut Live,
+    memory: u64,
+    (link, beats): (&PageLink, &Beats),
+    told: &Sender<Told>,
+) -> Outcome {
+    let events = live.events();
+    let mut sending = match sender(link, beats.id, &guard.settings, memory) {
+        Ok(sending) => sending,
+        Err(error) => return Outcome::Failed(error),
+    };
+    sending.inherits();
+    let (cut, membership, shipping) = (Mutex::default(), None, None);
+    let sending = &mut sending;
+    Epochs { host, guard, live, beats, sending, events, cut, membership, shipping, inherited: true, next: 1 }
+        .all(told)
+}
+
 struct Epochs<'a, 'l> {
     host: &'a Host,
     guard: &'a Guard,
@@ -208,6 +233,8 @@ struct Epochs<'a, 'l> {
     membership: Option<Membership>,
     /// If it is protected by its inputs.
     shipping: Option<&'a Shipping<'a>>,
+    /// Whether it came here with the machine, of which pages may be missing: then it can neither be filled anew nor outlast that.
+    inherited: bool,
     /// The epoch that is cut next.
     next: u64,
 }
@@ -280,7 +307,7 @@ impl Epochs<'_, '_> {
             let begun = Instant::now();
             match self.epoch(false, &mut last_cut) {
                 Ok(()) => {}
-                Err(HostError::Protect { source }) if is_too_much(&*source) => {
+                Err(HostError::Protect { source }) if is_too_much(&*source) && !self.inherited => {
                     // Never more than is bounded: the standby is filled anew, and output waits for that long.
                     tracing::warn!(machine = %self.guard.name, "more is dirty than an epoch may hold; the standby catches up");
                     if let Err(error) = self.fill(told) {
@@ -310,6 +337,9 @@ impl Epochs<'_, '_> {
     fn news(&mut self) -> Option<Outcome> {
         if self.host.is_closing() {
             return Some(Outcome::Closing);
+        }
+        if self.inherited && self.live.is_brought() {
+            return Some(Outcome::Whole);
         }
         loop {
             match self.events.try_recv() {

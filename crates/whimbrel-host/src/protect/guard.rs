@@ -8,6 +8,7 @@ use super::{
     arbiter::Arbiter,
     beats::{Beating, Beats},
     epochs::{self, Outcome},
+    heir::{self, Heir, SourceWatch},
     link::{Line, PageLink},
     notes::{Note, Side},
     settings::Settings,
@@ -17,6 +18,8 @@ use crate::{
     error::HostError,
     host::Host,
     machine::{Machine, Turn},
+    record::Phase,
+    supervise,
 };
 use std::{
     collections::VecDeque,
@@ -243,6 +246,23 @@ pub(super) fn run(
     host.protecting.leave_guard(guard);
 }
 
+/// The thread of a guard whose protection came here with the machine. `runs` is told since when the machine runs.
+pub(super) fn inherit(
+    host: &Arc<Host>,
+    machine: &Arc<Machine>,
+    guard: &Arc<Guard>,
+    heir: Heir,
+    runs: &Sender<Instant>,
+) {
+    let (told, _nobody) = std::sync::mpsc::channel();
+    let end = Attempt { host, machine, guard, id: heir.id, told: &told }.inherited(heir, runs);
+    if let End::Alone { reason, .. } = end {
+        tracing::error!(machine = %guard.name, standby = %guard.settings.request.host, reason, "the machine runs unprotected, and pages of it may be on another host");
+    }
+    host.protecting.leave_guard(guard);
+    supervise::look(host, machine);
+}
+
 /// Waits before the standby is tried again; whether it is to be.
 fn wait_unprotected(host: &Host, guard: &Arc<Guard>) -> bool {
     let until = Instant::now() + TRY_AGAIN;
@@ -355,6 +375,7 @@ impl Attempt<'_> {
             witness: request.witness.clone(),
             then: settings.of_whoever_takes_over(),
             keep: settings.keep,
+            heir: None,
         };
         let read =
             |digest| std::fs::read(host.layout.boot_file(&digest)).map_err(whimbrel_protect::BoxError::from);
@@ -395,6 +416,65 @@ impl Attempt<'_> {
         let end = self.after_epochs(turn, outcome, &beats);
         drop(beating);
         end
+    }
+
+    /// Lets a machine run that has come here, and protects it.
+    fn inherited(&self, heir: Heir, runs: &Sender<Instant>) -> End {
+        let mut turn = self.machine.begin_when_free("protection");
+        let ports = turn.live.iter().flat_map(|live| live.ports.iter().map(crate::live::LivePort::port));
+        let beats = heir.beats(self.host, self.guard, ports.collect());
+        let (outcome, beating) = match self.go_on_here(&mut turn, &heir, &beats, runs) {
+            Ok((outcome, beating)) => (outcome, Some(beating)),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(machine = %self.guard.name, error, "a machine that has come does not run here");
+                turn.live.iter().for_each(|live| live.qemu.process().kill());
+                (Outcome::QemuGone, None)
+            }
+        };
+        heir.link.cut();
+        let end = self.after_epochs(turn, outcome, &beats);
+        drop(beating);
+        end
+    }
+
+    fn go_on_here(
+        &self,
+        turn: &mut Turn<'_>,
+        heir: &Heir,
+        beats: &Arc<Beats>,
+        runs: &Sender<Instant>,
+    ) -> Result<(Outcome, Beating), HostError> {
+        // Whatever becomes of it now is for its protection to say, which is noted.
+        turn.record.phase = Phase::Here;
+        turn.record.since_ms = crate::now_ms();
+        let (record, live) = turn.parts()?;
+        let (log, process) = (live.slot_dir().join("qemu.log"), live.qemu.process().identity());
+        let events = live.events();
+        heir::hold(beats);
+        live.open_ports();
+        let beating = Beating::start(beats.clone())
+            .map_err(|source| HostError::io("start a thread for", self.host.layout.data(), source))?;
+        if beats.may_run() {
+            live.ports.iter().for_each(crate::live::LivePort::announce);
+        }
+        live.set_paused(false)?;
+        let since = Instant::now();
+        record.save(&self.host.layout)?;
+        self.host.bring_the_rest(self.machine, live);
+        supervise::watch(self.host, self.machine, events);
+        self.guard.set_state(ProtectState::Protected);
+        let taking = crate::owing::taking_of(self.host, record);
+        let watch = SourceWatch::start(taking, beats, process, log);
+        let _ = runs.send(since);
+        // The turn is kept for as long as it is protected, and all that time it is looked at.
+        turn.publish();
+        let (record, live) = turn.parts()?;
+        tracing::info!(machine = %self.guard.name, standby = %beats.standby.to(), "a machine has arrived with its protection");
+        let memory = record.config.memory.0;
+        let outcome = epochs::inherit(self.host, self.guard, live, memory, (&heir.link, beats), self.told);
+        drop(watch);
+        Ok((outcome, beating))
     }
 
     fn after_epochs(&self, mut turn: Turn<'_>, outcome: Outcome, beats: &Arc<Beats>) -> End {
@@ -439,7 +519,7 @@ impl Attempt<'_> {
                 let given = settle::give(self.host, self.guard, beats);
                 self.done(turn, beats, given)
             }
-            Outcome::SwitchedOff => {
+            Outcome::SwitchedOff | Outcome::Whole => {
                 let settled = self.settle(&mut turn, beats, false);
                 if matches!(settled, Settled::Alone) {
                     self.let_out(&mut turn, beats, false);

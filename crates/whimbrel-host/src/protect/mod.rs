@@ -2,14 +2,17 @@
 //!
 //! The rules are those of `whimbrel-protect`. Here is who works on what: `guard` and `epochs` protect a machine of this host,
 //! `group` cuts several at one instant, `inputs` lets output go before an epoch is whole, `beats` keeps its lease, `settle` finds out whose it is when hosts lose each other, `standing` keeps machines of others, `keeping` stores epochs of them,
+//! `filling` and `heir` protect a machine that moves while pages of it are missing,
 //! `witness` decides between two others, `arbiter` asks whoever decides, which may be an `etcd`; `notes` is what outlives the daemon, `recover` what a daemon does with it.
 
 mod arbiter;
 mod beats;
 mod epochs;
 mod etcd;
+mod filling;
 mod group;
 mod guard;
+mod heir;
 mod inputs;
 mod keeping;
 mod link;
@@ -27,8 +30,10 @@ use crate::{
     layout::Layout,
     record::{Phase, Record},
 };
+pub(crate) use filling::{Copying, Filling};
 use group::Groups;
 use guard::Guard;
+pub(crate) use heir::Heir;
 use notes::{Note, Notes, Side};
 use standing::Standing;
 use std::{

@@ -35,5 +35,6 @@ pub(super) fn of(
         bases: Vec::new(),
         files: Vec::new(),
         leaves: None,
+        third: None,
     })
 }

@@ -42,6 +42,8 @@ impl Host {
         let Side::Primary { request, gave_up } = note.side.clone() else { return false };
         match record.phase {
             Phase::Here => {}
+            // Not this host's yet; if it comes to be, the note is what it inherits.
+            Phase::Prepared { .. } => return false,
             // Its record says already whose it is.
             Phase::HandedOver { .. } => {
                 notes.iter().for_each(|note| self.protecting.remove_note(note.id));
@@ -59,7 +61,12 @@ impl Host {
                 return true;
             }
         };
-        let live = record.process.as_ref().and_then(|process| {
+        // One that lacks pages has written something that nobody counts any more, and may wait for a page for ever.
+        let lacks = record.owed.is_some();
+        if let (true, Some(process)) = (lacks, &record.process) {
+            slot::end(&self.layout.slot(&process.slot));
+        }
+        let live = record.process.as_ref().filter(|_| !lacks).and_then(|process| {
             let adopted = Live::adopt(self, record, process);
             adopted.inspect_err(|error| {
                 tracing::warn!(machine = %record.name, error = error as &dyn std::error::Error, "cannot be taken up");
@@ -87,6 +94,25 @@ impl Host {
             Err(error) => tracing::error!(%error, "no thread to settle whose a machine is"),
         }
         true
+    }
+
+    /// Gives a machine that has come here, and that an earlier daemon had prepared, to the host that it inherits as its standby.
+    pub(crate) fn give_to_third(self: &Arc<Self>, machine: &Arc<Machine>) -> Result<(), HostError> {
+        let notes = self.protecting.unsettled(machine.name());
+        let Some(note) = notes.first() else { return Ok(()) };
+        let Side::Primary { request, .. } = &note.side else { return Ok(()) };
+        let settings = Settings::of(request)?;
+        let guard = Arc::new(Guard::new(machine.name().clone(), settings, note.handover));
+        lock(&self.protecting.guards).insert(machine.name().clone(), guard.clone());
+        let (host, machine) = (self.clone(), machine.clone());
+        let work = move || {
+            let mut turn = machine.begin_when_free("protection");
+            turn.live.take().into_iter().for_each(Live::end);
+            Unsettled { host: &host, machine: &machine, guard: &guard, notes: &notes }.settle(turn, true);
+            host.protecting.leave_guard(&guard);
+        };
+        let thread = std::thread::Builder::new().name("settle".into()).spawn(work);
+        thread.map(drop).map_err(|source| HostError::io("start a thread for", self.layout.data(), source))
     }
 
     /// Tells standbys, over and over, of protections that ended without their knowledge.

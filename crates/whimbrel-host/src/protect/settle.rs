@@ -15,6 +15,7 @@ use crate::{
     live::Live,
     machine::{Machine, Turn},
     record::Phase,
+    slot,
 };
 use std::{
     sync::Arc,
@@ -189,9 +190,18 @@ pub(super) fn retire(
     let to = guard.settings.request.host.clone();
     tracing::warn!(machine = %guard.name, standby = %to, "the machine was taken over; it ends here");
     turn.record.phase = Phase::HandedOver { handover: guard.handover, to: to.clone(), keeps: false };
+    // What it lacked is with its next host as well: nobody needs to keep it.
+    let owed = turn.record.owed.take();
     let saved = turn.record.save(&host.layout);
-    turn.live.take().into_iter().for_each(Live::end);
+    match (turn.live.take(), &turn.record.process) {
+        (Some(live), _) => live.end(),
+        (None, Some(process)) => slot::end(&host.layout.slot(&process.slot)),
+        (None, None) => {}
+    }
     turn.record.process = None;
+    if saved.is_ok() {
+        owed.iter().for_each(|owed| host.release(owed.handover));
+    }
     match saved {
         Ok(()) => {
             host.protecting.remove_note(beats.id);

@@ -28,7 +28,7 @@ use std::{
 };
 use taking::Why;
 use whimbrel_api::{ProtectMode, ProtectRole, ProtectState, ProtectionInfo};
-use whimbrel_core::{HostName, MachineName};
+use whimbrel_core::{HostName, MachineName, WitnessName};
 use whimbrel_migrate::{
     fit::Misfit,
     protocol::{Accepted, HandoverId, Offered},
@@ -37,6 +37,7 @@ use whimbrel_migrate::{
 use whimbrel_protect::{
     StandbyError,
     clock::Moment,
+    inherit::Voice,
     lease::{self, Question, StandbyAction, Verdict},
     protocol::{
         self, Again, Begin, Begun, Blob, Compare, End, Fate, Heard, Inputs, Piece, ProtectionId, Seal,
@@ -53,7 +54,11 @@ pub(crate) struct Standing {
     host: Arc<Host>,
     id: ProtectionId,
     name: MachineName,
+    /// The primary: who began the protection, or whoever inherits it from that.
     from: HostName,
+    /// Who fills it for that one.
+    filler: Option<HostName>,
+    voice: Mutex<Voice>,
     term: Duration,
     witness: Option<Arc<Arbiter>>,
     handover: HandoverId,
@@ -132,6 +137,10 @@ impl Host {
         if begin.offer.blobs.len() > 2 || arrays.len() > 64 || begin.lease_ms < 50 || used || keeps_too_much {
             return Err(HostError::invalid("an offer that no sound host would make"));
         }
+        if let (Some(_), Some(source)) = (&begin.heir, begin.witness.as_ref().and_then(WitnessName::host)) {
+            // Who decides once the machine has moved: asked when it cannot be reached any more, it would be too late.
+            self.route(source)?;
+        }
         let then = begin.then.as_deref().map(|text| self.next_settings(text)).transpose()?;
         // Whatever came in between: what is here by the same handover is older pages of the same machine.
         let old = self.protecting.standing_by(from, begin.offer.handover);
@@ -165,7 +174,9 @@ impl Host {
             host: self.clone(),
             id: begin.id,
             name: begin.offer.name.clone(),
-            from: from.clone(),
+            from: begin.heir.clone().unwrap_or_else(|| from.clone()),
+            filler: begin.heir.is_some().then(|| from.clone()),
+            voice: Mutex::new(Voice::Filler),
             term,
             witness: begin.witness.as_ref().map(arbiter),
             handover: begin.offer.handover,
@@ -210,7 +221,7 @@ impl Host {
 
     /// The protection of this id, if it is one of a machine of `asker`.
     fn standing_of_host(&self, asker: &HostName, id: ProtectionId) -> Option<Arc<Standing>> {
-        self.protecting.standing(id).filter(|standing| standing.from == *asker)
+        self.protecting.standing(id).filter(|standing| standing.hears(asker))
     }
 
     fn with_receiver<T>(
@@ -275,6 +286,18 @@ impl Host {
 }
 
 impl Standing {
+    /// Whether a host is listened to.
+    fn hears(&self, asker: &HostName) -> bool {
+        let is_primary = self.from == *asker;
+        if !is_primary && self.filler.as_ref() != Some(asker) {
+            return false;
+        }
+        let mut voice = lock(&self.voice);
+        let (next, hears) = voice.hears(is_primary);
+        *voice = next;
+        hears
+    }
+
     fn is_current(&self) -> bool {
         self.current.epoch().0.is_some()
     }

@@ -7,7 +7,7 @@ use super::notes;
 use crate::error::HostError;
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     path::PathBuf,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -32,6 +32,8 @@ const TERMS: std::ops::RangeInclusive<u32> = 50..=600_000;
 pub(crate) struct Leases {
     dir: PathBuf,
     table: Mutex<HashMap<ProtectionId, Entry>>,
+    /// What was given away since this daemon began, also if it is forgotten by now.
+    taken: Mutex<HashSet<ProtectionId>>,
 }
 
 struct Entry {
@@ -74,7 +76,7 @@ impl Leases {
         std::fs::create_dir_all(&dir).map_err(|source| HostError::io("create", &dir, source))?;
         let kept: Vec<Kept> = notes::read_all(&dir, |kept: &Kept| kept.format)?;
         let table = kept.into_iter().map(|kept| (kept.id, Entry::new(kept))).collect();
-        Ok(Self { dir, table: Mutex::new(table) })
+        Ok(Self { dir, table: Mutex::new(table), taken: Mutex::default() })
     }
 
     fn path(&self, id: ProtectionId) -> PathBuf {
@@ -111,10 +113,38 @@ impl Leases {
             let kept = Kept { stand: rules.stand(), ..entry.kept.clone() };
             notes::write(&self.path(asked.id), &kept)?;
             tracing::info!(protection = %asked.id, by = %asker, stand = ?kept.stand, "a protection is decided");
+            if kept.stand == Stand::Taken {
+                self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(asked.id);
+            }
             entry.kept = kept;
         }
         entry.rules = rules;
         Ok(verdict)
+    }
+
+    /// This host is the witness of a protection that `primary` has inherited from it. Known already, it stays as it is.
+    pub(crate) fn take_up(
+        &self,
+        id: ProtectionId,
+        primary: &HostName,
+        standby: &HostName,
+        term_ms: u32,
+    ) -> Result<(), HostError> {
+        match self.register(&mut self.table(), primary, id, (standby, term_ms))? {
+            Verdict::Full => Err(HostError::invalid("no more protections can be registered here")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a protection is known here and not decided.
+    pub(crate) fn is_open(&self, id: ProtectionId) -> bool {
+        self.table().get(&id).is_some_and(|entry| entry.kept.stand == Stand::Open)
+    }
+
+    /// Whether the standby of a protection was given the machine.
+    pub(crate) fn was_taken(&self, id: ProtectionId) -> bool {
+        let taken = self.table().get(&id).is_some_and(|entry| entry.kept.stand == Stand::Taken);
+        taken || self.taken.lock().unwrap_or_else(PoisonError::into_inner).contains(&id)
     }
 
     fn register(

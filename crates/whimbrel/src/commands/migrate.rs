@@ -15,6 +15,7 @@ Examples:
   whimbrel migrate web beta
   whimbrel migrate web beta --downtime-max 30ms --rate-max 400Mbit
   whimbrel migrate web beta --mode lazy        it runs there at once and fetches its pages from here
+  whimbrel migrate web beta --mode lazy --safe gamma
   whimbrel migrate web beta --mode hybrid --rounds 3
   whimbrel migrate web beta --free-caches --throttle 50
   whimbrel migrate web beta --network home     beta is on another subnet; web keeps its address
@@ -56,6 +57,9 @@ pub(crate) struct Args {
     /// The least part of the time that its CPUs run while it writes faster than it can be copied
     #[arg(long, value_name = "auto|off|PERCENT", default_value = "auto")]
     throttle: Throttle,
+    /// In --mode lazy: copy it to this host too, which takes over if this one or the other dies while pages are missing there
+    #[arg(long, value_name = "HOST")]
+    safe: Option<HostName>,
     /// Have its guest hold no process that writes too fast
     #[arg(long)]
     no_stun: bool,
@@ -98,6 +102,7 @@ impl Args {
             adaptive: self.adaptive,
             network: self.network.map(Into::into),
             throttle: self.throttle.0,
+            safe: self.safe,
             no_stun: self.no_stun,
             free_caches: self.free_caches,
         };

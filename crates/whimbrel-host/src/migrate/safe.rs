@@ -1,0 +1,106 @@
+//! `--safe`: a third host that has all of the machine as of the pause, and follows it while pages are missing on the target.
+//!
+//! What is asked for is checked before a byte moves; the copy is `protect::Filling`. A machine that is protected already, is paused or
+//! runs away from its network is refused, and so is every mode but `lazy`: in the others the machine is whole on one host at any time,
+//! or its last rounds would be sent twice while it stands still.
+
+use crate::{
+    error::HostError,
+    host::Host,
+    live::Live,
+    operation::Reporter,
+    protect::{Copying, Filling},
+    record::{Inherited, Record},
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use whimbrel_api::{MigrateMode, MigrateRequest};
+use whimbrel_capture::Follower;
+use whimbrel_core::MachineName;
+
+/// How long the third host's word is waited for when the target says that it needs nothing more, and has not ended the protection.
+const UNDECIDED: Duration = Duration::from_secs(5);
+/// How often is looked.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What can be said of the request without the machine.
+pub(super) fn check(host: &Host, name: &MachineName, request: &MigrateRequest) -> Result<(), HostError> {
+    let Some(third) = &request.safe else { return Ok(()) };
+    if request.mode != MigrateMode::Lazy {
+        return Err(HostError::invalid(
+            "--safe is for --mode lazy: in the other modes this host has all of it until the other one has",
+        ));
+    }
+    if *third == request.host || *third == host.name {
+        return Err(HostError::invalid(format!("{third} has {name} in any case: --safe takes a third host")));
+    }
+    if request.network.is_some() {
+        return Err(HostError::invalid(
+            "--safe takes no --network: the third host has no tunnel to go on with",
+        ));
+    }
+    host.route(third).map(drop)
+}
+
+/// Finds room at the third host.
+pub(super) fn begin(
+    host: &Arc<Host>,
+    record: &Record,
+    live: &Live,
+    request: &MigrateRequest,
+) -> Result<Option<Filling>, HostError> {
+    let Some(third) = &request.safe else { return Ok(None) };
+    if live.is_paused() {
+        return Err(HostError::State { name: record.name.clone(), state: "paused", needed: "running" });
+    }
+    if live.away.is_some() || record.tunnel.is_some() {
+        return Err(HostError::invalid(format!(
+            "{} runs away from its network, and the third host could not take it over there",
+            record.name
+        )));
+    }
+    Filling::begin(host, (record, live), (&request.host, third)).map(Some)
+}
+
+/// Copies nearly all of it there.
+pub(super) fn fill<'a>(
+    filling: Option<&'a Filling>,
+    record: &Record,
+    ledgers: &mut [whimbrel_capture::Ledger],
+    ports: &'a [crate::live::LivePort],
+    reporter: &'a Reporter,
+) -> Result<Option<Copying<'a>>, HostError> {
+    let Some(filling) = filling else { return Ok(None) };
+    let filled = filling.fill(record, ledgers, ports, reporter);
+    if filled.is_err() {
+        ledgers.iter_mut().for_each(|ledger| ledger.unfollow(Follower::Standby));
+    }
+    filled.map(Some)
+}
+
+/// What the caller hears when the machine is on the third host.
+pub(super) fn went(name: &MachineName, inherited: &Inherited) -> HostError {
+    let Inherited { standby, heir, .. } = inherited.clone();
+    HostError::WentToThird { name: name.clone(), target: heir, third: standby }
+}
+
+impl Host {
+    /// The target needs nothing more: because it has all of it, or because the third host has. It ends the protection before it
+    /// says the first.
+    pub(super) fn check_not_at_third(
+        &self,
+        name: &MachineName,
+        inherited: Option<&Inherited>,
+    ) -> Result<(), HostError> {
+        let begun = Instant::now();
+        while self.protecting.is_undecided(inherited) && begun.elapsed() < UNDECIDED {
+            std::thread::sleep(LOOK);
+        }
+        match inherited.filter(|_| self.protecting.third_has(inherited)) {
+            Some(inherited) => Err(went(name, inherited)),
+            None => Ok(()),
+        }
+    }
+}
