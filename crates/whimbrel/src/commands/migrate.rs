@@ -57,7 +57,7 @@ pub(crate) struct Args {
     /// The least part of the time that its CPUs run while it writes faster than it can be copied
     #[arg(long, value_name = "auto|off|PERCENT", default_value = "auto")]
     throttle: Throttle,
-    /// In --mode lazy: copy it to this host too, which takes over if this one or the other dies while pages are missing there
+    /// In --mode lazy: a third host that takes over if either dies while pages are missing there
     #[arg(long, value_name = "HOST")]
     safe: Option<HostName>,
     /// Have its guest hold no process that writes too fast
