@@ -61,7 +61,7 @@ pub(crate) enum Command {
     Call(Call),
     Host(host::Args),
     Doctor(doctor::Args),
-    Mount(mount::Args),
+    Mount(Box<mount::Args>),
     Pool(pool::Args),
     Session(session::Args),
     Completions(completions::Args),
