@@ -150,6 +150,7 @@ fn whimbrel_offer(config: MachineConfig) -> Offer {
         bases: Vec::new(),
         leaves: None,
         files: Vec::new(),
+        third: None,
     }
 }
 

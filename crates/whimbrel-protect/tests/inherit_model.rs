@@ -224,14 +224,14 @@ impl World {
         };
         if self.is_up(to) {
             match to {
-                Host::Source => self.to_source(message, broken),
-                Host::Target => self.to_target(message, broken),
-                Host::Third => self.to_third(message),
+                Host::Source => self.at_source(message, broken),
+                Host::Target => self.at_target(message, broken),
+                Host::Third => self.at_third(message),
             }
         }
     }
 
-    fn to_source(&mut self, message: &Message, broken: Broken) {
+    fn at_source(&mut self, message: &Message, broken: Broken) {
         let now = self.now();
         let mut ask = |question: &Question| {
             of(
@@ -273,7 +273,7 @@ impl World {
         }
     }
 
-    fn to_target(&mut self, message: &Message, broken: Broken) {
+    fn at_target(&mut self, message: &Message, broken: Broken) {
         let now = self.now();
         match *message {
             Message::Finish => {
@@ -328,7 +328,7 @@ impl World {
         }
     }
 
-    fn to_third(&mut self, message: &Message) {
+    fn at_third(&mut self, message: &Message) {
         let now = self.now();
         let is_heir = !matches!(message, Message::Fill | Message::EndBySource);
         if !matches!(message, Message::Taken { .. }) {

@@ -4,7 +4,7 @@
 //! the caller goes on. A write without an answer may be there or not; one with an answer must be, and what was never sent must not.
 
 use crate::hosts::GUEST;
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use sqlx::{
     Connection as _, Row as _,
     postgres::{PgConnectOptions, PgConnection, PgSslMode},
