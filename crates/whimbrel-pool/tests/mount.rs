@@ -168,8 +168,11 @@ fn what_a_pool_does_not_do_has_its_errno() {
     fs::write(at("folder/in"), "x").unwrap();
     let open = File::options().read(true).write(true).open(at("file")).unwrap();
     let pending = File::create(at("pending")).unwrap();
+    fs::write(at("pinned"), "x").unwrap();
+    let pinned = cluster.pool.block(cluster.pool.lookup(1, "pinned")).unwrap();
+    cluster.pool.block(cluster.pool.pin(pinned.id, 1, true)).unwrap();
     let new = |name: &str| OpenOptions::new().write(true).create_new(true).open(at(name));
-    let table: Vec<(&str, i32, Errno)> = vec![
+    let mut table: Vec<(&str, i32, Errno)> = vec![
         ("symlink", number(std::os::unix::fs::symlink("a", at("l"))), Errno::EPERM),
         ("hard link", number(fs::hard_link(at("file"), at("l"))), Errno::EPERM),
         ("mkfifo", number(mknod(&at("fifo"))), Errno::EPERM),
@@ -220,6 +223,7 @@ fn what_a_pool_does_not_do_has_its_errno() {
             Errno::EINVAL,
         ),
     ];
+    table.push(("unlink of what is pinned", number(fs::remove_file(at("pinned"))), Errno::EBUSY));
     let document =
         fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations/pool.md")).unwrap();
     for (what, found, expected) in table {

@@ -83,7 +83,18 @@ pub(crate) async fn make_in(tx: &mut Tx<'_>, make: &Make, now: i64) -> Result<No
     .bind(now * 1_000_000)
     .execute(&mut **tx)
     .await?;
+    touch(tx, make.parent, now).await?;
     get(tx, id).await?.ok_or(MetaError::NotFound)
+}
+
+/// Something came into a folder or left it.
+async fn touch(tx: &mut Tx<'_>, folder: NodeId, now: i64) -> Result<()> {
+    sqlx::query("UPDATE node SET modified = $2, changed = $2 WHERE id = $1")
+        .bind(signed(folder)?)
+        .bind(now * 1_000_000)
+        .execute(&mut **tx)
+        .await?;
+    Ok(())
 }
 
 async fn is_empty(tx: &mut Tx<'_>, folder: NodeId) -> Result<bool> {
@@ -163,6 +174,7 @@ impl Database {
         pins::refuse_pinned(&mut tx, node.id, None, now).await?;
         versions::drop_all(&mut tx, node.id, now).await?;
         delete(&mut tx, node.id).await?;
+        touch(&mut tx, parent, now).await?;
         Ok(tx.commit().await?)
     }
 
@@ -203,6 +215,8 @@ impl Database {
             .bind(now * 1_000_000)
             .execute(&mut *tx)
             .await?;
+        touch(&mut tx, from.0, now).await?;
+        touch(&mut tx, to.0, now).await?;
         Ok(tx.commit().await?)
     }
 
