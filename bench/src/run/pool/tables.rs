@@ -104,6 +104,25 @@ pub(crate) fn application(context: &Context) -> Result<Vec<Row>> {
     let disk = scratch("application")?;
     let (local, local_stood, local_bytes) = run(questions, disk.path())?;
     fs::remove_dir_all(disk.path())?;
+    let mut rows = Vec::new();
+    for (name, cutting) in
+        [("page by page", Cutting::Pages { average: 1 }), ("FsCH 64 KiB", Cutting::Fixed { size: 64 << 10 })]
+    {
+        let (ours, stood, kept) = in_pool(questions, cutting)?;
+        let one = |value| Samples::new(vec![value]);
+        let row = |what: &str, unit, ours, theirs| {
+            let case = format!("{name}: {what}");
+            Row::new("application", case, unit, &one(ours)).against("the local disk", &one(theirs))
+        };
+        rows.push(row("BLAST with a checkpoint every 2 s, to the end", "s", ours, local));
+        rows.push(row("of that it stood still for checkpoints", "s", stood, local_stood));
+        rows.push(row("kept of its checkpoints", "MB", kept as f64 / 1e6, local_bytes as f64 / 1e6));
+    }
+    Ok(rows)
+}
+
+/// Seconds in all, seconds that the program stood still, and bytes that benefactors have in the end.
+fn in_pool(questions: usize, cutting: Cutting) -> Result<(f64, f64, u64)> {
     let names = ["manager", "b0", "b1", "b2", "b3", "client"];
     let lab = Lab::with_hosts(&names)?;
     names.iter().try_for_each(|name| lab.limit(name, 1000))?;
@@ -114,20 +133,11 @@ pub(crate) fn application(context: &Context) -> Result<Vec<Row>> {
     let dir = TempDir::new_in("/dev/shm")?;
     let members = names[1..5].iter().map(place).collect();
     let pool = Processes::at(place(&"manager"), members, place(&"client"), dir)?;
-    let policy = Policy { copies: 1, cutting: Cutting::Pages { average: 1 }, ..Policy::default() };
+    let policy = Policy { copies: 1, cutting, ..Policy::default() };
     pool.ask(async move |pool: Pool| Ok(pool.set_policy(whimbrel_fuse::ROOT, Some(policy)).await?))?;
     let mount = pool.mount("mnt")?;
     let (ours, stood, _) = run(questions, &mount.path)?;
     // What benefactors say of themselves is some seconds old.
     sleep(Duration::from_secs(15));
-    let kept: u64 = pool.status()?.benefactors.iter().map(|member| member.used).sum();
-    let one = |value| Samples::new(vec![value]);
-    let row = |case: &str, unit, ours, theirs| {
-        Row::new("application", case, unit, &one(ours)).against("the local disk", &one(theirs))
-    };
-    Ok(vec![
-        row("BLAST with a checkpoint every 2 s, to the end", "s", ours, local),
-        row("of that it stood still for checkpoints", "s", stood, local_stood),
-        row("kept of its checkpoints", "MB", kept as f64 / 1e6, local_bytes as f64 / 1e6),
-    ])
+    Ok((ours, stood, pool.status()?.benefactors.iter().map(|member| member.used).sum()))
 }

@@ -11,8 +11,8 @@ use sqlx::{
 };
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 use whimbrel_testkit::lab::Namespace;
@@ -40,6 +40,8 @@ struct Shared {
     wanted: AtomicU64,
     redis: Tally,
     postgres: Tally,
+    /// Why the last connection ended.
+    trouble: Mutex<String>,
 }
 
 /// What became of one store's writes.
@@ -106,7 +108,13 @@ impl Histories {
         while let Some(at) =
             self.clients.iter().position(|(checked, _)| checked.load(Ordering::SeqCst) < wanted)
         {
-            ensure!(Instant::now() < deadline, "client {at} has not checked its history: {:?}", self.sums());
+            let trouble = || self.shared.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            ensure!(
+                Instant::now() < deadline,
+                "client {at} has not checked its history: {:?}, {}",
+                self.sums(),
+                trouble()
+            );
             sleep(Duration::from_millis(5));
         }
         Ok(())
@@ -136,7 +144,9 @@ fn client_of<S: Store>(
     mut history: S::History,
 ) {
     while !shared.stop.load(Ordering::SeqCst) {
-        if session::<S>(shared, tally, client, checked, &mut history).is_err() {
+        if let Err(error) = session::<S>(shared, tally, client, checked, &mut history) {
+            let trouble = format!("{}: {error:#}", std::any::type_name::<S>());
+            *shared.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
             sleep(Duration::from_millis(20));
         }
     }

@@ -29,5 +29,5 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let case = "a second machine from the same disk, 192 MiB and a disk of 105 MB";
     let row = Row::new("share.first", case, "MB", &Samples::new(second));
     let row = row.against("the first one", &Samples::new(first));
-    Ok(vec![row.goal(Goal::PeerAtMost(0.6))])
+    Ok(vec![row.goal(Goal::PeerAtMost(0.25))])
 }

@@ -11,7 +11,8 @@ for file in $busybox $server/bin/postgres $server/bin/initdb /usr/bin/redis-serv
     # A program without shared libraries has none.
     ldd $file 2>/dev/null | sed -n 's/.*=> \(\/[^ ]*\) .*/\1/p; s/^[[:space:]]*\(\/[^ ]*\) (.*/\1/p' || :
 done | sort -u | xargs cp -L --parents -t $small
-cp -r --parents -t $small /usr/share/postgresql/15 /usr/share/zoneinfo/UTC /etc/passwd /etc/group /etc/nsswitch.conf \
+# Links followed: the only zone is one.
+cp -rL --parents -t $small /usr/share/postgresql/15 /usr/share/zoneinfo/UTC /etc/passwd /etc/group /etc/nsswitch.conf \
     $server/lib/plpgsql.so $server/lib/dict_snowball.so
 chroot $small $busybox --install -s /usr/bin
 # Only for initdb: the guest has a file system of devices over it.
