@@ -17,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How much of QEMU's output an error quotes.
@@ -127,8 +127,16 @@ impl QemuProcess {
             // Without a handle nobody could end it later. It is our unreaped child, so the pid is still its own.
             let _ = child.kill();
         }
-        // A thread reaps it, so that it never stays a zombie; there is no one else who must call wait.
-        let reaper = thread::Builder::new().name("qemu-reap".into()).spawn(move || child.wait());
+        // A thread reaps it, so that it never stays a zombie; there is no one else who must call wait. It waits for the pidfd first:
+        // wait also returns when this program traces the child and the child stops, which is not its end.
+        let ending = process.as_ref().ok().and_then(|process| process.pidfd.try_clone().ok());
+        let reap = move || {
+            if let Some(pidfd) = ending {
+                has_ended(&pidfd, None);
+            }
+            child.wait()
+        };
+        let reaper = thread::Builder::new().name("qemu-reap".into()).spawn(reap);
         reaper.map_err(|source| ProcessError::Look { pid, source })?;
         process
     }
@@ -170,20 +178,7 @@ impl QemuProcess {
 
     /// Waits for its end; whether it came within `timeout`.
     pub fn wait(&self, timeout: Duration) -> bool {
-        let deadline = std::time::Instant::now() + timeout;
-        loop {
-            let left = deadline.saturating_duration_since(std::time::Instant::now());
-            let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
-            let left = Timespec::try_from(left).ok();
-            match poll(&mut fds, left.as_ref()) {
-                Ok(ready) => return ready > 0,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => {
-                    tracing::warn!(%errno, "cannot poll a pidfd");
-                    return false;
-                }
-            }
-        }
+        has_ended(&self.pidfd, Some(timeout))
     }
 
     /// Ends it at once. The guest gets no notice. A process that has ended already is no error.
@@ -210,6 +205,24 @@ impl QemuProcess {
 const NO_SUCH_PROCESS: i32 = rustix::io::Errno::SRCH.raw_os_error();
 
 /// Field 22 of `/proc/PID/stat`. The second field is a name that may hold anything, so count after its end.
+/// Waits for the end of a process, at most so long.
+fn has_ended(pidfd: &OwnedFd, timeout: Option<Duration>) -> bool {
+    let deadline = timeout.map(|timeout| Instant::now() + timeout);
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut fds, left.as_ref()) {
+            Ok(ready) => return ready > 0,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => {
+                tracing::warn!(%errno, "cannot poll a pidfd");
+                return false;
+            }
+        }
+    }
+}
+
 fn start_time(pid: u32) -> io::Result<u64> {
     let stat = fs::read(format!("/proc/{pid}/stat")).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => io::Error::from_raw_os_error(NO_SUCH_PROCESS),
@@ -249,6 +262,31 @@ mod tests {
             assert!(process.wait(Duration::from_secs(10)));
             assert_eq!(process.words().split_whitespace().last(), Some(expected), "{huge_pages:?}");
         }
+    }
+
+    #[test]
+    fn a_process_that_was_traced_by_this_program_is_no_zombie_in_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let process =
+            QemuProcess::spawn(Path::new("sleep"), &["100".into()], &log, HugePages::Allowed).unwrap();
+        let pid = process.identity().pid;
+        let status = || fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let until = |what: &str, done: &dyn Fn() -> bool| {
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while !done() {
+                assert!(Instant::now() < deadline, "{what}: {}", status());
+                thread::sleep(Duration::from_millis(5));
+            }
+        };
+        let traced = nix::unistd::Pid::from_raw(pid.cast_signed());
+        nix::sys::ptrace::attach(traced).unwrap();
+        until("it does not stop", &|| status().contains("(tracing stop)"));
+        // Whoever waits for any change of it hears of the stop, and has to be given the time to.
+        thread::sleep(Duration::from_millis(50));
+        nix::sys::ptrace::detach(traced, None).unwrap();
+        process.kill();
+        until("it stays a zombie", &|| status().is_empty());
     }
 
     #[test]
