@@ -1,5 +1,6 @@
 //! What every experiment shares: samples and their median, rows with a goal, the report, the machine it ran on.
 
+mod chance;
 mod machine;
 mod report;
 mod row;
@@ -7,6 +8,7 @@ mod samples;
 mod scratch;
 mod sweeper;
 
+pub(crate) use chance::Chance;
 pub(crate) use report::Report;
 pub(crate) use row::{Goal, Row};
 pub(crate) use samples::{Samples, alternate, in_turn};

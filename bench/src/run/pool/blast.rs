@@ -3,7 +3,7 @@
 //! A checkpoint is what BLCR would write of it: the process stopped, its private writable memory in the order of addresses. (CRIU,
 //! which is packaged, does not start on every kernel that this runs on.) The data base is mapped from files and no part of it.
 
-use crate::harness::scratch;
+use crate::harness::{Chance, scratch};
 use anyhow::{Context as _, Result, ensure};
 use std::{
     fmt::Write as _,
@@ -27,13 +27,12 @@ pub(super) struct Blast {
     child: Child,
 }
 
-/// Numbers that look random, the same in every run.
-struct Luck(u64);
+/// Where proteins come from.
+struct Nature(Chance);
 
-impl Luck {
+impl Nature {
     fn below(&mut self, most: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % most
+        self.0.below(most as u64) as usize
     }
 
     fn acid(&mut self) -> u8 {
@@ -52,22 +51,22 @@ impl Luck {
 
 /// Proteins as FASTA: the data base, and the questions.
 fn write_proteins(dir: &Path, questions: usize) -> Result<()> {
-    let mut luck = Luck(7);
-    let families: Vec<Vec<u8>> = (0..FAMILIES).map(|_| luck.protein(150, 600)).collect();
+    let mut nature = Nature(Chance(7));
+    let families: Vec<Vec<u8>> = (0..FAMILIES).map(|_| nature.protein(150, 600)).collect();
     let (mut base, mut asked) = (String::new(), String::new());
     for number in 0..PROTEINS {
-        let protein = match luck.below(10) {
+        let protein = match nature.below(10) {
             0..3 => {
-                let family = luck.below(FAMILIES);
-                luck.relative(&families[family], 50)
+                let family = nature.below(FAMILIES);
+                nature.relative(&families[family], 50)
             }
-            _ => luck.protein(100, 500),
+            _ => nature.protein(100, 500),
         };
         writeln!(base, ">s{number}\n{}", String::from_utf8_lossy(&protein))?;
     }
     for number in 0..questions {
-        let family = luck.below(FAMILIES);
-        let protein = luck.relative(&families[family], 30);
+        let family = nature.below(FAMILIES);
+        let protein = nature.relative(&families[family], 30);
         writeln!(asked, ">q{number}\n{}", String::from_utf8_lossy(&protein))?;
     }
     fs::write(dir.join("base.fa"), base)?;

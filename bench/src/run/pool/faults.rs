@@ -6,7 +6,7 @@
 //! reading everything with each benefactor away in turn.
 
 use super::{Context, Processes, noise, processes::Mount};
-use crate::harness::{Goal, Row, Samples};
+use crate::harness::{Chance, Goal, Row, Samples};
 use anyhow::{Result, ensure};
 use std::{
     fs,
@@ -28,28 +28,20 @@ enum Victim {
     Client,
 }
 
-/// Numbers that look random, the same for the same run.
-struct Luck(u64);
-
-impl Luck {
-    fn below(&mut self, most: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % most
-    }
-
-    fn victim(&mut self) -> Victim {
-        match self.below(6) {
-            0 => Victim::Manager,
-            1 => Victim::Client,
-            _ => Victim::Benefactor(self.below(BENEFACTORS as u64) as usize),
+impl Victim {
+    fn any(chance: &mut Chance) -> Self {
+        match chance.below(6) {
+            0 => Self::Manager,
+            1 => Self::Client,
+            _ => Self::Benefactor(chance.below(BENEFACTORS as u64) as usize),
         }
     }
 
     /// One, or any two.
-    fn victims(&mut self) -> Vec<Victim> {
-        let mut victims = vec![self.victim()];
-        if self.below(3) == 0 {
-            let second = self.victim();
+    fn some(chance: &mut Chance) -> Vec<Self> {
+        let mut victims = vec![Self::any(chance)];
+        if chance.below(3) == 0 {
+            let second = Self::any(chance);
             victims.extend((second != victims[0]).then_some(second));
         }
         victims
@@ -58,8 +50,8 @@ impl Luck {
 
 /// What should be in a file: made of its number, so that nothing is kept.
 fn content(run: u64) -> Vec<u8> {
-    let mut luck = Luck(run ^ 0x5eed);
-    noise(1 + luck.below(6_000_000) as usize, run + 1)
+    let mut chance = Chance(run ^ 0x5eed);
+    noise(1 + chance.below(6_000_000) as usize, run + 1)
 }
 
 fn name(run: u64) -> String {
@@ -103,13 +95,13 @@ impl Range {
     }
 
     fn round(&mut self, run: u64, source: &Path) -> Result<()> {
-        let mut luck = Luck(run.wrapping_mul(0x9e37_79b9) + 7);
+        let mut chance = Chance(run.wrapping_mul(0x9e37_79b9) + 7);
         fs::write(source, content(run))?;
         let mut writer = copy(source, &self.mount.path.join(name(run)))?;
-        sleep(Duration::from_millis(luck.below(150)));
-        let victims = luck.victims();
+        sleep(Duration::from_millis(chance.below(150)));
+        let victims = Victim::some(&mut chance);
         self.shoot(&victims);
-        sleep(Duration::from_millis(luck.below(100)));
+        sleep(Duration::from_millis(chance.below(100)));
         self.raise()?;
         let said_done = writer.wait()?.success();
         self.pool.wait_online(BENEFACTORS)?;
@@ -118,7 +110,7 @@ impl Range {
             self.check(run, &format!("after {victims:?}"));
             self.committed.push(run);
         }
-        let older = self.committed.get(luck.below(self.committed.len().max(1) as u64) as usize).copied();
+        let older = self.committed.get(chance.below(self.committed.len().max(1) as u64) as usize).copied();
         older.into_iter().for_each(|older| self.check(older, &format!("in run {run}")));
         Ok(())
     }

@@ -5,11 +5,8 @@
 //! next mount writes back first, and then the server's files are compared with the promises; at the end, with
 //! everything that was written. What lies in `kept` was taken for a conflict though nobody else wrote, and counts as lost.
 
-use super::{
-    far::{CLIENT, ONE_WAY, SERVER},
-    posix::Chance,
-};
-use crate::harness::{Goal, Row, Samples, scratch};
+use super::far::{CLIENT, ONE_WAY, SERVER};
+use crate::harness::{Chance, Goal, Row, Samples, scratch};
 use crate::hosts::program;
 use crate::run::Context;
 use anyhow::{Context as _, Result, bail, ensure};

@@ -5,7 +5,7 @@ use super::{
     build,
     far::{Far, Near},
 };
-use crate::harness::{Goal, Row, Samples, scratch};
+use crate::harness::{Chance, Goal, Row, Samples, scratch};
 use crate::run::Context;
 use anyhow::{Context as _, Result, ensure};
 use std::{
@@ -15,16 +15,6 @@ use std::{
     process::Command,
 };
 use whimbrel_session::client::Policy;
-
-/// A generator that is the same everywhere.
-pub(super) struct Chance(pub(super) u64);
-
-impl Chance {
-    pub(super) fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit.max(1)
-    }
-}
 
 fn command(dir: &Path, line: &str) -> Result<()> {
     let done = Command::new("sh").args(["-ec", line]).current_dir(dir).output()?;
