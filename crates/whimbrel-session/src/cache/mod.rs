@@ -1,7 +1,7 @@
 //! The cache on the client's disk: blocks of files, what has yet to reach the server, and the order of it.
 //!
 //! `index` decides (which frame, what is copied, what may be reused when) and does no I/O; `record` is the bytes of the
-//! journal; `journal` and `medium` store them; `store` puts them together. The format is described in
+//! journal; `journal`, `medium` and `memory` store them; `store` puts them together. The format is described in
 //! `docs/formats/session-cache.md`.
 //!
 //! Invariants: a page is checked against its sum before it is given out. A frame that a durable record promises to hold
@@ -12,6 +12,7 @@ mod durable;
 mod index;
 mod journal;
 mod medium;
+mod memory;
 mod names;
 mod places;
 mod record;
@@ -21,5 +22,7 @@ mod write;
 
 pub use index::Geometry;
 pub use medium::{Folder, Medium, Part};
+pub use memory::Memory;
 pub use record::{FileId, FileRecord, Folded, Record, RecordError, decode_record, encode_record};
+pub use recover::owes;
 pub use store::{Cache, CacheError, CacheStats, DirtyBlock, Lost, Read, Recovered};

@@ -7,9 +7,10 @@
 
 use super::{
     index::{Block, Geometry, Index, Key, ZERO},
+    journal::Journal,
     medium::{Medium, Part},
     record::{FileId, FileRecord, Folded, Record},
-    store::{Lost, page_sum},
+    store::{CacheError, Lost, io_error, page_sum},
 };
 use crate::proto::{Op, PAGE};
 use std::{
@@ -39,6 +40,23 @@ pub(super) struct Replayed {
     pub(super) lost: Vec<Lost>,
     /// Whether the session before ended in order.
     pub(super) ended: bool,
+}
+
+impl Replayed {
+    /// Whether the server lacks something of it.
+    pub(super) fn owes(&self) -> bool {
+        self.index.dirty_pages() > 0
+            || !self.ops.is_empty()
+            || self.files.values().any(|record| record.dirty && !record.removed)
+    }
+}
+
+/// Whether a cache that is not open has something that the server lacks. Changes nothing.
+pub fn owes(medium: &dyn Medium) -> Result<bool, CacheError> {
+    let Some((_, geometry, records)) = Journal::read(medium).map_err(io_error("open"))? else {
+        return Ok(false);
+    };
+    Ok(replay(medium, geometry, records).map_err(io_error("open"))?.owes())
 }
 
 /// Everything the records say, before any frame was looked at.

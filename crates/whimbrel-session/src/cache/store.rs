@@ -177,9 +177,7 @@ impl Cache {
             None => (None, geometry, Vec::new()),
         };
         let mut replayed = replay(&*medium, stored, records).map_err(io_error("open"))?;
-        let owed = replayed.index.dirty_pages() > 0
-            || !replayed.ops.is_empty()
-            || replayed.files.values().any(|record| record.dirty && !record.removed);
+        let owed = replayed.owes();
         // What is owed to the server keeps its shape.
         let geometry = if owed { stored } else { geometry };
         if geometry != stored {

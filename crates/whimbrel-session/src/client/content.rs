@@ -125,7 +125,9 @@ impl Core {
 
     /// Has the whole file on its way.
     pub(super) fn fetch_all(&self, id: u64, file: FileId) {
-        if let Some(source) = self.source(id, file) {
+        // What does not fit would push itself out before it is read.
+        let room = self.cache.stats().capacity;
+        if let Some(source) = self.source(id, file).filter(|source| source.size <= room) {
             let blocks: Vec<u64> = (0..source.size.div_ceil(self.cache.block_size())).collect();
             self.fetch(&source, &blocks, true);
         }

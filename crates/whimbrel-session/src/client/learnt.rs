@@ -92,7 +92,7 @@ impl Core {
             (!path.is_root()).then_some(Run { path, first, count })
         };
         let runs: Vec<Run> = order.into_iter().filter_map(named).collect();
-        if runs.is_empty() {
+        if runs.is_empty() || !self.options.keeps() {
             return Ok(());
         }
         let record = Record { version: VERSION, block: self.cache.block_size(), runs };
@@ -102,6 +102,9 @@ impl Core {
 
     /// Brings what an earlier session read, in a thread of its own.
     pub(super) fn follow_reads(self: &Arc<Self>) {
+        if !self.options.keeps() {
+            return;
+        }
         let path = self.options.cache.join("reads");
         let runs = match load(&path, self.cache.block_size()) {
             Ok(runs) => runs,

@@ -138,6 +138,11 @@ impl Settings {
         rule.map_or(self.policy, |rule| rule.policy)
     }
 
+    /// Whether anything may be written later.
+    pub fn writes_back(&self) -> bool {
+        self.policy == Policy::Back || self.rules.iter().any(|rule| rule.policy == Policy::Back)
+    }
+
     /// How long names and attributes are believed.
     pub fn ttl(&self) -> Duration {
         // The kernel keeps seconds in 64 bits and adds: a year is for ever enough.

@@ -14,7 +14,7 @@ use super::{
     writeback::WriteBack,
 };
 use crate::{
-    cache::{Cache, CacheError, FileId, Folder, Geometry},
+    cache::{Cache, CacheError, FileId, Folder, Geometry, Medium, Memory, owes},
     proto::{End, EndCall, FilesystemRoom, Ident, RelPath, Time},
 };
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,11 @@ use std::{
 };
 use whimbrel_fuse::{Errno, Notifier};
 use whimbrel_wire::{CallError, ConnectError};
+
+/// Bytes in memory of a session that keeps nothing: what is on its way, and what is read ahead.
+const PASSING: u64 = 16 << 20;
+/// Said to who wants write-back of a session that keeps nothing.
+const NOTHING_KEPT: &str = "without a cache nothing can be written later: write none or through";
 
 /// Events kept.
 const EVENTS: usize = 1000;
@@ -73,6 +78,15 @@ pub enum SessionError {
         #[source]
         source: io::Error,
     },
+    /// Write-back needs a cache.
+    #[error("{NOTHING_KEPT}")]
+    NothingKept,
+    /// What an earlier session left there has to be written back first.
+    #[error("the cache in {} has what was not written back yet: mount it once with a capacity", dir.display())]
+    Owed {
+        /// Its folder.
+        dir: PathBuf,
+    },
     /// Blocks of that size, or so few of them, cannot be.
     #[error("a cache of {capacity} bytes in blocks of {block} cannot be made")]
     Shape {
@@ -90,7 +104,8 @@ pub struct SessionOptions {
     pub directory: Vec<u8>,
     /// Where the cache is.
     pub cache: PathBuf,
-    /// Bytes it may hold.
+    /// Bytes it may hold. With 0 nothing of the server's is kept on this host: what is on its way is in memory, the kernel has its
+    /// page cache, and nothing can be written back later.
     pub capacity: u64,
     /// Bytes of a block.
     pub block: u64,
@@ -117,6 +132,33 @@ impl SessionOptions {
             owners: Owners::default(),
             known: Vec::new(),
             shared: None,
+        }
+    }
+
+    /// Whether it keeps what it reads and is given.
+    pub(super) fn keeps(&self) -> bool {
+        self.capacity > 0
+    }
+
+    /// Its shape, if it can be one.
+    fn geometry(&self) -> Result<Geometry, SessionError> {
+        if !self.keeps() && self.settings.writes_back() {
+            return Err(SessionError::NothingKept);
+        }
+        let capacity = if self.keeps() { self.capacity } else { PASSING };
+        let shape = || SessionError::Shape { block: self.block, capacity: self.capacity };
+        Geometry::new(self.block, capacity).ok_or_else(shape)
+    }
+
+    /// Where the cache lies.
+    fn medium(&self, folder: Folder) -> Result<Box<dyn Medium>, SessionError> {
+        if self.keeps() {
+            return Ok(Box::new(folder));
+        }
+        let dir = || self.cache.clone();
+        match owes(&folder).map_err(|source| SessionError::Cache { dir: dir(), source })? {
+            true => Err(SessionError::Owed { dir: dir() }),
+            false => Ok(Box::new(Memory::instead_of(folder))),
         }
     }
 }
@@ -237,9 +279,7 @@ impl Session {
     /// which then carries the session's connections.
     pub async fn begin(connector: Arc<dyn Connector>, options: SessionOptions) -> Result<Self, SessionError> {
         let to = connector.destination();
-        let geometry = Geometry::new(options.block, options.capacity);
-        let geometry =
-            geometry.ok_or(SessionError::Shape { block: options.block, capacity: options.capacity })?;
+        let geometry = options.geometry()?;
         // First, so that a cache that is in use costs the server nothing.
         let dir = options.cache.clone();
         let folder = Folder::open(&dir).map_err(|source| SessionError::Folder { dir, source })?;
@@ -259,7 +299,7 @@ impl Session {
         (folder, geometry): (Folder, Geometry),
     ) -> Result<Self, SessionError> {
         let dir = options.cache.clone();
-        let opened = Cache::open(Box::new(folder), geometry);
+        let opened = Cache::open(options.medium(folder)?, geometry);
         let (cache, recovered) = opened.map_err(|source| SessionError::Cache { dir, source })?;
         let known =
             cache.files().into_iter().filter_map(|(file, record)| Some((record.ident?, file))).collect();
@@ -317,7 +357,12 @@ impl Session {
     pub fn set(&self, name: &str, value: &str) -> Result<(), String> {
         {
             let mut settings = self.core.settings.write().unwrap_or_else(PoisonError::into_inner);
-            settings.set(name, value)?;
+            let mut changed = settings.clone();
+            changed.set(name, value)?;
+            if !self.core.options.keeps() && changed.writes_back() {
+                return Err(NOTHING_KEPT.to_owned());
+            }
+            *settings = changed;
             self.core.link.set_patience(Duration::from_secs(settings.patience));
         }
         self.core.writeback.wake();
@@ -334,10 +379,14 @@ impl Session {
         self.core.invalidate()
     }
 
-    /// Ends it: writes everything back and closes the cache in order. What cannot be written back stays in the cache, and
-    /// is said.
+    /// Ends it: writes everything back and closes the cache in order. What cannot be written back stays in the cache, or
+    /// is put aside where there is none, and is said.
     pub fn end(&self) -> Result<(), Errno> {
         let flushed = self.core.flush_all(true);
+        if flushed.is_err() && !self.core.options.keeps() {
+            let dirty = self.core.cache.dirty_files();
+            dirty.into_iter().for_each(|file| self.core.conflict(file, "it could not be written back"));
+        }
         if let Err(error) = self.core.keep_reads() {
             tracing::warn!(%error, "the next session does not know what this one read");
         }

@@ -196,6 +196,10 @@ impl Core {
     }
 
     fn note_places(&self, file: FileId, offset: u64, digests: &[Option<Digest>]) {
+        // What is only in memory lies nowhere.
+        if !self.options.keeps() {
+            return;
+        }
         let Some(table) = self.twins_table() else { return };
         let mut noted = 0;
         for (at, place) in self.cache.places(file, offset, (digests.len() * PAGE) as u64) {

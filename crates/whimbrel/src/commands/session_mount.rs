@@ -34,7 +34,7 @@ pub(crate) struct MountSession {
     /// Where the cache lies; one of its own for each target unless given
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
-    /// Bytes the cache may hold, like 500M or 8G
+    /// Bytes the cache may hold, like 500M or 8G; with 0 nothing is kept on this host's disk
     #[arg(long, value_name = "SIZE", default_value = "8G")]
     capacity: ByteSize,
     /// Bytes of a block of the cache, 4K to 256K
