@@ -19,7 +19,7 @@
 //! - The target's daemon restarts: it has lost count of what was written, and gives the machine to the third host, once it is its own.
 //! - The source gives up before the commit: it goes on, and tells both others.
 //!
-//! `tests/inherit_model.rs` checks this together with [`whimbrel_migrate::handover`]. No I/O and no clock here.
+//! `tests/inherit/` checks this together with [`whimbrel_migrate::handover`]. No I/O and no clock here.
 
 use crate::{clock::Moment, lease, lease::PrimaryStand};
 use whimbrel_migrate::handover::SourceRecord;

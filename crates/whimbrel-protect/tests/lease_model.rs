@@ -5,13 +5,16 @@
 //! time. The witness is a host with a clock, or a register without one. In every state that can be reached: the machine is seen to run
 //! on one side at most. That the checker can fail is checked by breaking the rules.
 
+mod spoken;
+
+use spoken::{Answer, Reply, TAKE};
 use stateright::{Checker, Model, Property};
 use std::{collections::BTreeSet, time::Duration};
 use whimbrel_protect::{
     ballot::{Attempt, Ballot, Outcome},
     clock::Moment,
     lease::{Primary, PrimaryStand, Question, Stand, Standby, StandbyAction, Verdict, Witness},
-    protocol::{Fate, Heard},
+    protocol::Fate,
 };
 
 /// Units of a term; the primary may use seven of them.
@@ -83,46 +86,36 @@ enum Message {
     },
     Renewed {
         asked: Moment,
-        verdict: u8,
+        verdict: Answer,
     },
     Heartbeat {
         asked: Moment,
     },
     Heard {
         asked: Moment,
-        fate: u8,
+        fate: Reply,
     },
     Take,
     Taken {
-        verdict: u8,
+        verdict: Answer,
     },
     /// To a register: to take the machine over this revision, or only to tell.
     Try {
         over: Option<u64>,
     },
     Told {
-        verdict: u8,
+        verdict: Answer,
         open: Option<u64>,
     },
     Close,
     Closed {
-        verdict: u8,
+        verdict: Answer,
     },
     Yield,
     End,
     Ended {
-        fate: u8,
+        fate: Reply,
     },
-}
-
-const VERDICTS: [Verdict; 5] =
-    [Verdict::Yes, Verdict::Held, Verdict::Taken, Verdict::Closed, Verdict::Unknown];
-const FATES: [Fate; 4] = [Fate::Standing, Fate::Asking, Fate::TakenOver, Fate::Ended];
-
-const TAKE: Question = Question::Take { yielded: false };
-
-fn of<T: PartialEq>(all: &[T], one: T) -> u8 {
-    all.iter().position(|other| *other == one).expect("one of them") as u8
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -187,29 +180,25 @@ impl World {
         let asked_at = |asked: Moment| if broken.counts_from_the_answer { mine } else { asked };
         match *message {
             Message::Renew { asked } => {
-                let verdict = of(&VERDICTS, self.witness.ask(&Question::Renew, now));
+                let verdict = Answer::of(self.witness.ask(&Question::Renew, now));
                 self.messages.insert(Message::Renewed { asked, verdict });
             }
             Message::Renewed { asked, verdict } => {
-                self.primary.witness_said(&Question::Renew, VERDICTS[verdict as usize], asked_at(asked));
+                self.primary.witness_said(&Question::Renew, verdict.verdict(), asked_at(asked));
             }
             Message::Heartbeat { asked } => {
-                let fate = match self.standby.heartbeat(now) {
-                    Heard::Promise => 9,
-                    Heard::NoPromise(fate) => of(&FATES, fate),
-                };
+                let fate = Reply::of(self.standby.heartbeat(now));
                 self.messages.insert(Message::Heard { asked, fate });
             }
             Message::Heard { asked, fate } => {
-                let heard = FATES.get(fate as usize).map_or(Heard::Promise, |fate| Heard::NoPromise(*fate));
-                self.primary.standby_heard(heard, asked_at(asked));
+                self.primary.standby_heard(fate.heard(), asked_at(asked));
             }
             Message::Take => {
-                let verdict = of(&VERDICTS, self.witness.ask(&TAKE, now));
+                let verdict = Answer::of(self.witness.ask(&TAKE, now));
                 self.messages.insert(Message::Taken { verdict });
             }
             Message::Taken { verdict } => {
-                self.standby.witness_said(Some(VERDICTS[verdict as usize]), now);
+                self.standby.witness_said(Some(verdict.verdict()), now);
             }
             Message::Try { over } => {
                 let take = |over| Attempt::Put {
@@ -221,29 +210,29 @@ impl World {
                     Outcome::Stands(Some((Stand::Open, revision))) => Some(revision),
                     _ => None,
                 };
-                let verdict = of(&VERDICTS, Ballot::verdict(&TAKE, outcome));
+                let verdict = Answer::of(Ballot::verdict(&TAKE, outcome));
                 self.messages.insert(Message::Told { verdict, open });
             }
             Message::Told { verdict, open } => {
                 if let Arbiter::Register { ballot, .. } = &mut self.witness {
                     ballot.told(Outcome::Stands(open.map(|revision| (Stand::Open, revision))), now);
                 }
-                self.standby.witness_said(Some(VERDICTS[verdict as usize]), now);
+                self.standby.witness_said(Some(verdict.verdict()), now);
             }
             Message::Close => {
-                let verdict = of(&VERDICTS, self.witness.ask(&Question::Close, now));
+                let verdict = Answer::of(self.witness.ask(&Question::Close, now));
                 self.messages.insert(Message::Closed { verdict });
             }
             Message::Closed { verdict } => {
-                self.primary.witness_said(&Question::Close, VERDICTS[verdict as usize], mine);
+                self.primary.witness_said(&Question::Close, verdict.verdict(), mine);
             }
             Message::Yield => drop(self.standby.yielded(true)),
             Message::End => {
                 self.standby.end();
-                let fate = of(&FATES, self.standby.fate());
+                let fate = Reply::fate(self.standby.fate());
                 self.messages.insert(Message::Ended { fate });
             }
-            Message::Ended { fate } => self.primary.standby_is(FATES[fate as usize]),
+            Message::Ended { fate } => self.primary.standby_is(fate.ended().expect("it says how it ended")),
         }
     }
 }
