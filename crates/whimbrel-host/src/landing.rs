@@ -19,7 +19,8 @@ use crate::{
     supervise,
 };
 use std::{
-    os::unix::fs::MetadataExt,
+    fs::File,
+    os::unix::fs::{FileExt, MetadataExt},
     path::Path,
     sync::{Arc, Weak},
     time::{Duration, Instant},
@@ -298,6 +299,10 @@ impl Arrival for Arriving {
         self.host.write_boot_file(&digest, &content)?;
         self.missing.retain(|missing| *missing != digest);
         Ok(self.make_ready()?)
+    }
+
+    fn read_blob(&self, digest: &Digest, offset: u64, out: &mut [u8]) -> Result<(), Cause> {
+        Ok(File::open(self.host.layout.boot_file(digest))?.read_exact_at(out, offset)?)
     }
 
     fn write(&mut self, array: usize, run: PageRun, data: &[u8]) -> Result<(), Cause> {

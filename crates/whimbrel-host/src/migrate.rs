@@ -198,7 +198,7 @@ impl Host {
             subject: &mut subject,
             link,
             offer: &offer,
-            blob: &|digest| std::fs::read(self.layout.boot_file(&digest)).map_err(BoxError::from),
+            blob: &|digest| Ok(Box::new(std::fs::File::open(self.layout.boot_file(&digest))?)),
             base: &|ledger, begun| self.base(&parts, ledger, begun),
             seed: rand::random(),
             ports: &|| ports.iter().map(LivePort::addresses).collect(),

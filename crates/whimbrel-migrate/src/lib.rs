@@ -10,6 +10,7 @@
 
 mod asking;
 pub mod base;
+pub mod boot;
 mod choice;
 pub mod codec;
 mod error;

@@ -3,10 +3,11 @@
 //! Every message is a request of the wire protocol; its header is one of these types in postcard form, its
 //! payload what the doc of the kind says. The requests of one handover are handled in the order they came.
 
-use crate::{base::BegunAs, codec::BATCH_PAGES_MAX, fit::Misfit};
+use crate::{base::BegunAs, boot::FileRun, codec::BATCH_PAGES_MAX, fit::Misfit};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 use whimbrel_core::{CapsuleId, Digest, HostName, MachineConfig, MachineName, PAGE_SIZE, PageRun};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Offer a machine; header [`Offer`], reply [`Offered`].
 pub const OFFER: u16 = 0x0100;
@@ -28,6 +29,9 @@ pub const ASK_PAGES: u16 = 0x0107;
 
 /// How the device state will most likely begin; header [`HandoverId`], payload one zstd frame. Before [`FINISH`], at most once.
 pub const STATE_AHEAD: u16 = 0x0108;
+
+/// Pages of memory that the target finds in the files of the offer; header [`FilePages`].
+pub const FILE_PAGES: u16 = 0x0109;
 
 /// Most bytes of a blob in one message.
 pub const BLOB_PIECE_MAX: usize = 4 << 20;
@@ -252,6 +256,37 @@ pub struct Pages {
     pub handover: HandoverId,
     /// Which pages and how they are encoded.
     pub batch: crate::codec::BatchHeader,
+}
+
+/// Pages of memory that are in files which the machine boots from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilePages {
+    /// This attempt.
+    pub handover: HandoverId,
+    /// Which pages, and where they are.
+    pub runs: Vec<FileRun>,
+    /// XXH3 over all of them: a file that is damaged on either side shows.
+    pub check: u64,
+}
+
+impl FilePages {
+    /// The check of pages that lie one after the other.
+    pub fn check_of(content: &[u8]) -> u64 {
+        xxh3_64(content)
+    }
+
+    /// Whether a sound source would say this of a memory of `len` pages and these files.
+    pub(crate) fn is_sound(&self, len: u64, blobs: &[(Digest, u64)]) -> bool {
+        let pages = self.runs.iter().fold(0u64, |sum, run| sum.saturating_add(run.pages.len));
+        let inside = |run: &FileRun| {
+            let in_memory = run.pages.start.checked_add(run.pages.len).is_some_and(|end| end <= len);
+            let bytes = run.pages.len.checked_mul(PAGE_SIZE as u64);
+            let end = bytes.and_then(|bytes| run.offset.checked_add(bytes));
+            let file = blobs.get(usize::from(run.file));
+            in_memory && end.zip(file).is_some_and(|(end, (_, size))| end <= *size)
+        };
+        self.runs.len() as u64 <= BATCH_PAGES_MAX && pages <= BATCH_PAGES_MAX && self.runs.iter().all(inside)
+    }
 }
 
 /// Pages of one array that are about to be sent.

@@ -10,14 +10,17 @@
 use crate::{
     asking::Asking,
     base::ArrayBase,
+    boot::{self, BootFiles},
     choice::{Choice, Spent},
     codec::{BATCH_PAGES_MAX, Effort, Encoder, RUNS_MAX, push},
     known::{Known, Verdict},
     link::{Answer, Link},
     mirroring::Flight,
-    protocol::{self, AskPages, HandoverId, HasPages, Pages},
+    protocol::{self, AskPages, FilePages, HandoverId, HasPages, Pages},
     source::BoxError,
+    target::MEMORY,
 };
+use bytes::Bytes;
 use std::{
     collections::VecDeque,
     sync::{
@@ -30,6 +33,7 @@ use std::{
 use whimbrel_block::Mirror;
 use whimbrel_capture::{Batch, Sink, SinkError, StopReason};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+use xxhash_rust::xxh3::Xxh3;
 
 /// Most bytes of page messages that wait for an answer: a Gbit/s over 130 ms.
 const UNANSWERED_MAX: usize = 16 << 20;
@@ -81,6 +85,7 @@ pub(crate) struct Pipeline<'a> {
     pub(crate) link: &'a dyn Link,
     pub(crate) handover: HandoverId,
     pub(crate) known: Known,
+    boot: BootFiles,
     /// By array.
     pub(crate) mirrors: &'a [(usize, Arc<Mirror>)],
     /// Bytes of rounds that were answered.
@@ -109,6 +114,7 @@ impl<'a> Pipeline<'a> {
             link,
             handover,
             known: Known::new(arrays, KNOWN_BYTES_MAX, seed),
+            boot: BootFiles::default(),
             mirrors: &[],
             arrived: AtomicU64::new(0),
             apart: OnceLock::new(),
@@ -125,6 +131,11 @@ impl<'a> Pipeline<'a> {
     /// Carries what is written to these arrays too, once their mirrors are armed.
     pub(crate) fn with_mirrors(self, mirrors: &'a [(usize, Arc<Mirror>)]) -> Self {
         Self { mirrors, ..self }
+    }
+
+    /// Leaves out pages of memory that are in these files.
+    pub(crate) fn with_boot_files(self, boot: BootFiles) -> Self {
+        Self { boot, ..self }
     }
 
     /// Most bytes of rounds that wait for an answer.
@@ -219,7 +230,7 @@ impl<'a> Pipeline<'a> {
         let flight = Flight::new(self.mirror(job.array), job.zero.iter().chain(&job.runs));
         encoder.zero(&self.known.zero(job.array, &job.zero)?);
         let mut verdicts = self.known.pages(job.array, &job.runs, &job.data, &job.hot)?;
-        let asked = self.ask(&job, &mut verdicts)?;
+        let asked = self.name_places(&job, &mut verdicts)? + self.ask(&job, &mut verdicts)?;
         let pages = job.runs.iter().flat_map(|run| run.pages()).zip(job.data.chunks_exact(PAGE_SIZE));
         for ((page, content), verdict) in pages.zip(verdicts) {
             match verdict {
@@ -241,6 +252,33 @@ impl<'a> Pipeline<'a> {
         let (link, idle) = (begun.elapsed() - encoding - asked, waited + asked);
         self.choice().spent(Spent { encoding, link, idle, raw, wire });
         Ok(())
+    }
+
+    /// Leaves out pages of memory that are in files which the machine boots from, and tells the target where; how long the link took.
+    fn name_places(&self, job: &Job, verdicts: &mut [Verdict]) -> Result<Duration, BoxError> {
+        if job.array != MEMORY || self.boot.is_empty() {
+            return Ok(Duration::ZERO);
+        }
+        let (mut runs, mut likely, mut check) = (Vec::new(), None, Xxh3::new());
+        let pages = job.runs.iter().flat_map(|run| run.pages()).zip(job.data.chunks_exact(PAGE_SIZE));
+        for ((page, content), verdict) in
+            pages.zip(verdicts).filter(|(_, verdict)| **verdict == Verdict::Whole)
+        {
+            let Some(place) = self.boot.find(content, likely.take()) else { continue };
+            boot::push(&mut runs, page, place);
+            check.update(content);
+            likely = Some(place.next());
+            *verdict = Verdict::There;
+        }
+        if runs.is_empty() {
+            return Ok(Duration::ZERO);
+        }
+        let pages = FilePages { handover: self.handover, runs, check: check.digest() };
+        let (header, begun) = (postcard::to_stdvec(&pages)?, Instant::now());
+        let bytes = header.len();
+        let answer = self.link.send(protocol::FILE_PAGES, header, Bytes::new())?;
+        self.answered_but(self.unanswered_max(), Some((answer, bytes, Flight::default())))?;
+        Ok(begun.elapsed())
     }
 
     /// Leaves out pages that the target has anywhere, if it pays to ask; how long that took.

@@ -7,6 +7,7 @@
 
 use crate::{
     base::{ArrayBase, BegunAs, MayDiffer},
+    boot::{BootFile, BootFiles},
     fit::Misfit,
     handover::{Source, SourceAction, SourceEvent},
     link::{self, Answer, Link, LinkError},
@@ -38,8 +39,8 @@ pub struct Move<'a, 's> {
     pub link: &'a dyn Link,
     /// What is offered.
     pub offer: &'a Offer,
-    /// Reads a boot file of the offer.
-    pub blob: &'a dyn Fn(Digest) -> Result<Vec<u8>, BoxError>,
+    /// Opens a boot file of the offer.
+    pub blob: &'a (dyn Fn(Digest) -> Result<Box<dyn BootFile>, BoxError> + Sync),
     /// Opens what an array begins as on the target, which is more than zeros.
     pub base: &'a dyn Fn(&mut Ledger, &BegunAs) -> Result<ArrayBase, BoxError>,
     /// Drawn anew for each migration and told to nobody: see `sent.rs`.
@@ -192,14 +193,15 @@ pub fn abort(link: &dyn Link, handover: HandoverId) -> Result<(), LinkError> {
 }
 
 fn attempt(job: &mut Move<'_, '_>, state: &mut Source) -> Result<HandedOver, MigrateError> {
-    let accepted =
-        link::call(job.link, protocol::OFFER, job.offer, Bytes::new()).map_err(MigrateError::Offer)?;
+    let (accepted, boot) = offer(job)?;
     let accepted = match postcard::from_bytes(&accepted).map_err(MigrateError::Answer)? {
         Offered::Accepted(accepted) => accepted,
         Offered::Misfit(misfit) => return Err(MigrateError::Misfit(misfit)),
     };
-    for digest in &accepted.blobs_missing {
-        send_blob(job, *digest)?;
+    for (digest, size) in &job.offer.blobs {
+        if accepted.blobs_missing.contains(digest) {
+            send_blob(job, *digest, *size)?;
+        }
     }
     let bases = follow(job, &accepted)?;
     let ahead = send_state_ahead(job).map_err(MigrateError::StateAhead)?;
@@ -207,11 +209,22 @@ fn attempt(job: &mut Move<'_, '_>, state: &mut Source) -> Result<HandedOver, Mig
         third.ahead(job.subject.ledgers).map_err(MigrateError::Third)?;
     }
     let line = Pipeline::new(job.link, job.offer.handover, arrays(job, &bases), job.seed);
-    let line = line.with_mirrors(job.mirrors);
+    let line = line.with_mirrors(job.mirrors).with_boot_files(boot);
     thread::scope(|scope| {
         // Its threads end while the target works.
         let captured = copy(job, &line, scope)?;
         hand_over(job, state, captured, &ahead)
+    })
+}
+
+/// Makes the offer. Its boot files are looked through while the target makes room.
+fn offer(job: &Move<'_, '_>) -> Result<(Bytes, BootFiles), MigrateError> {
+    let (offer, blob) = (job.offer, job.blob);
+    thread::scope(|scope| {
+        let boot = scope.spawn(|| BootFiles::index(&offer.blobs, blob));
+        let accepted = link::call(job.link, protocol::OFFER, offer, Bytes::new());
+        // They only make it shorter.
+        Ok((accepted.map_err(MigrateError::Offer)?, boot.join().unwrap_or_default()))
     })
 }
 
@@ -332,16 +345,17 @@ fn copy<'scope>(
     captured.map_err(MigrateError::Capture)
 }
 
-fn send_blob(job: &Move<'_, '_>, digest: Digest) -> Result<(), MigrateError> {
-    let content = Bytes::from((job.blob)(digest).map_err(|source| MigrateError::Blob { digest, source })?);
+fn send_blob(job: &Move<'_, '_>, digest: Digest, size: u64) -> Result<(), MigrateError> {
+    let unreadable = |source| MigrateError::Blob { digest, source };
+    let content = (job.blob)(digest).map_err(unreadable)?;
     let handover = job.offer.handover;
     let mut offset = 0;
-    while offset < content.len() {
-        let end = content.len().min(offset + protocol::BLOB_PIECE_MAX);
-        let piece = BlobPiece { handover, digest, offset: offset as u64 };
-        link::call(job.link, protocol::BLOB, &piece, content.slice(offset..end))
-            .map_err(MigrateError::SendBlob)?;
-        offset = end;
+    while offset < size {
+        let mut data = vec![0; (size - offset).min(protocol::BLOB_PIECE_MAX as u64) as usize];
+        content.read_at(offset, &mut data).map_err(unreadable)?;
+        let (piece, len) = (BlobPiece { handover, digest, offset }, data.len());
+        link::call(job.link, protocol::BLOB, &piece, data.into()).map_err(MigrateError::SendBlob)?;
+        offset += len as u64;
     }
     Ok(())
 }

@@ -12,8 +12,8 @@ use crate::{
     handover::{Target, TargetAction, TargetEvent},
     postcopy::{self, messages::Owed},
     protocol::{
-        self, Accepted, AskPages, BlobPiece, Finish, HandoverId, HasPages, LastWord, Offer, Offered, Pages,
-        Prepared, Runs,
+        self, Accepted, AskPages, BlobPiece, FilePages, Finish, HandoverId, HasPages, LastWord, Offer,
+        Offered, Pages, Prepared, Runs,
     },
 };
 use bytes::Bytes;
@@ -24,6 +24,9 @@ use std::{
     time::Instant,
 };
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
+
+/// Memory is the first array of an offer.
+pub(crate) const MEMORY: usize = 0;
 
 /// An error of the host while it serves an arrival.
 pub type HostError = Box<dyn Error + Send + Sync>;
@@ -51,6 +54,12 @@ pub trait Arrival: Send {
 
     /// Stores a whole blob whose digest was checked.
     fn put_blob(&mut self, digest: Digest, content: Vec<u8>) -> Result<(), HostError>;
+
+    /// Reads a blob of the offer that is here.
+    fn read_blob(&self, digest: &Digest, offset: u64, out: &mut [u8]) -> Result<(), HostError> {
+        let _ = (offset, out);
+        Err(format!("the boot file {digest} cannot be read here").into())
+    }
 
     /// Stores pages of an array.
     fn write(&mut self, array: usize, run: PageRun, data: &[u8]) -> Result<(), HostError>;
@@ -171,6 +180,10 @@ impl Arrivals {
                 // Unpacked before it is anybody's turn.
                 let batch = Batch::decode(&pages.batch, &payload)?;
                 self.with(pages.handover, |arriving| arriving.pages(&pages, &batch))
+            }
+            protocol::FILE_PAGES => {
+                let pages: FilePages = parse(header)?;
+                self.with(pages.handover, |arriving| arriving.file_pages(&pages))
             }
             protocol::ASK_PAGES => self.look_for(&parse(header)?),
             postcopy::messages::OWED => {
@@ -393,6 +406,34 @@ impl Arriving {
             self.arrival.write(array, *run, &buffer).map_err(TargetError::write)?;
         }
         pages.batch.zero.iter().try_for_each(|run| self.arrival.zero(array, *run)).map_err(TargetError::write)
+    }
+
+    /// Takes pages of memory from the files that it boots from. None is stored before all of them are what they were on the source.
+    fn file_pages(&mut self, pages: &FilePages) -> Result<(), TargetError> {
+        self.receiving()?;
+        if !pages.is_sound(self.arrays[MEMORY], &self.blobs) {
+            return Err(TargetError::Invalid { what: "pages that are in no boot file" });
+        }
+        let mut data = vec![0; pages.runs.iter().map(|run| run.pages.bytes()).sum()];
+        let mut rest = &mut data[..];
+        for run in &pages.runs {
+            let (out, after) = rest.split_at_mut(run.pages.bytes());
+            let (digest, _) = &self.blobs[usize::from(run.file)];
+            self.arrival.read_blob(digest, run.offset, out).map_err(TargetError::write)?;
+            rest = after;
+        }
+        if FilePages::check_of(&data) != pages.check {
+            return Err(TargetError::Invalid {
+                what: "pages of a boot file that are others here: one of the two is damaged",
+            });
+        }
+        let mut rest = &data[..];
+        for run in &pages.runs {
+            let (content, after) = rest.split_at(run.pages.bytes());
+            self.arrival.write(MEMORY, run.pages, content).map_err(TargetError::write)?;
+            rest = after;
+        }
+        Ok(())
     }
 
     /// Stores pages that were found here.

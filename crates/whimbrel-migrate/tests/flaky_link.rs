@@ -21,12 +21,20 @@ use whimbrel_migrate::{
     confirm,
     link::{Answer, Link, LinkError},
     migrate,
-    protocol::{self, Finish, HandoverId, Offer},
+    protocol::{self, FilePages, Finish, HandoverId, Offer},
     target::{Arrival, Arrivals, HostError, Landing},
 };
 
 const PAGES: u64 = 256;
-const KERNEL: &[u8] = b"a kernel";
+
+/// What the machine boots from. Some of it lies in its memory, as a boot loader leaves it.
+fn kernel() -> Vec<u8> {
+    (0..40_000u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8 ^ (at >> 9) as u8).collect()
+}
+
+/// Pages of the kernel in memory, and where in it the first of them begins.
+const KERNEL_PAGES: PageRun = PageRun::new(18, 6);
+const KERNEL_FROM: usize = 1234;
 
 /// The machine on the source: it writes a little whenever the engine looks at it while it runs.
 struct World {
@@ -101,6 +109,8 @@ struct TargetHost {
     reserved: AtomicU64,
     /// What an arriving machine begins as; empty for zeros.
     base: Vec<u8>,
+    /// A byte of the kernel is another one when it is read.
+    is_damaged: bool,
 }
 
 struct Landed {
@@ -131,10 +141,17 @@ impl Arrival for Landed {
         vec![begun]
     }
     fn blobs_missing(&self) -> Vec<Digest> {
-        vec![Digest::of(KERNEL)]
+        vec![Digest::of(&kernel())]
     }
     fn put_blob(&mut self, _: Digest, content: Vec<u8>) -> Result<(), HostError> {
         self.kernel = Some(content);
+        Ok(())
+    }
+    fn read_blob(&self, digest: &Digest, offset: u64, out: &mut [u8]) -> Result<(), HostError> {
+        let kernel = self.kernel.as_ref().ok_or("pages came before the kernel")?;
+        assert_eq!(Digest::of(kernel), *digest);
+        out.copy_from_slice(&kernel[offset as usize..][..out.len()]);
+        out[77] ^= u8::from(self.host.is_damaged);
         Ok(())
     }
     fn write(&mut self, _: usize, run: PageRun, data: &[u8]) -> Result<(), HostError> {
@@ -150,7 +167,7 @@ impl Arrival for Landed {
         Ok(())
     }
     fn prepare(&mut self, _: &Finish, device_state: &[u8]) -> Result<(), HostError> {
-        assert_eq!(self.kernel.as_deref(), Some(KERNEL));
+        assert!(self.kernel == Some(kernel()));
         assert_eq!(Digest::of(&self.memory).0, device_state, "the copy is not the machine at its pause");
         Ok(())
     }
@@ -199,6 +216,15 @@ struct Flaky {
     arrivals: Arc<Arrivals>,
     budget: AtomicU64,
     lose_the_answer: bool,
+    /// Pages of the kernel of which only the place was told.
+    named: AtomicU64,
+}
+
+impl Flaky {
+    fn new(arrivals: &Arc<Arrivals>, budget: u64, lose_the_answer: bool) -> Self {
+        let (arrivals, budget) = (arrivals.clone(), AtomicU64::new(budget));
+        Self { arrivals, budget, lose_the_answer, named: AtomicU64::new(0) }
+    }
 }
 
 struct Now(Result<Bytes, LinkError>);
@@ -221,6 +247,10 @@ impl Link for Flaky {
         if !arrives {
             return Ok(Box::new(Now(Err(lost()))));
         }
+        if kind == protocol::FILE_PAGES {
+            let pages: FilePages = postcard::from_bytes(&header).unwrap();
+            self.named.fetch_add(pages.runs.iter().map(|run| run.pages.len).sum(), Ordering::Relaxed);
+        }
         let answer = self.arrivals.handle(kind, &header, payload);
         let answer =
             answer.map(Bytes::from).map_err(|error| LinkError::Refused { reason: error.to_string() });
@@ -232,7 +262,7 @@ impl Link for Flaky {
 }
 
 fn offer(handover: u64) -> Offer {
-    let kernel = Digest::of(KERNEL);
+    let (kernel, len) = (Digest::of(&kernel()), kernel().len() as u64);
     let config = MachineConfig {
         memory: ByteSize(PAGES * PAGE_SIZE as u64),
         cpus: 1,
@@ -246,10 +276,18 @@ fn offer(handover: u64) -> Offer {
     let mut id = [0; 16];
     id[..8].copy_from_slice(&handover.to_le_bytes());
     Offer {
-        blobs: vec![(kernel, KERNEL.len() as u64)],
+        blobs: vec![(kernel, len)],
         bases: vec![BASE],
         ..Offer::of(HandoverId(id), "guest".parse().unwrap(), config)
     }
+}
+
+fn memory(seed: u64) -> Vec<u8> {
+    let mut memory: Vec<u8> =
+        (0..PAGES as usize * PAGE_SIZE).map(|i| (i as u64 / 512).wrapping_mul(seed) as u8).collect();
+    let there = &mut memory[KERNEL_PAGES.offset() as usize..][..KERNEL_PAGES.bytes()];
+    there.copy_from_slice(&kernel()[KERNEL_FROM..][..there.len()]);
+    memory
 }
 
 proptest! {
@@ -259,8 +297,7 @@ proptest! {
     fn one_side_runs_the_whole_machine_wherever_the_link_breaks(
         seed: u64, has_base: bool, breaks in prop::collection::vec((0..40u64, any::<bool>()), 0..4), commits_lost in 0..4u64,
     ) {
-        let memory: Vec<u8> =
-            (0..PAGES as usize * PAGE_SIZE).map(|i| (i as u64 / 512).wrapping_mul(seed) as u8).collect();
+        let memory = memory(seed);
         let base = if has_base { older(&memory, seed) } else { vec![] };
         let guest = Guest(Arc::new(Mutex::new(World { memory, dirty: PageSet::empty(PAGES), running: true, seed })));
         let mut ledger = Ledger::new(Box::new(guest.clone()));
@@ -270,7 +307,7 @@ proptest! {
 
         let mut handed_over = None;
         for (attempt, (budget, lose_the_answer)) in breaks.into_iter().chain([(u64::MAX, false)]).enumerate() {
-            let link = Flaky { arrivals: arrivals.clone(), budget: AtomicU64::new(budget), lose_the_answer };
+            let link = Flaky::new(&arrivals, budget, lose_the_answer);
             let offer = offer(attempt as u64);
             let mut machine = guest.clone();
             let mut subject = Subject {
@@ -281,7 +318,7 @@ proptest! {
                 subject: &mut subject,
                 link: &link,
                 offer: &offer,
-                blob: &|_| Ok(KERNEL.to_vec()),
+                blob: &|_| Ok(Box::new(kernel())),
                 base: &|_, begun| {
                     assert_eq!(*begun, BegunAs::Capsule(BASE));
                     let may_differ = match seed % 2 {
@@ -310,6 +347,9 @@ proptest! {
             let runs_there = !host.running.lock().unwrap().is_empty();
             prop_assert!(!ran_before && (recorded || !runs_there), "the target runs nothing without a commit");
             if let Ok(done) = outcome {
+                let named = link.named.load(Ordering::Relaxed);
+                // The first two are in the working set; of those with a base some are there already.
+                prop_assert!(has_base || named >= KERNEL_PAGES.len - 2, "only {} pages by their place", named);
                 handed_over = Some(done.handover);
                 break;
             }
@@ -318,7 +358,7 @@ proptest! {
         }
 
         let handover = handed_over.expect("the last link never breaks");
-        let broken = |budget| Flaky { arrivals: arrivals.clone(), budget: AtomicU64::new(budget), lose_the_answer: true };
+        let broken = |budget| Flaky::new(&arrivals, budget, true);
         let attempts = AtomicU64::new(commits_lost);
         let connect = || -> Result<Box<dyn Link>, HostError> {
             let left = attempts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
@@ -331,6 +371,44 @@ proptest! {
         let dirty_for_the_store = ledger.collect(Follower::Store).unwrap();
         prop_assert!(!dirty_for_the_store.is_empty(), "what the store has not seen is not lost to the migration");
     }
+}
+
+#[test]
+fn pages_of_a_damaged_boot_file_never_reach_a_machine() {
+    let guest = Guest(Arc::new(Mutex::new(World {
+        memory: memory(5),
+        dirty: PageSet::empty(PAGES),
+        running: true,
+        seed: 5,
+    })));
+    let mut ledger = Ledger::new(Box::new(guest.clone()));
+    let host = Arc::new(TargetHost { is_damaged: true, ..TargetHost::default() });
+    let arrivals = Arc::new(Arrivals::new(Arc::new(Landings(host.clone()))));
+    let (link, offer, mut machine) = (Flaky::new(&arrivals, u64::MAX, false), offer(1), guest.clone());
+    let outcome = migrate(Move {
+        subject: &mut Subject {
+            machine: &mut machine,
+            ledgers: std::slice::from_mut(&mut ledger),
+            follower: Follower::Migration,
+        },
+        link: &link,
+        offer: &offer,
+        blob: &|_| Ok(Box::new(kernel())),
+        base: &|_, _| Err("there is none".into()),
+        seed: 7,
+        ports: &Vec::new,
+        record_handover: &mut || Err("nothing is handed over".into()),
+        policy: &Pace::CHECKPOINT,
+        leaving: None,
+        third: None,
+        mirrors: &[],
+        observe: &mut |_| ControlFlow::Continue(()),
+    });
+    let error = outcome.map(|done| done.handover).unwrap_err();
+    let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+    let words = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    assert!(words.contains("damaged"), "{words}");
+    assert!(guest.0.lock().unwrap().running && host.running.lock().unwrap().is_empty());
 }
 
 #[test]

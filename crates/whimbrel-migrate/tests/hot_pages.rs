@@ -154,7 +154,7 @@ fn a_page_that_is_always_hot_travels_once_whole_and_in_the_pause_as_a_difference
         subject: &mut Subject { machine: &mut machine, ledgers, follower: Follower::Migration },
         link: &link,
         offer: &offer(),
-        blob: &|_| Ok(vec![]),
+        blob: &|_| Ok(Box::new(vec![])),
         base: &|_, _| Err("nothing is said to be there".into()),
         seed: 7,
         ports: &Vec::new,
