@@ -76,6 +76,8 @@ pub struct DirtyBlock {
     pub pages: u64,
     /// Runs of pages with the byte of the file where each begins.
     pub runs: Vec<(u64, Vec<u8>)>,
+    /// Bytes of the file when this was taken: nothing in it lies behind that.
+    pub size: u64,
 }
 
 /// Something that was written and never promised, and is not there any more.

@@ -214,7 +214,7 @@ impl Cache {
                 _ => runs.push((at, bytes)),
             }
         }
-        Ok(Some(DirtyBlock { block, generation: found.generation, pages: found.dirty, runs }))
+        Ok(Some(DirtyBlock { block, generation: found.generation, pages: found.dirty, runs, size }))
     }
 
     /// The server has what was taken, and was `seen` to be so after that. What was written since stays dirty, and all of it if the

@@ -393,20 +393,20 @@ impl Core {
             noted.map_err(|error| self.damaged(&sending, &error))?;
         }
         for part in rest.chunks(PART) {
-            self.send_part(&sending, part, (None, None)).await?;
+            self.send_part(&sending, part, (None, false)).await?;
         }
         // The last one carries the size, and for a small file all there is to say.
-        let size = Some(sending.record.size);
-        let sent = self.send_part(&sending, last.as_slice(), (cut, size)).await?;
+        let sent = self.send_part(&sending, last.as_slice(), (cut, true)).await?;
         sent.ok_or(Fail::Nonsense)
     }
 
-    /// Sends blocks, and has them clean here when the server has them as it should. With a size, some block or none.
+    /// Sends blocks, and has them clean here when the server has them as it should. The last, which is one or none, with the
+    /// size that the file has by then: it may have grown since this began, and what was sent of that must not be cut off.
     async fn send_part(
         self: &Arc<Self>,
         sending: &Arc<Sending>,
         blocks: &[u64],
-        (cut, size): (Option<u64>, Option<u64>),
+        (cut, last): (Option<u64>, bool),
     ) -> std::result::Result<Option<Attr>, Fail> {
         let server = self.link.breaks();
         let (mut tasks, places) = (JoinSet::new(), Arc::new(Semaphore::new(UNDER_WAY)));
@@ -414,7 +414,7 @@ impl Core {
             let (core, sending, places) = (self.clone(), sending.clone(), places.clone());
             tasks.spawn(async move {
                 let _place = places.acquire().await;
-                core.send_block(sending, block, cut, size).await
+                core.send_block(sending, block, cut, last).await
             });
         }
         let (mut attr, mut sent) = (None, Vec::new());
@@ -424,7 +424,8 @@ impl Core {
                 sent.push((dirty, said.version()));
             }
         }
-        if attr.is_none() && size.is_some() {
+        if attr.is_none() && last {
+            let size = self.cache.file(sending.file).map(|record| record.size);
             attr = Some(self.clone().send_piece(sending.clone(), cut, size, 0, &[]).await?);
         }
         if sending.durable {
@@ -447,7 +448,7 @@ impl Core {
         sending: Arc<Sending>,
         block: u64,
         cut: Option<u64>,
-        size: Option<u64>,
+        last: bool,
     ) -> std::result::Result<Option<(Attr, DirtyBlock)>, Fail> {
         let taken = match self.cache.take_dirty(sending.file, block) {
             // It was removed meanwhile.
@@ -458,7 +459,7 @@ impl Core {
         let (mut attr, mut cut) = (None, cut);
         let runs = std::mem::take(&mut dirty.runs);
         for (number, (offset, run)) in runs.iter().enumerate() {
-            let size = size.filter(|_| number + 1 == runs.len());
+            let size = (last && number + 1 == runs.len()).then_some(dirty.size);
             attr = Some(self.clone().send_piece(sending.clone(), cut.take(), size, *offset, run).await?);
         }
         match attr {
