@@ -11,6 +11,7 @@ mod images;
 mod keeper;
 mod migrate;
 mod move_cost;
+mod moved_stores;
 mod muncher;
 mod nbd;
 mod ours;
@@ -20,10 +21,12 @@ mod pool;
 mod precopy;
 mod protect;
 mod qemu_nbd;
+mod rates;
 mod resume;
 mod scan;
 mod session;
 mod store;
+mod stores;
 mod throughput;
 mod to_and_fro;
 mod wws_error;
@@ -147,6 +150,11 @@ const EXPERIMENTS: &[Experiment] = &[
         run: peers::run,
     },
     Experiment {
+        rows: &["migrate.rates"],
+        about: "move a guest over five links beside QEMU's pre-copy, post-copy and auto-converge",
+        run: rates::run,
+    },
+    Experiment {
         rows: &["migrate.wws.error"],
         about: "predict the downtime of moves, and move",
         run: wws_error::run,
@@ -155,6 +163,16 @@ const EXPERIMENTS: &[Experiment] = &[
         rows: &["migrate.disk.time", "migrate.disk.bytes"],
         about: "move a running guest with a disk that it writes to",
         run: disk_time::run,
+    },
+    Experiment {
+        rows: &["migrate.postgres"],
+        about: "move a PostgreSQL with its disk, under pgbench and clients who check their history",
+        run: moved_stores::postgres,
+    },
+    Experiment {
+        rows: &["migrate.redis"],
+        about: "move a redis with its disk, under clients who check their history",
+        run: moved_stores::redis,
     },
     Experiment {
         rows: &["migrate.time.256m", "migrate.growth"],
@@ -187,6 +205,11 @@ const EXPERIMENTS: &[Experiment] = &[
         run: session::io_runs,
     },
     Experiment {
+        rows: &["session.guest"],
+        about: "documents and a trace in a guest whose disk lies on a mount, or is an NBD export of one",
+        run: session::guests,
+    },
+    Experiment {
         rows: &["session.posix"],
         about: "wrong bytes of fio, random operations, git and a compiler on a mount",
         run: session::posix,
@@ -202,9 +225,25 @@ const EXPERIMENTS: &[Experiment] = &[
         run: session::peers,
     },
     Experiment {
-        rows: &["session.clone.first", "session.clone.next", "session.clone.lan", "session.clone.eight"],
+        rows: &[
+            "session.clone.first",
+            "session.clone.next",
+            "session.clone.lan",
+            "session.clone.sequence",
+            "session.clone.eight",
+        ],
         about: "clone a golden machine of a server 32 ms away until the clone answers",
         run: session::clones,
+    },
+    Experiment {
+        rows: &["session.clone.images", "session.clone.images.lan"],
+        about: "clone different golden machines one after the other, and by way of a host on the LAN",
+        run: session::clone_images,
+    },
+    Experiment {
+        rows: &["session.clone.scp"],
+        about: "copy a golden machine whole by scp",
+        run: session::scp,
     },
 ];
 

@@ -2,8 +2,11 @@
 //!
 //! The source is what this workspace's own TLS depends on (`aws-lc-sys`), so it is there wherever this program was built.
 
-use super::far::{Far, seconds};
-use crate::harness::{Goal, Row, Samples, scratch};
+use super::{
+    far::Line,
+    scenario::{self, Cache, Ran, Work},
+};
+use crate::harness::{Goal, Row};
 use crate::run::Context;
 use anyhow::{Context as _, Result, ensure};
 use std::{
@@ -11,7 +14,6 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
 };
-use whimbrel_session::client::Policy;
 
 const MAKEFILE: &str = "\
 SRC := $(shell find crypto -name '*.c' | LC_ALL=C sort)
@@ -83,50 +85,48 @@ fn clean(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What builds took, and how often one of their programs waited for the server.
-#[derive(Default)]
-struct Times {
-    seconds: Vec<f64>,
-    waits: Vec<f64>,
+struct Library {
+    quick: bool,
 }
 
-/// The same build on a local disk, on a mount with an empty cache, and on one whose cache has the source.
-pub(crate) fn builds(context: &Context) -> Result<Vec<Row>> {
-    let (mut local, mut cold, mut warm) = (Vec::new(), Times::default(), Times::default());
-    let far = Far::new(100, |server| source(server, context.quick))?;
-    let plain = scratch("session-local")?;
-    source(plain.path(), context.quick)?;
-    // Once, so that compiler and source are in memory for everybody.
-    make(plain.path())?;
-    for round in 0..context.times(3, 2) {
-        clean(plain.path())?;
-        local.push(seconds(|| make(plain.path()))?);
-        let cache = format!("cache-{round}");
-        for times in [&mut cold, &mut warm] {
-            let near = far.mount(&cache, Policy::Back)?;
-            times.seconds.push(seconds(|| make(&near.path))?);
-            times.waits.push(near.session.status().waits as f64);
-            let built = fs::read(near.path.join("lib.a"))?;
-            near.end()?;
-            ensure!(
-                built == fs::read(far.served().join("lib.a"))?,
-                "another library came about on the server"
-            );
-            ensure!(built == fs::read(plain.path().join("lib.a"))?, "another library was built");
-            clean(&far.served())?;
-        }
+impl Work for Library {
+    const ROW: &'static str = "session.build";
+    const PARTS: &'static [&'static str] = &[];
+    const WAITS: bool = true;
+
+    fn what(&self) -> String {
+        "C library".to_owned()
     }
-    let local = Samples::new(local);
-    let case = |what: &str| format!("C library, 32 ms, 100 Mbit/s, {what}");
-    let rows = |what: &str, times: Times, goal| {
-        let row = Row::new("session.build", case(what), "s", &Samples::new(times.seconds));
-        let waits = case(&format!("{what}, a program waits for the server"));
-        [
-            row.against("local disk", &local).goal(goal),
-            Row::new("session.build", waits, "times", &Samples::new(times.waits)),
-        ]
-    };
-    let (cold, warm) =
-        (rows("cold", cold, Goal::PeerAtMost(1.4)), rows("warm", warm, Goal::PeerAtMost(1.05)));
-    Ok([cold, warm].concat())
+
+    fn fill(&self, dir: &Path) -> Result<()> {
+        source(dir, self.quick)
+    }
+
+    fn run(&self, dir: &Path) -> Result<Ran> {
+        Ran::of(|| make(dir).map(|()| Vec::new()))
+    }
+
+    fn clean(&self, dir: &Path) -> Result<()> {
+        clean(dir)
+    }
+
+    fn compare(&self, local: &Path, served: &Path) -> Result<()> {
+        let same = fs::read(local.join("lib.a"))? == fs::read(served.join("lib.a"))?;
+        ensure!(same, "another library came about on the server");
+        Ok(())
+    }
+
+    fn goal(&self, line: Line, cache: Cache) -> Option<Goal> {
+        let times = match cache {
+            Cache::Absent => return None,
+            Cache::Cold => 1.4,
+            Cache::Warm => 1.05,
+        };
+        line.is_wan().then_some(Goal::PeerAtMost(times))
+    }
+}
+
+/// The same build at every place.
+pub(crate) fn builds(context: &Context) -> Result<Vec<Row>> {
+    scenario::rows(&Library { quick: context.quick }, context.times(3, 2))
 }

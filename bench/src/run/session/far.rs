@@ -4,7 +4,7 @@
 use crate::harness::scratch;
 use anyhow::{Result, anyhow, ensure};
 use std::{
-    fs,
+    fmt, fs,
     net::Ipv4Addr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -27,6 +27,32 @@ pub(super) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
 pub(super) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 /// Half of the paper's 32 ms.
 pub(super) const ONE_WAY: Duration = Duration::from_millis(16);
+
+/// A link's rate and half of its round trip.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Line {
+    pub(super) mbit: u64,
+    one_way: Duration,
+}
+
+const LAN: Duration = Duration::from_micros(100);
+pub(super) const LAN_100: Line = Line { mbit: 100, one_way: LAN };
+pub(super) const LAN_1000: Line = Line { mbit: 1000, one_way: LAN };
+pub(super) const WAN_30: Line = Line { mbit: 30, one_way: ONE_WAY };
+pub(super) const WAN_100: Line = Line { mbit: 100, one_way: ONE_WAY };
+
+impl Line {
+    /// Whether it is a long one.
+    pub(super) fn is_wan(self) -> bool {
+        self.one_way == ONE_WAY
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ms, {} Mbit/s", 2e3 * self.one_way.as_secs_f64(), self.mbit)
+    }
+}
 
 struct Tls {
     address: String,
@@ -58,7 +84,7 @@ pub(super) struct Far {
     near: Runtime,
     // Dropped in this order: the server before its namespace, the link before both ends.
     _far: Runtime,
-    _link: LinkEmulator,
+    link: LinkEmulator,
     pub(super) namespaces: [Namespace; 2],
 }
 
@@ -100,11 +126,16 @@ impl Far {
         far.spawn(async move { serve_tls(listener, &theirs, Arc::new(trust), endpoint).await });
         let endpoint = Endpoint::new("mount".parse()?, ());
         let connector = Arc::new(Tls { address, key, identity: ours, endpoint, latest: Mutex::default() });
-        Ok(Self { dir, connector, near, _far: far, _link: link, namespaces })
+        Ok(Self { dir, connector, near, _far: far, link, namespaces })
     }
 
     pub(super) fn served(&self) -> PathBuf {
         self.dir.path().join("server")
+    }
+
+    /// From here on the link is this one.
+    pub(super) fn change(&self, line: Line) {
+        self.link.change(LinkConfig::new(line.mbit, line.one_way));
     }
 
     /// Breaks the connection there is; the session makes another one.
@@ -115,9 +146,18 @@ impl Far {
     }
 
     pub(super) fn mount(&self, cache: &str, policy: Policy) -> Result<Near> {
+        self.mount_with(cache, 2 << 30, policy)
+    }
+
+    /// A mount that keeps nothing on this side, as `whimbrel mount --capacity 0`.
+    pub(super) fn mount_without_cache(&self) -> Result<Near> {
+        self.mount_with("no-cache", 0, Policy::Through)
+    }
+
+    fn mount_with(&self, cache: &str, capacity: u64, policy: Policy) -> Result<Near> {
         let directory = self.dir.path().join("server").canonicalize()?.into_os_string().into_encoded_bytes();
         let mut options = SessionOptions::new(directory, self.dir.path().join(cache));
-        options.capacity = 2 << 30;
+        options.capacity = capacity;
         options.settings.policy = policy;
         options.settings.fresh = None;
         // The last session's threads hold the cache until they have noticed that it is over.
@@ -148,6 +188,11 @@ pub(super) struct Near {
 }
 
 impl Near {
+    /// Writes everything back.
+    pub(super) fn flush(&self) -> Result<()> {
+        self.session.flush().map_err(|errno| anyhow!("not everything was written back: {errno}"))
+    }
+
     pub(super) fn end(mut self) -> Result<()> {
         let ended = self.session.end();
         self.mounted.take();

@@ -31,7 +31,7 @@ const DISK: usize = 16 << 20;
 /// Seconds of work the first and the second time.
 type Twice = [f64; 2];
 
-fn installed(program: &str) -> bool {
+pub(super) fn installed(program: &str) -> bool {
     Command::new("sh")
         .args(["-c", &format!("command -v {program}")])
         .stdout(Stdio::null())
@@ -68,14 +68,14 @@ fn both(dir: &Path, rounds: usize) -> Result<[Twice; 2]> {
 }
 
 /// An sshd at the server's end, and what a client needs to get in.
-struct Sshd {
+pub(super) struct Sshd {
     _process: Process,
     key: PathBuf,
     known: PathBuf,
 }
 
 impl Sshd {
-    fn start(far: &Far) -> Result<Self> {
+    pub(super) fn start(far: &Far) -> Result<Self> {
         let dir = far.dir.path().join("ssh");
         fs::create_dir(&dir)?;
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))?;
@@ -105,6 +105,15 @@ impl Sshd {
             thread::sleep(Duration::from_millis(20));
         }
         Ok(Self { _process: process, key: dir.join("user"), known })
+    }
+
+    /// Copies a file of the server's into a folder.
+    pub(super) fn scp(&self, from: &Path, to: &Path) -> Command {
+        let mut command = Command::new("scp");
+        command.args(["-q", "-P", &PORT.to_string(), "-i"]).arg(&self.key);
+        command.arg("-o").arg(format!("UserKnownHostsFile={}", self.known.display()));
+        command.arg(format!("root@{SERVER}:{}", from.display())).arg(to).stdin(Stdio::null());
+        command
     }
 }
 
