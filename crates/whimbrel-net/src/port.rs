@@ -152,6 +152,17 @@ impl Port {
         self.pump().hold(limits);
     }
 
+    /// Calls `first_held` whenever a frame is held back and none was before. It is called in the middle of the port's work: it may not take long,
+    /// nor ask anything of the port.
+    pub fn on_first_held(&self, first_held: impl Fn() + Send + 'static) {
+        self.pump().on_first_held(Box::new(first_held));
+    }
+
+    /// Whether anything is held back.
+    pub fn holds(&self) -> bool {
+        self.pump().holds()
+    }
+
     /// Ends the epoch: every frame the guest sent so far belongs to it or to an earlier one. Call it while the guest
     /// stands still, else frames still on their way through QEMU belong to the next (which is safe, only later).
     pub fn barrier(&self) -> Result<Epoch, NetError> {

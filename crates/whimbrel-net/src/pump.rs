@@ -70,6 +70,8 @@ pub(crate) struct Pump {
     tap: Option<Arc<File>>,
     gates: Gates,
     hold: Option<HoldQueue>,
+    /// Called when a frame is held and none was before.
+    first_held: Option<FirstHeld>,
     /// Where what reaches the guest is recorded, and as what port's.
     inputs: Option<(Arc<Inputs>, u16)>,
     replay: Option<Replay>,
@@ -79,6 +81,9 @@ pub(crate) struct Pump {
     announcing: Option<Announcing>,
     counters: PortCounters,
 }
+
+/// Called with the pump in use: it must not ask anything of the port.
+pub(crate) type FirstHeld = Box<dyn Fn() + Send>;
 
 /// The connection to QEMU.
 enum Link {
@@ -114,6 +119,7 @@ impl Pump {
             tap: tap.map(Arc::new),
             gates,
             hold: None,
+            first_held: None,
             inputs: None,
             replay: None,
             decoder: Decoder::new(),
@@ -153,6 +159,14 @@ impl Pump {
 
     pub(crate) fn hold(&mut self, limits: HoldLimits) {
         self.hold.get_or_insert_with(|| HoldQueue::new(limits));
+    }
+
+    pub(crate) fn on_first_held(&mut self, first_held: FirstHeld) {
+        self.first_held = Some(first_held);
+    }
+
+    pub(crate) fn holds(&self) -> bool {
+        self.hold.as_ref().is_some_and(|hold| !hold.is_empty())
     }
 
     pub(crate) fn barrier(&mut self) -> Option<Epoch> {
@@ -285,7 +299,7 @@ impl Pump {
 
     /// Deals with every complete frame; done when the hold queue takes no more.
     fn dispatch(&mut self) -> Result<Step, BrokenStream> {
-        let Self { decoder, hold, tap, counters, addresses, gates, replay, .. } = self;
+        let Self { decoder, hold, first_held, tap, counters, addresses, gates, replay, .. } = self;
         while let Some(frame) = decoder.frame()? {
             let length = frame.len();
             let had_left = replay.as_mut().is_some_and(|replay| replay.is_repeated(frame));
@@ -294,8 +308,12 @@ impl Pump {
                 (Gate::Open, _) if had_left => counters.dropped_frames += 1,
                 (Gate::Open, None) => emit(tap.as_deref(), frame, counters),
                 (Gate::Open, Some(hold)) => {
+                    let held_none = hold.is_empty();
                     if hold.push(frame).is_err() {
                         return Ok(Step::Done);
+                    }
+                    if held_none && let Some(first_held) = first_held {
+                        first_held();
                     }
                 }
             }

@@ -69,6 +69,25 @@ fn output_leaves_only_with_its_epoch() {
 }
 
 #[test]
+fn whoever_waits_for_output_is_told_of_the_first_frame_and_not_of_every_one() {
+    let namespace = bridged();
+    let (a, mut qemu_a) = plugged(&namespace, "tapa", Gates::OPEN);
+    let (_b, mut qemu_b) = plugged(&namespace, "tapb", Gates::OPEN);
+    let (tell, told) = std::sync::mpsc::channel();
+    a.on_first_held(move || tell.send(()).unwrap());
+    a.hold(HoldLimits::default());
+    for _ in 0..3 {
+        assert!(!a.holds());
+        (0..5).for_each(|n| qemu_a.send(&frame(1, n)).unwrap());
+        told.recv_timeout(PATIENCE).unwrap();
+        assert!(a.holds());
+        assert_eq!(a.release(a.barrier().unwrap()).unwrap(), 5);
+        assert!(told.try_recv().is_err(), "told of a frame that was not the first");
+        (0..5).for_each(|n| assert_eq!(number(&qemu_b.receive()), n));
+    }
+}
+
+#[test]
 fn a_full_hold_queue_makes_the_guest_wait_and_loses_nothing() {
     const FRAMES: u32 = 20_000;
     let namespace = bridged();
