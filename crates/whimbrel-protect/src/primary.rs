@@ -9,7 +9,7 @@ mod rounds;
 use crate::stats::Pause;
 use crate::{
     code::{Coding, PIECE_PAGES_MAX, Volume, encode::Encoder, known::Member},
-    cut::Cut,
+    cut::{Cut, Pages},
     epoch::{Primary, PrimaryAction, PrimaryEvent},
     error::{BoxError, PrimaryError},
     protocol::{
@@ -31,6 +31,9 @@ use whimbrel_migrate::{
 /// Pieces without an answer during the first copy: 4 MiB each at most, and as much of pages that were named.
 const UNANSWERED_MAX: usize = 8;
 
+/// Pages in a piece of an epoch: the standby takes one apart while the next is made. Fewer would find less to share, and cost a message each.
+const EPOCH_PIECE_PAGES: usize = 256;
+
 /// The sending side of one protection.
 pub struct Sender<'a> {
     link: &'a dyn Link,
@@ -40,6 +43,8 @@ pub struct Sender<'a> {
     state: Primary,
     cut: Cut,
     cut_at: Instant,
+    /// The device state that the standby has, in whole pages; nothing if that is not known.
+    devices: Vec<u8>,
 }
 
 /// An epoch that was committed: its output may leave.
@@ -77,7 +82,7 @@ impl<'a> Sender<'a> {
     ) -> Result<Self, PrimaryError> {
         let encoder = Encoder::new(coding, seed, hash_bytes_max).map_err(PrimaryError::Encode)?;
         let (cut, cut_at) = (Cut::default(), Instant::now());
-        Ok(Self { link, id, coding, encoder, state: Primary::Lost, cut, cut_at })
+        Ok(Self { link, id, coding, encoder, state: Primary::Lost, cut, cut_at, devices: Vec::new() })
     }
 
     /// Pages that the standby host has of this or another machine are named from now on.
@@ -162,6 +167,7 @@ impl<'a> Sender<'a> {
         observe: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Captured, PrimaryError> {
         self.encoder.first_copy(true);
+        self.devices.clear();
         self.cut_at = Instant::now();
         subject.follower = Follower::Standby;
         let mut sink =
@@ -170,6 +176,7 @@ impl<'a> Sender<'a> {
         self.encoder.first_copy(false);
         let captured = captured.map_err(PrimaryError::Copy)?;
         self.seal(0, 0, captured.device_state.clone(), ports())?;
+        self.devices = whole_pages(&captured.device_state);
         self.state = Primary::begin();
         Ok(captured)
     }
@@ -213,29 +220,61 @@ impl<'a> Sender<'a> {
 
     fn send(&mut self, epoch: u64, ports: Vec<Vec<u8>>) -> Result<Committed, PrimaryError> {
         let cut = std::mem::take(&mut self.cut);
-        let sent = self.send_pages(epoch, &cut);
-        let (pages, device_len) = (cut.pages(), cut.device_state.len());
+        let before = std::mem::take(&mut self.devices);
+        let sent = self.send_cut(epoch, &cut, &before, ports);
+        if sent.is_ok() {
+            self.devices = whole_pages(&cut.device_state);
+        }
         self.cut = cut;
-        let committed = sent?;
-        let pages = pages + device_len.div_ceil(PAGE_SIZE) as u64;
-        let header = Seal { id: self.id, epoch, pages, device_bytes: Some(device_len as u32), ports };
-        call(self.link, protocol::SEAL, &header, Bytes::new())?;
-        Ok(committed)
+        sent
     }
 
-    fn send_pages(&mut self, epoch: u64, cut: &Cut) -> Result<Committed, PrimaryError> {
+    /// Of the device state only pages travel that differ from the ones `before`, which the standby has.
+    ///
+    /// The seal follows the pages at once. A standby that lacks one of them refuses it, and it comes again after what is missing.
+    fn send_cut(
+        &mut self,
+        epoch: u64,
+        cut: &Cut,
+        before: &[u8],
+        ports: Vec<Vec<u8>>,
+    ) -> Result<Committed, PrimaryError> {
+        let now = whole_pages(&cut.device_state);
+        let old = before.chunks_exact(PAGE_SIZE).map(Some).chain(std::iter::repeat(None));
+        let devices = (0..).zip(now.chunks_exact(PAGE_SIZE)).zip(old);
+        let devices: Pages<'_> =
+            devices.filter(|((_, now), old)| Some(*now) != *old).map(|(page, _)| page).collect();
+        let (pages, device_bytes) = (cut.pages() + devices.len() as u64, cut.device_state.len() as u32);
+        let seal = Seal { id: self.id, epoch, pages, device_bytes: Some(device_bytes), ports };
+
         let mut committed = Committed { epoch, volume: Volume::default(), again: 0, device_bytes: 0 };
         let mut under_way = Vec::new();
-        let mut devices = cut.device_state.clone();
-        devices.resize(devices.len().next_multiple_of(PAGE_SIZE), 0);
-        let devices = (0..).zip(devices.chunks_exact(PAGE_SIZE)).collect();
         for (array, pages) in cut.arrays().into_iter().chain([(DEVICES, devices)]) {
-            for pages in pages.chunks(PIECE_PAGES_MAX) {
+            for pages in pages.chunks(EPOCH_PIECE_PAGES) {
                 let (answer, sent) = self.piece(Some(epoch), array, pages)?;
                 committed.count(array, sent);
                 under_way.push((array, pages.to_vec(), answer));
             }
         }
+        let sealed = self.link.send(protocol::SEAL, encoded(&seal), Bytes::new())?;
+        self.send_again(under_way, &mut committed)?;
+        match committed.again {
+            0 => drop(sealed.wait()?),
+            _ => {
+                // It was refused; what else may have become of it, the next one shows.
+                drop(sealed.wait());
+                call(self.link, protocol::SEAL, &seal, Bytes::new())?;
+            }
+        }
+        Ok(committed)
+    }
+
+    /// Sends once more what did not come out right.
+    fn send_again(
+        &mut self,
+        under_way: Vec<(u32, Pages<'_>, Box<dyn Answer>)>,
+        committed: &mut Committed,
+    ) -> Result<(), PrimaryError> {
         for (array, pages, answer) in under_way {
             let wrong = wrong_pages(answer)?;
             if wrong.is_empty() {
@@ -244,13 +283,13 @@ impl<'a> Sender<'a> {
             committed.again += wrong.len() as u64;
             wrong.iter().for_each(|page| self.encoder.forget(array, *page));
             let pages: Vec<_> = pages.into_iter().filter(|(page, _)| wrong.contains(page)).collect();
-            let (answer, sent) = self.piece(Some(epoch), array, &pages)?;
+            let (answer, sent) = self.piece(Some(committed.epoch), array, &pages)?;
             committed.volume.sent += sent.sent;
             if let Some(page) = wrong_pages(answer)?.first() {
                 return Err(PrimaryError::NeverRight { array, page: *page });
             }
         }
-        Ok(committed)
+        Ok(())
     }
 
     fn piece(
@@ -371,6 +410,14 @@ fn wrong_pages(answer: Box<dyn Answer>) -> Result<Vec<u64>, PrimaryError> {
 
 fn undelivered(source: impl Into<BoxError>) -> SinkError {
     SinkError { destination: "the standby".to_owned(), source: source.into() }
+}
+
+/// A device state filled up with zeros to whole pages.
+fn whole_pages(device_state: &[u8]) -> Vec<u8> {
+    let mut pages = Vec::with_capacity(device_state.len().next_multiple_of(PAGE_SIZE));
+    pages.extend_from_slice(device_state);
+    pages.resize(device_state.len().next_multiple_of(PAGE_SIZE), 0);
+    pages
 }
 
 fn encoded(header: &impl serde::Serialize) -> Vec<u8> {

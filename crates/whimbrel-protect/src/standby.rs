@@ -307,7 +307,7 @@ impl Receiver {
             _ => return Err(StandbyError::Invalid { what: "the end of an epoch that is not here" }),
         }
         let device_state = match seal.device_bytes {
-            Some(_) => self.held.devices(device_len)?,
+            Some(_) => self.held.devices(device_len, &self.device_state)?,
             None => payload,
         };
         self.current.clear();
@@ -384,13 +384,14 @@ impl Held {
         Ok(())
     }
 
-    /// The device state of the epoch, put together from its pages.
-    fn devices(&self, len: usize) -> Result<Vec<u8>, StandbyError> {
-        let mut state = Vec::with_capacity(len.next_multiple_of(PAGE_SIZE));
-        for page in 0..len.div_ceil(PAGE_SIZE) as u64 {
+    /// The device state of the epoch, put together from its pages; those that did not come are as they were `before`.
+    fn devices(&self, len: usize, before: &[u8]) -> Result<Vec<u8>, StandbyError> {
+        let mut state = vec![0; len.next_multiple_of(PAGE_SIZE)];
+        for (page, out) in (0..).zip(state.chunks_exact_mut(PAGE_SIZE)) {
             match self.pages.get(&(DEVICES, page)) {
-                Some(Some(at)) => state.extend_from_slice(&self.room[*at..][..PAGE_SIZE]),
-                Some(None) => state.resize(state.len() + PAGE_SIZE, 0),
+                Some(Some(at)) => out.copy_from_slice(&self.room[*at..][..PAGE_SIZE]),
+                Some(None) => {}
+                None if page as usize * PAGE_SIZE < before.len() => devices_page(before, page, out),
                 None => {
                     return Err(StandbyError::Invalid { what: "a device state of which pages are missing" });
                 }
@@ -413,6 +414,14 @@ impl Held {
     }
 }
 
+/// A page of a device state, with zeros behind its end.
+fn devices_page(state: &[u8], page: u64, out: &mut [u8]) {
+    let from = state.len().min(page as usize * PAGE_SIZE);
+    let known = &state[from..state.len().min(from + PAGE_SIZE)];
+    out.fill(0);
+    out[..known.len()].copy_from_slice(known);
+}
+
 impl Assembling<'_> {
     /// The version of a page of this machine that the primary sent last.
     fn own(&self, array: u32, page: u64, out: &mut [u8]) -> Result<(), StandbyError> {
@@ -424,10 +433,7 @@ impl Assembling<'_> {
             return Ok(());
         }
         if array == DEVICES {
-            let from = self.devices.len().min(page as usize * PAGE_SIZE);
-            let known = &self.devices[from..self.devices.len().min(from + PAGE_SIZE)];
-            out.fill(0);
-            out[..known.len()].copy_from_slice(known);
+            devices_page(self.devices, page, out);
             return Ok(());
         }
         let read = self.arrival.read(array as usize, PageRun::new(page, 1), out);

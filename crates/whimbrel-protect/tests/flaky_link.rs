@@ -49,8 +49,16 @@ impl Machine for Watched {
         self.machine.device_state()?;
         let mut cuts = self.cuts.lock().unwrap();
         cuts.push([self.machine.content(0), self.machine.content(1)]);
-        Ok((cuts.len() as u64 - 1).to_le_bytes().to_vec())
+        Ok(state_of(cuts.len() - 1))
     }
+}
+
+/// Of a cut: its number, a page that stays, one that changes now and then, and an end of another length each time.
+fn state_of(cut: usize) -> Vec<u8> {
+    let mut state = vec![7; 3 * PAGE_SIZE + 100 * (cut % 3)];
+    state[..8].copy_from_slice(&(cut as u64).to_le_bytes());
+    state[2 * PAGE_SIZE] = (cut / 4) as u8;
+    state
 }
 
 /// A link that breaks at a message, whose answer is lost with it.
@@ -217,8 +225,10 @@ impl World {
     fn take_over(&self) -> Option<(usize, Content)> {
         self.receiver.lock().unwrap().take_over().ok()?;
         let copy = self.copy.0.lock().unwrap();
-        let cut = u64::from_le_bytes(copy.1.clone().unwrap().try_into().unwrap());
-        Some((cut as usize, [copy.0[0].clone(), copy.0[1].clone()]))
+        let state = copy.1.as_ref().unwrap();
+        let cut = u64::from_le_bytes(state[..8].try_into().unwrap()) as usize;
+        assert!(*state == state_of(cut), "devices of no one instant");
+        Some((cut, [copy.0[0].clone(), copy.0[1].clone()]))
     }
 }
 
