@@ -32,10 +32,13 @@ struct Shared {
     failed: AtomicU64,
 }
 
+/// When how much came, in order.
+pub(super) struct Events(pub(super) Vec<(Instant, usize)>);
+
 /// What they saw.
 pub(super) struct WebReport {
     /// When how many bytes came, to any of them.
-    events: Vec<(Instant, usize)>,
+    pub(super) events: Events,
     pub(super) fetched: u64,
     pub(super) failed: u64,
 }
@@ -75,20 +78,24 @@ impl Web {
         let mut events: Vec<_> = events.collect();
         events.sort();
         let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
-        WebReport { events, fetched: count(&self.shared.fetched), failed: count(&self.shared.failed) }
+        WebReport {
+            events: Events(events),
+            fetched: count(&self.shared.fetched),
+            failed: count(&self.shared.failed),
+        }
     }
 }
 
-impl WebReport {
+impl Events {
     /// The longest time within these two in which nothing came to anybody.
     pub(super) fn silence(&self, from: Instant, to: Instant) -> Duration {
-        let within = self.events.iter().map(|(at, _)| *at).filter(|at| (from..=to).contains(at));
+        let within = self.0.iter().map(|(at, _)| *at).filter(|at| (from..=to).contains(at));
         longest_gap(std::iter::once(from).chain(within).chain([to]))
     }
 
-    /// Bytes a second that came between these two.
+    /// How much came a second between these two.
     pub(super) fn rate(&self, from: Instant, to: Instant) -> f64 {
-        let within = self.events.iter().filter(|(at, _)| (from..to).contains(at));
+        let within = self.0.iter().filter(|(at, _)| (from..to).contains(at));
         within.map(|(_, bytes)| *bytes as f64).sum::<f64>() / (to - from).as_secs_f64()
     }
 }
@@ -195,8 +202,7 @@ mod tests {
     fn silence_at_an_end_counts_and_what_lies_outside_does_not() {
         let begin = Instant::now();
         let at = |ms| begin + Duration::from_millis(ms);
-        let report =
-            WebReport { events: [0, 500, 510, 560].map(|ms| (at(ms), 100)).into(), fetched: 0, failed: 0 };
+        let report = Events([0, 500, 510, 560].map(|ms| (at(ms), 100)).into());
         assert_eq!(report.silence(at(500), at(600)), Duration::from_millis(50));
         assert_eq!(report.silence(at(450), at(560)), Duration::from_millis(50));
         assert_eq!(report.rate(at(500), at(600)), 3_000.0);

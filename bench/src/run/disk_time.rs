@@ -10,7 +10,7 @@ use super::precopy;
 use super::qemu_nbd::QemuNbd;
 use crate::guest::GuestPlan;
 use crate::harness::{Goal, Row, Samples, in_turn};
-use crate::hosts::{GUEST, Hosts, Machine};
+use crate::hosts::{Daemon, GUEST, Hosts, Machine};
 use anyhow::{Context as _, Result, ensure};
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -19,6 +19,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 use whimbrel_core::ByteSize;
 use whimbrel_testkit::guest::{GuestOptions, Verdict, Witness, Work};
 use whimbrel_testkit::lab::Lab;
@@ -44,7 +45,7 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     make_disk(&image)?;
     let ours = || ours(&hosts, &image).context("whimbrel, with a disk");
     let peer = || theirs(&hosts, &image).context(PEER);
-    let (ours, theirs) = in_turn(context.times(5, 1), ours, peer)?;
+    let (ours, theirs) = in_turn(context.times(20, 1), ours, peer)?;
     let row = |name, unit, of: fn(&Moved) -> f64| {
         let case = "2 GB disk, 700 MB used, written to";
         Row::new(name, case, unit, &Samples::of(&ours, of)).against(PEER, &Samples::of(&theirs, of))
@@ -81,9 +82,7 @@ fn options() -> GuestOptions {
 
 fn ours(hosts: &Hosts, image: &Path) -> Result<Moved> {
     let (alpha, beta) = (hosts.get("alpha")?, hosts.get("beta")?);
-    let path = image.to_str().context("a path that is not UTF-8")?;
-    let _ = beta.inside("umount", &[path]);
-    beta.inside("mount", &["--bind", "/proc/version", path])?;
+    hide(beta, image)?;
     let mut machine = Machine::small(MEMORY, options());
     machine.disks = vec![image.to_owned()];
     machine.run(alpha, "web")?;
@@ -100,18 +99,53 @@ fn ours(hosts: &Hosts, image: &Path) -> Result<Moved> {
 }
 
 fn theirs(hosts: &Hosts, image: &Path) -> Result<Moved> {
-    let folder = tempfile::tempdir_in(hosts.disk())?;
-    let disk = |name: &str| folder.path().join(name);
-    copy_sparse(image, &disk("a.raw"))?;
-    File::create(disk("b.raw"))?.set_len(DISK.0)?;
-    let source = QemuNbd::writable(&disk("a.raw"), &disk("a.sock"))?;
-    let target = QemuNbd::writable(&disk("b.raw"), &disk("b.sock"))?;
-    let plan = |server: &QemuNbd| GuestPlan {
-        disks: vec![(server.socket().to_owned(), DISK)],
-        ..GuestPlan::small(MEMORY, options())
-    };
-    let pair = precopy::Pair::start(&hosts.lab, [&plan(&source), &plan(&target)], MBIT)?;
-    while_it_writes(&hosts.lab, || pair.migrate_with_disk(&hosts.lab))
+    let pair = PeerWithDisk::start(hosts, || GuestPlan::small(MEMORY, options()), image, MBIT)?;
+    while_it_writes(&hosts.lab, || pair.migrate())
+}
+
+/// The peer's guest with a copy of a disk, and a QEMU with an empty one that waits for both.
+pub(super) struct PeerWithDisk<'a> {
+    lab: &'a Lab,
+    // Before the servers of its disks.
+    pair: precopy::Pair,
+    _disks: [QemuNbd; 2],
+    _folder: TempDir,
+}
+
+impl<'a> PeerWithDisk<'a> {
+    /// Boots the guest of the plan from a copy of `image`.
+    pub(super) fn start(
+        hosts: &'a Hosts,
+        plan: impl Fn() -> GuestPlan,
+        image: &Path,
+        mbit: u64,
+    ) -> Result<Self> {
+        let (folder, size) = (tempfile::tempdir_in(hosts.disk())?, std::fs::metadata(image)?.len());
+        let disk = |name: &str| folder.path().join(name);
+        copy_sparse(image, &disk("a.raw"))?;
+        File::create(disk("b.raw"))?.set_len(size)?;
+        let disks = ["a", "b"]
+            .map(|name| QemuNbd::writable(&disk(&format!("{name}.raw")), &disk(&format!("{name}.sock"))));
+        let [source, target] = disks;
+        let disks = [source?, target?];
+        let plans = disks
+            .each_ref()
+            .map(|server| GuestPlan { disks: vec![(server.socket().to_owned(), ByteSize(size))], ..plan() });
+        let pair = precopy::Pair::start(&hosts.lab, plans.each_ref(), mbit)?;
+        Ok(Self { lab: &hosts.lab, pair, _disks: disks, _folder: folder })
+    }
+
+    /// Moves it.
+    pub(super) fn migrate(&self) -> Result<()> {
+        self.pair.migrate_with_disk(self.lab)
+    }
+}
+
+/// Hides a disk's file from a host, so that it has to travel.
+pub(super) fn hide(host: &Daemon, image: &Path) -> Result<()> {
+    let path = image.to_str().context("a path that is not UTF-8")?;
+    let _ = host.inside("umount", &[path]);
+    host.inside("mount", &["--bind", "/proc/version", path])
 }
 
 fn copy_sparse(from: &Path, to: &Path) -> Result<()> {

@@ -100,7 +100,7 @@ pub(crate) fn web(context: &Context) -> Result<Vec<Row>> {
     for _ in 0..context.times(20, 2) {
         let pair = Pair::start(&hosts.lab, [&plan, &plan], MBIT)?;
         let (report, from, to) = served(&hosts.lab, || pair.migrate().map(drop)).context(PEER)?;
-        theirs.push(report.silence(from, to).as_secs_f64() * 1e3);
+        theirs.push(report.events.silence(from, to).as_secs_f64() * 1e3);
     }
     let sides = [hosts.get("alpha")?, hosts.get("beta")?];
     Machine::small(MEMORY, options()).run(sides[0], "web")?;
@@ -114,7 +114,7 @@ pub(crate) fn web(context: &Context) -> Result<Vec<Row>> {
             Ok(())
         })?;
         failed += report.failed;
-        ours.push(said(report.silence(from, to).as_secs_f64() * 1e3, &told)?);
+        ours.push(said(report.events.silence(from, to).as_secs_f64() * 1e3, &told)?);
     }
     let seen = Samples::of(&ours, |ours| ours.seen_ms);
     let worst = Samples::new(vec![seen.max()]);

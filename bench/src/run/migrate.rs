@@ -95,7 +95,7 @@ pub(crate) fn slower_and_larger(context: &Context) -> Result<Vec<Row>> {
     let hosts = linked(MBIT)?;
     let idle = GuestOptions { address: Some(format!("{GUEST}/24")), buffer_mib: 16, work: Work::Idle };
     let grown = |memory| {
-        let moves = (0..context.times(5, 1)).map(|_| ours_of(&hosts, memory, idle.clone(), Target::Empty));
+        let moves = (0..context.times(20, 1)).map(|_| ours_of(&hosts, memory, idle.clone(), Target::Empty));
         moves.collect::<Result<Vec<_>>>()
     };
     let [small, large] = GROWTH.map(grown);
@@ -135,7 +135,7 @@ fn beside(
         moved.with_context(|| format!("whimbrel, {case}"))
     };
     let peer = || precopy::moved(&hosts.lab, &plan, mbit).with_context(|| format!("{PEER}, {case}"));
-    in_turn(context.times(7, 2), ours, peer)
+    in_turn(context.times(20, 2), ours, peer)
 }
 
 fn row(name: &'static str, case: &str, unit: &'static str, moves: &[Moved], of: fn(&Moved) -> f64) -> Row {
@@ -145,10 +145,10 @@ fn row(name: &'static str, case: &str, unit: &'static str, moves: &[Moved], of: 
 /// The rows about what the target has already, and about what a move costs.
 fn empty_and_primed(context: &Context, hosts: &Hosts, empty: &[Moved], theirs: &[Moved]) -> Result<Vec<Row>> {
     let idle = GuestOptions { address: Some(format!("{GUEST}/24")), buffer_mib: 16, work: Work::Idle };
-    let primed = (0..context.times(7, 2)).map(|_| ours_of(hosts, MEMORY, idle.clone(), Target::Primed));
+    let primed = (0..context.times(20, 2)).map(|_| ours_of(hosts, MEMORY, idle.clone(), Target::Primed));
     let primed = primed.collect::<Result<Vec<_>>>()?;
     let helped = GuestOptions { work: Work::Helped, ..idle };
-    let freed = (0..context.times(7, 2)).map(|_| ours_of(hosts, MEMORY, helped.clone(), Target::EmptyFreed));
+    let freed = (0..context.times(20, 2)).map(|_| ours_of(hosts, MEMORY, helped.clone(), Target::EmptyFreed));
     let freed = freed.collect::<Result<Vec<_>>>()?;
     let (bytes, time) = (|moved: &Moved| moved.bytes / 1e6, |moved: &Moved| moved.total_ms);
     let (their_bytes, their_time) = (Samples::of(theirs, bytes), Samples::of(theirs, time));

@@ -29,7 +29,7 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let (with, without) = (many(true)?, many(false)?);
     let plan = GuestPlan::small(MEMORY, options(false));
     let peer = || precopy::moved_converging(&hosts.lab, &plan, MBIT, SETTLE);
-    let theirs = (0..context.times(5, 1)).map(|_| peer()).collect::<Result<Vec<_>>>().context(PEER)?;
+    let theirs = (0..context.times(20, 1)).map(|_| peer()).collect::<Result<Vec<_>>>().context(PEER)?;
     let (seen, total) = (|moved: &Moved| moved.seen_ms, |moved: &Moved| moved.total_ms);
     let row = |name: &'static str, case: &str, moves: &[Moved], of: fn(&Moved) -> f64| {
         Row::new(name, case, "ms", &Samples::of(moves, of)).against(PEER, &Samples::of(&theirs, of))

@@ -23,7 +23,7 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let hosts = linked(MBIT)?;
     let idle = || GuestOptions { address: Some(format!("{GUEST}/24")), buffer_mib: 16, work: Work::Idle };
     let plan = GuestPlan::small(MEMORY, idle());
-    let times = context.times(7, 2);
+    let times = context.times(20, 2);
     let plain = || ours(&hosts, idle(), &[]).context("whimbrel, idle");
     let converge = || precopy::moved_converging(&hosts.lab, &plan, MBIT, Duration::ZERO).context(CONVERGE);
     let mut rows = compare("idle", CONVERGE, &in_turn(times, plain, converge)?).to_vec();
@@ -48,7 +48,8 @@ fn compare(case: &str, peer: &str, (ours, theirs): &(Vec<Moved>, Vec<Moved>)) ->
     ]
 }
 
-fn ours(hosts: &Hosts, options: GuestOptions, more: &[&str]) -> Result<Moved> {
+/// One move of ours, `more` said to it.
+pub(super) fn ours(hosts: &Hosts, options: GuestOptions, more: &[&str]) -> Result<Moved> {
     let (alpha, beta) = (hosts.get("alpha")?, hosts.get("beta")?);
     Machine::small(MEMORY, options).run(alpha, "web")?;
     let moved = watch(&hosts.lab, || {

@@ -42,7 +42,7 @@ pub(crate) fn dip(context: &Context) -> Result<Vec<Row>> {
     let sides = [hosts.get("alpha")?, hosts.get("beta")?];
     Machine::small(MEMORY, options()).run(sides[0], "web")?;
     let mut dips = Vec::new();
-    for turn in 0..context.times(10, 3) {
+    for turn in 0..context.times(20, 3) {
         let [here, there] = [sides[turn % 2], sides[(turn + 1) % 2]];
         let arguments =
             ["migrate", "web", there.name(), "--adaptive", "--rate-min", RATES[0], "--rate-max", RATES[1]];
@@ -58,7 +58,7 @@ pub(crate) fn dip(context: &Context) -> Result<Vec<Row>> {
         let ms = |ms: f64| Duration::from_secs_f64(ms / 1e3);
         // Rounds are told from when the first began, which is a little after the request.
         let (begun, ended) = (from + ms(begun) + RESERVED, from + ms(begun + took));
-        let (before, during) = (report.rate(from - BEFORE, from), report.rate(begun, ended));
+        let (before, during) = (report.events.rate(from - BEFORE, from), report.events.rate(begun, ended));
         dips.push(100.0 * (1.0 - during / before));
     }
     let case = "100 clients, 512 KB files, first round at 100 Mbit/s";

@@ -41,7 +41,7 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let hosts = linked(MBIT)?;
     let (mut rows, mut all) = (Vec::new(), Vec::new());
     for (index, (case, work)) in WORKS.into_iter().enumerate() {
-        let errors = errors(&hosts, (index, work), context.times(5, 1)).context(case)?;
+        let errors = errors(&hosts, (index, work), context.times(20, 1)).context(case)?;
         rows.push(row(case, &errors));
         all.extend(errors);
     }

@@ -5,9 +5,9 @@
 //! again when what it is made of changes.
 
 use crate::capsule::{guest_root, run_command};
-use anyhow::{Context as _, Result};
+use crate::run::stores::{below, install, program};
+use anyhow::Result;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use whimbrel_core::Digest;
@@ -41,19 +41,6 @@ pub(super) fn disk() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Installs packages of the distribution below a root.
-pub(super) fn install(root: &Path, packages: &[&str]) -> Result<()> {
-    for file in ["etc/resolv.conf", "etc/hosts"] {
-        fs::copy(Path::new("/").join(file), root.join(file))?;
-    }
-    // Nothing that is installed may start anything (invoke-rc.d, policy-rc.d).
-    program(&root.join("usr/sbin/policy-rc.d"), "#!/bin/sh\nexit 101\n")?;
-    below(root, &["apt-get", "-q", "update"])?;
-    let install = ["apt-get", "-q", "-y", "install", "--no-install-recommends"];
-    below(root, &[&install[..], packages].concat())?;
-    below(root, &["apt-get", "clean"])
-}
-
 fn fill(root: &Path) -> Result<()> {
     install(root, &PACKAGES)?;
     below(root, &["a2enmod", "-q", "cgid"])?;
@@ -70,17 +57,4 @@ fn fill(root: &Path) -> Result<()> {
         fs::write(served.join(name), &noise[..size])?;
     }
     program(&root.join("sbin/whimbrel-init"), INIT)
-}
-
-/// Runs a program of the root below it.
-pub(super) fn below(root: &Path, words: &[&str]) -> Result<()> {
-    let mut command = Command::new("chroot");
-    command.arg(root).args(words).env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C");
-    run_command(&mut command).with_context(|| words.join(" "))
-}
-
-/// Writes a program.
-pub(super) fn program(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text)?;
-    Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
 }

@@ -7,12 +7,12 @@
 //!
 //! A cycle waits for nothing but what it is about: a takeover, all histories, the old host's word that it has let go, a first copy.
 
-use super::histories::Histories;
 use super::site::{NAME, Site, protect_for};
 use super::takeover::wait_running;
 use crate::harness::{Goal, Row, Samples};
 use crate::hosts::{Daemon, GUEST};
 use crate::run::Context;
+use crate::run::stores::{Histories, Kind};
 use anyhow::{Context as _, Result, ensure};
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
@@ -39,7 +39,7 @@ const VICTIMS: [Victim; 4] = [Victim::Qemu, Victim::Daemon, Victim::Host, Victim
 pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let kills = context.times(1000, 12);
     let mut site = Site::with_stores()?;
-    let clients = Histories::start(site.client());
+    let clients = Histories::start(site.client(), &Kind::BOTH);
     clients.check()?;
     let switch = Switch::watch(&site.hosts.lab)?;
     let (mut primary, mut standby) = ("alpha", "beta");

@@ -5,14 +5,12 @@
 
 mod clients;
 mod guest;
-mod histories;
 mod kills;
 mod modes;
 mod pause;
 mod share;
 mod site;
 mod slowdown;
-mod stores;
 mod takeover;
 
 use super::Experiment;

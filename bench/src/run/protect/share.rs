@@ -1,11 +1,11 @@
 //! `share.first`: two machines from one disk are protected at one host, and the second first copy names what the first one sent.
 //!
-//! Both have redis and PostgreSQL in them ([`super::stores`]), an address each and a life of their own since they booted.
+//! Both have redis and PostgreSQL in them ([`crate::run::stores`]), an address each and a life of their own since they booted.
 
-use super::site::{NAME, Site, stores_machine};
+use super::site::{NAME, Site};
 use crate::harness::{Goal, Row, Samples};
 use crate::hosts::number;
-use crate::run::Context;
+use crate::run::{Context, stores};
 use anyhow::Result;
 
 const TWIN: &str = "twin";
@@ -17,7 +17,7 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let (mut first, mut second) = (Vec::new(), Vec::new());
     for _ in 0..context.times(10, 1) {
         let site = Site::with_stores()?;
-        stores_machine(TWIN_ADDRESS)?.run(site.alpha()?, TWIN)?;
+        stores::machine(TWIN_ADDRESS)?.run(site.alpha()?, TWIN)?;
         let protect = |name| -> Result<f64> {
             let done = site.alpha()?.json(&["protect", name, "beta", "--witness", "gamma"])?;
             Ok(number(&done, "wire_bytes")? / MB)

@@ -1,7 +1,8 @@
 //! Three hosts, a guest at work on the first, and what its protection says of itself.
 
-use super::{guest, stores};
+use super::guest;
 use crate::hosts::{Daemon, GUEST, Hosts, Machine};
+use crate::run::stores;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use std::thread::sleep;
@@ -40,7 +41,7 @@ impl Site {
     /// With redis and PostgreSQL in a guest of their own.
     pub(super) fn with_stores() -> Result<Self> {
         let site = Self::bare()?;
-        stores_machine(GUEST)?.run(site.alpha()?, NAME)?;
+        stores::machine(GUEST)?.run(site.alpha()?, NAME)?;
         Ok(site)
     }
 
@@ -75,16 +76,6 @@ impl Site {
     pub(super) fn unprotect(&self) -> Result<()> {
         self.alpha()?.run(&["unprotect", NAME]).map(drop)
     }
-}
-
-/// The guest with redis and PostgreSQL.
-pub(super) fn stores_machine(address: &str) -> Result<Machine> {
-    const MEMORY: ByteSize = ByteSize(192 << 20);
-    let DebianGuest { kernel, initrd, .. } = DebianGuest::get()?;
-    let options =
-        GuestOptions { address: Some(format!("{address}/24")), buffer_mib: 1, ..GuestOptions::default() };
-    let disks = vec![stores::disk()?];
-    Ok(Machine { memory: MEMORY, boot: Some((kernel, initrd)), options, disks })
 }
 
 /// Protects the guest of `host` at `standby`, and waits until some epochs are through.

@@ -12,7 +12,7 @@ use sqlx::{
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 use whimbrel_testkit::lab::Namespace;
@@ -28,9 +28,20 @@ const KEYS: u64 = 64;
 const AT_ONCE: u64 = 16;
 
 /// Clients of both stores, until they are dropped.
-pub(super) struct Histories {
+pub(in crate::run) struct Histories {
     shared: Arc<Shared>,
     clients: Vec<(Arc<AtomicU64>, JoinHandle<()>)>,
+}
+
+/// Which store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::run) enum Kind {
+    Redis,
+    Postgres,
+}
+
+impl Kind {
+    pub(in crate::run) const BOTH: [Self; 2] = [Self::Redis, Self::Postgres];
 }
 
 #[derive(Default)]
@@ -38,8 +49,8 @@ struct Shared {
     stop: AtomicBool,
     /// The check that is wanted of all.
     wanted: AtomicU64,
-    redis: Tally,
-    postgres: Tally,
+    /// By [`Kind`].
+    tallies: [Tally; 2],
     /// Why the last connection ended.
     trouble: Mutex<String>,
 }
@@ -49,13 +60,23 @@ struct Shared {
 struct Tally {
     written: AtomicU64,
     lost: AtomicU64,
+    /// Connections that were made.
+    connected: AtomicU64,
+    /// When how many writes were acknowledged, while somebody wants to know.
+    acknowledged: Mutex<Option<Vec<(Instant, usize)>>>,
+}
+
+impl Tally {
+    fn acknowledged(&self) -> MutexGuard<'_, Option<Vec<(Instant, usize)>>> {
+        self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// What was written, and of that what was not there when it was looked for, of redis and of PostgreSQL.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Sums {
-    pub(super) written: [u64; 2],
-    pub(super) lost: [u64; 2],
+pub(in crate::run) struct Sums {
+    pub(in crate::run) written: [u64; 2],
+    pub(in crate::run) lost: [u64; 2],
 }
 
 /// A connection to a store.
@@ -74,35 +95,49 @@ trait Store: Sized {
 }
 
 impl Histories {
-    /// Starts them.
-    pub(super) fn start(network: &Namespace) -> Self {
+    /// Starts those of these stores.
+    pub(in crate::run) fn start(network: &Namespace, stores: &[Kind]) -> Self {
         let shared = Arc::new(Shared::default());
         let mut clients = Vec::new();
         for client in 0..CLIENTS {
-            let begin = |work: fn(&Shared, u64, &AtomicU64)| {
+            for store in stores.iter().copied() {
                 let (shared, checked) = (shared.clone(), Arc::new(AtomicU64::new(0)));
                 let its = checked.clone();
-                (checked, network.spawn(move || work(&shared, client, &its)))
-            };
-            clients.push(begin(|shared, client, checked| {
-                // Of each key the last value that was acknowledged.
-                client_of::<Redis>(
-                    shared,
-                    &shared.redis,
-                    client,
-                    checked,
-                    Keys { known: vec![0; KEYS as usize], next: 1 },
-                );
-            }));
-            clients.push(begin(|shared, client, checked| {
-                client_of::<Postgres>(shared, &shared.postgres, client, checked, Rows::default());
-            }));
+                let work = move || match store {
+                    // Of each key the last value that was acknowledged.
+                    Kind::Redis => {
+                        let keys = Keys { known: vec![0; KEYS as usize], next: 1 };
+                        client_of::<Redis>(&shared, store, client, &its, keys);
+                    }
+                    Kind::Postgres => client_of::<Postgres>(&shared, store, client, &its, Rows::default()),
+                };
+                clients.push((checked, network.spawn(work)));
+            }
         }
         Self { shared, clients }
     }
 
+    /// Notes from now on when a store has acknowledged how many writes.
+    pub(in crate::run) fn record(&self, store: Kind) {
+        *self.shared.tallies[store as usize].acknowledged() = Some(Vec::new());
+    }
+
+    /// What was noted, in order.
+    pub(in crate::run) fn recorded(&self, store: Kind) -> Vec<(Instant, usize)> {
+        let mut noted = self.shared.tallies[store as usize].acknowledged().take().unwrap_or_default();
+        noted.sort();
+        noted
+    }
+
+    /// Connections that broke.
+    pub(in crate::run) fn broken(&self) -> u64 {
+        let made =
+            self.shared.tallies.iter().map(|tally| tally.connected.load(Ordering::SeqCst)).sum::<u64>();
+        made.saturating_sub(self.clients.len() as u64)
+    }
+
     /// Waits until everybody has looked for everything.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(in crate::run) fn check(&self) -> Result<()> {
         let wanted = self.shared.wanted.fetch_add(1, Ordering::SeqCst) + 1;
         let deadline = Instant::now() + PATIENCE;
         while let Some(at) =
@@ -121,9 +156,10 @@ impl Histories {
     }
 
     /// So far.
-    pub(super) fn sums(&self) -> Sums {
-        let stores = [&self.shared.redis, &self.shared.postgres];
-        let of = |number: fn(&Tally) -> &AtomicU64| stores.map(|tally| number(tally).load(Ordering::SeqCst));
+    pub(in crate::run) fn sums(&self) -> Sums {
+        let of = |number: fn(&Tally) -> &AtomicU64| {
+            self.shared.tallies.each_ref().map(|tally| number(tally).load(Ordering::SeqCst))
+        };
         Sums { written: of(|tally| &tally.written), lost: of(|tally| &tally.lost) }
     }
 }
@@ -138,13 +174,13 @@ impl Drop for Histories {
 
 fn client_of<S: Store>(
     shared: &Shared,
-    tally: &Tally,
+    kind: Kind,
     client: u64,
     checked: &AtomicU64,
     mut history: S::History,
 ) {
     while !shared.stop.load(Ordering::SeqCst) {
-        if let Err(error) = session::<S>(shared, tally, client, checked, &mut history) {
+        if let Err(error) = session::<S>(shared, kind, client, checked, &mut history) {
             let trouble = format!("{}: {error:#}", std::any::type_name::<S>());
             *shared.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
             sleep(Duration::from_millis(20));
@@ -155,18 +191,24 @@ fn client_of<S: Store>(
 /// Writes over one connection for as long as it holds.
 fn session<S: Store>(
     shared: &Shared,
-    tally: &Tally,
+    kind: Kind,
     client: u64,
     checked: &AtomicU64,
     history: &mut S::History,
 ) -> Result<()> {
+    let tally = &shared.tallies[kind as usize];
     let mut store = S::connect(client, history)?;
+    tally.connected.fetch_add(1, Ordering::SeqCst);
     while !shared.stop.load(Ordering::SeqCst) {
         let wanted = shared.wanted.load(Ordering::SeqCst);
         if checked.load(Ordering::SeqCst) < wanted {
             tally.lost.fetch_add(store.missing(history)?, Ordering::SeqCst);
         }
-        tally.written.fetch_add(store.write(history)?, Ordering::SeqCst);
+        let written = store.write(history)?;
+        if let Some(noted) = &mut *tally.acknowledged() {
+            noted.push((Instant::now(), written as usize));
+        }
+        tally.written.fetch_add(written, Ordering::SeqCst);
         checked.store(wanted, Ordering::SeqCst);
     }
     Ok(())

@@ -1,8 +1,9 @@
-//! The guest of `lost`: redis and PostgreSQL of the distribution, and nothing else, so that a copy of it takes a second.
+//! The disk: redis and PostgreSQL of the distribution, and nothing else, so that a copy of the guest takes a second.
 //!
-//! Its root is what those two need of a Debian root (`stores-trim.sh`), with a database in it; made once a checkout, like [`super::guest`]'s.
+//! Its root is what those two need of a Debian root (`trim.sh`), with a database in it that has pgbench's tables; made
+//! once a checkout.
 
-use super::guest::{below, install, program};
+use super::packages::{below, install, program};
 use crate::capsule::{guest_root, run_command};
 use anyhow::Result;
 use std::fs;
@@ -11,15 +12,15 @@ use std::process::Command;
 use whimbrel_core::Digest;
 use whimbrel_testkit::guest::image;
 
-const INIT: &str = include_str!("stores-init.sh");
-const TRIM: &str = include_str!("stores-trim.sh");
+const INIT: &str = include_str!("init.sh");
+const TRIM: &str = include_str!("trim.sh");
 const DISK_MIB: u64 = 256;
 
 /// A raw disk of the guest.
-pub(super) fn disk() -> Result<PathBuf> {
+pub(in crate::run) fn disk() -> Result<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target").join("bench");
     fs::create_dir_all(&folder)?;
-    let name = Digest::of([INIT, TRIM, include_str!("stores.rs")].concat().as_bytes()).to_string();
+    let name = Digest::of([INIT, TRIM, include_str!("disk.rs")].concat().as_bytes()).to_string();
     let path = folder.join(format!("stores-{}.raw", &name[..12]));
     if !path.exists() {
         eprintln!("    making a disk with redis and PostgreSQL; this takes a minute, once");

@@ -1,0 +1,76 @@
+//! `migrate.rates`: an idle guest and one that writes, over links from 128 Mbit/s to 10 Gbit/s, beside each of QEMU's own ways to move them.
+//!
+//! Total time, bytes and the downtime that a client sees. Of post-copy, time and bytes are up to when the last page is there. A full run
+//! takes some three hours: 800 moves, each of a freshly booted guest.
+
+use super::Context;
+use super::migrate::{Moved, linked};
+use super::muncher::MEMORY;
+use super::{peers, precopy};
+use crate::guest::GuestPlan;
+use crate::harness::{Row, Samples};
+use crate::hosts::{GUEST, Hosts};
+use anyhow::{Context as _, Result};
+use std::time::Duration;
+use whimbrel_testkit::guest::{GuestOptions, Work};
+
+/// Of the cables, in Mbit/s. The fastest is more than two processors fill.
+const RATES: [u64; 5] = [128, 256, 512, 1000, 10_000];
+const QUICK: [u64; 2] = [128, 10_000];
+/// Both guests. The second writes half of what the slowest link carries, so that plain pre-copy ends there too.
+const GUESTS: [(&str, Work); 2] = [
+    ("idle", Work::Idle),
+    (
+        "2k whole pages/s of 64 MiB",
+        Work::Dirty { region_mib: 64, pages_per_second: 2000, bytes_per_page: 4096 },
+    ),
+];
+const PEERS: [&str; 3] = ["QEMU pre-copy", "QEMU post-copy", "QEMU auto-converge"];
+
+/// The row.
+pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
+    let rates: &[u64] = if context.quick { &QUICK } else { &RATES };
+    let mut rows = Vec::new();
+    for mbit in rates {
+        let hosts = linked(*mbit)?;
+        for (guest, work) in GUESTS {
+            let case = format!("{mbit} Mbit/s, {guest}");
+            eprintln!("    {case}");
+            rows.extend(compare(&hosts, *mbit, (&case, work), context.times(20, 1)).context(case.clone())?);
+        }
+    }
+    Ok(rows)
+}
+
+/// One guest over one link, all of them in turn.
+fn compare(hosts: &Hosts, mbit: u64, (case, work): (&str, Work), times: usize) -> Result<Vec<Row>> {
+    let options = GuestOptions { address: Some(format!("{GUEST}/24")), buffer_mib: 16, work };
+    let plan = GuestPlan::small(MEMORY, options.clone());
+    let (mut ours, mut theirs) = (Vec::new(), PEERS.map(|_| Vec::new()));
+    for _ in 0..times {
+        ours.push(peers::ours(hosts, options.clone(), &[]).context("whimbrel")?);
+        let all = [
+            precopy::moved(&hosts.lab, &plan, mbit),
+            precopy::moved_lazily(&hosts.lab, &plan, mbit, Duration::ZERO),
+            precopy::moved_converging(&hosts.lab, &plan, mbit, Duration::ZERO),
+        ];
+        for ((moves, moved), peer) in theirs.iter_mut().zip(all).zip(PEERS) {
+            moves.push(moved.context(peer)?);
+        }
+    }
+    type Number = (&'static str, &'static str, fn(&Moved) -> f64);
+    let numbers: [Number; 3] = [
+        ("total time", "ms", |moved| moved.total_ms),
+        ("on the wire", "MB", |moved| moved.bytes / 1e6),
+        ("downtime, as a client sees it", "ms", |moved| moved.seen_ms),
+    ];
+    let row = |(what, unit, of): Number, peer: usize| {
+        let row = Row::new("migrate.rates", format!("{case}, {what}"), unit, &Samples::of(&ours, of));
+        row.against(PEERS[peer], &Samples::of(&theirs[peer], of))
+    };
+    Ok(numbers
+        .into_iter()
+        .flat_map(|number| (0..PEERS.len()).map(move |peer| (number, peer)))
+        .map(|(number, peer)| row(number, peer))
+        .collect())
+}
