@@ -4,12 +4,15 @@ use bytes::Bytes;
 use std::sync::Arc;
 use whimbrel_core::{Accel, ByteSize, Digest, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
-    protocol::{self, AskPages, Finish, HandoverId, LastWord, Offer},
+    boot::FileRun,
+    protocol::{self, AskPages, FilePages, Finish, HandoverId, LastWord, Offer},
     target::{Arrival, Arrivals, HostError, Landing},
 };
 
 /// Pages of the machine's memory.
 const PAGES: u64 = 1024;
+/// A file that it boots from: one byte over and over.
+const FILE: (Digest, u64) = (Digest([1; 32]), 100_000);
 const ID: HandoverId = HandoverId([7; 16]);
 
 /// Takes every machine, and has every page whose digest begins with an even byte.
@@ -41,7 +44,14 @@ impl Arrival for Memory {
     }
 
     fn put_blob(&mut self, _: Digest, _: Vec<u8>) -> Result<(), HostError> {
-        panic!("no blob was offered")
+        panic!("no blob was missing")
+    }
+
+    fn read_blob(&self, digest: &Digest, offset: u64, out: &mut [u8]) -> Result<(), HostError> {
+        assert_eq!(*digest, FILE.0, "a file that was not offered");
+        assert!(offset.checked_add(out.len() as u64).is_some_and(|end| end <= FILE.1), "behind its end");
+        out.fill(1);
+        Ok(())
     }
 
     fn write(&mut self, array: usize, run: PageRun, data: &[u8]) -> Result<(), HostError> {
@@ -97,7 +107,7 @@ fn offer() -> Offer {
         nics: vec![],
         boot: None,
     };
-    Offer::of(ID, "guest".parse().expect("a name"), config)
+    Offer { blobs: vec![FILE], ..Offer::of(ID, "guest".parse().expect("a name"), config) }
 }
 
 /// One message of each kind.
@@ -111,6 +121,13 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         runs: vec![PageRun::new(3, 2), PageRun::new(1023, 1)],
         digests: vec![Digest([2; 32]), Digest([3; 32]), Digest([4; 32])],
     };
+    let run = |offset, start, len| FileRun { file: 0, offset, pages: PageRun::new(start, len) };
+    let in_file = |runs: Vec<FileRun>| {
+        let pages: u64 = runs.iter().map(|run| run.pages.len).sum();
+        // What a target that finds all of them goes on to store.
+        let check = FilePages::check_of(&vec![1; pages as usize * PAGE_SIZE]);
+        message(protocol::FILE_PAGES, encode(&FilePages { handover: ID, runs, check }), &[])
+    };
     let batch = crate::seeds::migrate_batches().into_iter().map(|batch| {
         let (length, rest) = batch.split_first_chunk::<2>().expect("a length");
         let (header, payload) = rest.split_at(u16::from_le_bytes(*length).into());
@@ -123,6 +140,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         message(protocol::STATE_AHEAD, encode(&ID), &pack(b"state of")),
         message(protocol::FINISH, encode(&last_word()), &pack(b" devices")),
     ];
+    seeds.extend([in_file(vec![run(7, 1000, 24), run(0, 3, 1)]), in_file(vec![run(60_000, 1, 10)])]);
     seeds.extend(batch.chain(words));
     seeds
 }
