@@ -78,7 +78,11 @@ fn ours(hosts: &Hosts, store: Kind) -> Result<Moved> {
     let (alpha, beta) = (hosts.get("alpha")?, hosts.get("beta")?);
     hide(beta, &stores::disk()?)?;
     stores::machine(GUEST)?.run(alpha, NAME)?;
-    let moved = under_load(&hosts.lab, store, || alpha.json(&["migrate", NAME, "beta"]).map(drop));
+    let moved = under_load(&hosts.lab, store, || {
+        let said = alpha.json(&["migrate", NAME, "beta"])?;
+        eprintln!("    {}", said["result"]);
+        Ok(())
+    });
     let moved = moved.inspect_err(|_| {
         // Nobody knows on which host the failure left it; what went wrong is told, not what clearing up did.
         let _ = alpha.discard(NAME).or_else(|_| beta.discard(NAME));
