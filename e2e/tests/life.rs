@@ -1,6 +1,11 @@
 //! One guest through everything that happens to a machine on one host.
 
-use std::time::Duration;
+use std::{
+    io::{Read, Write},
+    os::unix::net::UnixStream,
+    path::Path,
+    time::Duration,
+};
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, console, wait_reborn};
 use whimbrel_testkit::guest::{Verdict, assert_same_life};
 
@@ -176,4 +181,37 @@ fn machines_outlive_their_daemon_and_are_taken_up_again() {
     let copy = cluster.witness(GUEST_ADDRESS).check().expect("the checkpoint of the daemon that came later");
     assert_same_life(&written, &copy);
     assert!(matches!(copy.disk, Verdict::Good(_)), "{copy:?}");
+}
+
+/// Tells a machine's QEMU to stop while a read of its disk is under way, and leaves before it answers: it waits for the disk.
+fn stop_amid_a_read(slot: &Path) {
+    let mut qmp = UnixStream::connect(slot.join("qmp")).expect("the control socket of a QEMU");
+    qmp.set_read_timeout(Some(Duration::from_secs(1))).expect("a timeout");
+    let read = r#"{"command-line": "qemu-io disk0 \"aio_read 0 4k\""}"#;
+    let commands = [
+        r#"{"execute": "qmp_capabilities"}"#.to_owned(),
+        format!(r#"{{"execute": "human-monitor-command", "arguments": {read}}}"#),
+        r#"{"execute": "stop", "id": "last"}"#.to_owned(),
+    ];
+    qmp.write_all(commands.join("\n").as_bytes()).expect("commands");
+    let (mut heard, mut more) = (Vec::new(), [0; 4096]);
+    while let Ok(length @ 1..) = qmp.read(&mut more) {
+        heard.extend(&more[..length]);
+    }
+    let heard = String::from_utf8_lossy(&heard);
+    assert!(heard.contains("return") && !heard.contains("last"), "it was to hang in its disk: {heard}");
+}
+
+#[test]
+fn a_machine_that_waits_for_its_disks_is_taken_up_and_goes_on() {
+    let mut cluster = Cluster::start(&["alpha"]);
+    Guest::small("web").run(&cluster, cluster.host("alpha"));
+    let born = cluster.witness(GUEST_ADDRESS).write(50).expect("a first life");
+    cluster.host_mut("alpha").kill_daemon();
+    stop_amid_a_read(&cluster.host("alpha").slot("web"));
+    cluster.host_mut("alpha").start_daemon();
+    cluster.host("alpha").wait_state("web", &["running"]);
+    let after = cluster.witness(GUEST_ADDRESS).check().expect("a machine that goes on");
+    assert_same_life(&born, &after);
+    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
 }

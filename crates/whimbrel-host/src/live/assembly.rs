@@ -73,6 +73,13 @@ pub(crate) fn launch(
     }
 }
 
+/// What the disks of a machine are, open and served.
+pub(super) struct Content {
+    disks: Vec<LiveDisk>,
+    /// Held for as long as memory or disks are read from it.
+    origin: Option<Pin>,
+}
+
 /// What turns a QEMU in a slot into a machine.
 pub(super) struct Assembly<'a> {
     pub(super) host: &'a Host,
@@ -114,35 +121,56 @@ impl<'a> Assembly<'a> {
     }
 
     pub(super) fn complete(self, warm: WarmSlot) -> Result<Live, HostError> {
+        let content = self.content(&warm.slot);
+        self.complete_with(warm, content)
+    }
+
+    /// Opens the disks, which are served from then on.
+    pub(super) fn content(&self, slot: &Slot) -> Result<Content, HostError> {
+        let Self { host, record, overlay, stall, taking, .. } = self;
+        crate::owing::check(host, record)?;
+        let origin = self.hold_origin()?;
+        let served = record.config.disks.len().min(record.bases.len());
+        let open = |index| LiveDisk::open((host, stall, taking), record, index, *overlay, slot);
+        Ok(Content { disks: (0..served).map(open).collect::<Result<_, _>>()?, origin })
+    }
+
+    /// The same with disks that are open already, or could not be opened.
+    pub(super) fn complete_with(
+        self,
+        warm: WarmSlot,
+        content: Result<Content, HostError>,
+    ) -> Result<Live, HostError> {
         let WarmSlot { slot, qemu, memory, console_log } = warm;
-        let origin = crate::owing::check(self.host, self.record).and_then(|()| self.hold_origin());
-        let parts = origin.and_then(|origin| Ok((origin, self.parts(&slot, &qemu, memory)?)));
-        let parts = parts.and_then(|(origin, mut parts)| {
-            let away = AwayEnd::of(self.host, self.record, &mut parts.2)?;
-            Ok((origin, parts, away, self.guest_port(&qemu)?))
+        let parts = content.and_then(|content| {
+            let mut parts = self.parts(&slot, &qemu, memory, &content.disks)?;
+            let away = AwayEnd::of(self.host, self.record, &mut parts.1)?;
+            Ok((content, parts, away, self.guest_port(&qemu)?))
         });
         match parts {
-            Ok((_origin, (memory, disks, ports, ledgers, console, tap), away, guest)) => Ok(Live {
-                qemu,
-                memory,
-                disks,
-                ports,
-                away,
-                ledgers,
-                tap,
-                console,
-                console_log,
-                guest,
-                slot,
-                paused: true,
-                stall: self.stall,
-                taking: self.taking,
-                bringing: None,
-                giving: None,
-                _origin,
-                bases: BTreeMap::new(),
-                _bases: [None, None],
-            }),
+            Ok((Content { disks, origin }, (memory, ports, ledgers, console, tap), away, guest)) => {
+                Ok(Live {
+                    qemu,
+                    memory,
+                    disks,
+                    ports,
+                    away,
+                    ledgers,
+                    tap,
+                    console,
+                    console_log,
+                    guest,
+                    slot,
+                    paused: true,
+                    stall: self.stall,
+                    taking: self.taking,
+                    bringing: None,
+                    giving: None,
+                    _origin: origin,
+                    bases: BTreeMap::new(),
+                    _bases: [None, None],
+                })
+            }
             Err(error) => {
                 if !self.adopted {
                     qemu.kill();
@@ -177,8 +205,9 @@ impl<'a> Assembly<'a> {
         slot: &Slot,
         qemu: &Qemu,
         memory: Option<LiveMemory>,
-    ) -> Result<(LiveMemory, Vec<LiveDisk>, Vec<LivePort>, Vec<Ledger>, Arc<Console>, Tap), HostError> {
-        let Self { host, record, overlay, image, stall, taking, arriving, adopted: _, arrived: _ } = self;
+        disks: &[LiveDisk],
+    ) -> Result<(LiveMemory, Vec<LivePort>, Vec<Ledger>, Arc<Console>, Tap), HostError> {
+        let Self { host, record, image, taking, arriving, .. } = self;
         let mut memory = match memory {
             Some(memory) => memory,
             // What arrives with pages missing is filled on demand; what boots again has its own memory.
@@ -186,10 +215,6 @@ impl<'a> Assembly<'a> {
         };
         if let Some(root) = image {
             memory.page_in_from(host, record.origin, *root, record.config.memory_pages())?;
-        }
-        let mut disks = Vec::with_capacity(record.bases.len());
-        for index in 0..record.config.disks.len().min(record.bases.len()) {
-            disks.push(LiveDisk::open((host, stall, taking), record, index, *overlay, slot)?);
         }
         let ports = record.config.nics.iter().enumerate();
         let plug = if host.is_away(record).is_some() { Plug::Line } else { Plug::Bridge };
@@ -201,6 +226,6 @@ impl<'a> Assembly<'a> {
         let serial = slot.dir().join("serial");
         let console =
             Console::open(&serial).map_err(|source| HostError::io("open the console", &serial, source))?;
-        Ok((memory, disks, ports, ledgers, Arc::new(console), tap))
+        Ok((memory, ports, ledgers, Arc::new(console), tap))
     }
 }

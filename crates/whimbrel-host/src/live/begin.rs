@@ -64,8 +64,10 @@ impl Live {
             slot.hold(host.warm.templates.adopt(content, &slot.ram())?);
         }
         let image = process.lazy.then_some(process.memory);
-        // Memory first: a QEMU that waits for a page answers no command.
-        crate::owing::check(host, record)?;
+        // Disks and memory first: a QEMU that waits for a page answers no command, nor does one that was told to stop when the
+        // earlier daemon died, before what its disks had under way is done.
+        let assembly = Assembly { adopted: true, ..Assembly::new(host, record, Overlay::Existing, image) };
+        let content = assembly.content(&slot)?;
         let taking = crate::owing::taking_of(host, record);
         let memory = LiveMemory::adopt(host, process.pid, &slot, record, (image, taking))?;
         let identity = ProcessIdentity { pid: process.pid, start_time: process.started };
@@ -74,8 +76,7 @@ impl Live {
             qemu.map_err(|source| HostError::Qemu { action: "take it up again", source: source.into() })?;
         let warm =
             WarmSlot { slot, qemu, memory: Some(memory), console_log: host.layout.console_log(&record.name) };
-        let assembly = Assembly { adopted: true, ..Assembly::new(host, record, Overlay::Existing, image) };
-        let mut live = assembly.complete(warm)?;
+        let mut live = assembly.complete_with(warm, Ok(content))?;
         let status = live.qemu.status();
         live.find_head();
         live.paused =
