@@ -7,6 +7,7 @@
 
 mod disk;
 mod hash_cache;
+mod journal;
 mod migrate;
 mod nbd;
 mod pool;
@@ -22,7 +23,7 @@ pub use nbd::nbd_session;
 pub use pool::pool;
 pub use postcopy::{accepts_postcopy_seed, postcopy};
 pub use protect::protect;
-pub use session::session;
+pub use session::{accepts_session_seed, session};
 
 use bytes::BufMut as _;
 use whimbrel_align::Cuts;

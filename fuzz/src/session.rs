@@ -1,8 +1,9 @@
 //! Sessions: records of the cache's journal, directory entries, content from the wire, and notes beside files.
 
+use crate::journal;
 use whimbrel_session::{
     beside::Note,
-    cache::{FileRecord, Record, decode_record, encode_record},
+    cache::{FileRecord, Folded, Record, decode_record, encode_record},
     proto::{
         Attr, DigestedPages, DirPacker, Entry, Ident, Kind, Name, Op, PAGE, PackedPages, RelPath, Time,
         Version, WalkedDir, pack_digests, pack_entries, pack_pages, unpack_digests, unpack_dirs,
@@ -16,7 +17,7 @@ const LIMIT: usize = 1 << 20;
 /// The first byte says which parser; the rest is for it.
 pub fn session(data: &[u8]) {
     let Some((which, rest)) = data.split_first() else { return };
-    match which % 6 {
+    match which % 7 {
         0 => {
             let Ok((record, len)) = decode_record(rest, GENERATION) else { return };
             let mut again = Vec::new();
@@ -51,11 +52,28 @@ pub fn session(data: &[u8]) {
             let Ok(digests) = unpack_digests(&shape, bytes, LIMIT) else { return };
             assert!(digests.len() <= LIMIT / PAGE && digests.iter().flatten().count() * 32 == bytes.len());
         }
-        _ => {
+        5 => {
             let Ok(note) = Note::parse(rest) else { return };
             assert!(note.zeros.windows(2).all(|pair| pair[0].end <= pair[1].start), "in order");
             assert_eq!(Note::parse(note.to_text().as_bytes()), Ok(note), "a note survives being stored");
         }
+        _ => journal::open(rest),
+    }
+}
+
+/// Whether a seed is what its parser is for.
+pub fn accepts_session_seed(seed: &[u8]) -> bool {
+    let Some((which, rest)) = seed.split_first() else { return false };
+    match which % 7 {
+        0 => decode_record(rest, GENERATION).is_ok_and(|(_, len)| len == rest.len()),
+        1 => unpack_entries(rest).is_ok(),
+        2 => unpack_dirs(rest).is_ok(),
+        3 => postcard::take_from_bytes::<PackedPages>(rest)
+            .is_ok_and(|(shape, bytes)| unpack_pages(&shape, bytes, LIMIT).is_ok()),
+        4 => postcard::take_from_bytes::<DigestedPages>(rest)
+            .is_ok_and(|(shape, bytes)| unpack_digests(&shape, bytes, LIMIT).is_ok()),
+        5 => Note::parse(rest).is_ok(),
+        _ => postcard::take_from_bytes::<Record>(rest).is_ok(),
     }
 }
 
@@ -74,12 +92,20 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         dirty: true,
         removed: false,
     };
+    let op = Op::Rename { from: path.clone(), path, no_replace: true };
     let records = [
         Record::Block { file: 1, block: 2, frame: Some(3), valid: 5, dirty: 4, sums: vec![7, 8] },
         Record::File { file: 1, record: file },
-        Record::Op { number: 1, op: Op::Rename { from: path.clone(), path, no_replace: true } },
+        Record::Op { number: 1, op: op.clone() },
+        Record::Sent { below: 7 },
+        Record::Folded(Folded { now: vec![(2, op)], gone: vec![3, 4], makes: vec![(5, Some(6)), (7, None)] }),
+        Record::Barrier { records: 9 },
+        Record::End,
     ];
     let mut seeds = Vec::new();
+    // One after the other, as they would lie in a journal.
+    let all = records.iter().filter_map(|record| postcard::to_stdvec(record).ok());
+    seeds.push(std::iter::once(vec![6]).chain(all).collect::<Vec<_>>().concat());
     for record in records {
         let mut bytes = vec![0];
         if encode_record(&record, GENERATION, &mut bytes).is_ok() {

@@ -58,6 +58,10 @@ fn every_seed_is_one_that_its_parser_accepts() {
     assert!(seeds("manifest").iter().all(|seed| whimbrel_image::Manifest::decode(seed).is_ok()));
     assert!(seeds("wire_hello").iter().all(|seed| whimbrel_wire::Hello::parse(seed).is_ok()));
     assert!(seeds("wws_trace").iter().all(|seed| whimbrel_capture::trace::Trace::read(seed).is_ok()));
+    assert!(
+        seeds("session").len() >= 12
+            && seeds("session").iter().all(|seed| whimbrel_fuzz::accepts_session_seed(seed))
+    );
     assert!(seeds("postcopy").iter().all(|seed| whimbrel_fuzz::accepts_postcopy_seed(seed)));
     assert!(seeds("cuts").iter().all(|seed| whimbrel_align::Cuts::decode(seed).is_ok()));
     let partitions = seeds("disk_layout").into_iter().map(|mut seed| {

@@ -89,13 +89,13 @@ impl Words {
                 self.blocks.entry(Key { file, block }).or_default().push(nothing);
             }
             Record::File { file, record } => {
-                self.next_file = self.next_file.max(file + 1);
+                self.next_file = self.next_file.max(file.saturating_add(1));
                 self.files.insert(file, record);
             }
             Record::NoFile { file } => drop(self.files.remove(&file)),
             Record::Op { number, op } => {
                 self.follow(&op);
-                self.next_op = self.next_op.max(number + 1);
+                self.next_op = self.next_op.max(number.saturating_add(1));
                 self.ops.insert(number, op);
             }
             Record::OpDone { number } => drop(self.ops.remove(&number)),
@@ -168,7 +168,7 @@ pub(super) fn replay(medium: &dyn Medium, geometry: Geometry, records: Vec<Recor
             }
             Some(_) | None => lost.push(Lost {
                 path: file.path.clone(),
-                offset: key.block * geometry.block(),
+                offset: key.block.saturating_mul(geometry.block()),
                 pages: newest.dirty.count_ones(),
             }),
         }
