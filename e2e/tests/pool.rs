@@ -135,7 +135,9 @@ struct PoolOn<'a> {
     host: &'a HostProcess,
     dir: PathBuf,
     manager: String,
-    members: Vec<Process>,
+    /// The manager's process, while it has one.
+    managed: Option<Process>,
+    benefactors: Vec<Process>,
 }
 
 impl<'a> PoolOn<'a> {
@@ -150,8 +152,7 @@ impl<'a> PoolOn<'a> {
         admit("me", &run(&["pool", "key", "--data", &at("keys")]));
         users.iter().for_each(|user| drop(admit(user.name(), &user.key())));
         let start = |args: &[&str]| host.start_program(text(&binary()), args);
-        let listen = format!("{address}:7500");
-        let mut members = vec![start(&["pool", "manager", "--data", &at("manager"), "--listen", &listen])];
+        let mut members = Vec::new();
         for number in 0..benefactors {
             let (name, listen) = (format!("b{number}"), format!("{address}:{}", 7501 + number));
             admit(&name, &run(&["pool", "key", "--data", &at(&name)]));
@@ -161,9 +162,18 @@ impl<'a> PoolOn<'a> {
                 &[&args[..], &["--keep-free", "0", "--listen", &listen, "--manager", &manager]].concat(),
             ));
         }
-        let pool = Self { host, dir, manager, members };
+        let mut pool = Self { host, dir, manager, managed: None, benefactors: members };
+        pool.manage();
         until("all benefactors are online", || pool.online() == benefactors);
         pool
+    }
+
+    /// Starts the manager.
+    fn manage(&mut self) {
+        let (listen, _) = self.manager.split_once('/').unwrap();
+        let data = self.dir.join("manager");
+        let args = ["pool", "manager", "--data", text(&data), "--listen", listen];
+        self.managed = Some(self.host.start_program(text(&binary()), &args));
     }
 
     /// What the manager answers to `whimbrel pool …`, asked from the network of the host; nothing if it does not.
@@ -201,22 +211,56 @@ fn check(cluster: &Cluster, before: &Identity) -> Identity {
     after
 }
 
+/// What alpha takes of web goes to the pool by itself, and so does what gamma keeps of it while it is protected, though the pool is away for
+/// a while and a daemon is killed. So many bytes travelled for the first version.
+fn capsules_come_by_themselves(alpha: &HostProcess, gamma: &mut HostProcess, pool: &mut PoolOn, first: u64) {
+    let web = |host: &HostProcess| host.json(&["ps"])[0].clone();
+    alpha.json(&["push", "web", &pool.name("vms"), "--follow"]);
+    pool.managed = None;
+    alpha.run(&["checkpoint", "web"]);
+    alpha.json(&["protect", "web", "gamma", "--lease", "2s", "--keep", "1/s,3"]);
+    gamma.json(&["push", "web", &pool.name("kept"), "--follow"]);
+    let stalled = |host: &HostProcess| web(host)["uploads"]["stalled"].is_string();
+    until("both say that the pool is away", || stalled(alpha) && stalled(gamma));
+    assert_eq!(web(alpha)["protection"]["state"]["kind"], "protected");
+    alpha.run(&["unprotect", "web"]);
+    gamma.wait_empty();
+    gamma.kill_daemon();
+    pool.manage();
+    gamma.start_daemon();
+    let versions = |path: &str| pool.ask(&["versions", path]).as_array().cloned().unwrap_or_default();
+    until("the pool has what was taken meanwhile", || versions("/vms/web").len() == 2);
+    until("it has what was kept, each once", || versions("/kept/web").len() == 3);
+    until("nothing is left to do", || web(alpha)["uploads"].is_object() && !stalled(alpha));
+    let (taken, kept) = (versions("/vms/web"), versions("/kept/web"));
+    let sent = |version: &serde_json::Value| version["sent"].as_u64().unwrap();
+    assert!(sent(&taken[0]) * 3 < first && sent(&kept[0]) * 3 < first, "{taken:?} {kept:?}");
+    let made: Vec<i64> = kept.iter().map(|version| version["modified"].as_i64().unwrap()).collect();
+    assert!(made.is_sorted_by(|newer, older| newer > older), "the newest first: {made:?}");
+    let newest = gamma.json(&["pull", &pool.name("kept/web@-0s"), "--tag", "newest"]);
+    assert_eq!(newest["result"]["whole"], true, "{newest}");
+    alpha.run(&["push", "web", "--unfollow"]);
+}
+
 #[test]
 fn a_machine_lives_from_a_pool_that_loses_a_benefactor_and_a_later_version_costs_what_changed() {
-    let mut cluster = Cluster::start(&["alpha", "beta"]);
+    let mut cluster = Cluster::start(&["alpha", "beta", "gamma"]);
     // Away while the cluster's hosts are borrowed; the pool's members live on alpha.
+    let mut gamma = cluster.hosts.pop().expect("gamma");
     let mut beta = cluster.hosts.pop().expect("beta");
     let (cluster, beta) = (&cluster, &mut beta);
     let alpha = cluster.host("alpha");
-    let mut pool = PoolOn::start(cluster, alpha, &[alpha, beta], 3);
+    let mut pool = PoolOn::start(cluster, alpha, &[alpha, beta, &gamma], 3);
     Guest::small("web").run(cluster, alpha);
     cluster.witness(GUEST_ADDRESS).write(200).expect("a first life");
     let result = |host: &HostProcess, args: &[&str]| host.json(args)["result"].clone();
     let wire =
         |report: serde_json::Value| report["wire_bytes"].as_u64().unwrap_or_else(|| panic!("{report}"));
-    let push = || wire(result(alpha, &["push", "web", &pool.name("vms")]));
+    let vms = pool.name("vms");
+    let push = || wire(result(alpha, &["push", "web", &vms]));
     alpha.run(&["checkpoint", "web"]);
     let first = push();
+    capsules_come_by_themselves(alpha, &mut gamma, &mut pool, first);
     let born = cluster.witness(GUEST_ADDRESS).write(40).expect("a disk that takes writes");
     alpha.run(&["suspend", "web"]);
     let second = push();
@@ -238,7 +282,7 @@ fn a_machine_lives_from_a_pool_that_loses_a_benefactor_and_a_later_version_costs
     until("a policy would drop it", || {
         pool.ask(&["purge"]).as_array().is_some_and(|all| all.iter().any(stays))
     });
-    pool.members.remove(1);
+    pool.benefactors.remove(0);
     let there = check(cluster, &born);
     beta.wait_state("web", &["lazy"]);
     // The next daemon knows where the rest is.
@@ -250,7 +294,7 @@ fn a_machine_lives_from_a_pool_that_loses_a_benefactor_and_a_later_version_costs
     // It looks every ten minutes by itself, and when garbage is collected.
     beta.run(&["gc"]);
     until("nothing here needs the pool", || pins(&pool).is_empty());
-    pool.members.clear();
+    (pool.managed, pool.benefactors) = (None, Vec::new());
     check(cluster, &there);
     let verified = result(beta, &["verify"]);
     assert_eq!(verified["damaged"].as_array().map(Vec::len), Some(0), "{verified}");

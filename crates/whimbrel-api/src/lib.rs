@@ -41,7 +41,7 @@ pub use host::{HostInfo, StoreUsage, TrustEntry};
 pub use machine::{
     BalloonRequest, CheckpointRequest, CloneNetwork, CloneRequest, DiskInfo, DiskSource, MachineInfo,
     MachineState, MigrateMode, MigrateRequest, MoveNetwork, NicInfo, NicRequest, ResumeMode, ResumeRequest,
-    RunRequest, Squeeze, StopMode, StopRequest, SuspendRequest, TunnelInfo,
+    RunRequest, Squeeze, StopMode, StopRequest, SuspendRequest, TunnelInfo, Uploads,
 };
 pub use migration::{MigrationEnd, MigrationId, MigrationRecord, PauseInfo, StoppedBy};
 pub use openapi::{openapi, openapi_json};

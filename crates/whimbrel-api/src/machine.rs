@@ -51,6 +51,19 @@ pub struct MachineInfo {
     /// The last time that it was taken over by this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken_over: Option<TakenOver>,
+    /// Where its capsules are uploaded in the background.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uploads: Option<Uploads>,
+}
+
+/// Where the capsules of a machine go by themselves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Uploads {
+    /// A host, or a folder of a pool.
+    pub to: String,
+    /// Why the last attempt failed; none while all is there, or on its way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stalled: Option<String>,
 }
 
 /// One end of the tunnel between a machine that runs away from home and the network it belongs to.

@@ -321,9 +321,8 @@ pub enum OperationResult {
     },
     /// From now on the capsules of the machine are uploaded in the background, or no longer.
     Follow {
-        /// Where to; none if no longer.
-        #[schema(value_type = Option<String>)]
-        host: Option<HostName>,
+        /// Where to, a host or a pool; none if no longer.
+        host: Option<String>,
     },
     /// A file is in the cache of pages.
     Cache {

@@ -205,6 +205,7 @@ impl Host {
     pub(crate) fn machine_infos(&self) -> Vec<MachineInfo> {
         let mut infos: Vec<_> = self.machines().iter().map(|machine| machine.info()).collect();
         self.protecting.add_to(&mut infos);
+        self.following.add_to(&mut infos);
         infos
     }
 
@@ -410,6 +411,7 @@ impl Host {
         let owed = turn.record.owed.take();
         Record::forget(&self.layout, name)?;
         self.remove(name);
+        self.follow_no_more(name);
         // Whoever keeps pages of it need not any longer.
         owed.into_iter().for_each(|owed| self.release(owed.handover));
         Ok(())

@@ -159,6 +159,7 @@ async fn machine(State(host): Shared, Path(name): Path<String>) -> Answer<whimbr
     blocking(host, move |host| {
         let mut info = [host.machine(&name)?.info()];
         host.protecting.add_to(&mut info);
+        host.following.add_to(&mut info);
         let [info] = info;
         Ok(info)
     })

@@ -78,6 +78,12 @@ pub(crate) fn resolve(store: &Store, past: &Past) -> Result<CapsuleId, HostError
     pick(past, kept, crate::now_ms()).map(|(_, id)| id)
 }
 
+/// Those of a machine that are in this store, with their times.
+pub(crate) fn all_of(store: &Store, machine: &MachineName) -> Result<Vec<(u64, CapsuleId)>, HostError> {
+    let refs = store.list_refs().map_err(store_error("read the refs"))?;
+    Ok(refs.into_iter().filter_map(|(name, id)| Some((time_of(&name, machine)?, id))).collect())
+}
+
 /// Lets go of all of a machine but the newest `count`. What else names one of them keeps it.
 pub(crate) fn thin_out(store: &Store, machine: &MachineName, count: usize) -> Result<(), HostError> {
     let refs = store.list_refs().map_err(refs::store_error("read the refs"))?;

@@ -298,6 +298,7 @@ fn describe(record: &Record, live: Option<&Live>, operation: Option<OperationId>
         tunnel: None,
         protection: None,
         taken_over: None,
+        uploads: None,
     }
 }
 

@@ -7,6 +7,7 @@
 use crate::{
     capture::Wanted,
     error::HostError,
+    follow::Goal,
     host::Host,
     kept,
     live::PagerView,
@@ -371,7 +372,8 @@ impl Host {
             CapsuleRef::Id(_) | CapsuleRef::Past(_) => None,
         };
         if request.follow || request.unfollow {
-            return self.follow_or_not(request, machine.as_deref());
+            let host = if request.follow { Some(self.other_host(request.host)?) } else { None };
+            return self.follow_or_not(&request.subject, host.map(Goal::Host));
         }
         let to = self.other_host(request.host.clone())?;
         let capsule = match machine {

@@ -252,6 +252,8 @@ pub struct VersionInfo {
     pub chunks: u64,
     /// Bytes that travelled for it.
     pub sent: u64,
+    /// When its content was made, by the clock of who wrote it, nanoseconds since 1970; 0 if that is not known.
+    pub modified: i64,
     /// It was pinned by hand: it stays.
     pub pinned: bool,
     /// Who lives from it: it stays for as long as they do.

@@ -73,6 +73,34 @@ fn a_second_version_sends_only_what_is_new_and_the_first_can_still_be_read() {
 }
 
 #[test]
+fn chunks_of_an_older_version_are_taken_over_unread_and_what_is_between_is_written() {
+    let cluster = Cluster::new(2);
+    set(&cluster, Policy { cutting: Cutting::Fixed { size: 4096 }, ..policy(1, Safety::Pessimistic) });
+    let mut data = noise(3, 10 * 4096);
+    let old = cluster.write("state", &data);
+    let file = cluster.pool.block(cluster.pool.read(old.version)).unwrap();
+    assert!(file.pieces_of(0..4095).is_none() && file.pieces_of(1..4096).is_none());
+    assert!(file.pieces_of(0..11 * 4096).is_none(), "behind its end");
+    let next = cluster.open("state", WriteOptions::default()).made_at(7_000);
+    next.append_known(file.pieces_of(0..3 * 4096).unwrap()).unwrap();
+    // One that is shorter than a chunk ends one.
+    let new = noise(4, 5000);
+    next.write_at(3 * 4096, &new).unwrap();
+    next.append_known(file.pieces_of(5 * 4096..10 * 4096).unwrap()).unwrap();
+    let node = next.commit().unwrap().unwrap();
+    data.splice(3 * 4096..5 * 4096, new);
+    assert!(cluster.read("state") == data);
+    let versions = cluster.pool.block(cluster.pool.versions(node.id)).unwrap();
+    assert!(versions[0].sent < 6000 && versions[0].modified == 7_000, "{versions:?}");
+    // Of a version that is gone nothing can be taken over.
+    let late = cluster.open("state", WriteOptions::default());
+    cluster.pool.block(cluster.pool.remove(1, "state", false)).unwrap();
+    until("its chunks are collected", || cluster.copies() == 0);
+    late.append_known(file.pieces()).unwrap();
+    assert_eq!(late.commit().unwrap_err().code(), Some(code::GONE));
+}
+
+#[test]
 fn a_writer_that_dies_leaves_nothing_visible_and_its_chunks_go() {
     let cluster = Cluster::with(2, |options| options.lease = 3);
     let file = cluster.open("never", WriteOptions::default());

@@ -58,7 +58,14 @@ pub(crate) fn list(machines: &[MachineInfo]) -> String {
     });
     let header = ["NAME", "STATE", "MEMORY", "CPUS", "DISKS", "NETWORK", "PID", "SINCE"];
     let list = table(header, rows, "no machines; start one with `whimbrel run NAME --disk FILE --memory 1G`");
-    list + &crate::protection::lines(machines)
+    list + &crate::protection::lines(machines) + &machines.iter().filter_map(uploads).collect::<String>()
+}
+
+/// Where its capsules go by themselves, and why they do not.
+fn uploads(machine: &MachineInfo) -> Option<String> {
+    let (name, uploads) = (&machine.name, machine.uploads.as_ref()?);
+    let stalled = uploads.stalled.as_ref().map(|why| format!("; NOT THERE YET, tried again: {why}"));
+    Some(format!("{name}: its capsules go to {}{}\n", uploads.to, stalled.unwrap_or_default()))
 }
 
 /// The bridges it is in, and beside them which host they belong to if that is another one.

@@ -9,12 +9,16 @@ use bytes::Bytes;
 use std::{
     collections::HashMap,
     io,
+    ops::Range,
     sync::{Arc, OnceLock},
 };
 use tokio::{sync::Semaphore, task::JoinSet};
 use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE};
 use whimbrel_image::{FAN_OUT, Node};
-use whimbrel_pool::client::{Pool, PoolError, ReadFile};
+use whimbrel_pool::{
+    client::{Pool, PoolError, ReadFile},
+    map::Piece,
+};
 use whimbrel_store::PageWant;
 
 /// Reads under way at once.
@@ -57,6 +61,16 @@ impl Held {
 
     pub(super) fn capsule(&self) -> CapsuleId {
         self.capsule
+    }
+
+    /// Where the groups of a leaf begin, if it is here.
+    pub(super) fn pages_at(&self, leaf: &Digest) -> Option<u64> {
+        self.nodes.get(leaf)?.pages
+    }
+
+    /// The chunks of a range of the file that begins and ends with one.
+    pub(super) fn pieces(&self, range: Range<u64>) -> Option<&[Piece]> {
+        self.file.pieces_of(range)
     }
 
     /// Nodes in the order of the file.

@@ -13,6 +13,7 @@ mod held;
 mod holding;
 mod layout;
 mod notes;
+mod older;
 mod place;
 mod pull;
 mod push;
@@ -20,7 +21,8 @@ mod send;
 
 use crate::{bell::Bell, error::HostError, host::Host, layout::Layout, refs::store_error};
 use notes::Notes;
-use place::PoolPlace;
+pub(crate) use place::PoolPlace;
+pub(crate) use push::Unless;
 use std::{
     collections::{BTreeMap, HashMap},
     path::PathBuf,

@@ -18,7 +18,10 @@ use whimbrel_api::{
 };
 use whimbrel_core::{CapsuleId, Digest, MachineName, PAGE_SIZE, RefName};
 use whimbrel_image::{Manifest, frame::Kind};
-use whimbrel_pool::{client::PoolError, protocol::code};
+use whimbrel_pool::{
+    client::PoolError,
+    protocol::{VersionInfo, code},
+};
 use whimbrel_store::Expected;
 
 /// A capsule found in a pool.
@@ -49,8 +52,14 @@ impl Host {
             let file = pool.find(&format!("{}/{name}", place.folder)).await?;
             let Some(until) = until else { return Ok(Some(file.version)) };
             let versions = pool.versions(file.id).await?;
-            let old = |created: i64| created / 1_000_000 <= i64::try_from(until).unwrap_or(i64::MAX);
-            Ok(versions.into_iter().find(|version| old(version.created)).map(|version| version.id))
+            let until = i64::try_from(until).unwrap_or(i64::MAX);
+            // When it was taken, not when it came here: what is followed may come late.
+            let time = |version: &VersionInfo| match version.modified {
+                0 => version.created / 1_000_000,
+                taken => taken / 1_000_000,
+            };
+            let old = versions.into_iter().filter(|version| time(version) <= until);
+            Ok(old.max_by_key(|version| (time(version), version.number)).map(|version| version.id))
         };
         let version = match pool.block(find) {
             Err(error @ PoolError::Refused { .. }) if error.code() == Some(code::NOT_FOUND) => None,

@@ -1,16 +1,20 @@
 //! A capsule of this host becomes a version of a file in a pool.
 //!
-//! Pages go leaf by leaf, a leaf that occurs twice once, then nodes, blobs, the index. The pool keeps chunks that it has, so a later
-//! version of a machine costs what changed. The file appears whole when all of it is safe, or not at all.
+//! Pages go leaf by leaf, a leaf that occurs twice once, then nodes, blobs, the index. Groups that an older version of the file has are
+//! taken over from it without being read (`older`); of the rest the pool keeps chunks that it has. So a later version of a machine costs
+//! what changed. The file appears whole when all of it is safe, or not at all.
 
-use super::layout::{CHUNK, GROUP, Index, NodePlace, Place, Trailer, groups};
+use super::{
+    layout::{CHUNK, GROUP, Index, NodePlace, Place, Trailer, groups},
+    older::Older,
+};
 use std::{collections::HashSet, ops::ControlFlow, sync::Arc};
-use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE};
+use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE, PageRun};
 use whimbrel_image::{
-    Manifest, Node,
+    ImageRef, Manifest, Node,
     tree::{Nodes, Visit, walk},
 };
-use whimbrel_pool::client::WriteFile;
+use whimbrel_pool::{client::WriteFile, map::Piece};
 use whimbrel_store::{Store, StoreError};
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
@@ -42,34 +46,44 @@ impl Nodes for Here<'_> {
 struct Sender<'a> {
     store: &'a Store,
     file: &'a WriteFile,
+    older: Option<&'a Older<'a>>,
     /// Bytes written.
     at: u64,
     index: Index,
     pages: u64,
 }
 
-/// Writes a capsule that is whole here. The caller commits the file. Returns its pages.
+/// A node, and where it is met first.
+struct Met<'a> {
+    digest: Digest,
+    level: u8,
+    image: &'a ImageRef,
+    page: u64,
+}
+
+/// Writes a capsule that is whole here. The caller commits the file. Returns how many pages were not in the `older` version.
 pub(super) fn write(
     store: &Store,
     capsule: &CapsuleId,
     file: &WriteFile,
+    older: Option<&Older<'_>>,
     progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<u64, SendError> {
     let manifest = store.manifest(capsule)?;
     let nodes = nodes_of(store, &manifest)?;
-    let mut sender = Sender { store, file, at: 0, index: Index::default(), pages: 0 };
-    for (digest, level) in &nodes {
-        let pages = match level {
-            0 => Some(sender.leaf(digest)?),
+    let mut sender = Sender { store, file, older, at: 0, index: Index::default(), pages: 0 };
+    for met in &nodes {
+        let pages = match met.level {
+            0 => Some(sender.leaf(met)?),
             _ => None,
         };
-        sender.index.nodes.push(NodePlace { digest: *digest, at: 0, length: 0, pages });
+        sender.index.nodes.push(NodePlace { digest: met.digest, at: 0, length: 0, pages });
         if progress(sender.at).is_break() {
             return Err(SendError::Cancelled);
         }
     }
-    for (at, (digest, _)) in nodes.iter().enumerate() {
-        let bytes = store.blob(digest)?;
+    for (at, met) in nodes.iter().enumerate() {
+        let bytes = store.blob(&met.digest)?;
         (sender.index.nodes[at].at, sender.index.nodes[at].length) = (sender.at, bytes.len() as u32);
         sender.put(&bytes)?;
     }
@@ -88,13 +102,13 @@ pub(super) fn write(
 }
 
 /// All nodes of a capsule, each once, in the order of its images.
-fn nodes_of(store: &Store, manifest: &Manifest) -> Result<Vec<(Digest, u8)>, StoreError> {
+fn nodes_of<'a>(store: &Store, manifest: &'a Manifest) -> Result<Vec<Met<'a>>, StoreError> {
     let (mut nodes, mut seen) = (Vec::new(), HashSet::new());
     for image in &manifest.images {
         walk(&Here(store), image.root, image.pages, &mut |visit| match visit {
-            Visit::Node { digest, level, .. } => {
+            Visit::Node { digest, level, page } => {
                 let new = seen.insert(digest);
-                nodes.extend(new.then_some((digest, level)));
+                nodes.extend(new.then_some(Met { digest, level, image, page }));
                 Ok(new && level > 0)
             }
             Visit::Page { .. } => Ok(false),
@@ -116,20 +130,46 @@ impl Sender<'_> {
     }
 
     /// The groups of a leaf; says where they begin.
-    fn leaf(&mut self, digest: &Digest) -> Result<u64, SendError> {
-        let leaf = Here(self.store).node(digest)?;
+    fn leaf(&mut self, met: &Met<'_>) -> Result<u64, SendError> {
+        let leaf = Here(self.store).node(&met.digest)?;
         let begin = self.at;
-        for group in groups(&leaf) {
-            let mut bytes = vec![0; CHUNK];
-            for slot in 0..GROUP {
-                let Some(page) = leaf.child(group * GROUP + slot) else { continue };
-                let page = self.store.blob(&page)?;
-                let room = &mut bytes[slot * PAGE_SIZE..][..PAGE_SIZE];
-                room[..page.len().min(PAGE_SIZE)].copy_from_slice(&page[..page.len().min(PAGE_SIZE)]);
-                self.pages += 1;
+        let all: Vec<usize> = groups(&leaf).collect();
+        let known = match self.older {
+            Some(older) => older.groups(&met.image.name, met.page, &met.digest, &leaf),
+            None => vec![None; all.len()],
+        };
+        let all: Vec<(usize, Option<Vec<Piece>>)> = all.into_iter().zip(known).collect();
+        // Neighbours of the image that are both there, or both not.
+        let together = |a: &(usize, Option<_>), b: &(usize, Option<_>)| {
+            a.1.is_some() == b.1.is_some() && (a.1.is_some() || a.0 + 1 == b.0)
+        };
+        for run in all.chunk_by(together) {
+            match run[0].1 {
+                Some(_) => self.take_over(run)?,
+                None => self.read(met, &leaf, run[0].0, run.len())?,
             }
-            self.put(&bytes)?;
         }
         Ok(begin)
+    }
+
+    /// Groups that the older version has.
+    fn take_over(&mut self, run: &[(usize, Option<Vec<Piece>>)]) -> Result<(), SendError> {
+        let pieces: Vec<Piece> =
+            run.iter().filter_map(|(_, pieces)| pieces.as_ref()).flatten().copied().collect();
+        self.file.append_known(&pieces).map_err(|error| SendError::Pool(error.into()))?;
+        self.at += (run.len() * CHUNK) as u64;
+        Ok(())
+    }
+
+    /// Groups that have to be read here, in one piece.
+    fn read(&mut self, met: &Met<'_>, leaf: &Node, group: usize, count: usize) -> Result<(), SendError> {
+        let slots = group * GROUP..(group + count) * GROUP;
+        let first = met.page + slots.start as u64;
+        let length = met.image.pages.saturating_sub(first).min(slots.len() as u64);
+        let mut bytes = vec![0; count * CHUNK];
+        let image = self.store.image(met.image.root, met.image.pages);
+        image.read(PageRun::new(first, length), &mut bytes[..length as usize * PAGE_SIZE])?;
+        self.pages += slots.filter(|slot| leaf.child(*slot).is_some()).count() as u64;
+        self.put(&bytes)
     }
 }

@@ -226,6 +226,7 @@ fn describe(note: &HomeNote, tunnel: TunnelInfo) -> MachineInfo {
         tunnel: Some(tunnel),
         protection: None,
         taken_over: None,
+        uploads: None,
     }
 }
 

@@ -78,6 +78,11 @@ impl Pool {
         Self { inner: Arc::new(Inner { options, runtime, links, places: Mutex::default(), cache }) }
     }
 
+    /// Whether what it writes is sealed.
+    pub fn seals(&self) -> bool {
+        self.inner.options.secret.is_some()
+    }
+
     /// Runs a call on a plain thread.
     pub fn block<T>(&self, call: impl Future<Output = T>) -> T {
         self.inner.runtime.block_on(call)

@@ -32,6 +32,8 @@ enum Item {
     Data(Bytes),
     /// A file with so many bytes; they do not count yet.
     Spooled(File, u64),
+    /// Chunks that are in the pool come next, whatever they hold.
+    Known(Vec<Piece>),
     /// Cut what is left, and say what there is since the last time.
     Settle(SyncSender<Result<Vec<Piece>>>),
 }
@@ -89,12 +91,25 @@ impl Feed {
         self.give(Item::Spooled(file, length))
     }
 
+    /// Ends the last chunk here, and puts chunks behind it that an older version has.
+    pub(super) fn known(&self, pieces: Vec<Piece>) -> Result<()> {
+        self.give(Item::Known(pieces))
+    }
+
     /// Ends the last chunk here; returns the pieces since the last call when all of them are safe.
     pub(super) fn settle(&self) -> Result<Vec<Piece>> {
         let (reply, answer) = sync_channel(1);
         self.give(Item::Settle(reply))?;
         answer.recv().map_err(|_| PoolError::GivenUp)?
     }
+}
+
+/// What a part of the stream became.
+enum Cut {
+    /// A chunk with this digest, so long.
+    New(Digest, u32),
+    /// A chunk that was there.
+    Known(Piece),
 }
 
 struct Cutter {
@@ -107,7 +122,7 @@ struct Cutter {
     batch_bytes: usize,
     /// Chunks that went out, or were found, in this session.
     seen: HashSet<Digest>,
-    cut: Vec<(Digest, u32)>,
+    cut: Vec<Cut>,
 }
 
 impl Cutter {
@@ -119,6 +134,10 @@ impl Cutter {
                     if let Err(error) = self.read(&file, length) {
                         self.session.fail(error);
                     }
+                }
+                Item::Known(pieces) => {
+                    self.end_chunk();
+                    self.cut.extend(pieces.into_iter().map(Cut::Known));
                 }
                 Item::Settle(reply) => drop(reply.send(self.settle())),
             }
@@ -167,7 +186,7 @@ impl Cutter {
             },
         };
         let digest = Digest::of(&bytes);
-        self.cut.push((digest, length as u32));
+        self.cut.push(Cut::New(digest, length as u32));
         if !self.seen.insert(digest) {
             self.session.budget.give_back(length);
             return;
@@ -185,17 +204,24 @@ impl Cutter {
         }
     }
 
-    fn settle(&mut self) -> Result<Vec<Piece>> {
+    fn end_chunk(&mut self) {
         while !self.buffer.is_empty() {
             self.chunk();
         }
+    }
+
+    fn settle(&mut self) -> Result<Vec<Piece>> {
+        self.end_chunk();
         self.send();
         self.session.wait();
         self.session.secure_blocking()?;
         let sealed = self.secret.is_some();
-        let piece = |(digest, length): (Digest, u32)| {
-            let chunk = self.session.number(&digest).ok_or(PoolError::Answer { what: "chunk" })?;
-            Ok(Piece { chunk, length, sealed })
+        let piece = |cut| match cut {
+            Cut::Known(piece) => Ok(piece),
+            Cut::New(digest, length) => {
+                let chunk = self.session.number(&digest).ok_or(PoolError::Answer { what: "chunk" })?;
+                Ok(Piece { chunk, length, sealed })
+            }
         };
         std::mem::take(&mut self.cut).into_iter().map(piece).collect()
     }

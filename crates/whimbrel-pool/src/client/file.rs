@@ -92,6 +92,8 @@ pub struct WriteFile {
     options: WriteOptions,
     policy: Policy,
     make: Make,
+    /// When its content was made, if not when it is committed.
+    made: Option<i64>,
     inner: Mutex<Inner>,
 }
 
@@ -124,13 +126,20 @@ impl WriteFile {
             changed,
             broken: None,
         };
-        Ok(Self { pool: pool.clone(), options, policy, make, inner: Mutex::new(inner) })
+        Ok(Self { pool: pool.clone(), options, policy, make, made: None, inner: Mutex::new(inner) })
     }
 
     /// The same, cut in another way than the policy says: what is known of its content is worth more.
     #[must_use]
     pub fn cut_by(mut self, cutting: Cutting) -> Self {
         self.policy.cutting = cutting;
+        self
+    }
+
+    /// The same, with a time of its content, in nanoseconds since 1970, that is not that of the commit.
+    #[must_use]
+    pub fn made_at(mut self, time: i64) -> Self {
+        self.made = Some(time);
         self
     }
 
@@ -178,6 +187,25 @@ impl WriteFile {
             };
         }
         self.append(inner, Bytes::copy_from_slice(data))
+    }
+
+    /// Appends chunks of an older version, of which nothing is read or sent. If they are gone from the pool by then, the commit is
+    /// refused. Blocks.
+    pub fn append_known(&self, pieces: &[Piece]) -> Result<()> {
+        let mut inner = self.inner();
+        inner.usable()?;
+        inner.changed = true;
+        let done = self.give_known(&mut inner, pieces);
+        inner.note(done)
+    }
+
+    fn give_known(&self, inner: &mut Inner, pieces: &[Piece]) -> Result<()> {
+        if let Some((file, length)) = inner.local.take() {
+            self.feed(inner)?.spooled(file, length)?;
+        }
+        self.feed(inner)?.known(pieces.to_vec())?;
+        inner.streamed += pieces.iter().map(|piece| u64::from(piece.length)).sum::<u64>();
+        Ok(())
     }
 
     fn overwrite(&self, inner: &mut Inner, offset: u64, data: &[u8]) -> Result<()> {
@@ -345,7 +373,7 @@ impl WriteFile {
             node: inner.node.as_ref().map(|node| node.id),
             make: self.make.clone(),
             size: inner.mapped,
-            modified: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX),
+            modified: self.made.unwrap_or_else(|| i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)),
             copies: self.policy.copies,
             sent: session.sent(),
         };

@@ -14,6 +14,7 @@ use crate::{
 use bytes::{Bytes, BytesMut};
 use std::{
     collections::{HashMap, VecDeque},
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -227,6 +228,15 @@ impl ReadFile {
     /// Its chunks.
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
+    }
+
+    /// The chunks of a range that begins and ends with one.
+    pub fn pieces_of(&self, range: Range<u64>) -> Option<&[Piece]> {
+        let begin_of = |at: usize| at.checked_sub(1).map_or(0, |before| self.ends[before]);
+        let first = self.ends.partition_point(|end| *end <= range.start);
+        let last = self.ends.partition_point(|end| *end <= range.end);
+        let whole = begin_of(first) == range.start && begin_of(last) == range.end;
+        self.pieces.get(first..last).filter(|_| whole)
     }
 
     /// The bytes at `offset`, fewer than `length` only at the end.

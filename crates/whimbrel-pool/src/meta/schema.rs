@@ -1,5 +1,7 @@
 //! The tables. One text for both databases; `{blob}` and `{key}` stand for what the drivers call differently.
 //!
+//! What was added later stands in [`LATER`], each once, counted by `schema`.
+//!
 //! Chunks have numbers in the order in which they came, so that maps of versions are short, and what is read together lies
 //! together. `committed` remembers what sessions made visible, for a while longer than session and version may live.
 //! `doomed` chunks have been given up for collection: nobody may build on them, only write them anew. `held` are the pins of those who live
@@ -11,6 +13,9 @@ pub(super) fn statements(postgres: bool) -> Vec<String> {
         if postgres { ("BYTEA", "BIGINT PRIMARY KEY") } else { ("BLOB", "INTEGER PRIMARY KEY") };
     TABLES.iter().map(|text| text.replace("{blob}", blob).replace("{key}", key)).collect()
 }
+
+/// What makes a database of the first schema one of the second, and so on.
+pub(super) const LATER: &[&str] = &["ALTER TABLE version ADD COLUMN modified BIGINT NOT NULL DEFAULT 0"];
 
 const TABLES: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",

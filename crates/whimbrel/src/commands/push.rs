@@ -15,6 +15,7 @@ Examples:
   whimbrel push before-upgrade vault  copy a capsule
   whimbrel push web pool:MANAGER/vms  copy the newest capsule of web to a checkpoint pool
   whimbrel push web vault --follow    copy every capsule of web from now on, in the background
+  whimbrel push web pool:MANAGER/vms --follow   and what `protect --keep` keeps, each a version
   whimbrel push web --unfollow
 
 A machine that was pushed belongs to the other host: there it is resumed, here no longer (if the other host

@@ -44,6 +44,12 @@ impl Database {
         for statement in schema::statements(IS_POSTGRES) {
             sqlx::query(AssertSqlSafe(statement)).execute(&mut *tx).await?;
         }
+        let row = sqlx::query("SELECT value FROM counter WHERE name = 'schema'").fetch_one(&mut *tx).await?;
+        let schema = usize::try_from(row.try_get::<i64, _>(0)?).unwrap_or(usize::MAX);
+        for statement in schema::LATER.iter().skip(schema.saturating_sub(1)) {
+            sqlx::query(*statement).execute(&mut *tx).await?;
+            numbers(&mut tx, "schema", 1).await?;
+        }
         let id = i64::from_le_bytes(fresh_id());
         sqlx::query("INSERT INTO counter (name, value) VALUES ('pool', $1) ON CONFLICT (name) DO NOTHING")
             .bind(id)

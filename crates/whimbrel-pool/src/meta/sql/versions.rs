@@ -33,9 +33,9 @@ impl Database {
         take_chunks(&mut tx, commit, pieces, now).await?;
         let id = numbers(&mut tx, "version", 1).await?;
         sqlx::query(
-            "INSERT INTO version (id, node, number, size, created, chunks, sent, pinned, map)
+            "INSERT INTO version (id, node, number, size, created, chunks, sent, pinned, map, modified)
              SELECT $1, $2, COALESCE(MAX(number), 0) + 1, CAST($3 AS BIGINT), CAST($4 AS BIGINT), CAST($5 AS BIGINT),
-                 CAST($6 AS BIGINT), 0, $7 FROM version WHERE node = $2",
+                 CAST($6 AS BIGINT), 0, $7, CAST($8 AS BIGINT) FROM version WHERE node = $2",
         )
         .bind(signed(id)?)
         .bind(signed(node.id)?)
@@ -44,6 +44,7 @@ impl Database {
         .bind(pieces.len() as i64)
         .bind(signed(commit.sent)?)
         .bind(map::encode(pieces))
+        .bind(commit.modified)
         .execute(&mut *tx)
         .await?;
         sqlx::query("UPDATE node SET size = $2, modified = $3, changed = $4, version = $5 WHERE id = $1")
@@ -68,7 +69,7 @@ impl Database {
 
     pub(crate) async fn versions(&self, node: NodeId) -> Result<Vec<VersionInfo>> {
         let rows = sqlx::query(
-            "SELECT id, number, size, created, chunks, sent, pinned FROM version WHERE node = $1 ORDER BY number DESC",
+            "SELECT id, number, size, created, chunks, sent, pinned, modified FROM version WHERE node = $1 ORDER BY number DESC",
         )
         .bind(signed(node)?)
         .fetch_all(&self.read)
@@ -89,7 +90,7 @@ impl Database {
     pub(crate) async fn kept(&self) -> Result<Vec<Kept>> {
         let rows = sqlx::query(
             "SELECT node.parent, node.id, node.name, node.version, version.id, number, version.size, created, chunks,
-                 sent, pinned, CAST(CASE WHEN node.policy IS NULL THEN 0 ELSE 1 END AS BIGINT)
+                 sent, pinned, version.modified, CAST(CASE WHEN node.policy IS NULL THEN 0 ELSE 1 END AS BIGINT)
              FROM version JOIN node ON node.id = version.node",
         )
         .fetch_all(&self.read)
@@ -103,7 +104,7 @@ impl Database {
                 name: row.try_get(2)?,
                 current: row.try_get::<i64, _>(3)? == row.try_get::<i64, _>(4)?,
                 info: info(row, 4, &mut holders)?,
-                own: row.try_get::<i64, _>(11)? != 0,
+                own: row.try_get::<i64, _>(12)? != 0,
             })
         };
         rows.iter().map(kept).collect()
@@ -342,5 +343,6 @@ fn info(
         chunks: unsigned(row.try_get(first + 4)?),
         sent: unsigned(row.try_get(first + 5)?),
         pinned: row.try_get::<i64, _>(first + 6)? != 0,
+        modified: row.try_get(first + 7)?,
     })
 }
