@@ -96,21 +96,6 @@ pub fn decode(mut bytes: &[u8]) -> Result<Vec<Piece>, MapError> {
     Ok(out)
 }
 
-/// Runs of chunk numbers in order, each number once: `first..=last`.
-pub fn runs(pieces: &[Piece]) -> Vec<(ChunkId, ChunkId)> {
-    let mut numbers: Vec<ChunkId> = pieces.iter().map(|piece| piece.chunk).collect();
-    numbers.sort_unstable();
-    numbers.dedup();
-    let mut out: Vec<(ChunkId, ChunkId)> = Vec::new();
-    for number in numbers {
-        match out.last_mut() {
-            Some((_, last)) if *last + 1 == number => *last = number,
-            _ => out.push((number, number)),
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,12 +125,5 @@ mod tests {
         let piece = |n: u64| Piece { chunk: 70_000 + n, length: (1 << 20) - 1, sealed: true };
         let pieces: Vec<Piece> = (0..1000).map(piece).collect();
         assert!(encode(&pieces).len() <= 1000 * 4 + 4, "{}", encode(&pieces).len());
-    }
-
-    #[test]
-    fn runs_name_every_chunk_once() {
-        let pieces: Vec<Piece> =
-            [5, 6, 7, 6, 1, 9].map(|chunk| Piece { chunk, length: 1, sealed: false }).to_vec();
-        assert_eq!(runs(&pieces), [(1, 1), (5, 7), (9, 9)]);
     }
 }

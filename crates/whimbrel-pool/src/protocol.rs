@@ -235,6 +235,8 @@ pub struct Commit {
     pub copies: u8,
     /// Bytes that travelled for it.
     pub sent: u64,
+    /// The version that it has most in common with; 0 for that of the file before.
+    pub base: u64,
 }
 
 /// A version of a file.
@@ -394,6 +396,9 @@ call!(/// Client to manager: the file is complete.
     CommitFile = 0x05, Commit => Node);
 call!(/// Client to manager: the session ends without more.
     EndSession = 0x06, u64 => ());
+call!(/// Client to manager: which chunks of this version may be built upon without being asked for, so many copies being wanted? Answer: a
+    /// bit for each chunk of its map.
+    AskStanding = 0x07, (u64, u8) => ());
 call!(/// A child of a folder, by name.
     Lookup = 0x10, (NodeId, String) => Node);
 call!(/// A node by its number.

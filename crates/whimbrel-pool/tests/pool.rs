@@ -101,6 +101,45 @@ fn chunks_of_an_older_version_are_taken_over_unread_and_what_is_between_is_writt
 }
 
 #[test]
+fn timesteps_are_built_on_the_one_before_and_outlive_it() {
+    let mut cluster = Cluster::new(2);
+    set(&cluster, Policy { cutting: Cutting::Pages { average: 1 }, ..policy(1, Safety::Pessimistic) });
+    let (mut data, mut second) = (noise(5, 100 * 4096), Vec::new());
+    cluster.write("sim.N1.T0", &data);
+    let sent = |cluster: &Cluster, name: &str| {
+        let node = cluster.pool.block(cluster.pool.lookup(1, name)).unwrap();
+        cluster.pool.block(cluster.pool.versions(node.id)).unwrap()[0].sent
+    };
+    for step in 1..5_u64 {
+        data[step as usize * 20_000..][..4096].copy_from_slice(&noise(step + 10, 4096));
+        let name = format!("sim.N1.T{step}");
+        cluster.write(&name, &data);
+        assert!(sent(&cluster, &name) < 4 * 4096, "two pages were touched");
+        if step == 2 {
+            second = data.clone();
+            // What is known here was answered by a manager that is no more.
+            cluster.kill_manager();
+            cluster.start_manager();
+        }
+        // The one that the next is built on stays, or goes before that is written.
+        if step != 3 {
+            let old = format!("sim.N1.T{}", step - 1);
+            cluster.pool.block(cluster.pool.remove(1, &old, false)).unwrap();
+        }
+    }
+    cluster.pool.block(cluster.pool.remove(1, "sim.N1.T4", false)).unwrap();
+    data[..4096].fill(1);
+    cluster.write("sim.N1.T5", &data);
+    // Of the 109 pages that there were, 100 are of the second step, and five of the last one alone.
+    until("garbage is collected", || cluster.copies() == 105);
+    assert!(cluster.read("sim.N1.T5") == data && cluster.read("sim.N1.T2") == second);
+    for name in ["sim.N1.T2", "sim.N1.T5"] {
+        cluster.pool.block(cluster.pool.remove(1, name, false)).unwrap();
+    }
+    until("nothing is left", || cluster.copies() == 0);
+}
+
+#[test]
 fn a_writer_that_dies_leaves_nothing_visible_and_its_chunks_go() {
     let cluster = Cluster::with(2, |options| options.lease = 3);
     let file = cluster.open("never", WriteOptions::default());

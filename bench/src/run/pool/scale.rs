@@ -75,6 +75,7 @@ async fn fill(pool: Pool, files: u64) -> Result<()> {
                 modified: 0,
                 copies: 1,
                 sent: 0,
+                base: 0,
             };
             pool.ask::<CommitFile>(&commit, map::encode(&pieces).into()).await?;
         }

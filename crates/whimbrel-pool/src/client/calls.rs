@@ -1,6 +1,6 @@
 //! A handle on a pool: calls to the manager, which are made again while it is away, and the cache of who is where.
 
-use super::{PoolError, Result, Secret, read::Cache};
+use super::{PoolError, Result, Secret, read::Cache, series::Series};
 use crate::{
     ManagerAddress,
     link::{Dialer, Links},
@@ -68,6 +68,7 @@ pub(super) struct Inner {
     pub(super) links: Links,
     pub(super) places: Mutex<HashMap<BenefactorId, Place>>,
     pub(super) cache: Cache,
+    pub(super) series: Series,
 }
 
 impl Pool {
@@ -75,7 +76,8 @@ impl Pool {
     pub fn new(options: PoolOptions, dialer: Arc<dyn Dialer>, runtime: Handle) -> Self {
         let cache = Cache::new(options.cache);
         let links = Links::new(dialer);
-        Self { inner: Arc::new(Inner { options, runtime, links, places: Mutex::default(), cache }) }
+        let (places, series) = Default::default();
+        Self { inner: Arc::new(Inner { options, runtime, links, places, cache, series }) }
     }
 
     /// Whether what it writes is sealed.

@@ -187,7 +187,7 @@ impl Cutter {
         };
         let digest = Digest::of(&bytes);
         self.cut.push(Cut::New(digest, length as u32));
-        if !self.seen.insert(digest) {
+        if !self.seen.insert(digest) || self.session.stands(&digest) {
             self.session.budget.give_back(length);
             return;
         }

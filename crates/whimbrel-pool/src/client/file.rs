@@ -233,9 +233,17 @@ impl WriteFile {
         Ok(())
     }
 
+    async fn begin(&self) -> Result<Arc<Session>> {
+        let session = Session::begin(&self.pool, &self.policy, self.options.buffer).await?;
+        if let Some(before) = self.pool.inner.series.before(&self.make) {
+            session.build_on(&before).await;
+        }
+        Ok(session)
+    }
+
     fn feed<'a>(&self, inner: &'a mut Inner) -> Result<&'a Feed> {
         if inner.feed.is_none() {
-            let session = self.pool.block(Session::begin(&self.pool, &self.policy, self.options.buffer))?;
+            let session = self.pool.block(self.begin())?;
             let secret = self.pool.inner.options.secret.clone();
             inner.feed = Some(Feed::start(session, self.policy.cutting, secret));
         }
@@ -376,6 +384,7 @@ impl WriteFile {
             modified: self.made.unwrap_or_else(|| i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)),
             copies: self.policy.copies,
             sent: session.sent(),
+            base: session.base(),
         };
         let map = crate::map::encode(&inner.pieces);
         if map.len() as u64 > MAX_MAP {
@@ -384,6 +393,7 @@ impl WriteFile {
             ));
         }
         let (node, _) = self.pool.block(self.pool.ask::<CommitFile>(&commit, map.into()))?;
+        self.pool.inner.series.wrote(&self.make, node.version, &inner.pieces, &session);
         inner.node = Some(node.clone());
         inner.changed = false;
         // The next write begins another session: this one must not keep garbage from going.

@@ -11,6 +11,7 @@ mod file;
 mod ranges;
 mod read;
 mod seal;
+mod series;
 mod session;
 mod stripe;
 

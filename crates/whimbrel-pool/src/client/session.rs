@@ -6,20 +6,21 @@
 use super::{
     Pool, PoolError, Result,
     budget::Budget,
+    series::Before,
     stripe::{Choice, Stripe},
 };
 use crate::{
     policy::{Policy, Safety},
     protocol::{
-        AskKnown, BenefactorId, ChunkId, CopyChunks, EndSession, Enroll, FlushChunks, Place, PutChunks,
-        Reserve, ReserveSpace, Reserved, Written, get_bits, get_numbers, put_digests, put_written,
+        AskKnown, AskStanding, BenefactorId, ChunkId, CopyChunks, EndSession, Enroll, FlushChunks, Place,
+        PutChunks, Reserve, ReserveSpace, Reserved, Written, get_bits, get_numbers, put_digests, put_written,
     },
 };
 use bytes::{Bytes, BytesMut};
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -80,6 +81,8 @@ pub(super) struct Session {
     /// Bytes of frames that were sent, once for each chunk.
     sent: AtomicU64,
     state: Mutex<State>,
+    /// The version that is built upon, and those of its chunks that stand.
+    base: OnceLock<(u64, HashMap<Digest, ChunkId>)>,
     idle: Condvar,
     pub(super) budget: Budget,
 }
@@ -117,12 +120,44 @@ impl Session {
             granted: AtomicU64::new(bytes),
             sent: AtomicU64::new(0),
             state: Mutex::default(),
+            base: OnceLock::new(),
             idle: Condvar::new(),
             budget: Budget::new(buffer),
         });
         let every = Duration::from_secs(u64::from(lease.max(3))) / 3;
         tokio::spawn(keep_alive(Arc::downgrade(&session), every));
         Ok(session)
+    }
+
+    /// Takes chunks of an older version without asking for each, those that stand. If the manager does not say, each is asked for.
+    pub(super) async fn build_on(&self, before: &Before) {
+        let asked = self.pool.ask::<AskStanding>(&(before.version, self.known_copies), Bytes::new()).await;
+        match asked {
+            Ok((_, bits)) => {
+                let standing = before.standing(&get_bits(&bits, before.pieces));
+                let _ = self.base.set((before.version, standing));
+            }
+            Err(error) => tracing::debug!(%error, version = before.version, "nothing is built upon"),
+        }
+    }
+
+    /// The version that is built upon; 0 for none.
+    pub(super) fn base(&self) -> u64 {
+        self.base.get().map_or(0, |(version, _)| *version)
+    }
+
+    /// Whether a chunk is one of the version that is built upon, and stands: then it is there.
+    pub(super) fn stands(&self, digest: &Digest) -> bool {
+        let Some(chunk) = self.base.get().and_then(|(_, standing)| standing.get(digest)) else {
+            return false;
+        };
+        self.state().ids.insert(*digest, *chunk);
+        true
+    }
+
+    /// Looks at the numbers of all chunks that were secured, or were known.
+    pub(super) fn with_numbers<T>(&self, look: impl FnOnce(&HashMap<Digest, ChunkId>) -> T) -> T {
+        look(&self.state().ids)
     }
 
     pub(super) fn id(&self) -> u64 {

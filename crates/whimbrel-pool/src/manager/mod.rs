@@ -38,6 +38,10 @@ impl From<MetaError> for Refusal {
             MetaError::Invalid(_) => code::INVALID,
             MetaError::OtherPool { .. } => code::OTHER_POOL,
             MetaError::Damaged { .. } => code::DAMAGED,
+            MetaError::Sync { source } => {
+                tracing::error!(error = %source, "the database cannot be synced");
+                code::STORAGE
+            }
             MetaError::Storage { source } => {
                 tracing::error!(error = %source, "the database failed");
                 code::STORAGE

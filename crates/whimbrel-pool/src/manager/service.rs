@@ -132,11 +132,10 @@ impl ManagerService {
             return Err(invalid("too many benefactors"));
         }
         let (meta, now) = (&self.shared.meta, now());
-        let session = match asked.session {
-            0 => meta.begin_session(now).await?,
-            old => meta.renew_session(old, now).await.map(|()| old)?,
-        };
-        let (mut stripe, mut bytes) = (Vec::new(), 0);
+        if asked.session > 0 {
+            meta.renew_session(asked.session, now).await?;
+        }
+        let (mut stripe, mut shares, mut bytes) = (Vec::new(), Vec::new(), 0);
         if asked.bytes > 0 {
             let members = meta.members().await?;
             let chosen = plan::stripe(&members, usize::from(asked.width.max(1)), &asked.avoid, now);
@@ -144,19 +143,20 @@ impl ManagerService {
             let room: u64 = chosen.iter().map(|member| plan::free(member)).sum();
             bytes = asked.bytes.min(GRANT);
             if room < bytes {
-                if asked.session == 0 {
-                    meta.end_session(session).await?;
-                }
                 return Err(Refusal::new(
                     code::FULL,
                     format!("{room} bytes are free, {bytes} were asked for"),
                 ));
             }
             let share = (bytes + asked.unused.min(GRANT)).div_ceil(chosen.len() as u64);
-            let shares: Vec<_> = chosen.iter().map(|member| (member.id, share)).collect();
-            meta.reserve(session, &shares).await?;
+            shares = chosen.iter().map(|member| (member.id, share)).collect();
             stripe = chosen.into_iter().map(place).collect();
         }
+        let session = match asked.session {
+            0 => meta.begin_session(&shares, now).await?,
+            old if shares.is_empty() => old,
+            old => meta.reserve(old, &shares).await.map(|()| old)?,
+        };
         let lease = self.shared.lease;
         Reply::of::<ReserveSpace>(&Reserved { session, lease, stripe, bytes }, Bytes::new())
     }
@@ -167,6 +167,12 @@ impl ManagerService {
         let now = now();
         let chunks = self.shared.meta.known(&digests, copies.max(1), now - plan::SILENT, now).await?;
         Reply::of::<AskKnown>(&(), put_numbers(chunks))
+    }
+
+    async fn standing(&self, request: Request) -> Answer {
+        let (version, copies) = request.decode::<AskStanding>()?;
+        let standing = self.shared.meta.standing(version, copies.max(1), now() - plan::SILENT).await?;
+        Reply::of::<AskStanding>(&(), put_bits(&standing))
     }
 
     async fn enroll(&self, request: Request) -> Answer {
@@ -325,6 +331,7 @@ impl ManagerService {
             AskGarbage::KIND => self.garbage(identity, request).await,
             ReserveSpace::KIND => self.reserve(request).await,
             AskKnown::KIND => self.known(request).await,
+            AskStanding::KIND => self.standing(request).await,
             Enroll::KIND => self.enroll(request).await,
             CommitFile::KIND => self.commit(request).await,
             EndSession::KIND => {

@@ -5,8 +5,10 @@
 //!
 //! Times are milliseconds since 1970 by the manager's clock. Only their differences decide anything.
 
+mod chain;
 mod garbage;
 mod schema;
+mod sync;
 
 #[allow(clippy::duplicate_mod, reason = "the same statements, compiled for the other driver")]
 mod postgres;
@@ -35,6 +37,13 @@ pub enum MetaError {
         /// Why.
         #[from]
         source: sqlx::Error,
+    },
+    /// What was committed could not be made durable.
+    #[error("the database cannot be synced")]
+    Sync {
+        /// Why.
+        #[from]
+        source: std::io::Error,
     },
     /// No such file, folder or version.
     #[error("no such file or folder")]
@@ -193,12 +202,13 @@ on_either! {
     fn moved(chunks: &[ChunkId], from: BenefactorId, to: BenefactorId, now: i64) -> ();
     fn undrained(benefactor: BenefactorId, counted: &[BenefactorId]) -> u64;
     fn dismiss(benefactor: BenefactorId) -> ();
-    fn begin_session(now: i64) -> u64;
+    fn begin_session(shares: &[(BenefactorId, u64)], now: i64) -> u64;
     fn renew_session(session: u64, now: i64) -> ();
     fn end_session(session: u64) -> ();
     fn expire_sessions(before: i64) -> u64;
     fn reserve(session: u64, shares: &[(BenefactorId, u64)]) -> ();
     fn known(digests: &[Digest], copies: u8, alive_since: i64, now: i64) -> Vec<ChunkId>;
+    fn standing(version: u64, copies: u8, alive_since: i64) -> Vec<bool>;
     fn enroll(session: u64, written: &[Written], now: i64) -> Vec<ChunkId>;
     fn commit(commit: &Commit, pieces: &[Piece], now: i64) -> Node;
     fn lookup(parent: NodeId, name: &str) -> Node;

@@ -2,6 +2,7 @@
 //!
 //! What was added later stands in [`LATER`], each once, counted by `schema`.
 //!
+//! Versions stand in chains (`chain`): `older` and `newer` are those beside one, and `copies` how many are wanted of each of its chunks at least.
 //! Chunks have numbers in the order in which they came, so that maps of versions are short, and what is read together lies
 //! together. `committed` remembers what sessions made visible, for a while longer than session and version may live.
 //! `doomed` chunks have been given up for collection: nobody may build on them, only write them anew. `held` are the pins of those who live
@@ -15,7 +16,14 @@ pub(super) fn statements(postgres: bool) -> Vec<String> {
 }
 
 /// What makes a database of the first schema one of the second, and so on.
-pub(super) const LATER: &[&str] = &["ALTER TABLE version ADD COLUMN modified BIGINT NOT NULL DEFAULT 0"];
+///
+/// A version of before is a chain of its own, in which its chunks count as they did.
+pub(super) const LATER: &[&str] = &[
+    "ALTER TABLE version ADD COLUMN modified BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE version ADD COLUMN older BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE version ADD COLUMN newer BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE version ADD COLUMN copies BIGINT NOT NULL DEFAULT 0",
+];
 
 const TABLES: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",

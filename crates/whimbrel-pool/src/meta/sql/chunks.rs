@@ -1,12 +1,13 @@
 //! Chunks: known ones, new ones, where they are, which may go, which need copies. Compiled for each driver; see `meta`.
 
-use super::statements::{BATCH, Database, Tx, list, numbers, rows, signed, unsigned};
+use super::statements::{BATCH, Database, RANGES, Tx, list, numbers, ranges_as_part, rows, signed, unsigned};
 use crate::{
-    meta::{Knowledge, MetaError, Needy, Result, Verdict, judge},
+    map,
+    meta::{Knowledge, MetaError, Needy, Result, Verdict, chain, judge},
     protocol::{BenefactorId, ChunkId, Fault, Inventory, Located, Written, after},
 };
 use sqlx::{AssertSqlSafe, Row};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use whimbrel_core::Digest;
 
 /// An inventory does not speak of what came within this time before it was made, in milliseconds.
@@ -55,6 +56,52 @@ impl Database {
         Ok(digests.iter().map(number).collect())
     }
 
+    /// For each chunk of a version, in the order of its map, whether a session that began before may build on it without asking for
+    /// it: those of which all wanted copies are in reach, as far as that is known without looking at each. What lacks a copy waits for repair,
+    /// and what is at a silent benefactor is found there.
+    pub(crate) async fn standing(&self, version: u64, copies: u8, alive_since: i64) -> Result<Vec<bool>> {
+        let row = sqlx::query("SELECT map, copies FROM version WHERE id = $1")
+            .bind(signed(version)?)
+            .fetch_optional(&self.read)
+            .await?;
+        let row = row.ok_or(MetaError::NotFound)?;
+        let pieces = map::decode(&row.try_get::<Vec<u8>, _>(0)?);
+        let pieces = pieces.map_err(|_| MetaError::Damaged { what: "map" })?;
+        if row.try_get::<i64, _>(1)? < i64::from(copies) {
+            return Ok(vec![false; pieces.len()]);
+        }
+        let chunks = chain::numbers(&pieces);
+        let mut doubtful = self.within("repair", "", &chunks).await?;
+        let silent = sqlx::query("SELECT id FROM benefactor WHERE seen < $1 AND lost = 0")
+            .bind(alive_since)
+            .fetch_all(&self.read)
+            .await?;
+        for row in silent {
+            let there = format!("AND benefactor = {}", row.try_get::<i64, _>(0)?);
+            doubtful.extend(self.within("place", &there, &chunks).await?);
+        }
+        Ok(pieces.iter().map(|piece| !doubtful.contains(&piece.chunk)).collect())
+    }
+
+    /// Those of the chunks, which are in order, that have a row in a table.
+    async fn within(&self, table: &str, which: &str, chunks: &[ChunkId]) -> Result<HashSet<ChunkId>> {
+        let mut found = HashSet::new();
+        for ranges in chain::runs(chunks).chunks(RANGES) {
+            let text = format!(
+                "{} SELECT chunk FROM part CROSS JOIN {table} WHERE chunk BETWEEN part.low AND part.high {which}",
+                ranges_as_part(1, ranges.len())
+            );
+            let mut query = sqlx::query(AssertSqlSafe(text));
+            for (low, high) in ranges {
+                query = query.bind(signed(*low)?).bind(signed(*high)?);
+            }
+            for row in query.fetch_all(&self.read).await? {
+                found.insert(unsigned(row.try_get(0)?));
+            }
+        }
+        Ok(found)
+    }
+
     async fn touch(&self, chunks: &[ChunkId], now: i64) -> Result<Vec<ChunkId>> {
         let mut touched = Vec::new();
         for batch in chunks.chunks(BATCH) {
@@ -70,6 +117,7 @@ impl Database {
                 touched.push(unsigned(row.try_get(0)?));
             }
         }
+        self.synced().await?;
         Ok(touched)
     }
 
@@ -102,7 +150,7 @@ impl Database {
             places.extend(chunk.places.iter().map(|place| (id, *place)));
         }
         insert_places(&mut tx, &places, now).await?;
-        tx.commit().await?;
+        self.finish(tx).await?;
         Ok(written.iter().map(|chunk| ids.get(&chunk.digest).copied().unwrap_or(0)).collect())
     }
 
@@ -154,7 +202,7 @@ impl Database {
                 .await?;
             queue(&mut tx, &[fault.chunk], now).await?;
         }
-        Ok(tx.commit().await?)
+        self.finish(tx).await
     }
 
     /// Which of the listed chunks may go; and what the list lacks counts no more.
@@ -186,7 +234,7 @@ impl Database {
                 None => break,
             }
         }
-        tx.commit().await?;
+        self.finish(tx).await?;
         Ok(verdicts.into_iter().map(|verdict| verdict == Verdict::Go).collect())
     }
 
@@ -222,7 +270,7 @@ impl Database {
         let mut tx = self.write.begin().await?;
         let places: Vec<_> = chunks.iter().map(|chunk| (*chunk, benefactor)).collect();
         insert_places(&mut tx, &places, now).await?;
-        Ok(tx.commit().await?)
+        self.finish(tx).await
     }
 
     /// Chunks in use that one benefactor has and another has not.
@@ -257,7 +305,7 @@ impl Database {
         let places: Vec<_> = chunks.iter().map(|chunk| (*chunk, to)).collect();
         insert_places(&mut tx, &places, now).await?;
         vanish(&mut tx, from, chunks.to_vec(), now).await?;
-        Ok(tx.commit().await?)
+        self.finish(tx).await
     }
 
     /// These need nothing more, unless they were queued again since they were looked at.
@@ -270,7 +318,7 @@ impl Database {
                 .execute(&mut *tx)
                 .await?;
         }
-        Ok(tx.commit().await?)
+        self.finish(tx).await
     }
 
     /// These are tried again after the others.

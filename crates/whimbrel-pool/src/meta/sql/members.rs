@@ -1,6 +1,6 @@
 //! Benefactors, sessions and reservations. Compiled for each driver; see `meta`.
 
-use super::statements::{Database, numbers, signed, unsigned};
+use super::statements::{Database, Tx, numbers, signed, unsigned};
 use crate::{
     meta::{Member, MetaError, Result},
     protocol::{BenefactorId, Status},
@@ -48,7 +48,7 @@ impl Database {
         .bind(signed(status.owed)?)
         .execute(&mut *tx)
         .await?;
-        tx.commit().await?;
+        self.finish(tx).await?;
         Ok(id)
     }
 
@@ -79,7 +79,7 @@ impl Database {
             .bind(i64::from(benefactor))
             .execute(&self.write)
             .await?;
-        Ok(())
+        self.synced().await
     }
 
     /// How many chunks each benefactor is counted to hold.
@@ -110,7 +110,7 @@ impl Database {
              WHERE place.benefactor = $1 AND chunk.refs > 0 ON CONFLICT (chunk) {queued}"
         );
         sqlx::query(AssertSqlSafe(text)).bind(i64::from(benefactor)).bind(now).execute(&mut *tx).await?;
-        Ok(tx.commit().await?)
+        self.finish(tx).await
     }
 
     /// Chunks in use of which those in `counted` have fewer copies than are wanted, or than there are benefactors in it.
@@ -138,10 +138,11 @@ impl Database {
         ] {
             sqlx::query(text).bind(i64::from(benefactor)).execute(&mut *tx).await?;
         }
-        Ok(tx.commit().await?)
+        self.finish(tx).await
     }
 
-    pub(crate) async fn begin_session(&self, now: i64) -> Result<u64> {
+    /// A session, and what it is promised.
+    pub(crate) async fn begin_session(&self, shares: &[(BenefactorId, u64)], now: i64) -> Result<u64> {
         let mut tx = self.write.begin().await?;
         let id = numbers(&mut tx, "session", 1).await?;
         sqlx::query("INSERT INTO session (id, started, seen) VALUES ($1, $2, $2)")
@@ -149,7 +150,8 @@ impl Database {
             .bind(now)
             .execute(&mut *tx)
             .await?;
-        tx.commit().await?;
+        promise(&mut tx, id, shares).await?;
+        self.finish(tx).await?;
         Ok(id)
     }
 
@@ -167,7 +169,7 @@ impl Database {
         for text in ["DELETE FROM reservation WHERE session = $1", "DELETE FROM session WHERE id = $1"] {
             sqlx::query(text).bind(signed(session)?).execute(&mut *tx).await?;
         }
-        Ok(tx.commit().await?)
+        self.finish(tx).await
     }
 
     pub(crate) async fn expire_sessions(&self, before: i64) -> Result<u64> {
@@ -180,7 +182,7 @@ impl Database {
             .bind(before - REMEMBERED)
             .execute(&mut *tx)
             .await?;
-        tx.commit().await?;
+        self.finish(tx).await?;
         Ok(gone.rows_affected())
     }
 
@@ -197,16 +199,21 @@ impl Database {
             .bind(signed(session)?)
             .execute(&mut *tx)
             .await?;
-        for (benefactor, bytes) in shares {
-            sqlx::query("INSERT INTO reservation (session, benefactor, bytes) VALUES ($1, $2, $3)")
-                .bind(signed(session)?)
-                .bind(i64::from(*benefactor))
-                .bind(signed(*bytes)?)
-                .execute(&mut *tx)
-                .await?;
-        }
-        Ok(tx.commit().await?)
+        promise(&mut tx, session, shares).await?;
+        self.finish(tx).await
     }
+}
+
+async fn promise(tx: &mut Tx<'_>, session: u64, shares: &[(BenefactorId, u64)]) -> Result<()> {
+    for (benefactor, bytes) in shares {
+        sqlx::query("INSERT INTO reservation (session, benefactor, bytes) VALUES ($1, $2, $3)")
+            .bind(signed(session)?)
+            .bind(i64::from(*benefactor))
+            .bind(signed(*bytes)?)
+            .execute(&mut **tx)
+            .await?;
+    }
+    Ok(())
 }
 
 fn member(row: &<super::Driver as sqlx::Database>::Row) -> Result<Member> {

@@ -158,7 +158,7 @@ impl Database {
     pub(crate) async fn make(&self, make: &Make, now: i64) -> Result<Node> {
         let mut tx = self.write.begin().await?;
         let node = make_in(&mut tx, make, now).await?;
-        tx.commit().await?;
+        self.finish(tx).await?;
         Ok(node)
     }
 
@@ -175,7 +175,7 @@ impl Database {
         versions::drop_all(&mut tx, node.id, now).await?;
         delete(&mut tx, node.id).await?;
         touch(&mut tx, parent, now).await?;
-        Ok(tx.commit().await?)
+        self.finish(tx).await
     }
 
     /// A file in the way gives its versions to the one that comes: a checkpoint written under another name and renamed is
@@ -217,7 +217,7 @@ impl Database {
             .await?;
         touch(&mut tx, from.0, now).await?;
         touch(&mut tx, to.0, now).await?;
-        Ok(tx.commit().await?)
+        self.finish(tx).await
     }
 
     pub(crate) async fn change(&self, id: NodeId, change: &NodeChange, now: i64) -> Result<Node> {
@@ -235,7 +235,7 @@ impl Database {
         .execute(&mut *tx)
         .await?;
         let node = get(&mut tx, id).await?.ok_or(MetaError::NotFound)?;
-        tx.commit().await?;
+        self.finish(tx).await?;
         Ok(node)
     }
 
@@ -281,7 +281,7 @@ impl Database {
         if let Some(policy) = policy {
             versions::want(&mut tx, node, policy.copies, now).await?;
         }
-        Ok(tx.commit().await?)
+        self.finish(tx).await
     }
 
     /// The path of a node, for people.

@@ -45,7 +45,7 @@ impl Database {
         .bind(ends)
         .execute(&mut *tx)
         .await?;
-        Ok(tx.commit().await?)
+        self.finish(tx).await
     }
 
     /// Ends the pins of a holder: those of `owner`, or of whoever calls itself so.
@@ -58,7 +58,7 @@ impl Database {
             None => query,
         };
         let done = query.execute(&self.write).await?;
-        if done.rows_affected() > 0 { Ok(()) } else { Err(MetaError::NotFound) }
+        if done.rows_affected() > 0 { self.synced().await } else { Err(MetaError::NotFound) }
     }
 
     /// All pins that somebody holds, or those of one owner.

@@ -1,12 +1,15 @@
 //! Opening a database, counters, and what all statements need. Compiled for each driver; see `meta`.
 
 use super::{Driver, IS_POSTGRES};
-use crate::meta::{MetaError, Result, schema};
+use crate::meta::{MetaError, Result, schema, sync::Syncs};
 use sqlx::{AssertSqlSafe, Pool, Row, Transaction, pool::PoolOptions};
-use std::fmt::Write;
+use std::{fmt::Write, sync::Arc};
 
 /// Values in one statement; SQLite allows 32,766, and longer statements gain nothing.
 pub(crate) const BATCH: usize = 500;
+
+/// Ranges of chunk numbers in one statement, likewise.
+pub(crate) const RANGES: usize = 400;
 
 pub(crate) type Tx<'a> = Transaction<'a, Driver>;
 
@@ -15,24 +18,46 @@ pub(crate) type Tx<'a> = Transaction<'a, Driver>;
 pub(crate) struct Database {
     pub(crate) write: Pool<Driver>,
     pub(crate) read: Pool<Driver>,
+    /// Of a database whose commits are made durable here.
+    syncs: Option<Arc<Syncs>>,
 }
 
 impl Database {
     pub(crate) async fn open(location: &str) -> Result<Self> {
-        let pool = |most: u32| PoolOptions::<Driver>::new().max_connections(most);
+        // A connection that is closed takes its settings with it.
+        let pool = |most: u32| {
+            PoolOptions::<Driver>::new().max_connections(most).max_lifetime(None).idle_timeout(None)
+        };
         let url = if IS_POSTGRES { location.to_owned() } else { format!("sqlite://{location}?mode=rwc") };
         let write = pool(if IS_POSTGRES { 8 } else { 1 }).connect(&url).await?;
         if !IS_POSTGRES {
-            // A commit is durable when it returns; the log keeps readers and the writer apart.
-            for setting in ["PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "PRAGMA cache_size=-65536"]
+            // The log keeps readers and the writer apart; `finish` makes commits durable.
+            for setting in
+                ["PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", "PRAGMA cache_size=-65536"]
             {
                 sqlx::query(setting).execute(&write).await?;
             }
         }
         let read = if IS_POSTGRES { write.clone() } else { pool(4).connect(&url).await? };
-        let database = Self { write, read };
+        let syncs = if IS_POSTGRES { None } else { Some(Arc::new(Syncs::of(location))) };
+        let database = Self { write, read, syncs };
         database.migrate().await?;
         Ok(database)
+    }
+
+    /// Commits; what is in the transaction is durable when this returns.
+    pub(crate) async fn finish(&self, tx: Tx<'_>) -> Result<()> {
+        tx.commit().await?;
+        self.synced().await
+    }
+
+    /// Returns when what was committed before is durable.
+    pub(crate) async fn synced(&self) -> Result<()> {
+        match &self.syncs {
+            Some(syncs) => Ok(syncs.wait().await?),
+            // PostgreSQL has done that.
+            None => Ok(()),
+        }
     }
 
     async fn migrate(&self) -> Result<()> {
@@ -55,7 +80,7 @@ impl Database {
             .bind(id)
             .execute(&mut *tx)
             .await?;
-        Ok(tx.commit().await?)
+        self.finish(tx).await
     }
 
     /// The number that tells this pool from others.
@@ -96,6 +121,13 @@ pub(crate) fn rows(first: usize, rows: usize, width: usize) -> String {
         out += ")";
     }
     out
+}
+
+/// The beginning of a statement that looks at rows in ranges: `part` has their ends.
+pub(crate) fn ranges_as_part(first: usize, count: usize) -> String {
+    let value = |at: usize| format!("(CAST(${} AS BIGINT), CAST(${} AS BIGINT))", at, at + 1);
+    let values: Vec<String> = (0..count).map(|range| value(first + range * 2)).collect();
+    format!("WITH part (low, high) AS (VALUES {})", values.join(", "))
 }
 
 /// `$1, $2, …`

@@ -2,14 +2,14 @@
 
 use super::{
     names, pins,
-    statements::{Database, Tx, numbers, signed, unsigned},
+    statements::{Database, RANGES, Tx, numbers, ranges_as_part, signed, unsigned},
 };
 use crate::{
     map::{self, Piece},
-    meta::{Kept, MetaError, Result, Sums},
-    protocol::{Commit, Node, NodeId, VersionInfo},
+    meta::{Kept, MetaError, Result, Sums, chain},
+    protocol::{ChunkId, Commit, Node, NodeId, VersionInfo},
 };
-use sqlx::Row;
+use sqlx::{AssertSqlSafe, Row};
 use std::collections::HashMap;
 
 impl Database {
@@ -19,7 +19,11 @@ impl Database {
     pub(crate) async fn commit(&self, commit: &Commit, pieces: &[Piece], now: i64) -> Result<Node> {
         let mut tx = self.write.begin().await?;
         if let Some(node) = committed(&mut tx, commit).await? {
-            return names::get(&mut tx, node).await?.ok_or(MetaError::NotFound);
+            let node = names::get(&mut tx, node).await?.ok_or(MetaError::NotFound)?;
+            drop(tx);
+            // The first answer may have been lost before it was one.
+            self.synced().await?;
+            return Ok(node);
         }
         let renewed = sqlx::query("UPDATE session SET seen = $2 WHERE id = $1")
             .bind(signed(commit.session)?)
@@ -30,12 +34,16 @@ impl Database {
             return Err(MetaError::SessionOver);
         }
         let node = target(&mut tx, commit, now).await?;
-        take_chunks(&mut tx, commit, pieces, now).await?;
+        let older = if commit.base > 0 { commit.base } else { node.version };
+        let base = claim(&mut tx, older, commit.copies).await?;
+        take_chunks(&mut tx, commit, pieces, base.as_deref().unwrap_or_default(), now).await?;
         let id = numbers(&mut tx, "version", 1).await?;
+        let older = base.map_or(0, |_| older);
         sqlx::query(
-            "INSERT INTO version (id, node, number, size, created, chunks, sent, pinned, map, modified)
+            "INSERT INTO version (id, node, number, size, created, chunks, sent, pinned, map, modified, older, newer, copies)
              SELECT $1, $2, COALESCE(MAX(number), 0) + 1, CAST($3 AS BIGINT), CAST($4 AS BIGINT), CAST($5 AS BIGINT),
-                 CAST($6 AS BIGINT), 0, $7, CAST($8 AS BIGINT) FROM version WHERE node = $2",
+                 CAST($6 AS BIGINT), 0, $7, CAST($8 AS BIGINT), CAST($9 AS BIGINT), 0, CAST($10 AS BIGINT)
+             FROM version WHERE node = $2",
         )
         .bind(signed(id)?)
         .bind(signed(node.id)?)
@@ -45,8 +53,13 @@ impl Database {
         .bind(signed(commit.sent)?)
         .bind(map::encode(pieces))
         .bind(commit.modified)
+        .bind(signed(older)?)
+        .bind(i64::from(commit.copies.max(1)))
         .execute(&mut *tx)
         .await?;
+        if older > 0 {
+            point(&mut tx, "newer", older, id).await?;
+        }
         sqlx::query("UPDATE node SET size = $2, modified = $3, changed = $4, version = $5 WHERE id = $1")
             .bind(signed(node.id)?)
             .bind(signed(commit.size)?)
@@ -63,7 +76,7 @@ impl Database {
             .execute(&mut *tx)
             .await?;
         let node = names::get(&mut tx, node.id).await?.ok_or(MetaError::NotFound)?;
-        tx.commit().await?;
+        self.finish(tx).await?;
         Ok(node)
     }
 
@@ -120,14 +133,13 @@ impl Database {
     ) -> Result<()> {
         let mut tx = self.write.begin().await?;
         let file = names::get(&mut tx, node).await?.ok_or(MetaError::NotFound)?;
-        let row = sqlx::query("SELECT id, map FROM version WHERE node = $1 AND number = $2")
+        let row = sqlx::query("SELECT id FROM version WHERE node = $1 AND number = $2")
             .bind(signed(node)?)
             .bind(i64::from(number))
             .fetch_optional(&mut *tx)
             .await?;
-        let row = row.ok_or(MetaError::NotFound)?;
-        let (id, map): (i64, Vec<u8>) = (row.try_get(0)?, row.try_get(1)?);
-        if unsigned(id) == file.version {
+        let id = unsigned(row.ok_or(MetaError::NotFound)?.try_get(0)?);
+        if id == file.version {
             if !even_current {
                 return Err(MetaError::Invalid("the current version goes with its file only"));
             }
@@ -136,11 +148,10 @@ impl Database {
             sqlx::query("DELETE FROM node WHERE id = $1").bind(signed(node)?).execute(&mut *tx).await?;
         } else {
             pins::refuse_pinned(&mut tx, node, Some(number), now).await?;
-            release(&mut tx, &map, now).await?;
-            sqlx::query("DELETE FROM version WHERE id = $1").bind(id).execute(&mut *tx).await?;
+            release(&mut tx, id, now).await?;
             pins::forget_held(&mut tx).await?;
         }
-        Ok(tx.commit().await?)
+        self.finish(tx).await
     }
 
     pub(crate) async fn pin(&self, node: NodeId, number: u32, pinned: bool) -> Result<()> {
@@ -150,7 +161,7 @@ impl Database {
             .bind(i64::from(pinned))
             .execute(&self.write)
             .await?;
-        if done.rows_affected() == 1 { Ok(()) } else { Err(MetaError::NotFound) }
+        if done.rows_affected() == 1 { self.synced().await } else { Err(MetaError::NotFound) }
     }
 
     pub(crate) async fn sums(&self) -> Result<Sums> {
@@ -201,8 +212,41 @@ async fn target(tx: &mut Tx<'_>, commit: &Commit, now: i64) -> Result<Node> {
     }
 }
 
-/// Counts the version among the users of its chunks, and refuses a map of chunks that are not all there.
-async fn take_chunks(tx: &mut Tx<'_>, commit: &Commit, pieces: &[Piece], now: i64) -> Result<()> {
+/// Makes a version the one before in a chain, and returns its map; none if it is gone, has a next one, or fewer copies of it are wanted.
+async fn claim(tx: &mut Tx<'_>, version: u64, copies: u8) -> Result<Option<Vec<Piece>>> {
+    let row = sqlx::query(
+        "UPDATE version SET newer = -1 WHERE id = $1 AND newer = 0 AND copies >= $2 RETURNING map",
+    )
+    .bind(signed(version)?)
+    .bind(i64::from(copies.max(1)))
+    .fetch_optional(&mut **tx)
+    .await?;
+    row.map(|row| pieces_of(&row.try_get::<Vec<u8>, _>(0)?)).transpose()
+}
+
+fn pieces_of(map: &[u8]) -> Result<Vec<Piece>> {
+    map::decode(map).map_err(|_| MetaError::Damaged { what: "map" })
+}
+
+/// The version beside this one in its chain, on one side of it.
+async fn point(tx: &mut Tx<'_>, side: &str, version: u64, to: u64) -> Result<()> {
+    sqlx::query(AssertSqlSafe(format!("UPDATE version SET {side} = $2 WHERE id = $1")))
+        .bind(signed(version)?)
+        .bind(signed(to)?)
+        .execute(&mut **tx)
+        .await?;
+    Ok(())
+}
+
+/// Counts the version among the users of its chunks, and refuses a map of chunks that are not all there. What the version before in
+/// the chain has is counted already.
+async fn take_chunks(
+    tx: &mut Tx<'_>,
+    commit: &Commit,
+    pieces: &[Piece],
+    base: &[Piece],
+    now: i64,
+) -> Result<()> {
     if pieces.iter().map(|piece| u64::from(piece.length)).sum::<u64>() != commit.size {
         return Err(MetaError::Invalid("the map is not as long as the file"));
     }
@@ -212,7 +256,12 @@ async fn take_chunks(tx: &mut Tx<'_>, commit: &Commit, pieces: &[Piece], now: i6
             return Err(MetaError::Invalid("a chunk has two lengths"));
         }
     }
-    for (first, last) in map::runs(pieces) {
+    if base.iter().any(|piece| lengths.get(&piece.chunk).is_some_and(|length| *length != piece.length)) {
+        return Err(MetaError::Invalid("a chunk of the map is of another length"));
+    }
+    let (new, old) = (chain::numbers(pieces), chain::numbers(base));
+    refuse_lost(tx, &chain::both(&new, &old)).await?;
+    for (first, last) in chain::runs(&chain::without(&new, &old)) {
         let taken = sqlx::query(
             "UPDATE chunk SET refs = refs + 1, want = CASE WHEN want < $3 THEN $3 ELSE want END
              WHERE id BETWEEN $1 AND $2 AND doomed = 0 RETURNING id, length,
@@ -246,11 +295,30 @@ async fn take_chunks(tx: &mut Tx<'_>, commit: &Commit, pieces: &[Piece], now: i6
     Ok(())
 }
 
+/// Refuses chunks in use of which no copy is left. One that lacks copies waits for repair, so few are looked at.
+async fn refuse_lost(tx: &mut Tx<'_>, chunks: &[ChunkId]) -> Result<()> {
+    for ranges in chain::runs(chunks).chunks(RANGES) {
+        let text = format!(
+            "{} SELECT repair.chunk FROM part CROSS JOIN repair WHERE repair.chunk BETWEEN part.low AND part.high
+                 AND NOT EXISTS (SELECT 1 FROM place JOIN benefactor ON benefactor.id = place.benefactor
+                     WHERE place.chunk = repair.chunk AND benefactor.lost = 0) LIMIT 1",
+            ranges_as_part(1, ranges.len())
+        );
+        let mut query = sqlx::query(AssertSqlSafe(text));
+        for (low, high) in ranges {
+            query = query.bind(signed(*low)?).bind(signed(*high)?);
+        }
+        if query.fetch_optional(&mut **tx).await?.is_some() {
+            return Err(MetaError::Gone);
+        }
+    }
+    Ok(())
+}
+
 /// So many copies are wanted of all chunks of all versions of a file.
 pub(crate) async fn want(tx: &mut Tx<'_>, node: NodeId, copies: u8, now: i64) -> Result<()> {
     for map in maps(tx, node).await? {
-        let pieces = map::decode(&map).map_err(|_| MetaError::Damaged { what: "map" })?;
-        for (first, last) in map::runs(&pieces) {
+        for (first, last) in chain::runs(&chain::numbers(&pieces_of(&map)?)) {
             let raised = sqlx::query(
                 "UPDATE chunk SET want = $3 WHERE id BETWEEN $1 AND $2 AND want < $3 RETURNING id",
             )
@@ -276,10 +344,25 @@ async fn maps(tx: &mut Tx<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
     rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
-/// The chunks of a map have one user less.
-async fn release(tx: &mut Tx<'_>, map: &[u8], now: i64) -> Result<()> {
-    let pieces = map::decode(map).map_err(|_| MetaError::Damaged { what: "map" })?;
-    for (first, last) in map::runs(&pieces) {
+/// A version goes, and what it alone had has a user less.
+///
+/// Rows of versions are locked before those of chunks, as a commit does it, and nobody else takes versions out of chains meanwhile.
+async fn release(tx: &mut Tx<'_>, version: u64, now: i64) -> Result<()> {
+    if super::IS_POSTGRES {
+        sqlx::query("SELECT pg_advisory_xact_lock(7751012)").execute(&mut **tx).await?;
+    }
+    let row = sqlx::query("UPDATE version SET older = older WHERE id = $1 RETURNING older, newer, map")
+        .bind(signed(version)?)
+        .fetch_optional(&mut **tx)
+        .await?;
+    let row = row.ok_or(MetaError::NotFound)?;
+    let (older, newer) = (unsigned(row.try_get(0)?), unsigned(row.try_get(1)?));
+    let leaving = chain::numbers(&pieces_of(&row.try_get::<Vec<u8>, _>(2)?)?);
+    point(tx, "newer", older, newer).await?;
+    point(tx, "older", newer, older).await?;
+    let (before, after) = (chunks_of(tx, older).await?, chunks_of(tx, newer).await?);
+    sqlx::query("DELETE FROM version WHERE id = $1").bind(signed(version)?).execute(&mut **tx).await?;
+    for (first, last) in chain::runs(&chain::counted_less(&before, &leaving, &after)) {
         sqlx::query("UPDATE chunk SET refs = refs - 1, freed = $3 WHERE id BETWEEN $1 AND $2 AND refs > 0")
             .bind(signed(first)?)
             .bind(signed(last)?)
@@ -297,12 +380,25 @@ async fn release(tx: &mut Tx<'_>, map: &[u8], now: i64) -> Result<()> {
     Ok(())
 }
 
+/// The chunks of a version; none of one that is not there.
+async fn chunks_of(tx: &mut Tx<'_>, version: u64) -> Result<Vec<ChunkId>> {
+    let row = sqlx::query("SELECT map FROM version WHERE id = $1")
+        .bind(signed(version)?)
+        .fetch_optional(&mut **tx)
+        .await?;
+    let pieces = row.map(|row| pieces_of(&row.try_get::<Vec<u8>, _>(0)?)).transpose()?;
+    Ok(chain::numbers(&pieces.unwrap_or_default()))
+}
+
 /// Every version of a node goes, pinned or not.
 pub(crate) async fn drop_all(tx: &mut Tx<'_>, node: NodeId, now: i64) -> Result<()> {
-    for map in maps(tx, node).await? {
-        release(tx, &map, now).await?;
+    let rows = sqlx::query("SELECT id FROM version WHERE node = $1 ORDER BY id DESC")
+        .bind(signed(node)?)
+        .fetch_all(&mut **tx)
+        .await?;
+    for row in rows {
+        release(tx, unsigned(row.try_get(0)?), now).await?;
     }
-    sqlx::query("DELETE FROM version WHERE node = $1").bind(signed(node)?).execute(&mut **tx).await?;
     pins::forget_held(tx).await
 }
 
