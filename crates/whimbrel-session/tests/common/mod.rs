@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use whimbrel_fuse::{MountOptions, Mounted};
 use whimbrel_session::{
-    client::{Connector, Face, Session, SessionError, SessionOptions},
+    client::{Connector, Face, Policy, Session, SessionError, SessionOptions},
     server::{Export, Limits, Server},
 };
 use whimbrel_wire::{
@@ -233,6 +233,13 @@ impl Drop for World {
         self.mounted.take();
         self.session.take();
     }
+}
+
+/// Write-back when told, and no doubt of what is known.
+pub fn back(options: &mut SessionOptions) {
+    options.settings.policy = Policy::Back;
+    options.settings.delay = None;
+    options.settings.fresh = None;
 }
 
 /// Waits until something is so.
