@@ -3,7 +3,10 @@
 //! The engines (capture, migrate, protect) know only these traits; `whimbrel-memory` and `whimbrel-block`
 //! implement the arrays, `whimbrel-qemu` the machine, and the tests' fakes all of it.
 
-use std::{error::Error, time::Duration};
+use std::{
+    error::Error,
+    time::{Duration, Instant},
+};
 use whimbrel_core::{PageRun, PageSet};
 
 /// A flat array of pages that changes in place: guest memory or a disk.
@@ -69,6 +72,38 @@ pub trait Machine: Send {
 
     /// The state of CPUs and devices, as one blob that the same kind of machine loads. Only while paused.
     fn device_state(&mut self) -> Result<Vec<u8>, MachineError>;
+
+    /// As [`Machine::pause`], by someone who will take its state: a chance to begin with that at once.
+    /// [`Machine::unpause_with_state`] is what comes next.
+    fn pause_for_state(&mut self) -> Result<(), MachineError> {
+        self.pause()
+    }
+
+    /// Takes the state and lets the machine go on, as soon as that may be. It is let go on also if its state cannot be taken.
+    fn unpause_with_state(&mut self) -> WentOn {
+        state_then_unpause(self)
+    }
+}
+
+/// How a machine went on.
+#[derive(Debug)]
+pub struct WentOn {
+    /// What it was when it stood. An error also if it does not go on.
+    pub device_state: Result<Vec<u8>, MachineError>,
+    /// How long it stood still for that.
+    pub devices: Duration,
+    /// How long until it went on then.
+    pub go_on: Duration,
+}
+
+/// Takes the state of a machine that stands, then lets it go on: one after the other.
+pub fn state_then_unpause<M: Machine + ?Sized>(machine: &mut M) -> WentOn {
+    let begun = Instant::now();
+    let device_state = machine.device_state();
+    let devices = begun.elapsed();
+    let goes_on = machine.unpause();
+    let device_state = device_state.and_then(|state| goes_on.map(|()| state));
+    WentOn { device_state, devices, go_on: begun.elapsed() - devices }
 }
 
 /// A page array could not do what it was asked.

@@ -10,7 +10,7 @@ use crate::{error::PrimaryError, protocol::EPOCH_BYTES_MAX, stats::Pause};
 use std::time::{Duration, Instant};
 use whimbrel_capture::{Follower, Ledger, Subject};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
-use whimbrel_machine::PageError;
+use whimbrel_machine::{PageError, WentOn};
 
 /// Room that is kept between epochs.
 const KEPT_BYTES: usize = 32 << 20;
@@ -58,40 +58,28 @@ impl Cut {
         }
         subject.machine.about_to_pause();
         let begun = Instant::now();
-        subject.machine.pause()?;
+        // The devices are asked while what was written is looked for and copied: asking them changes no memory, which a migration
+        // of QEMU's own relies on too.
+        subject.machine.pause_for_state()?;
         self.pause = Pause { stop: begun.elapsed(), ..Pause::default() };
         let mut taken = Vec::with_capacity(subject.ledgers.len());
-        let cut = self.while_paused(subject, &mut taken);
-        if cut.is_ok() {
+        let pages = self.take_pages(subject.ledgers, subject.follower, &mut taken);
+        if pages.is_ok() {
             stopped();
-        } else {
-            for (ledger, set) in subject.ledgers.iter_mut().zip(&taken) {
-                ledger.put_back(subject.follower, set);
+        }
+        let stood = begun.elapsed();
+        let WentOn { device_state, devices, go_on } = subject.machine.unpause_with_state();
+        self.pause = Pause { devices, go_on, whole: stood + devices + go_on, ..self.pause };
+        let cut = pages.and_then(|()| device_state.map_err(PrimaryError::from));
+        match cut {
+            Ok(state) => self.device_state = state,
+            Err(error) => {
+                for (ledger, set) in subject.ledgers.iter_mut().zip(&taken) {
+                    ledger.put_back(subject.follower, set);
+                }
+                return Err(error);
             }
         }
-        let going_on = Instant::now();
-        let goes_on = subject.machine.unpause();
-        self.pause.go_on = going_on.elapsed();
-        self.pause.whole = begun.elapsed();
-        cut.and(goes_on.map_err(PrimaryError::from))
-    }
-
-    /// The devices are asked while what was written is looked for and copied: asking them changes no memory, which a migration
-    /// of QEMU's own relies on too.
-    fn while_paused(
-        &mut self,
-        subject: &mut Subject<'_>,
-        taken: &mut Vec<PageSet>,
-    ) -> Result<(), PrimaryError> {
-        let Subject { machine, ledgers, follower } = subject;
-        let (pages, device_state) = std::thread::scope(|scope| {
-            let device_state = scope.spawn(|| timed(|| machine.device_state()));
-            let pages = self.take_pages(ledgers, *follower, taken);
-            (pages, device_state.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-        });
-        self.pause.devices = device_state.1;
-        pages?;
-        self.device_state = device_state.0?;
         Ok(())
     }
 

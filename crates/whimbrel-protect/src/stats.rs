@@ -33,7 +33,7 @@ pub struct Pause {
     pub scan: Duration,
     /// Copying that aside.
     pub copy: Duration,
-    /// Taking the device state, beside finding and copying.
+    /// Waiting for the device state, which is taken beside finding and copying, after those.
     pub devices: Duration,
     /// Until it went on.
     pub go_on: Duration,

@@ -3,7 +3,7 @@
 //! What fails is said by whoever asked for it; nothing is kept here.
 
 use super::LiveDisk;
-use whimbrel_machine::MachineError;
+use whimbrel_machine::{MachineError, WentOn, state_then_unpause};
 use whimbrel_qemu::Qemu;
 
 /// A machine as the engines see it: QEMU, and disks that are flushed before it stops. QEMU flushes them itself as part
@@ -38,5 +38,13 @@ impl whimbrel_machine::Machine for Stoppable<'_> {
 
     fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
         self.qemu.device_state()
+    }
+
+    fn pause_for_state(&mut self) -> Result<(), MachineError> {
+        if self.keep_paused { self.qemu.pause() } else { self.qemu.pause_for_state() }
+    }
+
+    fn unpause_with_state(&mut self) -> WentOn {
+        if self.keep_paused { state_then_unpause(self) } else { self.qemu.unpause_with_state() }
     }
 }

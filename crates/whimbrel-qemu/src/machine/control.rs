@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 use whimbrel_core::ByteSize;
-use whimbrel_machine::{Machine, MachineError};
+use whimbrel_machine::{Machine, MachineError, WentOn};
 
 /// How long QEMU may take to quit: it flushes its disks.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -175,5 +175,13 @@ impl Machine for Qemu {
         let state =
             self.save_device_state().map_err(|error| MachineError::new("save the devices of", error))?;
         Ok(crate::state::compose(state.head, &state.devices))
+    }
+
+    fn pause_for_state(&mut self) -> Result<(), MachineError> {
+        self.stop_to_save().map_err(|error| MachineError::new("pause", error))
+    }
+
+    fn unpause_with_state(&mut self) -> WentOn {
+        self.go_on_saved()
     }
 }

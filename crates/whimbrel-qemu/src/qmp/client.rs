@@ -80,6 +80,15 @@ struct Shared {
     running: AtomicBool,
 }
 
+/// A command that was sent.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    command: String,
+    id: u64,
+    /// In a lock, since whoever waits for an answer may be looked at by others meanwhile.
+    answer: Mutex<Receiver<Answer>>,
+}
+
 /// A connection to a QEMU's QMP socket. Closed on drop, which QEMU does not mind.
 pub struct Qmp {
     shared: Arc<Shared>,
@@ -104,8 +113,12 @@ impl Qmp {
             .spawn(move || theirs.read_all(reader))
             .map_err(QmpError::Io)?;
         let qmp = Self { shared, writer: Mutex::new(stream), next_id: AtomicU64::new(1) };
-        // QEMU greets first, but reads the negotiation whether or not we waited for the greeting.
-        qmp.execute("qmp_capabilities", json!({}))?;
+        // QEMU greets first, but reads the negotiation whether or not we waited for the greeting. With `oob` it goes on reading while a
+        // command is done, else it begins to read the next one only then (docs/interop/qmp-spec, "Out-of-band execution").
+        match qmp.execute("qmp_capabilities", json!({"enable": ["oob"]})) {
+            Err(QmpError::Refused { .. }) => qmp.execute("qmp_capabilities", json!({}))?,
+            answer => answer?,
+        };
         let status = qmp.execute("query-status", json!({}))?;
         if status.get("running").and_then(Value::as_bool) == Some(true) {
             qmp.shared.running.store(true, Ordering::Release);
@@ -125,28 +138,57 @@ impl Qmp {
         arguments: Value,
         timeout: Duration,
     ) -> Result<Value, QmpError> {
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let gone = || QmpError::Disconnected { command: command.to_owned() };
-        let (sender, answer) = sync_channel(1);
-        {
-            let mut inbox = self.shared.lock();
-            if inbox.closed {
-                return Err(gone());
-            }
+        let [asked] = self.ask([(command, arguments)])?;
+        self.answer_within(asked, timeout)
+    }
+
+    /// Sends commands in one go. QEMU does them one after the other, in this order, whether or not one fails; it is not waited for.
+    pub(crate) fn ask<const N: usize>(&self, commands: [(&str, Value); N]) -> Result<[Asked; N], QmpError> {
+        let mut lines = Vec::new();
+        let mut inbox = self.shared.lock();
+        let asked = commands.map(|(command, arguments)| {
+            let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+            let (sender, answer) = sync_channel(1);
             inbox.waiting.insert(id, sender);
-        }
-        if let Err(error) = self.send(&json!({"execute": command, "arguments": arguments, "id": id})) {
-            self.shared.lock().waiting.remove(&id);
-            let pipe = matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
-            return Err(if pipe { gone() } else { QmpError::Io(error) });
-        }
-        match answer.recv_timeout(timeout) {
+            // QEMU reads byte by byte: what says nothing is left out.
+            let line = match arguments.as_object().is_some_and(|arguments| arguments.is_empty()) {
+                true => json!({"execute": command, "id": id}),
+                false => json!({"execute": command, "arguments": arguments, "id": id}),
+            };
+            lines.extend(line.to_string().into_bytes());
+            lines.push(b'\n');
+            Asked { command: command.to_owned(), id, answer: Mutex::new(answer) }
+        });
+        let closed = inbox.closed;
+        drop(inbox);
+        let gone = || QmpError::Disconnected {
+            command: asked.first().map_or_else(String::new, |one| one.command.clone()),
+        };
+        let sent = if closed { Err(gone()) } else { self.send(&lines).map_err(QmpError::Io) };
+        let Err(error) = sent else { return Ok(asked) };
+        let mut inbox = self.shared.lock();
+        asked.iter().for_each(|one| drop(inbox.waiting.remove(&one.id)));
+        let pipe = |kind| matches!(kind, io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
+        Err(match error {
+            QmpError::Io(error) if pipe(error.kind()) => gone(),
+            error => error,
+        })
+    }
+
+    /// The answer to a command, within 30 s.
+    pub(crate) fn answer(&self, asked: Asked) -> Result<Value, QmpError> {
+        self.answer_within(asked, COMMAND_TIMEOUT)
+    }
+
+    fn answer_within(&self, asked: Asked, timeout: Duration) -> Result<Value, QmpError> {
+        let Asked { command, id, answer } = asked;
+        match answer.into_inner().unwrap_or_else(PoisonError::into_inner).recv_timeout(timeout) {
             Ok(Ok(value)) => Ok(value),
-            Ok(Err((class, words))) => Err(QmpError::Refused { command: command.to_owned(), class, words }),
-            Err(RecvTimeoutError::Disconnected) => Err(gone()),
+            Ok(Err((class, words))) => Err(QmpError::Refused { command, class, words }),
+            Err(RecvTimeoutError::Disconnected) => Err(QmpError::Disconnected { command }),
             Err(RecvTimeoutError::Timeout) => {
                 self.shared.lock().waiting.remove(&id);
-                Err(QmpError::TimedOut { command: command.to_owned(), after: timeout })
+                Err(QmpError::TimedOut { command, after: timeout })
             }
         }
     }
@@ -174,10 +216,8 @@ impl Qmp {
         !self.shared.lock().closed
     }
 
-    fn send(&self, message: &Value) -> io::Result<()> {
-        let mut line = serde_json::to_vec(message)?;
-        line.push(b'\n');
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner).write_all(&line)
+    fn send(&self, lines: &[u8]) -> io::Result<()> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner).write_all(lines)
     }
 }
 

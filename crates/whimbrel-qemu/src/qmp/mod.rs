@@ -6,5 +6,6 @@ mod client;
 mod event;
 mod line;
 
+pub(crate) use client::Asked;
 pub use client::{Qmp, QmpError};
 pub use event::{MachineEvent, ShutdownCause};
