@@ -22,6 +22,10 @@ pub struct ProtectRequest {
     /// Time between two cuts, 25 to 1000; 50 if absent. In mode replay 100 to 10000; 1000 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch_ms: Option<u64>,
+    /// How many times as long an epoch may last while nothing that the machine sent waits for it, 1 to 20, though never over a second: 4 if
+    /// absent, 1 in a group and in the other modes. It is cut the moment something waits and the usual length has passed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stretch: Option<u32>,
     /// The unit in which changes are found; 64 bytes if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<ProtectBlock>,
@@ -198,7 +202,7 @@ pub struct PauseParts {
     pub scan_ms: f64,
     /// Copying that aside.
     pub copy_ms: f64,
-    /// Taking the device state, beside finding and copying.
+    /// Waiting for the device state, which is taken beside finding and copying, after those.
     pub devices_ms: f64,
     /// Until the machine went on.
     pub go_on_ms: f64,

@@ -11,7 +11,7 @@
 //!                                                      silence: may I take over? --> once only
 //! ```
 //!
-//! What is here: the rules, pure and explored by tests ([`epoch`], [`lease`], [`ballot`], [`group`]), the code of pages ([`code`]), the cut of
+//! What is here: the rules, pure and explored by tests ([`epoch`], [`stretch`], [`lease`], [`ballot`], [`group`]), the code of pages ([`code`]), the cut of
 //! an epoch ([`cut`]), the sending side ([`primary`]), the receiving side ([`standby`]) and copies that it makes of epochs
 //! ([`keep`]), and what a machine is told once more that is protected by its inputs ([`replay`]). What is not: QEMU, disks, the network port, connections and threads: the host brings them. Blocking calls on plain
 //! threads.
@@ -34,5 +34,6 @@ pub mod protocol;
 pub mod replay;
 pub mod standby;
 pub mod stats;
+pub mod stretch;
 
 pub use error::{BoxError, PrimaryError, StandbyError};

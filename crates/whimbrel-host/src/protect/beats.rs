@@ -80,6 +80,19 @@ impl Beats {
         self.ports.iter().filter_map(Weak::upgrade)
     }
 
+    /// From now on the guard's thread looks when the machine begins to wait for an epoch.
+    pub(super) fn look_at_output(&self) {
+        for port in self.ports() {
+            let guard = self.guard.clone();
+            port.on_first_held(move || guard.upgrade().iter().for_each(|guard| guard.nudge()));
+        }
+    }
+
+    /// Whether anything that the machine sent is held back.
+    pub(super) fn output_waits(&self) -> bool {
+        self.ports().any(|port| port.holds())
+    }
+
     /// How long an answer is waited for.
     pub(super) fn patience(&self) -> Duration {
         self.term.max(Duration::from_millis(200))

@@ -32,6 +32,7 @@ use whimbrel_protect::{
     primary::{Sender as Sending, was_cancelled},
     protocol::ProtectionId,
     stats::EpochStats,
+    stretch::Stretch,
 };
 use whimbrel_qemu::MachineEvent;
 
@@ -274,39 +275,33 @@ impl Epochs<'_, '_> {
     }
 
     fn all(&mut self, told: &Sender<Told>) -> Outcome {
-        let length = self.guard.settings.epoch;
-        let mut due = Instant::now() + length;
-        let mut last_cut = Instant::now();
+        let Settings { epoch: length, stretch, .. } = self.guard.settings;
+        let mut stretch = Stretch::new(length, stretch);
+        if stretch.is_any() {
+            self.beats.look_at_output();
+        }
+        // Epochs that are long must not be what is looked after between them.
+        let look_every = if self.shipping.is_some() { LOOK } else { length };
+        let (mut begun, mut last_cut) = (Instant::now(), Instant::now());
+        let mut earliest = begun + length;
         loop {
-            // Epochs that are long must not be what is looked after between them.
-            let look = if self.shipping.is_some() { due.min(Instant::now() + LOOK) } else { due };
-            match self.guard.wait_command(look) {
+            let due = stretch.due(begun, earliest, self.beats.output_waits());
+            match self.guard.wait_command(due.min(Instant::now() + look_every)) {
                 Some(Command::Unprotect(answer)) => return Outcome::Unprotect(answer),
-                Some(Command::Failover(answer)) => {
-                    // Its last epoch is its own.
-                    self.membership = None;
-                    let paused_at = Instant::now();
-                    return match self.epoch(true, &mut last_cut) {
-                        Ok(()) => Outcome::Failover { answer, paused_at },
-                        Err(error) => {
-                            let text = crate::peers::chain(&error);
-                            let _ = answer.send(Err(HostError::invalid(text)));
-                            self.ended(error)
-                        }
-                    };
-                }
+                Some(Command::Failover(answer)) => return self.fail_over(answer, &mut last_cut),
                 None => {}
             }
             if let Some(outcome) = self.news() {
                 return outcome;
             }
+            let due = stretch.due(begun, earliest, self.beats.output_waits());
             let urgent = self.shipping.is_some_and(Shipping::is_urgent);
             if (Instant::now() < due && !urgent) || !self.is_gathered() {
                 continue;
             }
-            let begun = Instant::now();
+            begun = Instant::now();
             match self.epoch(false, &mut last_cut) {
-                Ok(()) => {}
+                Ok(delay) => stretch.committed(delay),
                 Err(HostError::Protect { source }) if is_too_much(&*source) && !self.inherited => {
                     // Never more than is bounded: the standby is filled anew, and output waits for that long.
                     tracing::warn!(machine = %self.guard.name, "more is dirty than an epoch may hold; the standby catches up");
@@ -317,11 +312,25 @@ impl Epochs<'_, '_> {
                 Err(error) => return self.ended(error),
             }
             let now = Instant::now();
-            due = begun + length;
-            if due <= now {
+            earliest = begun + length;
+            if earliest <= now {
                 // The link does not follow: the next epoch is as long as it takes.
-                due = now + (now - begun) / 4;
+                earliest = now + (now - begun) / 4;
                 self.guard.committed_late();
+            }
+        }
+    }
+
+    /// A last epoch, after which the machine does not go on here.
+    fn fail_over(&mut self, answer: Sender<Result<f64, HostError>>, last_cut: &mut Instant) -> Outcome {
+        // It is its own.
+        self.membership = None;
+        let paused_at = Instant::now();
+        match self.epoch(true, last_cut) {
+            Ok(_) => Outcome::Failover { answer, paused_at },
+            Err(error) => {
+                let _ = answer.send(Err(HostError::invalid(crate::peers::chain(&error))));
+                self.ended(error)
             }
         }
     }
@@ -366,8 +375,8 @@ impl Epochs<'_, '_> {
         Outcome::Failed(error)
     }
 
-    /// Cuts an epoch, sends it, and lets its output go. With `stay` the machine does not go on.
-    fn epoch(&mut self, stay: bool, last_cut: &mut Instant) -> Result<(), HostError> {
+    /// Cuts an epoch, sends it, and lets its output go: how long after the cut. With `stay` the machine does not go on.
+    fn epoch(&mut self, stay: bool, last_cut: &mut Instant) -> Result<Duration, HostError> {
         let Live { qemu, ledgers, disks, ports, .. } = &mut *self.live;
         let mut machine = Stoppable { qemu, disks, keep_paused: stay };
         let mut subject = Subject { machine: &mut machine, ledgers, follower: Follower::Standby };
@@ -407,7 +416,7 @@ impl Epochs<'_, '_> {
         if !beats.lease().may_run(Moment::now()) {
             return Err(HostError::invalid("the lease has run out"));
         }
-        Ok(())
+        Ok(stats.delay)
     }
 }
 

@@ -158,6 +158,7 @@ fn request(standby: &HostName, source: &HostName) -> ProtectRequest {
         witness: Some(WitnessName::Host(source.clone())),
         mode: ProtectMode::Epoch,
         epoch_ms: None,
+        stretch: None,
         block: None,
         lease_ms: Some(TERM_MS),
         without: Vec::new(),

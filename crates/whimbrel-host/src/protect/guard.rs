@@ -61,6 +61,7 @@ struct Shared {
     committed_at: Instant,
     commands: VecDeque<Command>,
     cancelled: bool,
+    nudged: bool,
     witness_answers: Option<bool>,
 }
 
@@ -97,6 +98,7 @@ impl Guard {
             committed_at: Instant::now(),
             commands: VecDeque::new(),
             cancelled: false,
+            nudged: false,
             witness_answers: None,
         };
         Self { name, settings, handover, shared: Mutex::new(shared), wake: Condvar::new() }
@@ -127,7 +129,13 @@ impl Guard {
         !self.shared().commands.is_empty()
     }
 
-    /// What somebody wants, waited for until `until`.
+    /// Has the thread look how things are, if it waits.
+    pub(super) fn nudge(&self) {
+        self.shared().nudged = true;
+        self.wake.notify_all();
+    }
+
+    /// What somebody wants, waited for until `until` or until it is nudged.
     pub(super) fn wait_command(&self, until: Instant) -> Option<Command> {
         let mut shared = self.shared();
         loop {
@@ -135,7 +143,7 @@ impl Guard {
                 return Some(command);
             }
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || shared.cancelled {
+            if std::mem::take(&mut shared.nudged) || left.is_zero() || shared.cancelled {
                 return None;
             }
             shared = self.wake.wait_timeout(shared, left).unwrap_or_else(PoisonError::into_inner).0;

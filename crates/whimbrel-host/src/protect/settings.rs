@@ -12,6 +12,9 @@ use whimbrel_protect::{
 /// Lengths of epochs, in milliseconds.
 const EPOCHS: std::ops::RangeInclusive<u64> = 25..=1000;
 const EPOCH: u64 = 50;
+/// How many times as long epochs may last of which nobody waits for anything.
+const STRETCHES: std::ops::RangeInclusive<u32> = 1..=20;
+const STRETCH: u32 = 4;
 /// The same where output does not wait for them.
 const SELDOM: std::ops::RangeInclusive<u64> = 100..=10_000;
 const SELDOM_EPOCH: u64 = 1000;
@@ -28,6 +31,8 @@ const KEPT: std::ops::RangeInclusive<u32> = 1..=10_000;
 pub(super) struct Settings {
     pub(super) request: ProtectRequest,
     pub(super) epoch: Duration,
+    /// How many times as long an epoch may last of which nobody waits for anything.
+    pub(super) stretch: u32,
     pub(super) term: Duration,
     pub(super) coding: Coding,
     pub(super) keep: Option<Keep>,
@@ -56,6 +61,7 @@ impl Settings {
                 "mode replay lets output go before an epoch is whole: it has no groups",
             ));
         }
+        let stretch = stretch(request)?;
         let term = within("a lease", request.lease_ms, TERMS, TERM)?;
         let then = request.then.as_ref();
         if then.is_some_and(|then| {
@@ -83,7 +89,7 @@ impl Settings {
             )));
         }
         let (coding, keep) = (coding(request)?, keep.transpose()?);
-        Ok(Self { request: request.clone(), epoch, term, coding, keep, replay })
+        Ok(Self { request: request.clone(), epoch, stretch, term, coding, keep, replay })
     }
 
     /// What the standby is to ask of itself when it has taken the machine over. The two go on in turn.
@@ -98,6 +104,24 @@ impl Settings {
     pub(super) fn hash_bytes_max(&self, memory: u64) -> usize {
         let blocks = self.coding.block.in_page() as u64;
         (memory / 4096 * blocks * 5 + (1 << 20)) as usize
+    }
+}
+
+/// Epochs of a group are cut when all are due, so one that is not would have the others wait; by inputs nothing waits for epochs.
+fn stretch(request: &ProtectRequest) -> Result<u32, HostError> {
+    let whole = request.mode == ProtectMode::Epoch && request.group.is_none();
+    match request.stretch {
+        None => Ok(if whole { STRETCH } else { 1 }),
+        Some(times) if !STRETCHES.contains(&times) => {
+            let (least, most) = (STRETCHES.start(), STRETCHES.end());
+            Err(HostError::invalid(format!(
+                "epochs {times} times as long are not between {least} and {most} times"
+            )))
+        }
+        Some(2..) if request.mode == ProtectMode::Replay || request.group.is_some() => {
+            Err(HostError::invalid("epochs of a group, or of mode replay, are never stretched"))
+        }
+        Some(times) => Ok(times),
     }
 }
 
@@ -149,6 +173,16 @@ mod tests {
         assert!(request(r#"{"host":"beta","lease_ms":100}"#).is_err());
         assert!(request(r#"{"host":"beta","then":"beta"}"#).is_err());
         assert!(request(r#"{"host":"beta","group":"a/b"}"#).is_err());
+        let stretched =
+            |more: &str| request(&format!(r#"{{"host":"beta"{more}}}"#)).ok().map(|all| all.stretch);
+        assert_eq!((stretched(""), stretched(r#","group":"shop""#)), (Some(4), Some(1)));
+        assert_eq!((stretched(r#","mode":"remus""#), stretched(r#","mode":"replay""#)), (Some(1), Some(1)));
+        assert_eq!(
+            (stretched(r#","mode":"remus","stretch":2"#), stretched(r#","stretch":1"#)),
+            (Some(2), Some(1))
+        );
+        assert_eq!((stretched(r#","stretch":0"#), stretched(r#","stretch":21"#)), (None, None));
+        assert_eq!(stretched(r#","group":"shop","stretch":2"#), None);
         let kept = |every, count| {
             request(&format!(r#"{{"host":"beta","keep":{{"every_ms":{every},"count":{count}}}}}"#))
         };

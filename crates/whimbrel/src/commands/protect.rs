@@ -45,6 +45,10 @@ pub(crate) struct Args {
     /// 10s, 1s if absent
     #[arg(long, value_name = "DURATION")]
     epoch: Option<Span>,
+    /// How many times as long an epoch may last while nothing it sent waits to leave, 1 to 20; 4 if absent, 1 in a group and in
+    /// the other modes
+    #[arg(long, value_name = "TIMES")]
+    stretch: Option<u32>,
     /// The unit in which changes are found; smaller sends less and takes more memory
     #[arg(long, value_enum)]
     block: Option<BlockArg>,
@@ -132,6 +136,7 @@ impl Args {
                 ModeArg::Replay => ProtectMode::Replay,
             },
             epoch_ms: self.epoch.map(|epoch| epoch.as_ms()),
+            stretch: self.stretch,
             block,
             lease_ms: Some(self.lease.as_ms()),
             without: self.without.into_iter().map(step).collect(),
