@@ -6,6 +6,7 @@
 mod clients;
 mod guest;
 mod kills;
+mod link;
 mod modes;
 mod pause;
 mod share;
@@ -73,6 +74,11 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         rows: &["slowdown.compile", "slowdown.web", "slowdown.ep"],
         about: "work that gets done under protection, against unprotected",
         run: slowdown::run,
+    },
+    Experiment {
+        rows: &["link.bytes", "link.delay", "link.epoch"],
+        about: "bytes, delay of output and length of epochs over 1 Gbit/s and 100 Mbit/s",
+        run: link::run,
     },
     Experiment {
         rows: &["share.first"],

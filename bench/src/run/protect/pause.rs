@@ -13,7 +13,9 @@ use whimbrel_core::ByteSize;
 use whimbrel_testkit::guest::Work;
 
 /// A lease that a busy machine does not lose: here nothing is to fail.
-pub(super) const CALM: [&str; 2] = ["--lease", "5s"];
+pub(super) const LEASE: [&str; 2] = ["--lease", "5s"];
+/// The same, and epochs of one length, whatever waits for them.
+pub(super) const CALM: [&str; 4] = ["--lease", "5s", "--stretch", "1"];
 /// Until work has begun and settled.
 pub(super) const WARM_UP: Duration = Duration::from_secs(10);
 
@@ -130,18 +132,20 @@ pub(crate) fn kept(context: &Context) -> Result<Vec<Row>> {
 /// What each step brings, alone and together: the paper's figure 5b, in bytes. One guest, protected in one way after the other.
 pub(crate) fn steps(context: &Context) -> Result<Vec<Row>> {
     let window = Duration::from_secs(context.times(30, 6) as u64);
-    let ways: [(&str, &[&str]); 5] = [
+    let ways: [(&str, &[&str]); 7] = [
         ("blocks alone", &["--without", "share,sparse,wkdm,zstd"]),
         ("blocks, shared", &["--without", "sparse,wkdm,zstd"]),
         ("blocks, compressed", &["--without", "share"]),
         ("blocks, shared and compressed", &[]),
         ("blocks, shared and compressed with gzip", &["--codec", "gzip"]),
+        ("blocks of 128 bytes, shared and compressed", &["--block", "128"]),
+        ("blocks of 256 bytes, shared and compressed", &["--block", "256"]),
     ];
     let mut rows = Vec::new();
     for load in ["ep", "redis"] {
         let site = Site::at_work(load)?;
         sleep(WARM_UP);
-        let mut found: [(Vec<f64>, Vec<f64>); 5] = Default::default();
+        let mut found: [(Vec<f64>, Vec<f64>); 7] = Default::default();
         for _ in 0..context.times(5, 1) {
             for ((way, more), (sent, whole)) in ways.iter().zip(&mut found) {
                 site.protect(&[&CALM[..], more].concat())?;

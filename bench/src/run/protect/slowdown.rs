@@ -1,14 +1,14 @@
 //! `slowdown.*`: how much less a machine gets done under protection, against the same machine unprotected in the same run.
 //!
 //! On a machine of few processors the standby's daemon competes with the guest, which on hosts of their own it would not. So each
-//! row comes twice: as it is, and with the time that the guest's virtual processor waited for a real one (schedstat of its thread)
+//! row comes twice for each way to cut (every 50 ms, and seldom while nothing waits to leave): as it is, and with the time that the guest's virtual processor waited for a real one (schedstat of its thread)
 //! given back as far as it was the standby's doing: its share of what both daemons used. The case says how much of a processor the
 //! standby took.
 //!
 //! The quick form measures each work once, over windows of a fifth: a direction, not a figure.
 
 use super::clients::rounds;
-use super::pause::{CALM, WARM_UP, clients};
+use super::pause::{CALM, LEASE, WARM_UP, clients};
 use super::site::{NAME, Site};
 use crate::harness::{Goal, Row, Samples};
 use crate::run::Context;
@@ -19,6 +19,10 @@ use std::time::{Duration, Instant};
 
 const POLL: Duration = Duration::from_millis(40);
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Ways to cut.
+const WAYS: [(&str, &[&str]); 2] =
+    [("epochs of 50 ms", &CALM), ("epochs of 50 ms, up to 200 while nothing waits", &LEASE)];
 
 /// What was done, and what it took.
 struct Pace {
@@ -45,32 +49,41 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
             Some(clients) => Ok(clients.done()),
             None => rounds(site.client()),
         };
-        let (mut whole, mut without, mut cpus) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..context.times(10, 1) {
-            // Before and after, so that work which changes as it goes does it to both alike.
-            let first = pace(&site, window / 2, &done)?;
-            site.protect(&CALM)?;
-            sleep(Duration::from_secs(2));
-            let under = pace(&site, window, &done)?;
-            site.unprotect()?;
-            let second = pace(&site, window / 2, &done)?;
-            let free = f64::midpoint(first.rate, second.rate);
-            let slower = 100.0 * (1.0 - under.rate / free);
-            eprintln!(
-                "    {load}: {:.2}, {:.2}, {:.2} a second; waited {:.3} for the standby, which took {:.2} processors",
-                first.rate, under.rate, second.rate, under.standby, under.standby_cpus
-            );
-            whole.push(slower);
-            without.push(slower - 100.0 * under.standby);
-            cpus.push(100.0 * under.standby_cpus);
+        for (way, more) in WAYS {
+            let (mut whole, mut without, mut cpus) = (Vec::new(), Vec::new(), Vec::new());
+            for _ in 0..context.times(10, 1) {
+                let [slower, standby, took] = slower(&site, window, more, &done)?;
+                whole.push(slower);
+                without.push(slower - standby);
+                cpus.push(took);
+            }
+            let cpus = Samples::new(cpus).median();
+            let case = |what: &str| format!("{way}, standby {cpus:.0} % of a processor{what}");
+            rows.push(Row::new(row, case(""), "%", &Samples::new(whole)).goal(Goal::AtMost(goal)));
+            let case = case(", its share of the waiting taken out");
+            rows.push(Row::new(row, case, "%", &Samples::new(without)).goal(Goal::AtMost(goal)));
         }
-        let cpus = Samples::new(cpus).median();
-        let case = |what: &str| format!("epochs of 50 ms, standby {cpus:.0} % of a processor{what}");
-        rows.push(Row::new(row, case(""), "%", &Samples::new(whole)).goal(Goal::AtMost(goal)));
-        let case = case(", its share of the waiting taken out");
-        rows.push(Row::new(row, case, "%", &Samples::new(without)).goal(Goal::AtMost(goal)));
     }
     Ok(rows)
+}
+
+/// In percent: how much less is done under protection, how much of the time was waited for the standby, and how much of a processor
+/// that took.
+fn slower(site: &Site, window: Duration, more: &[&str], done: &dyn Fn() -> Result<u64>) -> Result<[f64; 3]> {
+    // Before and after, so that work which changes as it goes does it to both alike.
+    let first = pace(site, window / 2, done)?;
+    site.protect(more)?;
+    sleep(Duration::from_secs(2));
+    let under = pace(site, window, done)?;
+    let figures = site.figures()?;
+    site.unprotect()?;
+    let second = pace(site, window / 2, done)?;
+    let free = f64::midpoint(first.rate, second.rate);
+    eprintln!(
+        "    {:.2}, {:.2}, {:.2} a second; waited {:.3} for the standby, which took {:.2} processors; {figures}",
+        first.rate, under.rate, second.rate, under.standby, under.standby_cpus
+    );
+    Ok([1.0 - under.rate / free, under.standby, under.standby_cpus].map(|part| 100.0 * part))
 }
 
 fn pace(site: &Site, window: Duration, done: &dyn Fn() -> Result<u64>) -> Result<Pace> {
