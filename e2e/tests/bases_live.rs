@@ -4,11 +4,15 @@
 //! over a capsule nobody keeps; another file taken for the shared one.
 
 use serde_json::Value;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess};
-use whimbrel_testkit::guest::{Identity, Verdict, Work, assert_same_life};
+use std::time::Duration;
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console};
+use whimbrel_testkit::guest::{Identity, Verdict, Work, assert_same_life, image};
 
 const MIB: u64 = 1 << 20;
+/// Until a guest has booted.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Moves the one machine; bytes that it took.
 fn migrate(from: &HostProcess, to: &HostProcess) -> u64 {
@@ -80,9 +84,15 @@ fn to_a_host_with_an_older_capsule_travels_what_changed() {
 fn over_a_slow_link_pages_that_another_machine_of_the_target_has_are_not_sent() {
     let cluster = Cluster::start(&["alpha", "beta"]);
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
-    // Both booted from the same files, which is all that they have in common.
-    Guest { address: None, ..Guest::small("twin") }.run(&cluster, beta);
-    Guest::small("web").run(&cluster, alpha);
+    // Both have read a disk with the same on it. What they booted from does not travel in any case.
+    let same = |disk: &Path| image::patterned(disk, 32, 7).expect("a disk");
+    Guest { address: None, ..Guest::small("twin") }.run_on(&cluster, beta, same);
+    Guest::small("web").run_on(&cluster, alpha, same);
+    let mut twin = console(beta, "twin");
+    twin.wait_ready(PATIENCE).expect("a guest that is up");
+    twin.fill_cache().expect("a disk to read");
+    drop(twin);
+    cluster.witness(GUEST_ADDRESS).fill_cache().expect("a disk to read");
     let before = write(&cluster, 100);
     beta.run(&["pause", "twin"]);
     beta.run(&["cache", "add", "--machine", "twin"]);
