@@ -282,7 +282,7 @@ mod tests {
             lens in prop::collection::vec(0..40_000usize, 1..3), which in any::<prop::sample::Index>(),
             at in any::<prop::sample::Index>(), touched in 0..PAGE_SIZE, seed: u64,
         ) {
-            let files: Vec<_> = (0..).zip(&lens).map(|(file, len)| noise(*len, seed ^ file)).collect();
+            let files: Vec<_> = (0..).zip(&lens).map(|(file, len)| noise(*len, seed.wrapping_add(2 * file))).collect();
             let known = index(&files);
             let file = &files[which.index(files.len())];
             prop_assume!(file.len() >= PAGE_SIZE);
