@@ -25,14 +25,16 @@ pub(super) struct Arbiter {
 
 enum Kind {
     Host(Line),
-    Etcd(Etcd),
+    Etcd(Box<Etcd>),
 }
 
 impl Arbiter {
     pub(super) fn new(host: &Arc<Host>, name: &WitnessName, id: ProtectionId, term: Duration) -> Self {
         let kind = match name {
             WitnessName::Host(to) => Kind::Host(Line::new(host, to)),
-            WitnessName::Etcd(endpoints) => Kind::Etcd(Etcd::new(host, endpoints.clone(), id, term)),
+            WitnessName::Etcd(endpoints) => {
+                Kind::Etcd(Box::new(Etcd::new(host, endpoints.clone(), id, term)))
+            }
         };
         Self { name: name.clone(), id, term, kind }
     }

@@ -5,14 +5,18 @@
 //! asked and did not answer in time may have done it all the same, so every attempt may be made again.
 //!
 //! Keys: `whimbrel/protections/ID` is `open`, `taken` or `closed`; `whimbrel/about/ID` says to people whose it is. Whoever may write there
-//! decides who runs machines: the connection is neither encrypted nor authenticated, which is for the network to be.
+//! decides who runs machines: who that is, is for the etcd to say, to which this host shows what `login` has. A user is
+//! known there by a token, which is asked for with the password when there is none or it is refused.
+
+mod login;
 
 use crate::host::Host;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::{Method, Request, client::conn::http1, header};
+use hyper::{Method, Request, StatusCode, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
+use login::{Login, LoginError, User};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::{
@@ -22,7 +26,10 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::net::TcpStream;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
 use whimbrel_protect::{
     ballot::{Attempt, Ballot, Outcome},
     clock::Moment,
@@ -43,6 +50,10 @@ pub(super) struct Etcd {
     /// Which of them answered last, and a connection to it that nobody uses.
     last: AtomicUsize,
     idle: Mutex<Option<(usize, Connection)>>,
+    /// What this host shows; nothing is asked where that cannot be had.
+    login: Result<Login, LoginError>,
+    /// By what the user is known.
+    token: Mutex<Option<String>>,
     id: ProtectionId,
     primary: String,
     ballot: Mutex<Ballot>,
@@ -50,15 +61,25 @@ pub(super) struct Etcd {
 
 impl Etcd {
     pub(super) fn new(host: &Host, endpoints: Vec<String>, id: ProtectionId, term: Duration) -> Self {
-        Self {
-            runtime: host.runtime.clone(),
-            endpoints,
-            last: AtomicUsize::new(0),
-            idle: Mutex::default(),
-            id,
-            primary: host.name.to_string(),
-            ballot: Mutex::new(Ballot::new(term)),
+        let login = Login::of(&host.layout.data().join("etcd"));
+        if let Err(error) = &login {
+            let error = error as &dyn std::error::Error;
+            tracing::error!(error, "no etcd is asked: what this host is to show there cannot be had");
         }
+        Self::with(host.runtime.clone(), login, endpoints, id, host.name.to_string(), term)
+    }
+
+    fn with(
+        runtime: tokio::runtime::Handle,
+        login: Result<Login, LoginError>,
+        endpoints: Vec<String>,
+        id: ProtectionId,
+        primary: String,
+        term: Duration,
+    ) -> Self {
+        let (last, idle, token) = (AtomicUsize::new(0), Mutex::default(), Mutex::default());
+        let ballot = Mutex::new(Ballot::new(term));
+        Self { runtime, endpoints, last, idle, login, token, id, primary, ballot }
     }
 
     /// Asks; none if no member answered within `patience`.
@@ -121,26 +142,30 @@ impl Etcd {
     }
 
     async fn ask_one(&self, which: usize, body: &Bytes) -> Result<Bytes, Failure> {
+        let Ok(login) = &self.login else { return Err("this host cannot show what it should".into()) };
         let endpoint = &self.endpoints[which];
         let mut connection = match self.idle(which) {
             Some(connection) => connection,
-            None => connect(endpoint).await?,
+            None => connect(endpoint, login).await?,
         };
-        let request = Request::builder()
-            .method(Method::POST)
-            .uri("/v3/kv/txn")
-            .header(header::HOST, endpoint)
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::new(body.clone()))?;
-        connection.ready().await?;
-        let response = connection.send_request(request).await?;
-        let status = response.status();
-        let reply = Limited::new(response.into_body(), ANSWER_MAX).collect().await?.to_bytes();
-        if !status.is_success() {
-            return Err(
-                format!("{status}: {}", String::from_utf8_lossy(&reply[..reply.len().min(200)])).into()
-            );
-        }
+        // Taken, so that one that makes an etcd wait for ever, as after a restored backup, is not shown again.
+        let mut token = lock(&self.token).take();
+        let mut is_new = false;
+        let reply = loop {
+            if let (None, Some(user)) = (&token, &login.user) {
+                token = Some(authenticate(&mut connection, endpoint, user).await?);
+                is_new = true;
+            }
+            let (status, reply) =
+                post(&mut connection, endpoint, "/v3/kv/txn", token.as_deref(), body).await?;
+            match status {
+                // The token is over, or the member was started anew.
+                StatusCode::UNAUTHORIZED if token.is_some() && !is_new => token = None,
+                status if status.is_success() => break reply,
+                status => return Err(refusal(status, &reply)),
+            }
+        };
+        *lock(&self.token) = token;
         *lock(&self.idle) = Some((which, connection));
         Ok(reply)
     }
@@ -152,13 +177,58 @@ impl Etcd {
     }
 }
 
-async fn connect(endpoint: &str) -> Result<Connection, Failure> {
+async fn connect(endpoint: &str, login: &Login) -> Result<Connection, Failure> {
     let stream = TcpStream::connect(endpoint).await?;
     stream.set_nodelay(true)?;
+    match &login.tls {
+        Some(tls) => speak(tls.connect(login::server_name(endpoint)?, stream).await?).await,
+        None => speak(stream).await,
+    }
+}
+
+async fn speak<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S) -> Result<Connection, Failure> {
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     // It ends when the sender is dropped, and tells the sender why it ends earlier.
     tokio::spawn(connection);
     Ok(sender)
+}
+
+async fn post(
+    connection: &mut Connection,
+    endpoint: &str,
+    path: &str,
+    token: Option<&str>,
+    body: &Bytes,
+) -> Result<(StatusCode, Bytes), Failure> {
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri(path)
+        .header(header::HOST, endpoint)
+        .header(header::CONTENT_TYPE, "application/json");
+    let request =
+        token.into_iter().fold(request, |request, token| request.header(header::AUTHORIZATION, token));
+    connection.ready().await?;
+    let response = connection.send_request(request.body(Full::new(body.clone()))?).await?;
+    let status = response.status();
+    Ok((status, Limited::new(response.into_body(), ANSWER_MAX).collect().await?.to_bytes()))
+}
+
+/// The token of a user.
+async fn authenticate(connection: &mut Connection, endpoint: &str, user: &User) -> Result<String, Failure> {
+    #[derive(Deserialize)]
+    struct Authenticated {
+        token: String,
+    }
+    let body = Bytes::from(json!({ "name": user.name, "password": user.password }).to_string());
+    let (status, reply) = post(connection, endpoint, "/v3/auth/authenticate", None, &body).await?;
+    match status.is_success() {
+        true => Ok(serde_json::from_slice::<Authenticated>(&reply)?.token),
+        false => Err(refusal(status, &reply)),
+    }
+}
+
+fn refusal(status: StatusCode, reply: &[u8]) -> Failure {
+    format!("{status}: {}", String::from_utf8_lossy(&reply[..reply.len().min(200)])).into()
 }
 
 fn word(stand: Stand) -> &'static str {
@@ -250,3 +320,6 @@ fn outcome(attempt: Attempt, reply: &[u8]) -> Result<Outcome, Failure> {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;
