@@ -150,6 +150,12 @@ fn a_process_that_writes_too_fast_is_held_and_goes_on_where_it_arrives() {
 
 #[test]
 fn a_migration_that_is_cut_off_lets_go_of_whom_it_held() {
+    // On a busy machine a guest may get too little of the processors to write more than is copied: then nobody is held.
+    assert!((0..3).any(|_| a_migration_is_cut_off()), "nobody was held in three migrations");
+}
+
+/// Whether somebody was held.
+fn a_migration_is_cut_off() -> bool {
     let cluster = Cluster::start(&["alpha", "beta"]);
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
     start(&cluster, alpha, &format!("helper=on {MUNCH}"), &[]);
@@ -167,13 +173,16 @@ fn a_migration_that_is_cut_off_lets_go_of_whom_it_held() {
         assert!(refusal.text.contains("runs on here"), "{refusal:?}");
     });
     beta.release("last");
-    assert!(alpha.log_text().contains("holds processes that write too fast"), "{}", alpha.log_text());
+    if !alpha.log_text().contains("holds processes that write too fast") {
+        return false;
+    }
     cluster.lab.replug("beta").expect("a cable to put back");
     inside.wait_muncher("RS");
     // Not because a lease ran out.
     let console = alpha.run(&["console", "web", "--log"]);
     assert!(!console.contains("the host is silent"), "{console}");
     alpha.wait_state("web", &["running"]);
+    true
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 use whimbrel_fuse::{
     Access, Attributes, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, MountOptions, Mounted, Opened,
@@ -217,6 +217,15 @@ fn told(files: &Memory) -> std::sync::Weak<AtomicUsize> {
     Arc::downgrade(&files.missed)
 }
 
+/// Whether nobody holds it any more. On a busy machine the last thread ends a moment after the mount.
+fn ends(files: &std::sync::Weak<AtomicUsize>) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while files.strong_count() > 0 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    files.strong_count() == 0
+}
+
 #[test]
 fn a_mount_ends_though_a_namespace_has_a_copy_of_it_or_a_file_is_open() {
     let dir = tempfile::tempdir().unwrap();
@@ -232,7 +241,7 @@ fn a_mount_ends_though_a_namespace_has_a_copy_of_it_or_a_file_is_open() {
     copy.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     drop(mounted);
     assert!(!is_mounted(dir.path()));
-    assert_eq!(alive.strong_count(), 0, "threads still serve who has a copy");
+    assert!(ends(&alive), "threads still serve who has a copy");
     drop(copy.stdin.take());
     copy.wait().unwrap();
 
@@ -241,7 +250,7 @@ fn a_mount_ends_though_a_namespace_has_a_copy_of_it_or_a_file_is_open() {
     let mounted = Mounted::new(files, dir.path(), &options()).unwrap();
     let open = File::create(dir.path().join("open")).unwrap();
     drop(mounted);
-    assert_eq!(alive.strong_count(), 0, "threads still serve who has a file open");
+    assert!(ends(&alive), "threads still serve who has a file open");
     assert!(open.metadata().is_err() || open.sync_all().is_err(), "who has it open is told");
 }
 
