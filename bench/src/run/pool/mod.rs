@@ -5,6 +5,7 @@
 
 mod bandwidth;
 mod blast;
+mod capsules;
 mod cutting;
 mod faults;
 mod figures;
@@ -50,6 +51,11 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         rows: &["scale.files"],
         about: "a manager of 100,000 files and ten million chunks",
         run: scale::files,
+    },
+    Experiment {
+        rows: &["capsules"],
+        about: "versions of a machine into a pool, and a machine that lives from it",
+        run: capsules::run,
     },
     Experiment {
         rows: &["stripes"],

@@ -121,6 +121,11 @@ impl Processes {
         Ok(())
     }
 
+    /// What clients call the manager.
+    pub(super) fn address(&self) -> &ManagerAddress {
+        &self.address
+    }
+
     /// How many benefactors there are.
     pub(super) fn width(&self) -> usize {
         self.benefactors.len()

@@ -9,7 +9,7 @@
 
 use super::site::{NAME, Site, protect_for};
 use super::takeover::wait_running;
-use crate::harness::{Goal, Row, Samples};
+use crate::harness::{Chance, Goal, Row, Samples};
 use crate::hosts::{Daemon, GUEST};
 use crate::run::Context;
 use crate::run::stores::{Histories, Kind};
@@ -44,11 +44,10 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let switch = Switch::watch(&site.hosts.lab)?;
     let (mut primary, mut standby) = ("alpha", "beta");
     protect_for(site.hosts.get(primary)?, standby, EPOCHS, &[])?;
-    let (mut split, mut chance) = (0, 0x2545_f491_4f6c_dd1d_u64);
+    let (mut split, mut chance) = (0, Chance(0x2545_f491_4f6c_dd1d));
     for kill in 0..kills {
-        chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         // Over some epochs, and anywhere within one.
-        sleep(Duration::from_micros((chance >> 33) % 400_000));
+        sleep(Duration::from_micros(chance.below(400_000)));
         let victim = VICTIMS[kill % VICTIMS.len()];
         switch.forget();
         let mut spans = Spans::begin();
