@@ -17,6 +17,7 @@ use std::{
 use tempfile::TempDir;
 use whimbrel_core::ByteSize;
 use whimbrel_testkit::guest::GuestOptions;
+use whimbrel_wire::Identity;
 
 const MBIT: u64 = 1000;
 const MEMORY: ByteSize = ByteSize(512 << 20);
@@ -70,10 +71,12 @@ fn life() -> Result<Life> {
         address: format!("{}:7500", hosts.lab.host(name).address()),
     };
     let dir = TempDir::new_in("/dev/shm")?;
-    let members = dir.path().join("manager");
-    let pool = Processes::at(place("client"), vec![place("b0"), place("b1")], place("client"), dir)?;
     let (alpha, beta, gamma) = (hosts.get("alpha")?, hosts.get("beta")?, hosts.get("gamma")?);
+    // Before there is a manager: benefactors hear of who is admitted later with their next report.
+    let members = dir.path().join("manager");
+    Identity::load_or_create(&members)?;
     [alpha, beta].into_iter().try_for_each(|host| admit(&members, host.name(), host.key()?.parse()?))?;
+    let pool = Processes::at(place("client"), vec![place("b0"), place("b1")], place("client"), dir)?;
     let options = GuestOptions { buffer_mib: 64, ..GuestOptions::default() };
     Machine::small(MEMORY, options).with_blank_disk(hosts.disk(), DISK)?.run(alpha, "web")?;
     let all = ["alpha", "beta", "gamma", "b0", "b1", "client"];
