@@ -11,7 +11,10 @@ use std::{
     fs::File,
     io,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 /// The syncs of a database's log.
@@ -22,19 +25,14 @@ pub(crate) struct Syncs {
     asked: AtomicU64,
     /// How many of them are. Held by whoever syncs.
     done: tokio::sync::Mutex<u64>,
-    failed: AtomicBool,
+    failed: Arc<AtomicBool>,
 }
 
 impl Syncs {
     /// Those of a database in a file.
     pub(crate) fn of(database: &str) -> Self {
         let log = PathBuf::from(format!("{database}-wal"));
-        Self {
-            log,
-            asked: AtomicU64::new(0),
-            done: tokio::sync::Mutex::new(0),
-            failed: AtomicBool::new(false),
-        }
+        Self { log, asked: AtomicU64::new(0), done: tokio::sync::Mutex::new(0), failed: Arc::default() }
     }
 
     /// Returns when everything that was committed before is durable.
@@ -48,14 +46,13 @@ impl Syncs {
             return Ok(());
         }
         let all = self.asked.load(Ordering::Acquire);
-        let log = self.log.clone();
-        let synced = tokio::task::spawn_blocking(move || sync(&log)).await;
-        let synced = synced.unwrap_or_else(|_| Err(io::Error::other("the sync did not end")));
-        match synced {
-            Ok(()) => *done = all,
-            Err(_) => self.failed.store(true, Ordering::Release),
-        }
-        synced
+        let (log, failed) = (self.log.clone(), self.failed.clone());
+        // Noted where it happens: whoever waits may be gone before it ends.
+        let note = move || sync(&log).inspect_err(|_| failed.store(true, Ordering::Release));
+        let synced = tokio::task::spawn_blocking(note).await;
+        synced.unwrap_or_else(|_| Err(io::Error::other("the sync did not end")))?;
+        *done = all;
+        Ok(())
     }
 }
 
@@ -71,7 +68,6 @@ fn sync(log: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     #[tokio::test]
     async fn all_who_wait_are_served_and_after_a_failure_nobody_is() {
@@ -94,5 +90,19 @@ mod tests {
         assert!(broken.wait().await.is_err());
         let mended = Syncs { log, ..broken };
         assert!(mended.wait().await.is_err(), "what was not written then may never be");
+    }
+
+    #[tokio::test]
+    async fn a_failure_that_nobody_waits_for_any_more_is_not_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("pool.db-wal");
+        std::fs::write(&log, "x").unwrap();
+        let broken = Syncs { log: log.join("no folder"), ..Syncs::of("") };
+        // Begun, and mostly given up before it ends.
+        let _ = futures_util::FutureExt::now_or_never(broken.wait());
+        while !broken.failed.load(Ordering::Acquire) {
+            tokio::task::yield_now().await;
+        }
+        assert!(Syncs { log, ..broken }.wait().await.is_err());
     }
 }
