@@ -452,3 +452,17 @@ call!(/// Makes chunks durable; payload: digests; answer: a bit for each that is
     FlushChunks = 0x42, () => ());
 call!(/// Manager to benefactor: copy chunks (payload: digests) to another; answer: a bit for each that could not be.
     CopyChunks = 0x43, Place => ());
+call!(/// Manager to benefactor: report to me now, not when it is time. The answer, which comes when whoever is admitted by then
+    /// may come to the benefactor too, is the [`admission`] that it holds.
+    Report = 0x44, () => Digest);
+
+/// Names a list of those who are admitted.
+pub fn admission(admitted: &[(String, PublicKey)]) -> Digest {
+    let mut text = Vec::with_capacity(admitted.len() * 64);
+    for (name, key) in admitted {
+        text.extend_from_slice(&(name.len() as u64).to_le_bytes());
+        text.extend_from_slice(name.as_bytes());
+        text.extend_from_slice(&key.0);
+    }
+    Digest::of(&text)
+}

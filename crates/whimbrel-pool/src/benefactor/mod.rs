@@ -3,6 +3,7 @@
 mod chunks;
 mod error;
 mod far;
+mod member;
 mod pool_file;
 mod run;
 mod segment;

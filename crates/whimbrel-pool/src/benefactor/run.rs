@@ -1,30 +1,24 @@
-//! A benefactor as a process: listen, register again and again, ask what may go, leave politely.
-//!
-//! Registration is soft state: a benefactor that is silent is soon not written to, and after a while its chunks are copied
-//! from elsewhere. A manager that is away is asked again until it is back; chunks are served meanwhile.
+//! A benefactor as a process: its folder, its socket, those who may come. What it has to do with the manager is in `member`.
 
-use super::{Behind, BenefactorService, ChunkError, ChunkStore, Tier, TierOptions, pool_file};
+use super::{
+    Behind, BenefactorService, ChunkError, ChunkStore, Tier, TierOptions,
+    member::{Member, Reports},
+};
 use crate::{
     address::ManagerAddress,
     front::{Front, FrontError},
     link::{Links, TlsDialer},
-    protocol::{AskGarbage, Inventory, Register, Registered, Status, after, code, get_bits, put_aged},
 };
 use std::{
     io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     path::PathBuf,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::sync::watch;
-use whimbrel_core::{Digest, HostName};
-use whimbrel_wire::{CallError, Connection, Endpoint, Rights, Trust, TrustedPeer};
-
-/// Chunks of one inventory message.
-const LISTED: usize = 20_000;
-/// Between attempts to reach a manager.
-const RETRY: Duration = Duration::from_millis(500);
+use whimbrel_core::HostName;
+use whimbrel_wire::Endpoint;
 
 /// How a benefactor runs.
 #[derive(Debug, Clone)]
@@ -84,7 +78,7 @@ pub enum BenefactorError {
     },
 }
 
-type Result<T> = std::result::Result<T, BenefactorError>;
+pub(super) type Result<T> = std::result::Result<T, BenefactorError>;
 
 /// The folders and key of a benefactor, opened.
 #[derive(Debug)]
@@ -127,12 +121,13 @@ impl Benefactor {
         let links = Arc::new(Links::new(Arc::new(dialer)));
         let service = BenefactorService::new(store.clone(), links);
         let endpoint = Endpoint::new(options.name.clone(), service.clone());
-        let to_manager = TlsDialer::new(identity, options.name.clone(), service);
+        let (reports, asked) = Reports::new(service);
+        let to_manager = TlsDialer::new(identity, options.name.clone(), reports);
         let managers = Links::new(Arc::new(to_manager));
-        let member = Member { options, trust, store, address, managers, leave };
+        let member = Member { options, trust, store, address, managers };
         tokio::select! {
             served = front.serve(endpoint) => Ok(served?),
-            left = member.take_part() => left,
+            left = member.take_part(leave, asked) => left,
         }
     }
 }
@@ -149,182 +144,6 @@ async fn open_chunks(options: &BenefactorOptions) -> Result<ChunkStore> {
         ChunkStore::open_before(&chunks, options.capacity, options.keep_free, tier.transpose()?)
     });
     Ok(opened.await.unwrap_or(Err(ChunkError::Latched))?)
-}
-
-/// The side that talks to the manager.
-struct Member {
-    options: BenefactorOptions,
-    trust: Arc<Trust>,
-    store: Arc<ChunkStore>,
-    address: String,
-    managers: Links,
-    leave: watch::Receiver<bool>,
-}
-
-impl Member {
-    async fn take_part(mut self) -> Result<()> {
-        let mut listed: Option<Instant> = None;
-        loop {
-            let said = match self.register().await {
-                Ok(said) => said,
-                Err(Some(refused)) => return Err(refused),
-                Err(None) => {
-                    self.pause(RETRY).await;
-                    continue;
-                }
-            };
-            self.keep_pool(said.pool)?;
-            self.admit(&said);
-            if said.may_leave {
-                tracing::info!("everything is elsewhere; this benefactor leaves");
-                return Ok(());
-            }
-            if self.options.tier.is_some() {
-                self.offload().await;
-            }
-            if listed.is_none_or(|at| at.elapsed() >= self.options.inventory_every) {
-                match self.take_inventory().await {
-                    Ok(true) => listed = Some(Instant::now()),
-                    Ok(false) => {}
-                    Err(error) => tracing::warn!(%error, "the inventory was not taken"),
-                }
-            }
-            self.pause(Duration::from_secs(said.interval.clamp(1, 600).into())).await;
-        }
-    }
-
-    /// What is full goes to the object store, also while nobody writes.
-    async fn offload(&self) {
-        let store = self.store.clone();
-        let offloaded = tokio::task::spawn_blocking(move || store.offload()).await;
-        if let Ok(Err(error)) = offloaded {
-            tracing::error!(error = &error as &dyn std::error::Error, "segments wait for the object store");
-        }
-    }
-
-    /// A wish to leave is told at once.
-    async fn pause(&mut self, time: Duration) {
-        let waited = tokio::time::timeout(time, self.leave.changed()).await;
-        if matches!(waited, Ok(Err(_))) {
-            tokio::time::sleep(time).await;
-        }
-    }
-
-    async fn register(&self) -> std::result::Result<Registered, Option<BenefactorError>> {
-        let pool = self.pool().map_err(Some)?;
-        let usage = self.store.usage();
-        let status = Status {
-            name: self.options.name.to_string(),
-            address: self.address.clone(),
-            pool: pool.unwrap_or(0),
-            capacity: self.options.capacity,
-            used: usage.used,
-            free: usage.free,
-            chunks: usage.chunks,
-            draining: *self.leave.borrow(),
-            owed: usage.owed,
-        };
-        let connection = self.manager().await.ok_or(None)?;
-        match connection.request::<Register>(&status, bytes::Bytes::new()).await {
-            Ok((said, _)) => Ok(said),
-            Err(CallError::Refused { source }) if source.code == code::OTHER_POOL => {
-                Err(Some(BenefactorError::Refused { text: source.text }))
-            }
-            Err(error) => {
-                tracing::warn!(%error, "not registered");
-                Err(None)
-            }
-        }
-    }
-
-    /// The first manager that can be reached.
-    async fn manager(&self) -> Option<Connection> {
-        for manager in &self.options.managers {
-            match self.managers.to(&manager.address, manager.key).await {
-                Ok(connection) => return Some(connection),
-                Err(error) => {
-                    tracing::debug!(%error, manager = %manager.address, "cannot reach a manager");
-                }
-            }
-        }
-        None
-    }
-
-    /// The pool that the data belongs to, once there was a first registration.
-    fn pool(&self) -> Result<Option<u64>> {
-        let path = || self.options.data.clone();
-        pool_file::read(&self.options.data).map_err(|source| BenefactorError::Pool {
-            action: "read",
-            path: path(),
-            source,
-        })
-    }
-
-    fn keep_pool(&self, pool: u64) -> Result<()> {
-        if self.pool()? == Some(pool) {
-            return Ok(());
-        }
-        let path = || self.options.data.clone();
-        pool_file::keep(&self.options.data, pool).map_err(|source| BenefactorError::Pool {
-            action: "keep",
-            path: path(),
-            source,
-        })
-    }
-
-    /// Whoever the manager admits may come here too.
-    fn admit(&self, said: &Registered) {
-        let Ok(known) = self.trust.list() else { return };
-        for (name, key) in &said.admitted {
-            let Ok(name) = name.parse::<HostName>() else { continue };
-            if known.iter().any(|peer| peer.key == Some(*key) && peer.name == name) {
-                continue;
-            }
-            for old in known.iter().filter(|peer| peer.name == name || peer.key == Some(*key)) {
-                let _ = self.trust.remove(&old.name);
-            }
-            let rights = Rights(vec![whimbrel_wire::Right::Pool]);
-            let peer = TrustedPeer { name, key: Some(*key), address: None, rights, read: None, write: None };
-            if let Err(error) = self.trust.add(peer) {
-                tracing::warn!(%error, "cannot admit a member");
-            }
-        }
-        for gone in known.iter().filter(|peer| !said.admitted.iter().any(|(_, key)| peer.key == Some(*key))) {
-            let _ = self.trust.remove(&gone.name);
-        }
-    }
-
-    /// Lists all chunks to the manager, range by range, and deletes what it says may go.
-    /// False if no manager can be reached: then it is tried again soon.
-    async fn take_inventory(&self) -> std::result::Result<bool, CallError> {
-        let mut from = Digest([0; 32]);
-        loop {
-            let listed = Instant::now();
-            let chunks = self.store.list(&from, LISTED);
-            let last = chunks.last().map(|(digest, _)| *digest).filter(|_| chunks.len() == LISTED);
-            let to = last.unwrap_or(Digest([0xff; 32]));
-            let header = Inventory { from: from.0, to: to.0, age: listed.elapsed().as_secs() as u32 };
-            let Some(connection) = self.manager().await else { return Ok(false) };
-            let (_, bits) = connection.request::<AskGarbage>(&header, put_aged(&chunks)).await?;
-            let may_go = get_bits(&bits, chunks.len());
-            let doomed: Vec<Digest> =
-                chunks.iter().zip(may_go).filter(|(_, go)| *go).map(|((digest, _), _)| *digest).collect();
-            if !doomed.is_empty() {
-                let store = self.store.clone();
-                let freed = tokio::task::spawn_blocking(move || {
-                    store.delete(&doomed, listed);
-                    store.compact()
-                });
-                if let Ok(Err(error)) = freed.await {
-                    tracing::error!(%error, "garbage could not be removed");
-                }
-            }
-            match last.and_then(after) {
-                Some(next) => from = next,
-                None => return Ok(true),
-            }
-        }
-    }
 }
 
 /// The address of this machine that others reach, for a socket bound to `bound`: the one from which the manager is reached,

@@ -1,8 +1,8 @@
 //! Why the pool did not do what was asked.
 
-use crate::protocol::{ChunkId, code};
+use crate::protocol::{ChunkId, Place, code};
 use std::{io, sync::Arc};
-use whimbrel_wire::{CallError, Code, ConnectError, Refusal};
+use whimbrel_wire::{CallError, Code, ConnectError, PublicKey, Refusal};
 
 /// Why a call on the pool failed. Cheap to copy, since everybody who waits for a write hears of it.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -21,6 +21,26 @@ pub enum PoolError {
         #[source]
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
+    /// A benefactor does not know us.
+    #[error(
+        "the benefactor at {address} does not know our key {ours}: have it admitted on every manager (`whimbrel pool admit`); \
+         a benefactor that reports to another manager than ours hears of it within seconds"
+    )]
+    NotAdmitted {
+        /// Where it is.
+        address: String,
+        /// The key that has to be admitted.
+        ours: PublicKey,
+    },
+    /// A benefactor could not be reached.
+    #[error("the benefactor at {address} cannot be reached")]
+    Unreached {
+        /// Where it is.
+        address: String,
+        /// Why.
+        #[source]
+        source: Arc<ConnectError>,
+    },
     /// A call failed for another reason.
     #[error("a call failed")]
     Call {
@@ -33,6 +53,9 @@ pub enum PoolError {
     Unreadable {
         /// Which.
         chunk: ChunkId,
+        /// Why one of those who should have it did not give it, if one was asked.
+        #[source]
+        because: Option<Arc<PoolError>>,
     },
     /// The chunk was sealed with a secret, which is not ours.
     #[error("chunk {chunk} is sealed with another secret than ours")]
@@ -45,6 +68,9 @@ pub enum PoolError {
     Unwritten {
         /// How many.
         lost: usize,
+        /// Why one of those who were left out was.
+        #[source]
+        because: Option<Arc<PoolError>>,
     },
     /// A local file failed.
     #[error("cannot {action}")]
@@ -81,6 +107,15 @@ impl PoolError {
     /// The pool is full.
     pub fn is_full(&self) -> bool {
         self.code() == Some(code::FULL)
+    }
+
+    /// A benefactor that cannot be connected to.
+    pub(crate) fn unreached(place: &Place, error: ConnectError) -> Self {
+        let address = place.address.clone();
+        match error {
+            ConnectError::NotTrusted { ours } => Self::NotAdmitted { address, ours },
+            other => Self::Unreached { address, source: Arc::new(other) },
+        }
     }
 
     pub(crate) fn local(action: &'static str) -> impl FnOnce(io::Error) -> Self {

@@ -8,6 +8,7 @@ mod calls;
 mod error;
 mod feed;
 mod file;
+mod left_out;
 mod ranges;
 mod read;
 mod seal;

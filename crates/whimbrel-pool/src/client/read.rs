@@ -129,15 +129,17 @@ impl Pool {
     }
 
     async fn fetch(&self, piece: &Piece) -> Result<Bytes> {
+        let mut because = None;
         for anew in [false, true] {
             self.locate(&[piece.chunk], anew).await?;
             let located = self.inner.cache.state().located.get(&piece.chunk).cloned();
-            let located = located.ok_or(PoolError::Unreadable { chunk: piece.chunk })?;
-            if let Some(bytes) = self.fetch_from(piece, &located).await {
-                return self.opened(piece, bytes);
+            let Some(located) = located else { break };
+            match self.fetch_from(piece, &located).await {
+                Ok(bytes) => return self.opened(piece, bytes),
+                Err(error) => because = error.map(Arc::new),
             }
         }
-        Err(PoolError::Unreadable { chunk: piece.chunk })
+        Err(PoolError::Unreadable { chunk: piece.chunk, because })
     }
 
     /// The bytes of the file that a chunk stands for.
@@ -156,30 +158,32 @@ impl Pool {
         }
     }
 
-    /// Tries everybody who should have it, beginning with another one for each chunk.
-    async fn fetch_from(&self, piece: &Piece, located: &Located) -> Option<Vec<u8>> {
-        let count = located.places.len();
+    /// Tries everybody who should have it, beginning with another one for each chunk. Else why the last of them did not give it.
+    async fn fetch_from(
+        &self,
+        piece: &Piece,
+        located: &Located,
+    ) -> std::result::Result<Vec<u8>, Option<PoolError>> {
+        let (count, mut because) = (located.places.len(), None);
         for step in 0..count {
             let id = located.places[(piece.chunk as usize + step) % count];
             let Some(place) = self.place(id) else { continue };
-            let patience = self.inner.options.benefactor_patience;
-            let got = tokio::time::timeout(patience, async {
-                let connection = self.inner.links.to(&place.address, place.key).await?;
-                let (_, frame) = connection.request::<GetChunk>(&located.digest, Bytes::new()).await?;
-                Ok::<Bytes, PoolError>(frame)
-            });
+            let got = self.call_benefactor::<GetChunk>(&place, &located.digest, Bytes::new());
             let wrong = match got.await {
-                Ok(Ok(frame)) => match open_frame(&located.digest, &frame) {
-                    Ok(bytes) => return Some(bytes),
+                Ok((_, frame)) => match open_frame(&located.digest, &frame) {
+                    Ok(bytes) => return Ok(bytes),
                     Err(_) => true,
                 },
-                Ok(Err(error)) => match error.code() {
-                    Some(code::DAMAGED) => true,
-                    Some(Code::NOT_FOUND) => false,
-                    // Not reached: it may have it all the same.
-                    _ => continue,
-                },
-                Err(_) => continue,
+                Err(error) => {
+                    let code = error.code();
+                    because = Some(error);
+                    match code {
+                        Some(code::DAMAGED) => true,
+                        Some(Code::NOT_FOUND) => false,
+                        // Not reached: it may have it all the same.
+                        _ => continue,
+                    }
+                }
             };
             tracing::warn!(benefactor = id, chunk = piece.chunk, wrong, "a copy did not serve");
             let fault = Fault { chunk: piece.chunk, benefactor: id, wrong };
@@ -190,7 +194,7 @@ impl Pool {
                 }
             });
         }
-        None
+        Err(because)
     }
 }
 

@@ -6,6 +6,7 @@
 use super::{
     Pool, PoolError, Result,
     budget::Budget,
+    left_out::LeftOut,
     series::Before,
     stripe::{Choice, Stripe},
 };
@@ -63,6 +64,7 @@ struct State {
     pending: Vec<Written>,
     under_way: usize,
     failed: Option<PoolError>,
+    left_out: LeftOut,
 }
 
 /// A write session.
@@ -187,6 +189,17 @@ impl Session {
         self.budget.wake();
     }
 
+    /// Leaves a benefactor out from now on.
+    fn leave_out(&self, id: BenefactorId, error: PoolError) {
+        tracing::warn!(error = &error as &dyn std::error::Error, benefactor = id, "left out of the write");
+        self.stripe().leave_out(id);
+        self.state().left_out.add(error);
+    }
+
+    fn unwritten(&self, lost: usize, refused: Option<PoolError>) -> PoolError {
+        self.state().left_out.unwritten(lost, refused)
+    }
+
     /// Number of a chunk that was secured, or was known.
     pub(super) fn number(&self, digest: &Digest) -> Option<ChunkId> {
         self.state().ids.get(digest).copied()
@@ -289,7 +302,9 @@ impl Session {
                 Choice::Nobody | Choice::Wait if !asked => {
                     asked = true;
                     match self.ask_for(SMALL_GRANT).await {
-                        Err(error) if have.is_empty() => return Err(error),
+                        Err(error) if have.is_empty() => {
+                            return Err(self.unwritten(header.len(), Some(error)));
+                        }
                         // Fewer copies than wanted; the manager makes the others when it can.
                         Err(_) => break,
                         Ok(()) => {}
@@ -298,7 +313,7 @@ impl Session {
                 Choice::Nobody | Choice::Wait => break,
             }
         }
-        if have.is_empty() { Err(PoolError::Unwritten { lost: header.len() }) } else { Ok(have) }
+        if have.is_empty() { Err(self.unwritten(header.len(), None)) } else { Ok(have) }
     }
 
     /// As the stripe chooses, waiting while its queues are full.
@@ -335,10 +350,7 @@ impl Session {
             self.stripe().done(id, payload.len() as u64);
             match put {
                 Ok(_) => taken.push(id),
-                Err(error) => {
-                    tracing::warn!(%error, benefactor = id, "left out of the write");
-                    self.stripe().leave_out(id);
-                }
+                Err(error) => self.leave_out(id, error),
             }
             self.room.notify_waiters();
         }
@@ -355,7 +367,7 @@ impl Session {
         self.make_up(&mut pending).await;
         let lost = pending.iter().filter(|chunk| chunk.places.is_empty()).count();
         if lost > 0 {
-            return Err(PoolError::Unwritten { lost });
+            return Err(self.unwritten(lost, None));
         }
         for batch in pending.chunks(ENROLLED) {
             let (_, ids) = self.pool.ask::<Enroll>(&self.id, put_written(batch)).await?;
@@ -382,17 +394,19 @@ impl Session {
             let digests = put_digests(chunks.iter().map(|at| &pending[*at].digest));
             let (pool, place) = (self.pool.clone(), self.stripe().place(id));
             flushes.spawn(async move {
-                let Some(place) = place else { return (id, chunks, None) };
+                let Some(place) = place else {
+                    return (id, chunks, Err(PoolError::Answer { what: "benefactor" }));
+                };
                 let flushed = pool.call_benefactor::<FlushChunks>(&place, &(), digests).await;
-                (id, chunks, flushed.ok().map(|(_, missing)| missing))
+                (id, chunks, flushed.map(|(_, missing)| missing))
             });
         }
         while let Some(done) = flushes.join_next().await {
             let Ok((id, chunks, missing)) = done else { continue };
             let gone = match missing {
-                Some(bits) => get_bits(&bits, chunks.len()),
-                None => {
-                    self.stripe().leave_out(id);
+                Ok(bits) => get_bits(&bits, chunks.len()),
+                Err(error) => {
+                    self.leave_out(id, error);
                     vec![true; chunks.len()]
                 }
             };
@@ -458,7 +472,8 @@ impl Pool {
     ) -> Result<(C::Reply, Bytes)> {
         let patience = self.inner.options.benefactor_patience;
         let call = async {
-            let connection = self.inner.links.to(&place.address, place.key).await?;
+            let connection = self.inner.links.to(&place.address, place.key).await;
+            let connection = connection.map_err(|error| PoolError::unreached(place, error))?;
             Ok(connection.request::<C>(header, payload).await?)
         };
         tokio::time::timeout(patience, call).await.unwrap_or_else(|_| {

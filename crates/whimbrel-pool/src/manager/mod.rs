@@ -5,6 +5,7 @@
 
 mod balance;
 mod chores;
+mod introduce;
 mod pins;
 mod plan;
 mod run;

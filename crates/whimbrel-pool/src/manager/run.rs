@@ -147,6 +147,7 @@ impl ManagerService {
             interval: options.interval,
             pins_for: options.pins_for,
             connections: Default::default(),
+            introductions: Default::default(),
             repaired: Default::default(),
             lost: Default::default(),
             repair_rate: Default::default(),

@@ -1,6 +1,6 @@
 //! What the manager answers. One short function a call; the work is in `meta` and `plan`.
 
-use super::{internal, invalid, now, plan};
+use super::{internal, introduce::Introductions, invalid, now, plan};
 use crate::{
     map,
     meta::{Member, Meta, Sums},
@@ -46,6 +46,7 @@ pub(super) struct Shared {
     pub(super) interval: u32,
     pub(super) pins_for: Duration,
     pub(super) connections: Mutex<HashMap<PublicKey, Connection>>,
+    pub(super) introductions: Mutex<Introductions>,
     pub(super) repaired: AtomicU64,
     /// Chunks without a copy that can be reached, at the last look.
     pub(super) lost: AtomicU64,
@@ -91,7 +92,9 @@ impl ManagerService {
             }
         }
         let peers = self.shared.trust.list().map_err(|error| internal(&error.to_string()))?;
-        let admitted = peers.iter().filter_map(|peer| Some((peer.name.to_string(), peer.key?))).collect();
+        let admitted: Vec<_> =
+            peers.iter().filter_map(|peer| Some((peer.name.to_string(), peer.key?))).collect();
+        self.introductions().tell(*key, &admitted);
         let pool = meta.pool_id().await?;
         let said = Registered { id, pool, interval: self.shared.interval, admitted, may_leave };
         Reply::of::<Register>(&said, Bytes::new())
@@ -126,7 +129,7 @@ impl ManagerService {
         Reply::of::<AskGarbage>(&(), put_bits(&may_go))
     }
 
-    async fn reserve(&self, request: Request) -> Answer {
+    async fn reserve(&self, identity: &PeerIdentity, request: Request) -> Answer {
         let asked = request.decode::<ReserveSpace>()?;
         if asked.avoid.len() > 1000 || asked.width > 64 {
             return Err(invalid("too many benefactors"));
@@ -135,7 +138,7 @@ impl ManagerService {
         if asked.session > 0 {
             meta.renew_session(asked.session, now).await?;
         }
-        let (mut stripe, mut shares, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let (mut stripe, mut shares, mut bytes) = (Vec::<Place>::new(), Vec::new(), 0);
         if asked.bytes > 0 {
             let members = meta.members().await?;
             let chosen = plan::stripe(&members, usize::from(asked.width.max(1)), &asked.avoid, now);
@@ -157,6 +160,7 @@ impl ManagerService {
             old if shares.is_empty() => old,
             old => meta.reserve(old, &shares).await.map(|()| old)?,
         };
+        self.introduce(identity, stripe.iter().map(|place| place.key).collect()).await;
         let lease = self.shared.lease;
         Reply::of::<ReserveSpace>(&Reserved { session, lease, stripe, bytes }, Bytes::new())
     }
@@ -204,11 +208,12 @@ impl ManagerService {
         Reply::of::<ReadMap>(&(map.len() as u64), map.slice(begin..end))
     }
 
-    async fn locate(&self, request: Request) -> Answer {
+    async fn locate(&self, identity: &PeerIdentity, request: Request) -> Answer {
         let chunks = get_numbers(&request.payload).ok_or_else(|| invalid("a torn list"))?;
         let located = self.shared.meta.locate(&chunks).await?;
         let members = self.shared.meta.members().await?;
-        let named = members.iter().filter(|member| !member.lost).map(place).collect();
+        let named: Vec<Place> = members.iter().filter(|member| !member.lost).map(place).collect();
+        self.introduce(identity, named.iter().map(|place| place.key).collect()).await;
         Reply::of::<Locate>(&named, put_located(&located))
     }
 
@@ -329,7 +334,7 @@ impl ManagerService {
         match request.kind {
             Register::KIND => self.register(identity, request).await,
             AskGarbage::KIND => self.garbage(identity, request).await,
-            ReserveSpace::KIND => self.reserve(request).await,
+            ReserveSpace::KIND => self.reserve(identity, request).await,
             AskKnown::KIND => self.known(request).await,
             AskStanding::KIND => self.standing(request).await,
             Enroll::KIND => self.enroll(request).await,
@@ -340,7 +345,7 @@ impl ManagerService {
             }
             List::KIND => self.list(request).await,
             ReadMap::KIND => self.map(request).await,
-            Locate::KIND => self.locate(request).await,
+            Locate::KIND => self.locate(identity, request).await,
             ReportFault::KIND => {
                 let fault = request.decode::<ReportFault>()?;
                 tracing::warn!(?fault, "a copy did not serve");

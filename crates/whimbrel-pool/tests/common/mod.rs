@@ -61,7 +61,7 @@ pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     out
 }
 
-fn admit(dir: &Path, name: &str, key: PublicKey) {
+pub(crate) fn admit(dir: &Path, name: &str, key: PublicKey) {
     let (name, rights) = (name.parse().unwrap(), Rights::all());
     let peer = TrustedPeer { name, key: Some(key), address: None, rights, read: None, write: None };
     Trust::load(dir).unwrap().add(peer).unwrap();
@@ -218,8 +218,19 @@ impl Cluster {
 
     /// A handle that has nothing cached, with a secret.
     pub(crate) fn pool_with(&self, secret: Option<Arc<Secret>>) -> Pool {
-        let client = Arc::new(Identity::load_or_create(&self.dir.path().join("client")).unwrap());
-        let dialer = Arc::new(TlsDialer::new(client, "client".parse().unwrap(), ()));
+        let client = Identity::load_or_create(&self.dir.path().join("client")).unwrap();
+        self.pool_as(client, secret)
+    }
+
+    /// A handle of somebody whom the manager admits now.
+    pub(crate) fn newcomer(&self, name: &str) -> Pool {
+        let identity = Identity::ephemeral().unwrap();
+        admit(&self.dir.path().join("manager"), name, identity.public_key());
+        self.pool_as(identity, None)
+    }
+
+    fn pool_as(&self, client: Identity, secret: Option<Arc<Secret>>) -> Pool {
+        let dialer = Arc::new(TlsDialer::new(Arc::new(client), "client".parse().unwrap(), ()));
         let options = PoolOptions {
             manager_patience: Duration::from_secs(10),
             benefactor_patience: Duration::from_secs(3),
