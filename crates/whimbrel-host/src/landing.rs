@@ -11,6 +11,7 @@ use crate::{
     host::Host,
     live::Live,
     machine::{Machine, Turn},
+    migrate::joined,
     protect::Heir,
     record::{DiskBase, Phase, ProcessRecord, Record},
     settling::Settling,
@@ -23,6 +24,7 @@ use std::{
     os::unix::fs::{FileExt, MetadataExt},
     path::Path,
     sync::{Arc, Weak},
+    thread,
     time::{Duration, Instant},
 };
 use whimbrel_block::Device;
@@ -349,6 +351,10 @@ impl Arrival for Arriving {
         self.live.as_ref().is_none_or(|live| live.qemu.process().is_alive())
     }
 
+    fn expect_state(&mut self, ahead: &[u8]) -> Result<(), Cause> {
+        Ok(self.live()?.expect_state(ahead)?)
+    }
+
     fn prepare(&mut self, finish: &Finish, device_state: &[u8]) -> Result<(), Cause> {
         Stage::Last.reached();
         self.filled(0)?;
@@ -358,18 +364,17 @@ impl Arrival for Arriving {
         if inherits {
             Heir::follow(&mut live.ledgers)?;
         }
-        match crate::owing::taking_of(&host, &record) {
-            None => live.load(device_state, Identity::Kept)?,
+        beside_its_disks(live, |live| match crate::owing::taking_of(&host, &record) {
+            None => live.load(device_state, Identity::Kept),
             Some(taking) => {
                 crate::owing::keep_sets(&host, &record, live, &taking)?;
-                live.load_with_pages_missing(device_state, &taking)?;
+                live.load_with_pages_missing(device_state, &taking)
             }
-        }
+        })?;
         for (port, addresses) in live.ports.iter().zip(&finish.ports) {
             port.learn(addresses);
         }
-        // Disks first: once it is marked, this host may be asked to run the machine.
-        live.disks.iter().try_for_each(|disk| disk.device().flush())?;
+        // After its disks: once it is marked, this host may be asked to run the machine.
         live.mark_whole()?;
         let mut turn = self.machine.begin_when_free("arrival");
         turn.record = self.record.clone();
@@ -439,6 +444,21 @@ impl Arrival for Arriving {
         drop(turn);
         self.host.remove(self.machine.name());
     }
+}
+
+/// Has the device state of a machine loaded while what its disks got is made durable: loading does not write to them.
+fn beside_its_disks(
+    live: &mut Live,
+    load: impl FnOnce(&mut Live) -> Result<(), HostError>,
+) -> Result<(), Cause> {
+    let disks: Vec<_> = live.disks.iter().map(|disk| disk.device().clone()).collect();
+    thread::scope(|scope| {
+        let syncs: Vec<_> = disks.iter().map(|disk| scope.spawn(|| disk.flush())).collect();
+        let loaded = load(live);
+        let settled = syncs.into_iter().try_for_each(joined);
+        loaded?;
+        Ok(settled?)
+    })
 }
 
 /// Whether an arrival that an earlier daemon left is to be dropped: its source was never told that it is whole.

@@ -81,6 +81,13 @@ pub trait Arrival: Send {
         true
     }
 
+    /// How its device state will most likely begin, while it still runs elsewhere: a chance to load as much. What comes may
+    /// differ.
+    fn expect_state(&mut self, ahead: &[u8]) -> Result<(), HostError> {
+        let _ = ahead;
+        Ok(())
+    }
+
     /// Loads the device state into a paused machine and writes down, durably, that it waits here.
     fn prepare(&mut self, finish: &Finish, device_state: &[u8]) -> Result<(), HostError>;
 
@@ -464,7 +471,7 @@ impl Arriving {
         }
         let ahead = protocol::unpack_state(packed, protocol::DEVICE_STATE_MAX);
         self.state_ahead = ahead.ok_or(NO_STATE)?;
-        Ok(())
+        self.arrival.expect_state(&self.state_ahead).map_err(|source| TargetError::Prepare { source })
     }
 
     /// The device state, of what came ahead and the rest.

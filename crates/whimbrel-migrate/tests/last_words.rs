@@ -5,7 +5,7 @@
 
 use bytes::Bytes;
 use std::sync::{
-    Arc, OnceLock, Weak,
+    Arc, Mutex, OnceLock, Weak,
     atomic::{AtomicU32, Ordering},
 };
 use whimbrel_core::{Accel, ByteSize, Digest, MachineConfig, PageRun};
@@ -21,6 +21,8 @@ const ID: HandoverId = HandoverId([7; 16]);
 struct Counts {
     discarded: AtomicU32,
     run: AtomicU32,
+    /// What it was told of its device state: how it would begin, and all of it.
+    states: Mutex<Vec<Vec<u8>>>,
     arrivals: OnceLock<Weak<Arrivals>>,
     meanwhile: Option<fn(&Arrivals)>,
 }
@@ -55,7 +57,12 @@ impl Arrival for Counted {
     fn read(&self, _: usize, _: PageRun, _: &mut [u8]) -> Result<(), HostError> {
         Ok(())
     }
-    fn prepare(&mut self, _: &Finish, _: &[u8]) -> Result<(), HostError> {
+    fn expect_state(&mut self, ahead: &[u8]) -> Result<(), HostError> {
+        self.0.states.lock().expect("nobody panics").push(ahead.to_vec());
+        if ahead == b"nonsense" { Err("no state begins so".into()) } else { Ok(()) }
+    }
+    fn prepare(&mut self, _: &Finish, state: &[u8]) -> Result<(), HostError> {
+        self.0.states.lock().expect("nobody panics").push(state.to_vec());
         Ok(())
     }
     fn run(&mut self) -> Result<(), HostError> {
@@ -149,4 +156,30 @@ fn a_later_daemon_answers_a_source_that_has_not_heard_that_its_machine_came() {
     arrivals.adopt_arrived(ID);
     assert!(say(&arrivals, protocol::COMMIT));
     assert!(!say(&arrivals, protocol::ABORT));
+}
+
+#[test]
+fn an_arrival_hears_how_its_state_begins_before_the_rest_of_it_has_come() {
+    let (arrivals, counts) = target(None);
+    let packed = |bytes: &[u8]| Bytes::from(protocol::pack_state(bytes).expect("a state that packs"));
+    let id = postcard::to_stdvec(&ID).expect("a header");
+    assert!(offer(&arrivals));
+    arrivals.handle(protocol::STATE_AHEAD, &id, packed(b"head, as it was")).expect("it is kept");
+    let seen = |counts: &Counts| counts.states.lock().expect("nobody panics").clone();
+    assert_eq!(seen(&counts), [b"head, as it was"]);
+    let finish = Finish { handover: ID, ports: vec![] };
+    let word = postcard::to_stdvec(&LastWord { finish, ahead: 6, rest: 7 }).expect("a header");
+    arrivals.handle(protocol::FINISH, &word, packed(b"devices")).expect("it is loaded");
+    assert_eq!(seen(&counts), [&b"head, as it was"[..], b"head, devices"]);
+}
+
+#[test]
+fn a_state_whose_beginning_does_not_load_fails_while_the_machine_still_runs_elsewhere() {
+    let (arrivals, counts) = target(None);
+    assert!(offer(&arrivals));
+    let packed = protocol::pack_state(b"nonsense").expect("a state that packs");
+    let id = postcard::to_stdvec(&ID).expect("a header");
+    assert!(arrivals.handle(protocol::STATE_AHEAD, &id, packed.into()).is_err());
+    assert!(say(&arrivals, protocol::ABORT));
+    assert_eq!((counts.run.load(Ordering::Relaxed), counts.discarded.load(Ordering::Relaxed)), (0, 1));
 }

@@ -87,6 +87,14 @@ impl Live {
         self.slot.mark(Mark::Whole, true)
     }
 
+    /// Has QEMU read what is known of the device state that will be loaded.
+    pub(crate) fn expect_state(&mut self, ahead: &[u8]) -> Result<(), HostError> {
+        self.qemu.expect_state(ahead).map_err(|source| HostError::Qemu {
+            action: "load the beginning of the device state",
+            source: source.into(),
+        })
+    }
+
     /// Loads the device state of a machine that was made to be loaded.
     pub(crate) fn load(&mut self, device_state: &[u8], identity: Identity) -> Result<(), HostError> {
         self.qemu

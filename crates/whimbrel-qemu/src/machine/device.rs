@@ -1,8 +1,8 @@
-//! Taking and loading the state of CPUs and devices.
+//! Taking the state of CPUs and devices.
 //!
 //! Taking costs one QMP command and one look at the small blocks while the machine is paused (about 1 ms): the head, taken
 //! once from QEMU's own migration stream, is kept up to date by reading the small blocks from the process, and
-//! `xen-save-devices-state` gives the rest. Loading is QEMU's ordinary incoming migration from a socket of ours.
+//! `xen-save-devices-state` gives the rest.
 //!
 //! Where the head comes from: a machine whose memory is shared can be migrated without its memory at any time
 //! (7 ms, and it goes on running afterwards). One whose memory is private cannot; its head is the one it was loaded with.
@@ -12,16 +12,15 @@ use crate::{
     launch::{LaunchError, Sharing},
     qmp::{Asked, MachineEvent, QmpError},
     state::{
-        Cut, DeviceState, Head, MAX_STATE, Places, ShownBlock, StateError, compose, device_sections,
-        parse_ramblocks, with_identity_first,
+        DeviceState, Head, MAX_STATE, Places, ShownBlock, StateError, compose, device_sections,
+        parse_ramblocks,
     },
 };
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::{Value, json};
 use std::{
     fs::{self, File},
-    io::{self, Read, Write},
-    net::Shutdown,
+    io::{self, Read},
     os::{
         fd::AsRawFd,
         unix::{
@@ -37,16 +36,7 @@ use std::{
 use whimbrel_machine::{MachineError, WentOn};
 
 /// How long a state may take to be written or read by QEMU. It takes 10 ms.
-const STATE_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Whether a machine that is loaded is the one that it was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Identity {
-    /// The same machine, elsewhere: its guest is told nothing.
-    Kept,
-    /// Perhaps a copy: its guest is told to look at its generation id.
-    New,
-}
+pub(super) const STATE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What taking the state needs to remember.
 #[derive(Debug)]
@@ -56,7 +46,7 @@ pub(super) struct Saver {
     scratch: File,
     known: Option<Known>,
     /// The head of what was loaded, of which the small blocks are still to be found.
-    loaded: Option<Head>,
+    pub(super) loaded: Option<Head>,
     /// Whether the head changed since it was last handed out.
     changed: bool,
     /// Asked for together with the stop of the machine, and not answered yet.
@@ -164,35 +154,6 @@ impl Qemu {
         self.saver.loaded.as_ref().or(self.saver.known.as_ref().map(|known| &known.head))
     }
 
-    /// Loads `state` into an incoming QEMU whose memory is filled, or will be on demand. The machine is paused afterwards.
-    ///
-    /// On failure the QEMU is of no use any more; most often it has ended.
-    pub fn load(&mut self, state: &[u8]) -> Result<(), StateError> {
-        self.load_to_run(state, Identity::New)?;
-        self.settle_head()
-    }
-
-    /// The same for a machine that somebody waits for: [`Qemu::settle_head`] does what is left, before a state of it is taken.
-    pub fn load_to_run(&mut self, state: &[u8], identity: Identity) -> Result<(), StateError> {
-        let cut = Cut::parse(state)?;
-        if !cut.has_devices(state) {
-            return Err(StateError::NoDevices);
-        }
-        let moved = match identity {
-            Identity::Kept => with_identity_first(state, cut.devices()),
-            Identity::New => None,
-        };
-        let state = moved.as_deref().unwrap_or(state);
-        let events = self.qmp.subscribe();
-        let path = self.dir.join("state");
-        remove(&path)?;
-        let loaded = self.feed(state, &path).and_then(|()| self.wait_migrated("load", &events));
-        let removed = remove(&path);
-        loaded.and(removed)?;
-        self.saver.loaded = Some(cut.head);
-        Ok(())
-    }
-
     /// Finds the small blocks of a machine that was loaded to run. Whoever takes its state first does it otherwise.
     pub fn settle_head(&mut self) -> Result<(), StateError> {
         match self.saver.loaded.take() {
@@ -201,22 +162,12 @@ impl Qemu {
         }
     }
 
-    fn feed(&self, state: &[u8], path: &Path) -> Result<(), StateError> {
-        let uri = format!("unix:{}", path.display());
-        self.qmp.execute("migrate-incoming", json!({"uri": uri}))?;
-        let mut stream = UnixStream::connect(path).map_err(io_error("connect to the reader of"))?;
-        stream.set_write_timeout(Some(STATE_TIMEOUT)).map_err(io_error("write"))?;
-        match stream.write_all(state).and_then(|()| stream.shutdown(Shutdown::Write)) {
-            Ok(()) => Ok(()),
-            // QEMU closed it: it rejects the state, and its event or its end says so in its own words.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
-            Err(source) => Err(StateError::Io { action: "write", source }),
-        }
-    }
-
     /// Waits until QEMU has finished a transfer of state.
-    fn wait_migrated(&self, action: &'static str, events: &Receiver<MachineEvent>) -> Result<(), StateError> {
+    pub(super) fn wait_migrated(
+        &self,
+        action: &'static str,
+        events: &Receiver<MachineEvent>,
+    ) -> Result<(), StateError> {
         let deadline = Instant::now() + STATE_TIMEOUT;
         let timed_out = StateError::TimedOut { action, after: STATE_TIMEOUT };
         loop {
@@ -351,7 +302,7 @@ fn read_stream(listener: &UnixListener) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn remove(path: &Path) -> Result<(), StateError> {
+pub(super) fn remove(path: &Path) -> Result<(), StateError> {
     match fs::remove_file(path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
             Err(StateError::Io { action: "clear the socket for", source })
@@ -360,6 +311,6 @@ fn remove(path: &Path) -> Result<(), StateError> {
     }
 }
 
-fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> StateError {
+pub(super) fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> StateError {
     move |source| StateError::Io { action, source }
 }

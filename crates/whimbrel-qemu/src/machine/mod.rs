@@ -5,6 +5,7 @@
 
 mod control;
 mod device;
+mod load;
 
 pub use control::{BalloonStats, Status};
 
@@ -13,8 +14,9 @@ use crate::{
     process::{HugePages, ProcessIdentity, QemuProcess},
     qmp::Qmp,
 };
-pub use device::Identity;
 use device::Saver;
+pub use load::Identity;
+use load::Incoming;
 use serde_json::json;
 use std::{
     fs, io,
@@ -38,6 +40,8 @@ pub struct Qemu {
     process: QemuProcess,
     dir: PathBuf,
     saver: Saver,
+    /// Told to read a state ahead of it.
+    incoming: Option<Incoming>,
 }
 
 impl Qemu {
@@ -62,7 +66,7 @@ impl Qemu {
         let made = connect(&process, &spec.qmp_socket(), START_TIMEOUT)
             .and_then(|qmp| Ok((qmp, Saver::new(spec.ram.sharing)?)));
         match made {
-            Ok((qmp, saver)) => Ok(Self { qmp, process, dir: spec.dir.clone(), saver }),
+            Ok((qmp, saver)) => Ok(Self { qmp, process, dir: spec.dir.clone(), saver, incoming: None }),
             Err(error) => {
                 process.kill();
                 Err(error)
@@ -76,7 +80,7 @@ impl Qemu {
     pub fn adopt(dir: &Path, identity: ProcessIdentity, sharing: Sharing) -> Result<Self, LaunchError> {
         let process = QemuProcess::adopt(identity, &log_in(dir))?;
         let qmp = connect(&process, &qmp_in(dir), ADOPT_TIMEOUT)?;
-        Ok(Self { qmp, process, dir: dir.to_owned(), saver: Saver::new(sharing)? })
+        Ok(Self { qmp, process, dir: dir.to_owned(), saver: Saver::new(sharing)?, incoming: None })
     }
 
     /// The control connection, for what has no method here.

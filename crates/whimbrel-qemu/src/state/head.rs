@@ -114,6 +114,8 @@ pub struct RamBlock {
 pub struct Head {
     /// The stream as it is written.
     bytes: Vec<u8>,
+    /// How much of it comes once a stream: magic and configuration. QEMU takes the sections after them any number of times.
+    opening: usize,
     /// The configuration, the section that announces the blocks and commands before it, as they were.
     lead: Vec<u8>,
     /// Commands between the memory and the devices, as they were.
@@ -138,6 +140,11 @@ impl Head {
     /// The stream up to the first device section.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// How its stream opens: what a QEMU takes once.
+    pub(super) fn opening(&self) -> &[u8] {
+        self.bytes.get(..self.opening).unwrap_or_default()
     }
 
     /// The blocks of memory, in the order of the stream.
@@ -207,12 +214,13 @@ impl Cut {
             return Err(StreamError::Magic);
         }
         parser.configuration()?;
+        let opening = parser.from.at();
         parser.start()?;
         let lead = stream[..parser.from.at()].to_vec();
         let commands = parser.memory(stream)?;
         let devices = parser.from.at();
         let bytes = stream[..devices].to_vec();
-        let head = Head { bytes, lead, commands, section: parser.section, blocks: parser.blocks };
+        let head = Head { bytes, opening, lead, commands, section: parser.section, blocks: parser.blocks };
         Ok(Self { head, devices })
     }
 

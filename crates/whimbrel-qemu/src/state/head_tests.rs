@@ -1,6 +1,9 @@
 //! The parser against an encoder of its own, and against what no QEMU wrote.
 
-use super::*;
+use super::{
+    super::{rest::Rest, save::StateError},
+    *,
+};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -147,6 +150,32 @@ proptest! {
         let again = Head::parse(head.as_bytes()).unwrap();
         prop_assert_eq!(again.blocks(), head.blocks());
         prop_assert!(again.blocks().iter().filter_map(|block| block.content.as_ref()).all(|now| now[at] == fill));
+    }
+
+    #[test]
+    fn what_was_read_ahead_and_what_is_sent_after_it_are_the_state(model in model(), other in model()) {
+        let state = [&encode(&model)[..], b"\x04devices\0"].concat();
+        let own = Head::parse(&state).unwrap();
+        let rest = Rest::of(&state, Some(&own)).unwrap();
+        prop_assert!(rest.head.is_none() && rest.sections.is_empty());
+        prop_assert_eq!(rest.devices, b"\x04devices\0");
+
+        let other = Model { configuration: model.configuration.clone(), ..other };
+        let read = Head::parse(&encode(&other)).unwrap();
+        let rest = Rest::of(&state, Some(&read)).unwrap();
+        prop_assume!(rest.head.is_some());
+        prop_assert_eq!([read.opening(), rest.sections, rest.devices].concat(), state.clone());
+        check(&rest.head.unwrap(), &model)?;
+        let alone = Rest::of(&state, None).unwrap();
+        prop_assert_eq!([alone.sections, alone.devices].concat(), state);
+    }
+
+    #[test]
+    fn a_state_that_opens_otherwise_than_what_was_read_is_refused(model in model()) {
+        let state = [&encode(&model)[..], b"\x04devices\0"].concat();
+        let configuration = model.configuration.is_none().then(Vec::new);
+        let read = Head::parse(&encode(&Model { configuration, ..model })).unwrap();
+        prop_assert!(matches!(Rest::of(&state, Some(&read)), Err(StateError::OtherMachine)));
     }
 
     #[test]

@@ -14,10 +14,9 @@ const LEN: usize = 34;
 const FULL: u8 = 0x04;
 const FOOTER: u8 = 0x7e;
 
-/// `state` with the section of the generation id before those of all other devices, which begin at `devices`. None if there is
-/// not exactly one, or it has another form than is known.
-pub(crate) fn with_identity_first(state: &[u8], devices: usize) -> Option<Vec<u8>> {
-    let (head, devices) = state.split_at_checked(devices)?;
+/// `devices`, the sections of all devices, with that of the generation id before the others. None if there is not exactly one, or
+/// it has another form than is known.
+pub(crate) fn with_identity_first(devices: &[u8]) -> Option<Vec<u8>> {
     let mut places = devices.windows(NAME.len()).enumerate().filter(|(_, bytes)| bytes == NAME);
     let (at, None) = (places.next()?.0.checked_sub(BEFORE_NAME)?, places.next()) else { return None };
     let section = devices.get(at..at + LEN)?;
@@ -25,7 +24,7 @@ pub(crate) fn with_identity_first(state: &[u8], devices: usize) -> Option<Vec<u8
     if section[0] != FULL || footer[0] != FOOTER || footer[1..] != *id {
         return None;
     }
-    Some([head, section, &devices[..at], &devices[at + LEN..]].concat())
+    Some([section, &devices[..at], &devices[at + LEN..]].concat())
 }
 
 #[cfg(test)]
@@ -40,25 +39,24 @@ mod tests {
 
     #[test]
     fn the_section_moves_and_nothing_else_changes() {
-        let state = [&b"head"[..], b"one", &section(), b"two"].concat();
-        let moved = with_identity_first(&state, 4).unwrap();
-        assert_eq!(moved, [&b"head"[..], &section(), b"one", b"two"].concat());
-        assert_eq!(with_identity_first(&moved, 4).unwrap(), moved, "where it is first already");
+        let devices = [&b"one"[..], &section(), b"two"].concat();
+        let moved = with_identity_first(&devices).unwrap();
+        assert_eq!(moved, [&section()[..], b"one", b"two"].concat());
+        assert_eq!(with_identity_first(&moved).unwrap(), moved, "where it is first already");
     }
 
     #[test]
     fn what_is_not_known_stays_as_it_is() {
         let one = section();
-        assert_eq!(with_identity_first(b"head, one, two", 4), None, "there is none");
-        assert_eq!(with_identity_first(&[&b"head"[..], &one, &one].concat(), 4), None, "two");
-        assert_eq!(with_identity_first(&one, 3), None, "it is not in the devices");
-        assert_eq!(with_identity_first(&one[..LEN - 1], 0), None, "cut short");
-        assert_eq!(with_identity_first(&one[4..], 0), None, "it begins before the devices");
-        assert_eq!(with_identity_first(&one, 99), None);
+        assert_eq!(with_identity_first(b"one, two"), None, "there is none");
+        assert_eq!(with_identity_first(&[&one[..], &one].concat()), None, "two");
+        assert_eq!(with_identity_first(&one[..LEN - 1]), None, "cut short");
+        assert_eq!(with_identity_first(&one[4..]), None, "it begins before the devices");
+        assert_eq!(with_identity_first(&[]), None);
         for at in [0, 4, LEN - 5, LEN - 1] {
             let mut other = one.clone();
             other[at] ^= 1;
-            assert_eq!(with_identity_first(&other, 0), None, "byte {at}");
+            assert_eq!(with_identity_first(&other), None, "byte {at}");
         }
     }
 }

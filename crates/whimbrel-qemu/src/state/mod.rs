@@ -4,11 +4,12 @@ mod head;
 mod identity;
 mod places;
 mod reader;
+mod rest;
 mod save;
 
-pub(crate) use head::Cut;
 pub use head::{Head, MAX_STATE, RamBlock, StreamError};
 pub(crate) use identity::with_identity_first;
 pub(crate) use places::{Places, ShownBlock, parse_ramblocks};
+pub(crate) use rest::Rest;
 pub(crate) use save::device_sections;
 pub use save::{DeviceState, StateError, compose};

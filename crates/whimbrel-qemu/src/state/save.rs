@@ -19,6 +19,9 @@ pub enum StateError {
     /// A head alone was given to load.
     #[error("the state has no devices")]
     NoDevices,
+    /// It begins otherwise than what was given ahead of it.
+    #[error("the state is not of the machine that was expected")]
+    OtherMachine,
     /// QEMU's control socket failed.
     #[error("qemu cannot be asked")]
     Qmp(#[from] QmpError),

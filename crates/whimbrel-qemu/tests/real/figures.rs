@@ -3,7 +3,7 @@
 use crate::guest::{Guest, Slot};
 use std::time::{Duration, Instant};
 use whimbrel_machine::Machine;
-use whimbrel_qemu::{Qemu, Sharing, probe};
+use whimbrel_qemu::{Identity, Qemu, Sharing, probe};
 
 const ROUNDS: usize = 20;
 
@@ -40,8 +40,8 @@ fn figures() {
     }
     guest.qemu().pause().unwrap();
     let state = guest.qemu().device_state().unwrap();
-    let [mut start, mut load, mut go] = [const { Vec::new() }; 3];
-    for _ in 0..ROUNDS {
+    let [mut start, mut load, mut expected, mut go] = [const { Vec::new() }; 4];
+    for round in 0..2 * ROUNDS {
         let slot = Slot::new();
         std::fs::copy(&guest.slot.ram, &slot.ram).unwrap();
         let mut spec = slot.spec(Sharing::Shared);
@@ -49,7 +49,13 @@ fn figures() {
         let binary = &probe().unwrap().path;
         let qemu = timed(&mut start, || Qemu::launch(binary, &spec).unwrap());
         let mut target = Guest::resume(qemu, slot);
-        timed(&mut load, || target.qemu().load(&state).unwrap());
+        let load = if round % 2 == 0 {
+            &mut load
+        } else {
+            target.qemu().expect_state(&state).unwrap();
+            &mut expected
+        };
+        timed(load, || target.qemu().load_to_run(&state, Identity::Kept).unwrap());
         timed(&mut go, || target.qemu().unpause().unwrap());
     }
     println!("head {} bytes, devices {} bytes", sizes.0, sizes.1);
@@ -59,5 +65,6 @@ fn figures() {
     print("save while paused", save);
     print("unpause", resume);
     print("load", load);
+    print("load what was expected", expected);
     print("unpause after load", go);
 }

@@ -26,6 +26,9 @@ fn a_moved_machine_goes_on_where_it_was_and_can_still_reboot() {
     source.qemu().pause().unwrap();
     let state = source.qemu().device_state().unwrap();
     let mut target = source.twin(Sharing::Shared);
+    // Its head is read ahead of it.
+    target.qemu().expect_state(&state).unwrap();
+    assert_eq!(target.qemu().status().unwrap().word, "inmigrate");
     target.qemu().load(&state).unwrap();
     assert_eq!(target.qemu().status().unwrap().word, "paused");
     target.qemu().unpause().unwrap();
@@ -119,7 +122,12 @@ fn the_head_follows_what_the_guest_does_to_its_small_blocks() {
     assert!(!guest.qemu().save_device_state().unwrap().head_changed);
     assert_ne!(before.blocks(), patched.blocks(), "nothing changed, so nothing was tested");
     let mut target = guest.twin(Sharing::Shared);
+    // What it has read ahead is out of date.
+    target.qemu().expect_state(before.as_bytes()).unwrap();
     target.qemu().load(&state).unwrap();
+    assert_eq!(target.qemu().head(), Some(&patched));
+    target.qemu().prepare_device_state().unwrap();
+    assert_eq!(target.qemu().head().unwrap().blocks(), patched.blocks(), "as QEMU itself says");
     target.qemu().unpause().unwrap();
     assert_eq!(target.count(), (1, nonce.clone()));
     reboot(&mut target, &nonce);
@@ -134,6 +142,13 @@ fn a_state_of_another_machine_is_refused_in_qemus_words() {
     let at = state.windows(10).position(|window| window == b"cpu_common").unwrap();
     state[at] = b'x';
     let mut target = source.twin(Sharing::Shared);
+    let refused = target.qemu().load(&state).unwrap_err();
+    assert!(
+        matches!(&refused, StateError::Refused { words, .. } if words.contains("xpu_common")),
+        "{refused:?}"
+    );
+    let mut target = source.twin(Sharing::Shared);
+    target.qemu().expect_state(&state).unwrap();
     let refused = target.qemu().load(&state).unwrap_err();
     assert!(
         matches!(&refused, StateError::Refused { words, .. } if words.contains("xpu_common")),
