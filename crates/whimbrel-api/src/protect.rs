@@ -49,6 +49,10 @@ pub struct ProtectRequest {
     /// sends leaves when the standbys of all have it. The slowest of them sets the pace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
+    /// Bytes a second that go to the standby at most; as many as the link takes if absent. Output waits for epochs that take longer so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub rate_max: Option<ByteSize>,
 }
 
 /// Which epochs of a protected machine are kept.

@@ -25,6 +25,7 @@ use crate::{
     protect::Filling,
     record::{Inherited, Leaving, Phase, Record},
 };
+pub(crate) use rates::meant as meant_rate;
 use std::{sync::Arc, thread, time::Instant};
 use whimbrel_api::{
     MigrateRequest, MigrationEnd, MigrationRecord, MoveNetwork, NetworkHandover, Operation, OperationKind,
@@ -427,7 +428,8 @@ impl Host {
     }
 }
 
-fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+/// What a thread made; its panic is whoever waits for it's.
+pub(crate) fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 

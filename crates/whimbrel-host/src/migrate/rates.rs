@@ -46,20 +46,9 @@ pub(super) fn first(request: &MigrateRequest) -> Result<Option<ByteSize>, HostEr
 }
 
 fn rates(request: &MigrateRequest) -> Result<Rates, HostError> {
-    let named = [
-        ("maximum rate", request.rate_max),
-        ("minimum rate", request.rate_min),
-        ("rate step", request.rate_step),
-    ];
-    for (what, rate) in named {
-        if let Some(rate) = bytes(rate).filter(|rate| *rate < SLOWEST) {
-            return Err(HostError::invalid(format!(
-                "a {what} of {rate} bytes a second is too slow to be meant: rates are bytes a second, like 100M, unless \
-                 they end in bit, like 800Mbit"
-            )));
-        }
-    }
-    let max = bytes(request.rate_max);
+    let max = meant("maximum rate", request.rate_max)?;
+    meant("minimum rate", request.rate_min)?;
+    meant("rate step", request.rate_step)?;
     if request.rate_min.is_none() && !request.adaptive {
         return match request.rate_step {
             Some(_) => Err(HostError::invalid(
@@ -78,6 +67,17 @@ fn rates(request: &MigrateRequest) -> Result<Rates, HostError> {
         )));
     }
     Ok(Rates::Adaptive { min, max, step: bytes(request.rate_step).unwrap_or(STEP) })
+}
+
+/// A rate that somebody asked for, if it can be meant.
+pub(crate) fn meant(what: &str, rate: Option<ByteSize>) -> Result<Option<u64>, HostError> {
+    match bytes(rate) {
+        Some(rate) if rate < SLOWEST => Err(HostError::invalid(format!(
+            "a {what} of {rate} bytes a second is too slow to be meant: rates are bytes a second, like 100M, unless \
+             they end in bit, like 800Mbit"
+        ))),
+        rate => Ok(rate),
+    }
 }
 
 fn bytes(rate: Option<ByteSize>) -> Option<u64> {

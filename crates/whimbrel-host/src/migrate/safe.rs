@@ -61,7 +61,7 @@ pub(super) fn begin(
             record.name
         )));
     }
-    Filling::begin(host, (record, live), (&request.host, third)).map(Some)
+    Filling::begin(host, (record, live), (&request.host, third), request.rate_max).map(Some)
 }
 
 /// Copies nearly all of it there.

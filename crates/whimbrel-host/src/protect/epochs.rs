@@ -171,20 +171,7 @@ fn follow(
     };
     let known = host.protecting.known_at(&guard.settings.request.host);
     known.join(beats.id).into_iter().for_each(|member| sending.share_with(member));
-    let (cut, membership) = (Mutex::default(), None);
-    let mut epochs = Epochs {
-        host,
-        guard,
-        live,
-        beats,
-        sending: &mut sending,
-        events,
-        cut,
-        membership,
-        shipping,
-        inherited: false,
-        next: 0,
-    };
+    let mut epochs = Epochs::new(host, guard, (live, events), beats, &mut sending, shipping);
     if let Err(error) = epochs.sending.follow(&mut epochs.live.ledgers, has_pages) {
         return epochs.ended(failed(error));
     }
@@ -216,10 +203,9 @@ pub(super) fn inherit(
         Err(error) => return Outcome::Failed(error),
     };
     sending.inherits();
-    let (cut, membership, shipping) = (Mutex::default(), None, None);
-    let sending = &mut sending;
-    Epochs { host, guard, live, beats, sending, events, cut, membership, shipping, inherited: true, next: 1 }
-        .all(told)
+    let epochs = Epochs::new(host, guard, (live, events), beats, &mut sending, None);
+    // The state of the pause is the standby's epoch 0.
+    Epochs { inherited: true, next: 1, ..epochs }.all(told)
 }
 
 struct Epochs<'a, 'l> {
@@ -238,6 +224,21 @@ struct Epochs<'a, 'l> {
     inherited: bool,
     /// The epoch that is cut next.
     next: u64,
+}
+
+impl<'a, 'l> Epochs<'a, 'l> {
+    /// Of a machine that is still to be filled into its standby.
+    fn new(
+        host: &'a Host,
+        guard: &'a Guard,
+        (live, events): (&'a mut Live, Receiver<MachineEvent>),
+        beats: &'a Beats,
+        sending: &'a mut Sending<'l>,
+        shipping: Option<&'a Shipping<'a>>,
+    ) -> Self {
+        let (cut, membership, inherited, next) = (Mutex::default(), None, false, 0);
+        Self { host, guard, live, beats, sending, events, cut, membership, shipping, inherited, next }
+    }
 }
 
 impl Epochs<'_, '_> {

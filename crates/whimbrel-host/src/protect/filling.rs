@@ -25,7 +25,7 @@ use std::{
 };
 use whimbrel_api::{ProtectMode, ProtectRequest, Unit};
 use whimbrel_capture::{Follower, Ledger};
-use whimbrel_core::{HostName, MachineName, WitnessName};
+use whimbrel_core::{ByteSize, HostName, MachineName, WitnessName};
 use whimbrel_migrate::{
     handover::SourceRecord,
     protocol::{HandoverId, Third},
@@ -60,16 +60,18 @@ pub(crate) struct Filling {
 }
 
 impl Filling {
-    /// Up to where the third host has room for the machine.
+    /// Up to where the third host has room for the machine. With `rate_max` no more goes there from the target once the machine is
+    /// there; the copy before that is this host's and has no limit.
     pub(crate) fn begin(
         host: &Arc<Host>,
         (record, live): (&Record, &Live),
         (target, standby): (&HostName, &HostName),
+        rate_max: Option<ByteSize>,
     ) -> Result<Self, HostError> {
-        let settings = Settings::of(&request(standby, &host.name))?;
+        let settings = Settings::of(&request(standby, &host.name, rate_max))?;
         let (id, handover) = (ProtectionId(rand::random()), HandoverId(rand::random()));
         let offer = super::offer::of(host, record, live, handover)?;
-        let (link, line) = (PageLink::connect(host, standby)?, Line::new(host, standby));
+        let (link, line) = (PageLink::connect(host, standby, None)?, Line::new(host, standby));
         let side = Side::Ended { standby: standby.clone(), witness: None, keep: false };
         host.protecting.put_note(Note::new(id, &record.name, handover, side))?;
         // From here on its drop tells the third host that nothing came of it.
@@ -152,7 +154,8 @@ impl Drop for Filling {
     }
 }
 
-fn request(standby: &HostName, source: &HostName) -> ProtectRequest {
+/// What the target is to ask of the standby.
+fn request(standby: &HostName, source: &HostName, rate_max: Option<ByteSize>) -> ProtectRequest {
     ProtectRequest {
         host: standby.clone(),
         witness: Some(WitnessName::Host(source.clone())),
@@ -166,6 +169,7 @@ fn request(standby: &HostName, source: &HostName) -> ProtectRequest {
         then: None,
         keep: None,
         group: None,
+        rate_max,
     }
 }
 
@@ -236,5 +240,21 @@ impl super::Protecting {
     /// Whether the third host has taken over a machine that was handed over here.
     pub(crate) fn third_has(&self, inherited: Option<&Inherited>) -> bool {
         inherited.is_some_and(|inherited| self.leases.was_taken(inherited.id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_target_reads_of_the_protection_has_the_limit_of_the_move() {
+        let [standby, source] = ["gamma", "alpha"].map(|name| name.parse::<HostName>().unwrap());
+        let inherited = |rate_max: Option<u64>| {
+            let asked = request(&standby, &source, rate_max.map(ByteSize));
+            let read: ProtectRequest = serde_json::from_str(&serde_json::to_string(&asked).unwrap()).unwrap();
+            Settings::of(&read).unwrap().rate_max
+        };
+        assert_eq!((inherited(Some(300_000)), inherited(None)), (Some(300_000), None));
     }
 }

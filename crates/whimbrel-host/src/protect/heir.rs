@@ -9,8 +9,9 @@
 
 use super::{
     arbiter::Arbiter,
+    attempt,
     beats::Beats,
-    guard::{self, Guard},
+    guard::Guard,
     link::{Line, PageLink},
     lock,
     notes::{Note, Side},
@@ -71,7 +72,7 @@ impl Heir {
         for other in [Some(&request.host), request.witness.as_ref().and_then(WitnessName::host)] {
             other.map(|other| host.route(other)).transpose()?;
         }
-        let link = Arc::new(PageLink::connect(host, &request.host)?);
+        let link = Arc::new(PageLink::connect(host, &request.host, settings.rate_max)?);
         let standby = Arc::new(Line::new(host, &request.host));
         standby.warm();
         let (id, name) = (ProtectionId(third.protection), offer.name.clone());
@@ -99,7 +100,7 @@ impl Heir {
         let (runs, hears) = mpsc::channel();
         let (host, machine) = (host.clone(), machine.clone());
         let layout = host.layout.clone();
-        let work = move || guard::inherit(&host, &machine, &guard, self, &runs);
+        let work = move || attempt::inherit(&host, &machine, &guard, self, &runs);
         let thread = thread::Builder::new().name("protect".into()).spawn(work);
         thread.map_err(|source| HostError::io("start a thread for", layout.data(), source))?;
         // A thread that could not let it run has done what follows from that.

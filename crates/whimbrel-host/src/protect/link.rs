@@ -24,12 +24,16 @@ pub(super) struct PageLink {
     connection: Connection,
     runtime: tokio::runtime::Handle,
     cut: watch::Sender<bool>,
+    /// Bytes a second that go over it at most, whatever else is asked of it.
+    rate_max: Option<u64>,
 }
 
 impl PageLink {
-    pub(super) fn connect(host: &Host, to: &HostName) -> Result<Self, HostError> {
+    pub(super) fn connect(host: &Host, to: &HostName, rate_max: Option<u64>) -> Result<Self, HostError> {
         let (connection, runtime) = (peers::connect_apart(host, to)?, host.runtime.clone());
-        Ok(Self { connection, runtime, cut: watch::Sender::new(false) })
+        let link = Self { connection, runtime, cut: watch::Sender::new(false), rate_max };
+        link.limit_rate(None);
+        Ok(link)
     }
 
     /// Ends it: whoever waits is told at once.
@@ -59,12 +63,17 @@ impl Link for PageLink {
     }
 
     fn limit_rate(&self, rate: Option<u64>) {
-        self.connection.limit_rate(rate);
+        self.connection.limit_rate(within(self.rate_max, rate));
     }
 
     fn bytes_sent(&self) -> u64 {
         self.connection.traffic().sent
     }
+}
+
+/// The lower of two limits, of which either may be none.
+fn within(most: Option<u64>, rate: Option<u64>) -> Option<u64> {
+    most.into_iter().chain(rate).min()
 }
 
 struct OnItsWay {
@@ -194,5 +203,18 @@ impl Line {
     /// Tells it as the standby that the machine is its own.
     pub(super) fn give(&self, id: ProtectionId, patience: Duration) -> Option<Fate> {
         self.ask(protocol::YIELD, &id, patience)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_of_its_own_holds_whatever_else_is_asked() {
+        assert_eq!(within(Some(5), None), Some(5), "as between the rounds of a copy, and for epochs");
+        assert_eq!(within(Some(5), Some(9)), Some(5));
+        assert_eq!((within(Some(5), Some(2)), within(None, Some(2))), (Some(2), Some(2)));
+        assert_eq!(within(None, None), None);
     }
 }

@@ -1,11 +1,12 @@
 //! Protection of machines by hot standbys, on this host: as the primary, as the standby, as the witness.
 //!
-//! The rules are those of `whimbrel-protect`. Here is who works on what: `guard` and `epochs` protect a machine of this host,
+//! The rules are those of `whimbrel-protect`. Here is who works on what: `guard` is a machine of this host that is protected, `attempt` and `epochs` protect it,
 //! `group` cuts several at one instant, `inputs` lets output go before an epoch is whole, `beats` keeps its lease, `settle` finds out whose it is when hosts lose each other, `standing` keeps machines of others, `keeping` stores epochs of them,
 //! `filling` and `heir` protect a machine that moves while pages of it are missing,
 //! `witness` decides between two others, `arbiter` asks whoever decides, which may be an `etcd`; `notes` is what outlives the daemon, `recover` what a daemon does with it.
 
 mod arbiter;
+mod attempt;
 mod beats;
 mod epochs;
 mod etcd;

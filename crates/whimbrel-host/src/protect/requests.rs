@@ -1,6 +1,7 @@
 //! What users ask: protect, unprotect, failover.
 
 use super::{
+    attempt,
     guard::{self, Command, Guard, Told},
     lock,
     settings::Settings,
@@ -68,7 +69,7 @@ impl Host {
         }
         let (told, hears) = mpsc::channel();
         let (host, machine, its) = (self.clone(), machine.clone(), guard.clone());
-        let work = move || guard::run(&host, &machine, &its, again, &told);
+        let work = move || attempt::run(&host, &machine, &its, again, &told);
         match std::thread::Builder::new().name("protect".into()).spawn(work) {
             Ok(_) => Ok((guard, hears)),
             Err(source) => {

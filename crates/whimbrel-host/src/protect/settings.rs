@@ -1,6 +1,6 @@
 //! What was asked for, checked, as the engine takes it.
 
-use crate::error::HostError;
+use crate::{error::HostError, migrate::meant_rate};
 use std::time::Duration;
 use whimbrel_api::{CodeStep, ProtectBlock, ProtectCodec, ProtectMode, ProtectRequest};
 use whimbrel_core::{MachineName, WitnessName};
@@ -36,6 +36,8 @@ pub(super) struct Settings {
     pub(super) term: Duration,
     pub(super) coding: Coding,
     pub(super) keep: Option<Keep>,
+    /// Bytes a second that go to the standby at most.
+    pub(super) rate_max: Option<u64>,
     /// Whether output waits for inputs to be at the standby, and not for epochs.
     pub(super) replay: bool,
 }
@@ -89,7 +91,8 @@ impl Settings {
             )));
         }
         let (coding, keep) = (coding(request)?, keep.transpose()?);
-        Ok(Self { request: request.clone(), epoch, stretch, term, coding, keep, replay })
+        let rate_max = meant_rate("maximum rate", request.rate_max)?;
+        Ok(Self { request: request.clone(), epoch, stretch, term, coding, keep, rate_max, replay })
     }
 
     /// What the standby is to ask of itself when it has taken the machine over. The two go on in turn.
@@ -172,6 +175,7 @@ mod tests {
         assert!(request(r#"{"host":"beta","epoch_ms":24}"#).is_err());
         assert!(request(r#"{"host":"beta","lease_ms":100}"#).is_err());
         assert!(request(r#"{"host":"beta","then":"beta"}"#).is_err());
+        assert!(request(r#"{"host":"beta","rate_max":100}"#).is_err());
         assert!(request(r#"{"host":"beta","group":"a/b"}"#).is_err());
         let stretched =
             |more: &str| request(&format!(r#"{{"host":"beta"{more}}}"#)).ok().map(|all| all.stretch);

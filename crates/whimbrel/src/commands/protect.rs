@@ -4,7 +4,7 @@ use crate::{
     context::Context,
     failure::Failure,
     operation,
-    values::{Keep, Span},
+    values::{Keep, Rate, Span},
 };
 use clap::ValueEnum;
 use whimbrel_api::{CodeStep, ProtectBlock, ProtectCodec, ProtectMode, ProtectRequest};
@@ -70,6 +70,9 @@ pub(crate) struct Args {
     /// Cut its epochs at one instant with all machines of this host that are protected in the same group
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
+    /// Use no more of the link to the standby than this; what the machine sends waits for epochs that take longer so
+    #[arg(long, value_name = "RATE")]
+    rate_max: Option<Rate>,
 }
 
 /// The two of them, with help.
@@ -147,6 +150,7 @@ impl Args {
             then: self.then,
             keep: self.keep.map(|keep| keep.0),
             group: self.group,
+            rate_max: self.rate_max.map(|rate| rate.0),
         };
         operation::perform(context, context.client.protect(&self.name, &request)).await
     }
