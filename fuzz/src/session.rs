@@ -6,8 +6,8 @@ use whimbrel_session::{
     cache::{FileRecord, Folded, Record, decode_record, encode_record},
     proto::{
         Attr, DigestedPages, DirPacker, Entry, Ident, Kind, Name, Op, PAGE, PackedPages, RelPath, Time,
-        Version, WalkedDir, pack_digests, pack_entries, pack_pages, unpack_digests, unpack_dirs,
-        unpack_entries, unpack_pages,
+        Version, WalkedDir, pack_digests, pack_entries, pack_holes, pack_pages, unpack_digests, unpack_dirs,
+        unpack_entries, unpack_holes, unpack_pages,
     },
 };
 
@@ -17,7 +17,7 @@ const LIMIT: usize = 1 << 20;
 /// The first byte says which parser; the rest is for it.
 pub fn session(data: &[u8]) {
     let Some((which, rest)) = data.split_first() else { return };
-    match which % 7 {
+    match which % 8 {
         0 => {
             let Ok((record, len)) = decode_record(rest, GENERATION) else { return };
             let mut again = Vec::new();
@@ -57,14 +57,18 @@ pub fn session(data: &[u8]) {
             assert!(note.zeros.windows(2).all(|pair| pair[0].end <= pair[1].start), "in order");
             assert_eq!(Note::parse(note.to_text().as_bytes()), Ok(note), "a note survives being stored");
         }
-        _ => journal::open(rest),
+        6 => journal::open(rest),
+        _ => {
+            let Ok(holes) = unpack_holes(rest) else { return };
+            assert_eq!(pack_holes(&holes), rest, "holes survive being packed");
+        }
     }
 }
 
 /// Whether a seed is what its parser is for.
 pub fn accepts_session_seed(seed: &[u8]) -> bool {
     let Some((which, rest)) = seed.split_first() else { return false };
-    match which % 7 {
+    match which % 8 {
         0 => decode_record(rest, GENERATION).is_ok_and(|(_, len)| len == rest.len()),
         1 => unpack_entries(rest).is_ok(),
         2 => unpack_dirs(rest).is_ok(),
@@ -73,7 +77,8 @@ pub fn accepts_session_seed(seed: &[u8]) -> bool {
         4 => postcard::take_from_bytes::<DigestedPages>(rest)
             .is_ok_and(|(shape, bytes)| unpack_digests(&shape, bytes, LIMIT).is_ok()),
         5 => Note::parse(rest).is_ok(),
-        _ => postcard::take_from_bytes::<Record>(rest).is_ok(),
+        6 => postcard::take_from_bytes::<Record>(rest).is_ok(),
+        _ => unpack_holes(rest).is_ok(),
     }
 }
 
@@ -102,7 +107,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         Record::Barrier { records: 9 },
         Record::End,
     ];
-    let mut seeds = Vec::new();
+    let mut seeds = vec![[vec![7], pack_holes(&[4096..8192, 1 << 20..1 << 40])].concat()];
     // One after the other, as they would lie in a journal.
     let all = records.iter().filter_map(|record| postcard::to_stdvec(record).ok());
     seeds.push(std::iter::once(vec![6]).chain(all).collect::<Vec<_>>().concat());

@@ -377,6 +377,37 @@ fn what_was_written_back_while_more_was_written_comes_from_the_server_again() {
     assert_eq!(cache.dirty_blocks(file), [far / cache.block_size()]);
 }
 
+/// The answer is of before the write-back: what it was asked for then may not come in after that has left.
+#[test]
+fn a_block_that_is_on_its_way_does_not_leave_with_what_was_written_to_it() {
+    let medium = CrashMedium::default();
+    medium.0.lock().unwrap().off_at = u64::MAX;
+    let cache = open(&medium).unwrap();
+    let size = 100 * BLOCK_PAGES * PAGE as u64;
+    let file = cache.add_file(FileRecord { size, zero_from: size, ..a_file() }).unwrap();
+    let (epoch, block) = (cache.epoch(file).unwrap(), BLOCK_PAGES as usize * PAGE);
+    let fill_all = || {
+        for number in 1..40 {
+            let content = page(number as u32).repeat(BLOCK_PAGES as usize);
+            cache.fill(file, epoch, (number * block) as u64, &content).unwrap();
+        }
+    };
+    let asked = cache.mark(file).unwrap();
+    cache.takes_off(file, &[0]);
+    cache.write(file, 0, &page(7)).unwrap();
+    let sent = cache.take_dirty(file, 0).unwrap().unwrap();
+    cache.flushed(file, cache.content_epoch(file).unwrap(), &sent, Some(Version::default())).unwrap();
+    fill_all();
+    cache.fill(file, epoch, 0, &page(1).repeat(BLOCK_PAGES as usize)).unwrap();
+    let mut out = page(0);
+    assert_eq!(cache.read(file, 0, &mut out).unwrap(), Read::Here);
+    assert!(out == page(7), "what was there before came back");
+    cache.landed(file, &[0]);
+    fill_all();
+    assert_eq!(cache.read(file, 0, &mut out).unwrap(), Read::Missing(vec![0]), "room is made again");
+    assert!(!cache.set_holes(file, asked, &[0..4096, 8192..size]), "holes of before the write are none");
+}
+
 #[test]
 fn files_and_operations_are_found_again_and_an_orderly_end_is_told_from_a_crash() {
     let dir = tempfile::tempdir().unwrap();

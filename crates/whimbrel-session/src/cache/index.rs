@@ -142,15 +142,15 @@ impl Index {
     }
 
     /// Room for `pages` of a block, of which `full` are not zero. `is_used` says (and forgets) whether a frame was used
-    /// lately. Blocks that had to go are pushed to `gone`.
+    /// lately, and is asked for the block in it as well. Blocks that had to go are pushed to `gone`.
     pub(super) fn plan(
         &mut self,
         key: Key,
         pages: Pages,
         full: Pages,
         dirty: bool,
-        is_used: impl Fn(u32) -> bool,
-        gone: &mut Vec<Key>,
+        is_used: impl Fn(u32, Key) -> bool,
+        gone: &mut Vec<(Key, Block)>,
     ) -> Result<Plan, NoRoom> {
         let (frame, kept) = match self.get(key) {
             Some(block) if dirty && block.frozen => {
@@ -179,8 +179,8 @@ impl Index {
     fn allocate(
         &mut self,
         for_key: Key,
-        is_used: impl Fn(u32) -> bool,
-        gone: &mut Vec<Key>,
+        is_used: impl Fn(u32, Key) -> bool,
+        gone: &mut Vec<(Key, Block)>,
     ) -> Result<u32, NoRoom> {
         let mut looked = 0;
         while self.free.is_empty() && looked < 2 * self.geometry.frames {
@@ -189,9 +189,8 @@ impl Index {
             self.hand = (self.hand + 1) % self.geometry.frames;
             let Some(key) = self.owner[frame as usize] else { continue };
             let clean = self.get(key).is_some_and(|block| block.dirty == 0 && block.frame == Some(frame));
-            if clean && key != for_key && !is_used(frame) {
-                self.remove(key);
-                gone.push(key);
+            if clean && key != for_key && !is_used(frame, key) {
+                gone.extend(self.remove(key).map(|block| (key, block)));
             }
         }
         let none = if self.retired.is_empty() { NoRoom::Dirty } else { NoRoom::Barrier };
@@ -400,7 +399,7 @@ mod tests {
                 match step {
                     Step::Write { block, pages, zero } => {
                         let full = if zero { 0 } else { pages };
-                        if let Ok(plan) = index.plan(key(block), pages, full, true, |_| false, &mut Vec::new()) {
+                        if let Ok(plan) = index.plan(key(block), pages, full, true, |_, _| false, &mut Vec::new()) {
                             if full != 0 {
                                 let frame = plan.frame.unwrap();
                                 prop_assert!(promised.values().all(|kept| *kept != frame), "overwrites {frame}");
@@ -413,7 +412,7 @@ mod tests {
                     Step::Fill { block, pages } => {
                         let have = index.get(key(block)).map_or(0, |block| block.valid);
                         let pages = pages & !have;
-                        if pages != 0 && let Ok(plan) = index.plan(key(block), pages, pages, false, |_| false, &mut Vec::new()) {
+                        if pages != 0 && let Ok(plan) = index.plan(key(block), pages, pages, false, |_, _| false, &mut Vec::new()) {
                             let sums: Vec<_> = (0..4).filter(|page| pages >> page & 1 == 1).map(|page| (page, 1)).collect();
                             index.stored(key(block), plan, pages, &sums, false);
                         }

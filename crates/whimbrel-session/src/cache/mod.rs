@@ -1,7 +1,7 @@
 //! The cache on the client's disk: blocks of files, what has yet to reach the server, and the order of it.
 //!
 //! `index` decides (which frame, what is copied, what may be reused when) and does no I/O; `record` is the bytes of the
-//! journal; `journal`, `medium` and `memory` store them; `store` puts them together. The format is described in
+//! journal; `journal`, `medium` and `memory` store them; `frames` and `store` put them together. The format is described in
 //! `docs/formats/session-cache.md`.
 //!
 //! Invariants: a page is checked against its sum before it is given out. A frame that a durable record promises to hold
@@ -9,6 +9,8 @@
 //! journal the cache takes nothing more that is dirty.
 
 mod durable;
+mod frames;
+mod holes;
 mod index;
 mod journal;
 mod medium;
@@ -25,4 +27,4 @@ pub use medium::{Folder, Medium, Part};
 pub use memory::Memory;
 pub use record::{FileId, FileRecord, Folded, Record, RecordError, decode_record, encode_record};
 pub use recover::owes;
-pub use store::{Cache, CacheError, CacheStats, DirtyBlock, Lost, Read, Recovered};
+pub use store::{Cache, CacheError, CacheStats, DirtyBlock, Lost, Mark, Read, Recovered};

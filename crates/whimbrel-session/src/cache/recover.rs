@@ -189,7 +189,7 @@ pub(super) fn replay(medium: &dyn Medium, geometry: Geometry, records: Vec<Recor
 
 fn block_of(said: &Said, sums: Box<[u32]>) -> Block {
     let Said { frame, valid, dirty, .. } = *said;
-    Block { frame, valid, dirty, sums, generation: 0, frozen: dirty != 0 }
+    Block { frame, valid, dirty, sums, generation: u32::from(dirty != 0), frozen: dirty != 0 }
 }
 
 /// The newest record whose dirty pages are there.

@@ -5,7 +5,8 @@
 //! loses nothing, and on the disk when a later [`Cache::sync`] returned, so neither does a power failure.
 
 use super::{
-    index::{Block, Geometry, Index, Key, NoRoom, Pages, Plan, ZERO},
+    holes::Holes,
+    index::{Block, Geometry, Index, Key, Pages, ZERO},
     journal::Journal,
     medium::{Medium, Part},
     record::{FileId, FileRecord, Record},
@@ -13,8 +14,9 @@ use super::{
 };
 use crate::proto::{Op, PAGE, RelPath, is_zero};
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     io,
+    ops::Range,
     sync::{
         Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -124,6 +126,27 @@ pub(super) struct Held {
     pub(super) epoch: u64,
     /// Goes up when what was read before is not so any more.
     pub(super) content: u64,
+    /// What is not here and lies in one is zeros.
+    pub(super) holes: Holes,
+    /// Goes up when a block that was written here leaves.
+    pub(super) left: u64,
+}
+
+/// Tells whether what the server says of a whole file can be older than what is known here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mark {
+    epoch: u64,
+    left: u64,
+}
+
+impl Held {
+    pub(super) fn mark(&self) -> Mark {
+        Mark { epoch: self.epoch, left: self.left }
+    }
+
+    pub(super) fn new(record: FileRecord) -> Self {
+        Self { record, epoch: 0, content: 0, holes: Holes::default(), left: 0 }
+    }
 }
 
 pub(super) struct State {
@@ -143,8 +166,10 @@ pub struct Cache {
     pub(super) medium: Box<dyn Medium>,
     pub(super) geometry: Geometry,
     state: RwLock<State>,
-    used: Vec<AtomicBool>,
+    pub(super) used: Vec<AtomicBool>,
     damaged: AtomicU64,
+    /// Blocks that are on their way, and how often.
+    pub(super) flights: Mutex<HashMap<Key, u32>>,
     pub(super) barrier: Mutex<()>,
     pub(super) barriers_begun: AtomicU64,
     pub(super) barriers_done: AtomicU64,
@@ -168,6 +193,16 @@ pub(super) fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> CacheE
 /// Page numbers of a set.
 pub(super) fn each(pages: Pages) -> impl Iterator<Item = u32> {
     (0..64).filter(move |page| pages >> page & 1 == 1)
+}
+
+/// Runs of page numbers of a set.
+pub(super) fn runs(mut pages: Pages) -> impl Iterator<Item = Range<u32>> {
+    std::iter::from_fn(move || {
+        let first = pages.trailing_zeros();
+        let end = first + pages.checked_shr(first)?.trailing_ones();
+        pages &= u64::MAX.checked_shl(end).unwrap_or(0);
+        Some(first..end)
+    })
 }
 
 impl Cache {
@@ -198,7 +233,7 @@ impl Cache {
         let files: HashMap<FileId, Held> = files
             .into_iter()
             .filter(|(_, record)| !record.removed)
-            .map(|(file, record)| (file, Held { record, epoch: 0, content: 0 }))
+            .map(|(file, record)| (file, Held::new(record)))
             .collect();
         let journal =
             Journal::begin(&*medium, old.as_ref(), geometry, snapshot(&index, &files, (sent, &ops)));
@@ -211,6 +246,7 @@ impl Cache {
             state: RwLock::new(state),
             used,
             damaged: AtomicU64::new(0),
+            flights: Mutex::default(),
             barrier: Mutex::new(()),
             barriers_begun: AtomicU64::new(0),
             barriers_done: AtomicU64::new(0),
@@ -244,7 +280,13 @@ impl Cache {
         }
     }
 
-    /// Fills `out` from `offset`, if all of it is here. What lies past `zero_from` and is not here is zeros.
+    /// Bytes that are known to lie in holes. Looks at each of them.
+    pub fn holes(&self) -> u64 {
+        self.shared().files.values().map(|held| held.holes.pages()).sum::<u64>() * PAGE as u64
+    }
+
+    /// Fills `out` from `offset`, if all of it is here. What is not here and lies past `zero_from`, or in a
+    /// hole, is zeros.
     pub fn read(&self, file: FileId, offset: u64, out: &mut [u8]) -> Result<Read, CacheError> {
         let mut bad = Vec::new();
         let missing = {
@@ -257,12 +299,19 @@ impl Cache {
             while at < end {
                 let (number, within) = (at / page, (at % page) as usize);
                 let len = (PAGE - within).min((end - at) as usize);
-                let place = &mut out[(at - offset) as usize..][..len];
                 let (block, in_block) =
                     (number / u64::from(self.geometry.pages), number % u64::from(self.geometry.pages));
                 let key = Key { file, block };
+                let whole = &mut out[(at - offset) as usize..];
+                if within == 0
+                    && let Some(read) = self.read_run(&state, key, in_block as u32, whole)
+                {
+                    at += read as u64;
+                    continue;
+                }
+                let place = &mut out[(at - offset) as usize..][..len];
                 if !self.read_page(&state, key, in_block as u32, within, place, &mut bad)? {
-                    if number * page >= held.record.zero_from {
+                    if number * page >= held.record.zero_from || held.holes.has(number) {
                         place.fill(0);
                     } else if missing.last() != Some(&block) {
                         missing.push(block);
@@ -276,47 +325,6 @@ impl Cache {
             self.drop_damaged(&bad);
         }
         Ok(if missing.is_empty() { Read::Here } else { Read::Missing(missing) })
-    }
-
-    /// Copies a part of a page if it is here and sound. A clean page that is not is noted in `bad`.
-    pub(super) fn read_page(
-        &self,
-        state: &State,
-        key: Key,
-        page: u32,
-        within: usize,
-        out: &mut [u8],
-        bad: &mut Vec<(Key, u32)>,
-    ) -> Result<bool, CacheError> {
-        let Some(block) = state.index.get(key).filter(|block| block.valid >> page & 1 == 1) else {
-            return Ok(false);
-        };
-        let Some(frame) = block.frame.filter(|_| block.sums[page as usize] != ZERO) else {
-            out.fill(0);
-            return Ok(true);
-        };
-        self.used[frame as usize].store(true, Ordering::Relaxed);
-        let mut bytes = [0; PAGE];
-        if self.load(frame, page, &mut bytes).is_ok() && page_sum(&bytes) == block.sums[page as usize] {
-            out.copy_from_slice(&bytes[within..within + out.len()]);
-            return Ok(true);
-        }
-        if block.dirty >> page & 1 == 1 {
-            let offset = key.block * self.geometry.block() + u64::from(page) * PAGE as u64;
-            return Err(CacheError::Damaged { offset });
-        }
-        bad.push((key, page));
-        Ok(false)
-    }
-
-    pub(super) fn load(&self, frame: u32, page: u32, out: &mut [u8; PAGE]) -> io::Result<()> {
-        let at = self.frame_at(frame, page);
-        let read = self.medium.read(Part::Frames, at, out)?;
-        if read == PAGE { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
-    }
-
-    pub(super) fn frame_at(&self, frame: u32, page: u32) -> u64 {
-        u64::from(frame) * self.geometry.block() + u64::from(page) * PAGE as u64
     }
 
     fn drop_damaged(&self, bad: &[(Key, u32)]) {
@@ -345,7 +353,7 @@ impl Cache {
         let pages = end.saturating_sub(start).div_ceil(page) as u32;
         let needed = if pages == 0 { 0 } else { u64::MAX >> (64 - pages) };
         let valid = state.index.get(Key { file, block }).map_or(0, |block| block.valid);
-        needed & !valid == 0
+        each(needed & !valid).all(|number| held.holes.has(start / page + u64::from(number)))
     }
 
     /// What fills have to show, so that what was asked for before the content became void is not taken for it.
@@ -356,6 +364,33 @@ impl Cache {
     /// Tells contents of a file apart that were read at different times.
     pub fn content_epoch(&self, file: FileId) -> Option<u64> {
         self.shared().files.get(&file).map(|held| held.content)
+    }
+
+    /// These blocks are asked for from here on, and stay until [`Cache::landed`]: what was written to one and left, once the server
+    /// has it, could come back as it was before.
+    pub fn takes_off(&self, file: FileId, blocks: &[u64]) {
+        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        for block in blocks {
+            *flights.entry(Key { file, block: *block }).or_default() += 1;
+        }
+    }
+
+    /// What came of these blocks is taken in, or nothing came.
+    pub fn landed(&self, file: FileId, blocks: &[u64]) {
+        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        for block in blocks {
+            if let Entry::Occupied(mut flight) = flights.entry(Key { file, block: *block }) {
+                *flight.get_mut() -= 1;
+                if *flight.get() == 0 {
+                    flight.remove();
+                }
+            }
+        }
+    }
+
+    /// What was so of a file when something was asked about all of it.
+    pub fn mark(&self, file: FileId) -> Option<Mark> {
+        self.shared().files.get(&file).map(Held::mark)
     }
 
     /// Takes in content from the server, from `offset` (a page's start) on; pages that are here already stay. Content that
@@ -385,128 +420,6 @@ impl Cache {
         Ok(true)
     }
 
-    /// Stores whole pages (the last may be short) of one block and gives the record of it. Pages of a dirty write are
-    /// recorded before they are stored.
-    pub(super) fn put(
-        &self,
-        state: &mut State,
-        key: Key,
-        first: u32,
-        content: &[u8],
-        dirty: bool,
-    ) -> Result<Option<Record>, CacheError> {
-        let have = state.index.get(key).map_or(0, |block| block.valid);
-        let mut chunks: Vec<(u32, u32, &[u8])> = Vec::with_capacity(content.len().div_ceil(PAGE));
-        for (number, page) in content.chunks(PAGE).enumerate() {
-            let number = first + number as u32;
-            if dirty || have >> number & 1 == 0 {
-                chunks.push((number, 0, page));
-            }
-        }
-        for (_, sum, page) in &mut chunks {
-            *sum = if page.len() == PAGE { page_sum(page) } else { page_sum(&padded(page)) };
-        }
-        if chunks.is_empty() {
-            return Ok(None);
-        }
-        let pages = chunks.iter().fold(0, |pages, (number, ..)| pages | 1 << number);
-        let full = chunks
-            .iter()
-            .filter(|(_, sum, _)| *sum != ZERO)
-            .fold(0, |pages, (number, ..)| pages | 1 << number);
-        let plan = self.plan(state, key, pages, full, dirty)?;
-        self.copy(state, key, plan)?;
-        let sums: Vec<(u32, u32)> = chunks.iter().map(|(number, sum, _)| (*number, *sum)).collect();
-        let in_place = state.index.get(key).is_some_and(|block| block.frame == plan.frame);
-        if !in_place {
-            // Nothing speaks of the new frame yet: content first, so that its record is never without it.
-            self.store_in(state, plan.frame, &chunks, dirty)?;
-        }
-        let record = record_of(key, state.index.stored(key, plan, pages, &sums, dirty));
-        if dirty {
-            self.log(state, std::slice::from_ref(&record))?;
-        }
-        if in_place && let Err(error) = self.store_in(state, plan.frame, &chunks, dirty) {
-            // The frame holds neither the old nor the new.
-            state.index.remove(key);
-            return Err(error);
-        }
-        Ok((!dirty).then_some(record))
-    }
-
-    fn plan(
-        &self,
-        state: &mut State,
-        key: Key,
-        pages: Pages,
-        full: Pages,
-        dirty: bool,
-    ) -> Result<Plan, CacheError> {
-        let mut gone = Vec::new();
-        let used = |frame: u32| self.used[frame as usize].swap(false, Ordering::Relaxed);
-        let mut plan = state.index.plan(key, pages, full, dirty, used, &mut gone);
-        if plan == Err(NoRoom::Barrier) {
-            self.begin_anew(state)?;
-            plan = state.index.plan(key, pages, full, dirty, used, &mut gone);
-        }
-        plan.map_err(|_| CacheError::Full)
-    }
-
-    fn copy(&self, state: &State, key: Key, plan: Plan) -> Result<(), CacheError> {
-        let (Some(frame), Some((from, pages))) = (plan.frame, plan.copy) else { return Ok(()) };
-        let mut bytes = [0; PAGE];
-        for page in each(pages) {
-            // A page that cannot be read or is damaged is carried along as it is: its sum will say so.
-            let _ = self.load(from, page, &mut bytes);
-            let written = self.medium.write(Part::Frames, self.frame_at(frame, page), &bytes);
-            written.map_err(io_error("write"))?;
-        }
-        debug_assert!(state.index.get(key).is_some());
-        Ok(())
-    }
-
-    fn store_in(
-        &self,
-        state: &mut State,
-        frame: Option<u32>,
-        chunks: &[(u32, u32, &[u8])],
-        dirty: bool,
-    ) -> Result<(), CacheError> {
-        let Some(frame) = frame else { return Ok(()) };
-        if let Err(source) = self.store_pages(frame, chunks) {
-            if dirty {
-                state.latched = Some("write");
-            }
-            return Err(CacheError::Io { action: "write", source });
-        }
-        self.used[frame as usize].store(true, Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn store_pages(&self, frame: u32, chunks: &[(u32, u32, &[u8])]) -> io::Result<()> {
-        let mut rest = chunks;
-        while let Some(((first, sum, page), more)) = rest.split_first() {
-            rest = more;
-            if *sum == ZERO {
-                continue;
-            }
-            let mut bytes = page.to_vec();
-            let mut last = *first;
-            while let Some(((number, sum, page), more)) = rest.split_first()
-                && *number == last + 1
-                && *sum != ZERO
-                && bytes.len() % PAGE == 0
-            {
-                bytes.extend_from_slice(page);
-                last = *number;
-                rest = more;
-            }
-            bytes.resize(bytes.len().next_multiple_of(PAGE), 0);
-            self.medium.write(Part::Frames, self.frame_at(frame, *first), &bytes)?;
-        }
-        Ok(())
-    }
-
     /// Appends records; a journal that cannot be written latches the cache.
     pub(super) fn log(&self, state: &mut State, records: &[Record]) -> Result<(), CacheError> {
         if records.is_empty() {
@@ -528,13 +441,6 @@ impl Cache {
             (u64::from(state.index.used_frames()) + state.files.len() as u64 + state.ops.len() as u64) * 128;
         if state.journal.len() > MIN_JOURNAL.max(4 * live) { self.begin_anew(state) } else { Ok(()) }
     }
-}
-
-/// A page of a short end of content.
-fn padded(page: &[u8]) -> [u8; PAGE] {
-    let mut whole = [0; PAGE];
-    whole[..page.len()].copy_from_slice(page);
-    whole
 }
 
 pub(super) fn record_of(key: Key, block: &Block) -> Record {
@@ -561,4 +467,17 @@ pub(super) fn snapshot<'a>(
         .chain(ops)
         .chain(files)
         .chain(index.all().map(|(key, block)| record_of(key, block)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_the_pages_of_a_set() {
+        for pages in [0, 1, 0b0110_1110, 1 << 63, u64::MAX, u64::MAX - 1, 0xff00_0000_0000_0001] {
+            assert!(runs(pages).flatten().eq(each(pages)), "{pages:#x}");
+        }
+        assert_eq!((runs(u64::MAX).count(), runs(0b101).count()), (1, 2));
+    }
 }

@@ -1,11 +1,13 @@
 //! What changes a file in the cache: writes, cuts, write-back, records of files.
 
 use super::{
+    holes::Holes,
     index::Key,
     record::{FileId, FileRecord, Record},
-    store::{Cache, CacheError, DirtyBlock, Held, Read, State, each, record_of},
+    store::{Cache, CacheError, DirtyBlock, Held, Mark, Read, State, each, record_of, runs},
 };
 use crate::proto::{PAGE, Version};
+use std::ops::Range;
 
 impl Cache {
     /// A new file; its number.
@@ -13,7 +15,7 @@ impl Cache {
         let mut state = self.alone();
         let file = state.next_file;
         state.next_file += 1;
-        state.files.insert(file, Held { record: record.clone(), epoch: 0, content: 0 });
+        state.files.insert(file, Held::new(record.clone()));
         self.log(&mut state, &[Record::File { file, record }])?;
         Ok(file)
     }
@@ -52,6 +54,10 @@ impl Cache {
         let held = state.files.get(&file).ok_or(CacheError::Unknown)?;
         let (page, end, zero_from) = (PAGE as u64, offset + data.len() as u64, held.record.zero_from);
         let (first, last) = (offset / page * page, end.div_ceil(page) * page);
+        if (first, last) == (offset, end) {
+            self.put_dirty(&mut state, file, first, data, end)?;
+            return Ok(Read::Here);
+        }
         let mut whole = vec![0; (last - first) as usize];
         let mut missing = Vec::new();
         for edge in [first, last - page] {
@@ -85,7 +91,8 @@ impl Cache {
         let mut bad = Vec::new();
         let key = Key { file, block };
         let here = self.read_page(state, key, (within / PAGE as u64) as u32, 0, out, &mut bad)?;
-        Ok(here || at >= zero_from)
+        let in_hole = || state.files.get(&file).is_some_and(|held| held.holes.has(at / PAGE as u64));
+        Ok(here || at >= zero_from || in_hole())
     }
 
     fn put_dirty(
@@ -97,6 +104,7 @@ impl Cache {
         end: u64,
     ) -> Result<(), CacheError> {
         let held = state.files.get_mut(&file).ok_or(CacheError::Unknown)?;
+        held.holes.cut(first / PAGE as u64..end.div_ceil(PAGE as u64));
         let grown = end > held.record.size;
         held.record.size = held.record.size.max(end);
         if grown || !held.record.dirty {
@@ -140,6 +148,7 @@ impl Cache {
         held.record.dirty = true;
         held.epoch += 1;
         held.content += 1;
+        held.holes = Holes::default();
         let mut records = vec![Record::File { file, record: held.record.clone() }];
         self.cut_from(&mut state, file, size.div_ceil(page) * page, &mut records);
         self.log(&mut state, &records)?;
@@ -275,6 +284,7 @@ impl Cache {
         let Some(held) = state.files.get_mut(&file) else { return Ok(()) };
         held.epoch += 1;
         held.content += 1;
+        held.holes = Holes::default();
         let clean: Vec<(u64, u64)> =
             state.index.blocks(file).map(|(block, found)| (block, found.valid & !found.dirty)).collect();
         let mut records = Vec::new();
@@ -287,6 +297,22 @@ impl Cache {
             });
         }
         self.log(&mut state, &records)
+    }
+
+    /// The server's file has these holes, in order, unless something became void or left since it was asked. What is here of
+    /// them may have been written here, and is none.
+    pub fn set_holes(&self, file: FileId, asked: Mark, stretches: &[Range<u64>]) -> bool {
+        let mut state = self.alone();
+        let State { index, files, .. } = &mut *state;
+        let Some(held) = files.get_mut(&file).filter(|held| held.mark() == asked) else { return false };
+        held.holes = Holes::new(stretches, held.record.zero_from);
+        let pages = u64::from(self.geometry.pages);
+        for (block, found) in index.blocks(file) {
+            for run in runs(found.valid) {
+                held.holes.cut(block * pages + u64::from(run.start)..block * pages + u64::from(run.end));
+            }
+        }
+        true
     }
 
     /// Forgets a file and everything of it, dirty or not.

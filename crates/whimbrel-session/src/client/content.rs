@@ -113,6 +113,7 @@ impl Core {
         if note.and_then(|note| note.whole).unwrap_or(whole) {
             self.fetch_all(id, file);
         }
+        self.learn_holes(id, file, record.zero_from);
         if !direct && access.reads() {
             self.look_around(id, file, record.zero_from);
         }

@@ -107,6 +107,7 @@ impl Core {
 
     fn start(&self, source: Source, run: Vec<u64>, flight: Arc<Flight>, waited: bool) {
         let Some(core) = self.me.upgrade() else { return flight.land(Err(Fail::Gone)) };
+        self.cache.takes_off(source.file, &run);
         self.link.runtime().spawn(async move {
             let block = core.cache.block_size();
             let offset = run.first().map_or(0, |first| first * block);
@@ -119,6 +120,7 @@ impl Core {
             let landing = tokio::task::spawn_blocking(move || {
                 let attr = came.as_ref().ok().map(|(attr, _)| *attr);
                 let brought = came.and_then(|came| core.take_in(&source, flight.epoch, offset, came));
+                core.cache.landed(source.file, &run);
                 let mut under_way = core.fetcher.flights();
                 for number in run {
                     let ours = under_way
@@ -172,6 +174,11 @@ impl Core {
             }
         }
         Ok((offset, Arc::new(content)))
+    }
+
+    /// Whether what the server says of a file is what is known here.
+    pub(super) fn is_same(&self, source: &Source, attr: &Attr) -> bool {
+        matches!(self.compare(source, attr), Content::Same)
     }
 
     /// Compares what the server says of a file with what its clean pages are of. If the server has a newer content, those

@@ -15,6 +15,7 @@ mod exports;
 mod face;
 mod fetch;
 mod fold;
+mod holes;
 mod keep;
 mod learnt;
 mod link;

@@ -2,6 +2,7 @@
 
 use super::{
     fetch::Fetcher,
+    holes::Asked,
     learnt::Reads,
     link::{Beginning, Connector, Fail, Link, LinkSettings},
     neighbours::Ahead,
@@ -202,6 +203,9 @@ pub struct SessionStatus {
     /// Blocks that notes beside files tell to be zeros, and that were not asked for.
     #[serde(default)]
     pub zero_blocks: u64,
+    /// Bytes in holes of the server's files, which are zeros and never asked for.
+    #[serde(default)]
+    pub holes: u64,
     /// Blocks brought ahead because an earlier session had read them.
     #[serde(default)]
     pub ahead_blocks: u64,
@@ -264,6 +268,7 @@ pub(super) struct Core {
     pub(super) ahead: Mutex<Ahead>,
     pub(super) room: Mutex<Option<(Instant, FilesystemRoom)>>,
     pub(super) notes: Notes,
+    pub(super) holes: Asked,
     /// Blocks that were known to be zeros and not asked for.
     pub(super) zero_blocks: AtomicU64,
     reading: Mutex<Reads>,
@@ -328,6 +333,7 @@ impl Session {
             ahead: Mutex::default(),
             room: Mutex::default(),
             notes: Notes::default(),
+            holes: Asked::default(),
             zero_blocks: AtomicU64::new(0),
             reading: Mutex::default(),
             ahead_blocks: AtomicU64::new(0),
@@ -509,6 +515,7 @@ impl Core {
             waited_ms: waited.as_secs_f64() * 1e3,
             known: self.nodes().len() as u64,
             zero_blocks: self.zero_blocks.load(Ordering::Relaxed),
+            holes: self.cache.holes(),
             ahead_blocks: self.ahead_blocks.load(Ordering::Relaxed),
             known_pages: self.twins.known.load(Ordering::Relaxed),
             found_pages: self.twins.found.load(Ordering::Relaxed),

@@ -95,13 +95,15 @@ calls! {
     DigestCall = 0x0d: Keyed<Digests> => DigestsDone;
     /// Some pages of a stretch. Payload of the reply: packed pages.
     PagesCall = 0x0e: Keyed<Pages> => ReadDone;
+    /// Where a file has holes. Payload of the reply: packed holes.
+    HolesCall = 0x0f: Keyed<FileRef> => HolesDone;
 }
 
 /// What a request of this kind is called, for people; none if it is no session's.
 pub fn request_name(kind: u16) -> Option<&'static str> {
-    const NAMES: [&str; 14] = [
+    const NAMES: [&str; 15] = [
         "open", "end", "lookup", "list", "attr", "read", "write", "sync", "op", "readlink", "room", "walk",
-        "digest", "pages",
+        "digest", "pages", "holes",
     ];
     NAMES.get(usize::from(kind.checked_sub(range::SESSION + 1)?)).copied()
 }
@@ -261,6 +263,13 @@ pub struct Pages {
     pub read: Read,
     /// A bit a page, the lowest first: set where it is wanted. The others are left out as zeros are.
     pub wanted: Vec<u8>,
+}
+
+/// Holes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HolesDone {
+    /// The file as it was when they were looked for.
+    pub attr: Attr,
 }
 
 /// Stores content.

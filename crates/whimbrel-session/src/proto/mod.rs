@@ -7,6 +7,7 @@ mod attr;
 mod calls;
 mod digests;
 mod entries;
+mod holes;
 mod key;
 mod pages;
 mod path;
@@ -15,13 +16,15 @@ mod walked;
 
 pub use attr::{Attr, Ident, Kind, Time, Version};
 pub use calls::{
-    AttrCall, Batch, DigestCall, Digests, DigestsDone, End, EndCall, FileRef, FilesystemRoom, Grown, Keyed,
-    List, ListCall, Listed, LookedUp, Lookup, LookupCall, OLDEST_PROTOCOL, Op, OpCall, OpDone, Open,
-    OpenCall, Opened, PROTOCOL, Pages, PagesCall, Range, Read, ReadCall, ReadDone, ReadlinkCall, RoomCall,
-    Sync, SyncCall, Walk, WalkCall, Walked, Write, WriteCall, code, errno, request_name,
+    AttrCall, Batch, DigestCall, Digests, DigestsDone, End, EndCall, FileRef, FilesystemRoom, Grown,
+    HolesCall, HolesDone, Keyed, List, ListCall, Listed, LookedUp, Lookup, LookupCall, OLDEST_PROTOCOL, Op,
+    OpCall, OpDone, Open, OpenCall, Opened, PROTOCOL, Pages, PagesCall, Range, Read, ReadCall, ReadDone,
+    ReadlinkCall, RoomCall, Sync, SyncCall, Walk, WalkCall, Walked, Write, WriteCall, code, errno,
+    request_name,
 };
 pub use digests::{DigestedPages, digest_of_page, pack_digests, unpack_digests};
 pub use entries::{EntriesError, Entry, MAX_LISTING, pack_entries, unpack_entries};
+pub use holes::{MAX_HOLES, pack_holes, unpack_holes};
 pub use key::SessionKey;
 pub use pages::{PAGE, PackedPages, PagesError, is_in, is_zero, pack_pages, pack_some, unpack_pages};
 pub use path::{MAX_NAME, MAX_PATH, Name, PathError, RelPath};

@@ -8,7 +8,7 @@ use super::{
     intent, refuse, stale,
     tree::{Tree, attr_of},
 };
-use crate::proto::{Attr, FileRef, Ident, PAGE, Range, Time, Write, code, is_zero};
+use crate::proto::{Attr, FileRef, Ident, MAX_HOLES, PAGE, Range, Time, Write, code, is_zero};
 use rustix::{
     fs::{FallocateFlags, SeekFrom, Timespec, Timestamps, fallocate, ftruncate, futimens},
     io::Errno,
@@ -16,6 +16,7 @@ use rustix::{
 use std::{
     collections::HashMap,
     fs::File,
+    ops,
     os::unix::fs::FileExt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
@@ -28,6 +29,10 @@ use whimbrel_wire::Refusal;
 pub(super) const MAX_RANGE: u32 = 4 << 20;
 /// Files that were removed and are still used by the client; the oldest is let go beyond this.
 const MAX_KEPT: usize = 1024;
+/// Shorter holes are not worth being said.
+const SHORTEST: u64 = 16 << 10;
+/// Most holes that are looked at: in a file of very many the rest is read as it is asked for.
+const MAX_LOOKS: usize = 1 << 16;
 /// How often a read that met a writer is tried again before it is given out as older than it may be.
 const TRIES: usize = 3;
 
@@ -126,17 +131,48 @@ impl OpenFile {
 
     /// The content of a range, and the file as it was no later than that.
     pub(super) fn read(&self, range: Range) -> Result<(Attr, Vec<u8>), Refusal> {
+        self.steady(|size| self.content(range, size))
+    }
+
+    /// The holes of the file, in order, as many as are said at once, and the file as it was no later than that.
+    pub(super) fn holes(&self) -> Result<(Attr, Vec<ops::Range<u64>>), Refusal> {
+        self.steady(|size| Ok(self.find_holes(size)))
+    }
+
+    /// What is seen while nobody writes, if that can be had, and the file as it was no later than that.
+    fn steady<T>(&self, look: impl Fn(u64) -> Result<T, Refusal>) -> Result<(Attr, T), Refusal> {
         let _order = self.order.read().unwrap_or_else(PoisonError::into_inner);
         let mut before = self.settled_attr()?;
         for last in (0..TRIES).rev() {
-            let content = self.content(range, before.size)?;
+            let seen = look(before.size)?;
             let after = self.settled_attr()?;
             if last == 0 || after.version() == before.version() {
-                return Ok((before, content));
+                return Ok((before, seen));
             }
             before = after;
         }
         Err(stale())
+    }
+
+    /// A file system that knows no holes says that all is data.
+    fn find_holes(&self, size: u64) -> Vec<ops::Range<u64>> {
+        let (mut holes, mut at) = (Vec::new(), 0);
+        for _ in 0..MAX_LOOKS {
+            let Ok(hole) = rustix::fs::seek(&self.file, SeekFrom::Hole(at)) else { break };
+            let data = match rustix::fs::seek(&self.file, SeekFrom::Data(hole)) {
+                Ok(data) => data.min(size),
+                Err(Errno::NXIO) => size,
+                Err(_) => break,
+            };
+            if data.saturating_sub(hole) >= SHORTEST {
+                holes.push(hole..data);
+            }
+            if data >= size || holes.len() >= MAX_HOLES {
+                break;
+            }
+            at = data;
+        }
+        holes
     }
 
     fn content(&self, range: Range, size: u64) -> Result<Vec<u8>, Refusal> {

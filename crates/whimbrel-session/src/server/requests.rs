@@ -11,10 +11,10 @@ use super::{
     walk::walk,
 };
 use crate::proto::{
-    Attr, AttrCall, Batch, DigestCall, Digests, DigestsDone, EndCall, FilesystemRoom, Grown, Keyed, ListCall,
-    LookedUp, Lookup, LookupCall, OLDEST_PROTOCOL, OpCall, Open, OpenCall, Opened, PROTOCOL, Pages,
-    PagesCall, Read, ReadCall, ReadDone, ReadlinkCall, RoomCall, ShareKey, SyncCall, WalkCall, Write,
-    WriteCall, code, is_in, pack_digests, pack_some, unpack_pages,
+    Attr, AttrCall, Batch, DigestCall, Digests, DigestsDone, EndCall, FileRef, FilesystemRoom, Grown,
+    HolesCall, HolesDone, Keyed, ListCall, LookedUp, Lookup, LookupCall, OLDEST_PROTOCOL, OpCall, Open,
+    OpenCall, Opened, PROTOCOL, Pages, PagesCall, Read, ReadCall, ReadDone, ReadlinkCall, RoomCall, ShareKey,
+    SyncCall, WalkCall, Write, WriteCall, code, is_in, pack_digests, pack_holes, pack_some, unpack_pages,
 };
 use bytes::Bytes;
 use rand::Rng;
@@ -106,6 +106,9 @@ impl Shared {
             DigestCall::KIND => self.keyed::<DigestCall, _>(peer, request, |session, body| {
                 digests(session, &body, self.secret.as_ref())
             }),
+            HolesCall::KIND => {
+                self.keyed::<HolesCall, _>(peer, request, |session, wanted| holes(session, &wanted))
+            }
             ReadlinkCall::KIND => self.keyed::<ReadlinkCall, _>(peer, request, |session, body| {
                 Ok((ops::readlink(session, &body)?, Bytes::new()))
             }),
@@ -211,6 +214,11 @@ fn digests(session: &Session, wanted: &Digests, secret: Option<&[u8; 32]>) -> Ou
     let (pages, digests) = pack_digests(&content);
     let share = secret.and_then(|secret| ShareKey::of(secret, &attr));
     Ok((DigestsDone { attr, pages, share }, digests.into()))
+}
+
+fn holes(session: &Session, wanted: &FileRef) -> Outcome<HolesCall> {
+    let (attr, holes) = session.files.get(&session.tree, wanted, false)?.holes()?;
+    Ok((HolesDone { attr }, pack_holes(&holes).into()))
 }
 
 fn write(session: &Session, wanted: &Write, payload: &[u8]) -> Result<Attr, Refusal> {

@@ -275,8 +275,11 @@ fn describe(response: &ControlResponse) -> String {
         (
             "known before",
             format!(
-                "{} blocks of zeros by notes, {} blocks that an earlier session read, {} pages by digest",
-                status.zero_blocks, status.ahead_blocks, status.found_pages
+                "{} blocks of zeros by notes, {} in holes, {} blocks that an earlier session read, {} pages by digest",
+                status.zero_blocks,
+                size(status.holes),
+                status.ahead_blocks,
+                status.found_pages
             ),
         ),
         ("traffic", format!("{} sent, {} received", size(status.sent), size(status.received))),

@@ -5,7 +5,7 @@ use whimbrel_session::client::ControlResponse;
 /// All numbers of these sessions, those of one name together as the format wants it.
 pub(super) fn metrics(sessions: &[(String, ControlResponse)]) -> String {
     type Number = fn(&ControlResponse) -> f64;
-    let numbers: [(&str, &str, Number); 19] = [
+    let numbers: [(&str, &str, Number); 20] = [
         ("connected", "gauge", |session| f64::from(session.status.connected)),
         ("round_trip_seconds", "gauge", |session| session.status.round_trip_ms.unwrap_or(f64::NAN) / 1e3),
         ("call_seconds", "gauge", |session| session.status.call_ms / 1e3),
@@ -14,6 +14,7 @@ pub(super) fn metrics(sessions: &[(String, ControlResponse)]) -> String {
         ("waited_seconds_total", "counter", |session| session.status.waited_ms / 1e3),
         ("known_names", "gauge", |session| session.status.known as f64),
         ("zero_blocks_total", "counter", |session| session.status.zero_blocks as f64),
+        ("hole_bytes", "gauge", |session| session.status.holes as f64),
         ("ahead_blocks_total", "counter", |session| session.status.ahead_blocks as f64),
         ("found_pages_total", "counter", |session| session.status.found_pages as f64),
         ("broken_total", "counter", |session| session.status.broken as f64),
