@@ -221,7 +221,7 @@ const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         rows: &["session.peers"],
-        about: "sshfs, rclone and nbdkit over the same link",
+        about: "sshfs, rclone, nbdkit and NFSv4 over the same link",
         run: session::peers,
     },
     Experiment {

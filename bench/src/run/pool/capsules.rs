@@ -72,7 +72,7 @@ fn life() -> Result<Life> {
     };
     let dir = TempDir::new_in("/dev/shm")?;
     let (alpha, beta, gamma) = (hosts.get("alpha")?, hosts.get("beta")?, hosts.get("gamma")?);
-    // Before there is a manager: benefactors hear of who is admitted later with their next report.
+    // The folder of the manager that is started below.
     let members = dir.path().join("manager");
     Identity::load_or_create(&members)?;
     [alpha, beta].into_iter().try_for_each(|host| admit(&members, host.name(), host.key()?.parse()?))?;

@@ -15,10 +15,12 @@ mod model;
 mod moosefs;
 mod peers;
 mod processes;
+mod s3;
 mod scale;
 mod sftp;
 mod simulation;
 mod tables;
+mod tier;
 
 use super::{Context, Experiment, images};
 use anyhow::Result;
@@ -51,6 +53,11 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         rows: &["scale.files"],
         about: "a manager of 100,000 files and ten million chunks",
         run: scale::files,
+    },
+    Experiment {
+        rows: &["tier"],
+        about: "checkpoints into a pool whose chunks lie in an S3 store",
+        run: tier::run,
     },
     Experiment {
         rows: &["capsules"],

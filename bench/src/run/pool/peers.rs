@@ -1,8 +1,8 @@
 //! `peers`: a series of images of a guest that compiles, written to a pool and to what people use for the same.
 //!
 //! All on one disk of this machine, everything durable when the clock stops: a pool of four benefactors and MooseFS of four chunk
-//! servers, both with one copy; sshfs; the disk itself; restic and borg. A kernel with an NFS client is rare where this runs, and
-//! none of the peers needs one: sshfs stands for the mount of one server.
+//! servers, both with one copy; sshfs; the disk itself; restic and borg. sshfs stands for the mount of one server: a kernel
+//! with an NFS client is rare where this runs, and the client in user space does not write (`session::nfs` says why).
 
 use super::{Context, Processes, images, moosefs::MooseFs, sftp::Sftp, write};
 use crate::{

@@ -1,7 +1,7 @@
 //! A pool of processes as people start them: `whimbrel pool manager`, `whimbrel pool benefactor`, `whimbrel mount pool:`. Each can be
 //! killed and started again, and may be a host in a network namespace of its own.
 
-use super::admit;
+use super::{admit, s3};
 use crate::hosts::program;
 use anyhow::{Context as _, Result, ensure};
 use std::{
@@ -36,13 +36,19 @@ pub(super) struct Place {
 struct Member {
     place: Place,
     args: Vec<String>,
+    env: &'static [(&'static str, &'static str)],
     process: Option<Process>,
 }
 
 impl Member {
     fn start(&mut self) -> Result<String> {
         let mut command = Command::new(program()?);
-        command.args(&self.args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command
+            .args(&self.args)
+            .envs(self.env.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
         let mut process = self.place.namespace.start(command)?;
         let mut line = String::new();
         BufReader::new(process.stdout.take().context("no output")?).read_line(&mut line)?;
@@ -50,6 +56,14 @@ impl Member {
         self.process = Some(process);
         Ok(line.trim().to_owned())
     }
+}
+
+/// An object store behind benefactors.
+pub(super) struct Before<'a> {
+    /// How the benefactor of a name calls its part of it.
+    pub(super) url: &'a dyn Fn(&str) -> String,
+    /// Bytes that stay here.
+    pub(super) keep_here: u64,
 }
 
 /// A pool of processes.
@@ -76,20 +90,48 @@ fn text(path: &Path) -> String {
 impl Processes {
     /// All on the loopback device of one namespace, their data below `dir`.
     pub(super) fn start(benefactors: usize, dir: TempDir) -> Result<Self> {
-        let namespace = Namespace::new()?;
+        Self::on_loopback(&Namespace::new()?, benefactors, dir, None)
+    }
+
+    /// The same in a namespace where an object store is.
+    pub(super) fn before(
+        namespace: &Namespace,
+        benefactors: usize,
+        dir: TempDir,
+        before: &Before<'_>,
+    ) -> Result<Self> {
+        Self::on_loopback(namespace, benefactors, dir, Some(before))
+    }
+
+    fn on_loopback(
+        namespace: &Namespace,
+        benefactors: usize,
+        dir: TempDir,
+        before: Option<&Before<'_>>,
+    ) -> Result<Self> {
         let places = free_addresses(benefactors + 1)?;
         let mut places = places.into_iter().map(|address| Place { namespace: namespace.clone(), address });
         let manager = places.next().context("no address")?;
-        Self::at(manager.clone(), places.collect(), manager, dir)
+        Self::with(manager.clone(), places.collect(), manager, dir, before)
     }
 
     /// Manager, benefactors and clients where they are told to be; clients listen nowhere.
     pub(super) fn at(manager: Place, benefactors: Vec<Place>, client: Place, dir: TempDir) -> Result<Self> {
+        Self::with(manager, benefactors, client, dir, None)
+    }
+
+    fn with(
+        manager: Place,
+        benefactors: Vec<Place>,
+        client: Place,
+        dir: TempDir,
+        before: Option<&Before<'_>>,
+    ) -> Result<Self> {
         let data = dir.path().join("manager");
         let args =
             ["pool", "manager", "--data", &text(&data), "--listen", &manager.address, "--lost-after", "30s"];
         let args = args.map(str::to_owned).to_vec();
-        let mut manager = Member { place: manager, args, process: None };
+        let mut manager = Member { place: manager, args, env: &[], process: None };
         Identity::load_or_create(&data)?;
         let key = Identity::load_or_create(&dir.path().join("client"))?.public_key();
         admit(&data, "client", key)?;
@@ -100,12 +142,12 @@ impl Processes {
             .run(|| tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build())?;
         let mut pool = Self { dir, manager, benefactors: Vec::new(), address, runtime, client };
         let count = benefactors.len();
-        benefactors.into_iter().try_for_each(|place| pool.add(place))?;
+        benefactors.into_iter().try_for_each(|place| pool.add(place, before))?;
         pool.wait_online(count)?;
         Ok(pool)
     }
 
-    fn add(&mut self, place: Place) -> Result<()> {
+    fn add(&mut self, place: Place, before: Option<&Before<'_>>) -> Result<()> {
         let name = format!("b{}", self.benefactors.len());
         let data = self.dir.path().join(&name);
         let key = Identity::load_or_create(&data)?.public_key();
@@ -114,8 +156,14 @@ impl Processes {
         let args =
             ["pool", "benefactor", "--name", &name, "--data", &data, "--capacity", "16G", "--keep-free", "0"];
         let more = ["--listen", &place.address, "--manager", &manager, "--inventory", "20s"];
-        let args = args.into_iter().chain(more).map(str::to_owned).collect();
-        let mut member = Member { place, args, process: None };
+        let mut args: Vec<String> = args.into_iter().chain(more).map(str::to_owned).collect();
+        let mut env: &[_] = &[];
+        if let Some(before) = before {
+            let keep = before.keep_here.to_string();
+            args.extend(["--tier".to_owned(), (before.url)(&name), "--tier-local".to_owned(), keep]);
+            env = &s3::SETTINGS;
+        }
+        let mut member = Member { place, args, env, process: None };
         member.start()?;
         self.benefactors.push(member);
         Ok(())
@@ -206,7 +254,7 @@ impl Processes {
         let (target, keys) = (format!("pool:{}", self.address), text(&self.dir.path().join("client")));
         let args = ["mount", &target, &text(&path), "--keys", &keys];
         let args = args.iter().chain(more).map(|&word| word.to_owned()).collect();
-        let mut member = Member { place: self.client.clone(), args, process: None };
+        let mut member = Member { place: self.client.clone(), args, env: &[], process: None };
         member.start()?;
         Ok(Mount { path, member })
     }

@@ -128,39 +128,12 @@ fn follow(told: &Receiver<(Instant, String)>) -> Result<Ran> {
     Ok(Ran { total: begun.elapsed().as_secs_f64(), parts })
 }
 
-/// The disk: program, texts, the model, and room.
-fn make_disk(dir: &Path) -> Result<()> {
-    let content = tempfile::tempdir()?;
-    super::documents::inputs(content.path())?;
-    super::io::velocities(content.path())?;
-    let source = content.path().join("work.c");
-    fs::write(&source, WORK)?;
-    let compiled = Command::new("gcc")
-        .args(["-O2", "-static", "-o"])
-        .arg(content.path().join("work"))
-        .arg(&source)
-        .status()?;
-    ensure!(compiled.success(), "gcc failed");
-    Ok(image::ext4(&dir.join(DISK), DISK_MIB, Some(content.path()))?)
-}
-
 /// A file of the file system on a disk.
 fn read(dir: &Path, name: &str) -> Result<Vec<u8>> {
     let output =
         Command::new("debugfs").args(["-R", &format!("cat /{name}")]).arg(dir.join(DISK)).output()?;
     ensure!(output.status.success() && !output.stdout.is_empty(), "no {name} on the disk");
     Ok(output.stdout)
-}
-
-fn compare(local: &Path, served: &Path) -> Result<()> {
-    for name in ["main.dvi", "trace", "stack-2"] {
-        ensure!(read(local, name)? == read(served, name)?, "another {name} came about on the server");
-    }
-    Ok(())
-}
-
-fn goal(line: Line, cache: Cache) -> Option<Goal> {
-    (line.is_wan() && cache == Cache::Warm).then_some(Goal::PeerAtMost(1.1))
 }
 
 /// The disk is a file of the mount.
@@ -176,27 +149,44 @@ impl Work for OnMount<'_> {
     }
 
     fn fill(&self, dir: &Path) -> Result<()> {
-        make_disk(dir)
+        // Program, texts, the model, and room; blocks as a disk of the paper's size has them. A guest with smaller ones writes parts
+        // of pages, and waits for what was around them.
+        let content = tempfile::tempdir()?;
+        super::documents::inputs(content.path())?;
+        super::io::velocities(content.path())?;
+        let source = content.path().join("work.c");
+        fs::write(&source, WORK)?;
+        let compiled = Command::new("gcc")
+            .args(["-O2", "-static", "-o"])
+            .arg(content.path().join("work"))
+            .arg(&source)
+            .status()?;
+        ensure!(compiled.success(), "gcc failed");
+        Ok(image::ext4_of_pages(&dir.join(DISK), DISK_MIB, Some(content.path()))?)
     }
 
     fn run(&self, dir: &Path) -> Result<Ran> {
         self.0.boot(&dir.join(DISK).display().to_string())
     }
 
+    /// The guest itself takes away what it made.
     fn clean(&self, _: &Path) -> Result<()> {
         Ok(())
     }
 
     fn compare(&self, local: &Path, served: &Path) -> Result<()> {
-        compare(local, served)
+        for name in ["main.dvi", "trace", "stack-2"] {
+            ensure!(read(local, name)? == read(served, name)?, "another {name} came about on the server");
+        }
+        Ok(())
     }
 
     fn goal(&self, line: Line, cache: Cache) -> Option<Goal> {
-        goal(line, cache)
+        (line.is_wan() && cache == Cache::Warm).then_some(Goal::PeerAtMost(1.1))
     }
 }
 
-/// The disk is an export, as of `whimbrel session nbd`.
+/// The disk is an export, as of `whimbrel session nbd`, and else all is as on the mount.
 struct Exported<'a>(OnMount<'a>);
 
 impl Work for Exported<'_> {
@@ -209,7 +199,7 @@ impl Work for Exported<'_> {
     }
 
     fn fill(&self, dir: &Path) -> Result<()> {
-        make_disk(dir)
+        self.0.fill(dir)
     }
 
     fn run(&self, dir: &Path) -> Result<Ran> {
@@ -229,16 +219,16 @@ impl Work for Exported<'_> {
         ran
     }
 
-    fn clean(&self, _: &Path) -> Result<()> {
-        Ok(())
+    fn clean(&self, dir: &Path) -> Result<()> {
+        self.0.clean(dir)
     }
 
     fn compare(&self, local: &Path, served: &Path) -> Result<()> {
-        compare(local, served)
+        self.0.compare(local, served)
     }
 
     fn goal(&self, line: Line, cache: Cache) -> Option<Goal> {
-        goal(line, cache)
+        self.0.goal(line, cache)
     }
 }
 

@@ -12,6 +12,7 @@ mod far;
 mod faults;
 mod guest;
 mod io;
+mod nfs;
 mod peers;
 mod posix;
 mod reads;

@@ -1,13 +1,14 @@
 //! `session.peers`: other people's ways to use a directory of another host, in the same namespaces over the same link.
 //!
 //! sshfs and rclone mount the same directory through a real sshd, with the caches they have; nbdkit serves the large file
-//! and a second nbdkit caches it. Each does the same work twice on one mount: the first is cold, the second warm. What is
-//! not installed is not measured and has no row. NFS needs a kernel with it on both sides and a port for each namespace; where
-//! there is none it is left out as well.
+//! and a second nbdkit caches it; NFSv4 is a server and a client of user space (`nfs`), so the large file is all that is read there.
+//! Each does the same work twice on one mount: the first is cold, the second warm. What is not installed is not measured and has
+//! no row.
 
 use super::{
     documents::{documents, inputs},
     far::{Far, ONE_WAY, SERVER, seconds},
+    nfs::Nfs,
 };
 use crate::harness::{Goal, Row, Samples};
 use crate::run::Context;
@@ -231,6 +232,15 @@ fn nbdkit(far: &Far) -> Result<Twice> {
     })
 }
 
+/// Mounts and reads, each time anew. A file system whose files cannot be opened by handle is none that Ganesha serves.
+fn nfs(far: &Far) -> Result<Twice> {
+    let nfs = Nfs::start(far)?;
+    twice(|| {
+        ensure!(nfs.cat(far, "disk.raw")? == DISK as u64, "a short read");
+        Ok(())
+    })
+}
+
 fn row(what: &str, (mbit, times): (u64, &str), ours: f64, peer: &str, theirs: f64) -> Row {
     let (ours, theirs) = (Samples::new(vec![ours]), Samples::new(vec![theirs]));
     let delay = 2 * ONE_WAY.as_millis();
@@ -256,6 +266,12 @@ fn over(mbit: u64, rounds: usize) -> Result<Vec<Row>> {
     }
     if installed("nbdkit") && installed("nbdcopy") {
         others.push(("nbdkit", [None, Some(nbdkit(&far)?)]));
+    }
+    if installed("ganesha.nfsd") && installed("nfs-cat") {
+        match nfs(&far) {
+            Ok(read) => others.push(("NFSv4", [None, Some(read)])),
+            Err(error) => eprintln!("    NFSv4 is not measured: {error:#}"),
+        }
     }
     let mut rows = Vec::new();
     for (name, [their_documents, their_read]) in others {

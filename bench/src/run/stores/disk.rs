@@ -14,7 +14,8 @@ use whimbrel_testkit::guest::image;
 
 const INIT: &str = include_str!("init.sh");
 const TRIM: &str = include_str!("trim.sh");
-const DISK_MIB: u64 = 256;
+/// Room for the histories of more than a thousand kills: 256 MiB were full after 915.
+const DISK_MIB: u64 = 512;
 
 /// A raw disk of the guest.
 pub(in crate::run) fn disk() -> Result<PathBuf> {

@@ -34,9 +34,18 @@ pub fn empty(path: &Path, mib: u64) -> Result<(), GuestError> {
 
 /// Makes an ext4 image of `mib` MiB, filled with the tree below `content` if any.
 pub fn ext4(path: &Path, mib: u64, content: Option<&Path>) -> Result<(), GuestError> {
+    made(path, mib, content, &[])
+}
+
+/// The same with blocks of 4 KiB, as disks of 512 MiB and more have; smaller ones have 1 KiB otherwise.
+pub fn ext4_of_pages(path: &Path, mib: u64, content: Option<&Path>) -> Result<(), GuestError> {
+    made(path, mib, content, &["-b", "4096"])
+}
+
+fn made(path: &Path, mib: u64, content: Option<&Path>, options: &[&str]) -> Result<(), GuestError> {
     empty(path, mib)?;
     let mut mke2fs = Command::new("mke2fs");
-    mke2fs.args(["-q", "-F", "-t", "ext4"]);
+    mke2fs.args(["-q", "-F", "-t", "ext4"]).args(options);
     if let Some(content) = content {
         mke2fs.arg("-d").arg(content);
     }
