@@ -5,40 +5,112 @@
 //! else likes. [`Connection::abort`] ends it for everybody. Needs what mounting needs, or a mounted fusectl.
 
 use rustix::{
-    fs::{Mode, OFlags, openat},
+    fs::{CWD, Mode, OFlags, openat},
+    io::Errno,
     mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
 };
-use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
+use std::{
+    fs, io,
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
+    path::Path,
+};
 
 /// Where a connection's number is looked up by most systems.
 const MOUNTED: &str = "/sys/fs/fuse/connections";
+const FLAGS: OFlags = OFlags::WRONLY.union(OFlags::CLOEXEC);
 
-/// A connection by its number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Connection(u32);
+/// The way to end one connection and no other. A number alone would not do: the next mount gets it as soon as this one is gone,
+/// whoever's that is. The kernel's file for it leads nowhere from then on (`fuse_ctl_remove_conn` in fs/fuse/control.c).
+#[derive(Debug)]
+pub(crate) struct Connection {
+    abort: OwnedFd,
+}
 
 impl Connection {
     /// The connection of what is mounted on `path`: the minor number of its device (fs/fuse/inode.c).
     pub(crate) fn of(path: &Path) -> io::Result<Self> {
-        Ok(Self(rustix::fs::minor(fs::metadata(path)?.dev())))
+        let number = rustix::fs::minor(fs::metadata(path)?.dev());
+        let abort = match openat(CWD, format!("{MOUNTED}/{number}/abort"), FLAGS, Mode::empty()) {
+            Err(Errno::NOENT) => unseen(number)?,
+            opened => opened?,
+        };
+        Ok(Self { abort })
     }
 
-    /// Ends it: what is being asked fails with `ECONNABORTED`, what is asked later with `ENOTCONN`.
-    pub(crate) fn abort(self) -> io::Result<()> {
-        match fs::write(format!("{MOUNTED}/{}/abort", self.0), "1") {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.abort_unseen(),
-            done => done,
+    /// Ends it, if it has not ended: what is being asked fails with `ECONNABORTED`, what is asked later with `ENOTCONN`.
+    pub(crate) fn abort(&self) -> io::Result<()> {
+        rustix::io::write(&self.abort, b"1")?;
+        Ok(())
+    }
+}
+
+/// The same where nobody has mounted the kernel's list of connections: through a mount of it that has no place.
+fn unseen(number: u32) -> Result<OwnedFd, Errno> {
+    let list = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&list)?;
+    let list = fsmount(&list, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+    openat(&list, format!("{number}/abort"), FLAGS, Mode::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Attributes, Caller, DirEntry, Entry, FileKind, FileSystem, MountOptions, Mounted, Result as Answer,
+    };
+    use bytes::Bytes;
+    use std::{ffi::OsStr, time::Duration};
+
+    struct Empty;
+
+    impl FileSystem for Empty {
+        fn lookup(&self, _caller: Caller, _parent: u64, _name: &OsStr) -> Answer<Entry> {
+            Err(crate::Errno::ENOENT)
+        }
+
+        fn getattr(&self, _: Caller, inode: u64, _: Option<u64>) -> Answer<(Attributes, Duration)> {
+            Ok((Attributes::new(inode, FileKind::Directory, 0o755), Duration::ZERO))
+        }
+
+        fn read(&self, _inode: u64, _handle: u64, _offset: u64, _size: u32) -> Answer<Bytes> {
+            Ok(Bytes::new())
+        }
+
+        fn readdir(&self, _: u64, _: u64, _: u64, _: &mut dyn FnMut(DirEntry) -> bool) -> Answer<()> {
+            Ok(())
         }
     }
 
-    /// The same where nobody has mounted the kernel's list of connections: through a mount of it that has no place.
-    fn abort_unseen(self) -> io::Result<()> {
-        let list = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
-        fsconfig_create(&list)?;
-        let list = fsmount(&list, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
-        let name = format!("{}/abort", self.0);
-        let abort = openat(&list, name, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
-        rustix::io::write(&abort, b"1")?;
-        Ok(())
+    fn number(dir: &Path) -> u64 {
+        fs::metadata(dir).unwrap().dev()
+    }
+
+    #[test]
+    fn another_mount_that_got_the_number_is_not_ended() {
+        let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let mount =
+            |at: usize| Mounted::new(Empty, dirs[at].path(), &MountOptions::new("t", "whimbreltest")).unwrap();
+        // Other tests mount as well, and may be quicker.
+        let reused = (0..1000).any(|_| {
+            let first = mount(0);
+            let (of_first, connection) = (number(dirs[0].path()), Connection::of(dirs[0].path()).unwrap());
+            drop(first);
+            let _second = mount(1);
+            let of_second = number(dirs[1].path());
+            // There is nothing of ours to end any more, which the kernel may say or pass over.
+            let _ = connection.abort();
+            assert_eq!(fs::read_dir(dirs[1].path()).unwrap().count(), 0);
+            of_first == of_second
+        });
+        assert!(reused, "the kernel gave no number twice");
+    }
+
+    #[test]
+    fn the_own_mount_is_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let _mounted = Mounted::new(Empty, dir.path(), &MountOptions::new("t", "whimbreltest")).unwrap();
+        Connection::of(dir.path()).unwrap().abort().unwrap();
+        let ended = fs::read_dir(dir.path()).map(drop).unwrap_err();
+        assert_eq!(ended.raw_os_error(), Some(Errno::NOTCONN.raw_os_error()));
     }
 }

@@ -131,7 +131,7 @@ impl Mounted {
         let session = fuser::spawn_mount(adapter, &path, &options.config())
             .map_err(|source| MountError::Mount { path: path.clone(), source })?;
         let connection = Connection::of(&path)
-            .inspect_err(|error| tracing::debug!(%error, "the mount has no number"))
+            .inspect_err(|error| tracing::debug!(%error, "the mount cannot be cut off"))
             .ok();
         let mounted = Self { path, connection, session: Some(session) };
         if options.read_ahead > 0 {
@@ -186,7 +186,7 @@ impl Mounted {
 
     /// Whether nobody can ask anything any more.
     fn cut_off(&self) -> bool {
-        let aborted = self.connection.map(Connection::abort);
+        let aborted = self.connection.as_ref().map(Connection::abort);
         if let Some(Err(error)) = &aborted {
             tracing::debug!(%error, path = %self.path.display(), "the connection of the mount was not ended");
         }
