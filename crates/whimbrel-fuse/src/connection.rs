@@ -88,8 +88,9 @@ mod tests {
     #[test]
     fn another_mount_that_got_the_number_is_not_ended() {
         let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
-        let mount =
-            |at: usize| Mounted::new(Empty, dirs[at].path(), &MountOptions::new("t", "whimbreltest")).unwrap();
+        let mount = |at: usize| {
+            Mounted::new(Empty, dirs[at].path(), &MountOptions::new("t", "whimbreltest")).unwrap()
+        };
         // Other tests mount as well, and may be quicker.
         let reused = (0..1000).any(|_| {
             let first = mount(0);

@@ -15,6 +15,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
+use tokio::sync::Semaphore;
 use whimbrel_session::{
     client::{Policy, SessionOptions},
     proto::{OpCall, SyncCall, WriteCall},
@@ -146,6 +147,36 @@ fn a_change_that_may_have_been_sent_is_not_folded_away() {
     world.wire.decide(|_| Fate::Answered);
     world.begin();
     // It had made the first name.
+    assert_eq!(tree(&server).into_keys().collect::<Vec<_>>(), ["second"]);
+}
+
+#[test]
+fn a_change_that_the_server_gets_round_to_late_is_not_made_after_those_that_followed_it() {
+    let mut world = World::new(back, |_| {});
+    let (mount, server) = (world.mount(), world.server());
+    fs::write(mount.join("first"), "x").unwrap();
+    let (permits, asked) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicU64::new(0)));
+    let (late, counted) = (permits.clone(), asked.clone());
+    world.wire.decide(move |request| {
+        let change = request.kind == OpCall::KIND;
+        counted.fetch_add(u64::from(change), Ordering::SeqCst);
+        if change { Fate::Late(late.clone()) } else { Fate::Answered }
+    });
+    let session = world.session().clone();
+    // Ends when the session is over.
+    let flushing = std::thread::spawn(move || _ = session.flush());
+    until("the server was asked", || asked.load(Ordering::SeqCst) > 0);
+    world.wire.cut(true);
+    fs::rename(mount.join("first"), mount.join("second")).unwrap();
+    world.crash();
+    flushing.join().unwrap();
+    world.wire.decide(|_| Fate::Answered);
+    world.begin();
+    assert_eq!(tree(&server).into_keys().collect::<Vec<_>>(), ["second"]);
+    permits.add_permits(1);
+    // Nobody else holds it once all are done.
+    world.wire.decide(|_| Fate::Answered);
+    until("the server got round to them", || Arc::strong_count(&permits) == 1);
     assert_eq!(tree(&server).into_keys().collect::<Vec<_>>(), ["second"]);
 }
 

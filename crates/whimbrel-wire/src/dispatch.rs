@@ -44,6 +44,7 @@ pub enum PeerIdentity {
 }
 
 /// Who is at the other end of a connection.
+#[derive(Clone)]
 pub struct Peer {
     /// What vouches for it.
     pub identity: PeerIdentity,

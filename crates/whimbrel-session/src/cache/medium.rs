@@ -2,10 +2,11 @@
 //!
 //! A trait, so that tests can take the power away between any two operations.
 
+use crate::proto::ClientId;
 use rustix::fs::{FlockOperation, flock};
 use std::{
     fs::{self, File, OpenOptions},
-    io,
+    io::{self, Read as _, Seek as _},
     os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
     path::Path,
 };
@@ -38,7 +39,8 @@ pub trait Medium: Send + Sync {
 pub struct Folder {
     frames: File,
     journals: [File; 2],
-    _lock: File,
+    /// Locked; in it is what the client is known by.
+    lock: File,
 }
 
 impl Folder {
@@ -55,10 +57,29 @@ impl Folder {
         let lock = open("lock")?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
         let folder =
-            Self { frames: open("frames")?, journals: [open("journal.0")?, open("journal.1")?], _lock: lock };
+            Self { frames: open("frames")?, journals: [open("journal.0")?, open("journal.1")?], lock };
         // The names must last as long as what is in them.
         File::open(dir)?.sync_all()?;
         Ok(folder)
+    }
+
+    /// What the client of this cache is known by, whichever process it is.
+    ///
+    /// # Errors
+    /// The file that says so cannot be read, or made.
+    pub fn client(&self) -> io::Result<ClientId> {
+        let mut bytes = Vec::new();
+        (&self.lock).seek(io::SeekFrom::Start(0))?;
+        (&self.lock).take(64).read_to_end(&mut bytes)?;
+        if let Some(known) = ClientId::from_bytes(&bytes) {
+            return Ok(known);
+        }
+        // A new cache, or one whose maker died here: it has not opened a session yet.
+        let client = ClientId::random();
+        self.lock.set_len(0)?;
+        self.lock.write_all_at(client.as_bytes(), 0)?;
+        self.lock.sync_all()?;
+        Ok(client)
     }
 
     fn part(&self, part: Part) -> &File {

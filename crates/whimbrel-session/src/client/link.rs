@@ -6,7 +6,8 @@
 
 use super::rate::Rate;
 use crate::proto::{
-    Attr, Keyed, Op, OpCall, OpDone, Open, OpenCall, Opened, PROTOCOL, SessionKey, code, errno, request_name,
+    Attr, ClientId, Keyed, Op, OpCall, OpDone, Open, OpenCall, Opened, PROTOCOL, SessionKey, code, errno,
+    request_name,
 };
 use bytes::Bytes;
 use std::{
@@ -38,6 +39,8 @@ pub trait Connector: Send + Sync + 'static {
 pub struct LinkSettings {
     /// The directory on the server.
     pub directory: Vec<u8>,
+    /// What this client is known by there.
+    pub client: ClientId,
     /// How long a call waits for a server that is gone.
     pub patience: Duration,
 }
@@ -150,7 +153,8 @@ async fn open(
         .await
         .map_err(|source| E::Connect { to: connector.destination(), source: Box::new(source) })?;
     let wanted = Open { protocol: PROTOCOL, directory: settings.directory.clone() };
-    let opened = connection.request::<OpenCall>(&wanted, Bytes::new()).await;
+    let client = Bytes::copy_from_slice(settings.client.as_bytes());
+    let opened = connection.request::<OpenCall>(&wanted, client).await;
     let (opened, _) = opened.map_err(|source| E::Open { to: connector.destination(), source })?;
     Ok((connection, opened))
 }

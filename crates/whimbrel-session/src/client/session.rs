@@ -287,9 +287,10 @@ impl Session {
         let geometry = options.geometry()?;
         // First, so that a cache that is in use costs the server nothing.
         let dir = options.cache.clone();
-        let folder = Folder::open(&dir).map_err(|source| SessionError::Folder { dir, source })?;
+        let opened = Folder::open(&dir).and_then(|folder| Ok((folder.client()?, folder)));
+        let (client, folder) = opened.map_err(|source| SessionError::Folder { dir, source })?;
         let patience = Duration::from_secs(options.settings.patience);
-        let settings = LinkSettings { directory: options.directory.clone(), patience };
+        let settings = LinkSettings { directory: options.directory.clone(), client, patience };
         let beginning = Link::begin(connector, settings).await?;
         let session =
             tokio::task::spawn_blocking(move || Self::on(beginning, to, options, (folder, geometry))).await;

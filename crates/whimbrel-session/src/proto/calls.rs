@@ -67,7 +67,8 @@ macro_rules! calls {
 }
 
 calls! {
-    /// Begins a session.
+    /// Begins a session. Payload: what the client is known by ([`ClientId`](super::ClientId)), or nothing. What that client asked for in earlier
+    /// sessions and was not done yet is not done any more.
     OpenCall = 0x01: Open => Opened;
     /// Ends it.
     EndCall = 0x02: Keyed<End> => ();

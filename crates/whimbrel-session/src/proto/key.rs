@@ -1,4 +1,6 @@
 //! The key of a session: 128 random bits, made by the server for one session and checked on every request.
+//!
+//! And what a client is known by, from one session to the one that follows it.
 
 use rand::Rng;
 use serde::{Deserialize, Serialize};
@@ -24,6 +26,27 @@ impl SessionKey {
 impl fmt::Debug for SessionKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SessionKey(..)")
+    }
+}
+
+/// What a client is known by as long as it has its cache: 128 random bits of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientId([u8; 16]);
+
+impl ClientId {
+    /// A fresh one, from the system's generator.
+    pub fn random() -> Self {
+        Self(rand::rng().random())
+    }
+
+    /// None, if these are not its 16 bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self)
+    }
+
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
     }
 }
 

@@ -25,7 +25,7 @@ pub use calls::{
 pub use digests::{DigestedPages, digest_of_page, pack_digests, unpack_digests};
 pub use entries::{EntriesError, Entry, MAX_LISTING, pack_entries, unpack_entries};
 pub use holes::{MAX_HOLES, pack_holes, unpack_holes};
-pub use key::SessionKey;
+pub use key::{ClientId, SessionKey};
 pub use pages::{PAGE, PackedPages, PagesError, is_in, is_zero, pack_pages, pack_some, unpack_pages};
 pub use path::{MAX_NAME, MAX_PATH, Name, PathError, RelPath};
 pub use share::{PIECE, PIECE_PAGES, ShareKey};

@@ -11,10 +11,11 @@ use super::{
     walk::walk,
 };
 use crate::proto::{
-    Attr, AttrCall, Batch, DigestCall, Digests, DigestsDone, EndCall, FileRef, FilesystemRoom, Grown,
-    HolesCall, HolesDone, Keyed, ListCall, LookedUp, Lookup, LookupCall, OLDEST_PROTOCOL, OpCall, Open,
-    OpenCall, Opened, PROTOCOL, Pages, PagesCall, Read, ReadCall, ReadDone, ReadlinkCall, RoomCall, ShareKey,
-    SyncCall, WalkCall, Write, WriteCall, code, is_in, pack_digests, pack_holes, pack_some, unpack_pages,
+    Attr, AttrCall, Batch, ClientId, DigestCall, Digests, DigestsDone, EndCall, FileRef, FilesystemRoom,
+    Grown, HolesCall, HolesDone, Keyed, ListCall, LookedUp, Lookup, LookupCall, OLDEST_PROTOCOL, OpCall,
+    Open, OpenCall, Opened, PROTOCOL, Pages, PagesCall, Read, ReadCall, ReadDone, ReadlinkCall, RoomCall,
+    ShareKey, SyncCall, WalkCall, Write, WriteCall, code, is_in, pack_digests, pack_holes, pack_some,
+    unpack_pages,
 };
 use bytes::Bytes;
 use rand::Rng;
@@ -78,7 +79,7 @@ impl Shared {
     fn answer(&self, peer: &PeerIdentity, request: &Request) -> Answer {
         match request.kind {
             OpenCall::KIND => {
-                let opened = self.open(peer, &request.decode::<OpenCall>()?)?;
+                let opened = self.open(peer, &request.decode::<OpenCall>()?, &request.payload)?;
                 Reply::of::<OpenCall>(&opened, Bytes::new())
             }
             EndCall::KIND => self.keyed::<EndCall, _>(peer, request, |session, _| {
@@ -130,12 +131,14 @@ impl Shared {
         }
         match request.kind {
             WriteCall::KIND => self.keyed::<WriteCall, _>(peer, request, |session, body| {
+                let _changing = session.changing()?;
                 Ok((Grown { attr: write(session, &body, &request.payload)? }, Bytes::new()))
             }),
             SyncCall::KIND => self.keyed::<SyncCall, _>(peer, request, |session, body| {
                 Ok((ops::sync(session, &body.file)?, Bytes::new()))
             }),
             _ => self.keyed::<OpCall, _>(peer, request, |session, body| {
+                let _changing = session.changing()?;
                 Ok((ops::apply(session, &body)?, Bytes::new()))
             }),
         }
@@ -157,18 +160,25 @@ impl Shared {
         Reply::of::<C>(&header, payload)
     }
 
-    fn open(&self, peer: &PeerIdentity, wanted: &Open) -> Result<Opened, Refusal> {
+    fn open(&self, peer: &PeerIdentity, wanted: &Open, client: &[u8]) -> Result<Opened, Refusal> {
         if !(OLDEST_PROTOCOL..=PROTOCOL).contains(&wanted.protocol) {
             let text = format!("sessions of version {PROTOCOL} are served here, not {}", wanted.protocol);
             return Err(Refusal::new(code::VERSION, text));
         }
+        let client = match client {
+            [] => None,
+            bytes => Some(
+                ClientId::from_bytes(bytes)
+                    .ok_or_else(|| Refusal::new(Code::BAD_HEADER, "a client is known by 16 bytes"))?,
+            ),
+        };
         let named = self.exports.iter().filter_map(|export| Some((export, export.below(&wanted.directory)?)));
         // Of exports within exports the nearest, which is the one with the shortest rest.
         let named = named.min_by_key(|(_, path)| path.as_bytes().len());
         let Some((export, path)) = named else {
             return Err(Refusal::new(code::EXPORT, "that directory is not exported here"));
         };
-        let session = Session::new(peer.clone(), export.tree(&path)?, &self.limits);
+        let session = Session::new(peer.clone(), client, export.tree(&path)?, &self.limits);
         let root = session.tree.look(&crate::proto::RelPath::root())?.1;
         let session = self.sessions.add(session, &self.limits);
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());

@@ -2,11 +2,16 @@
 //!
 //! A key is worth something only to the peer it was given to, and only until its session ends or was not used for the
 //! time allowed. What a session holds is bounded in number; the oldest goes first.
+//!
+//! A request outlives the connection that it came on. When a client begins another session, its earlier ones are over first: their
+//! changes that are under way are waited for, and none begins any more. Otherwise a change that was asked for twice could be made the
+//! second time after those that followed it. This holds within one process; what another one has read of its own connection is
+//! not known here.
 
 use super::{files::Files, listing::Listings, tree::Tree};
-use crate::proto::{SessionKey, code};
+use crate::proto::{ClientId, SessionKey, code};
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard},
     time::{Duration, Instant},
 };
 use whimbrel_wire::{PeerIdentity, Refusal};
@@ -34,22 +39,42 @@ impl Default for Limits {
 pub(super) struct Session {
     key: SessionKey,
     peer: PeerIdentity,
+    client: Option<ClientId>,
     pub(super) tree: Tree,
     pub(super) files: Files,
     pub(super) listings: Listings,
     used: Mutex<Instant>,
+    /// Read by every change for as long as it takes.
+    over: RwLock<bool>,
 }
 
 impl Session {
-    pub(super) fn new(peer: PeerIdentity, tree: Tree, limits: &Limits) -> Self {
+    pub(super) fn new(peer: PeerIdentity, client: Option<ClientId>, tree: Tree, limits: &Limits) -> Self {
         Self {
             key: SessionKey::random(),
             peer,
+            client,
             tree,
             files: Files::new(limits.files),
             listings: Listings::default(),
             used: Mutex::new(Instant::now()),
+            over: RwLock::new(false),
         }
+    }
+
+    /// To be held while something is changed.
+    pub(super) fn changing(&self) -> Result<RwLockReadGuard<'_, bool>, Refusal> {
+        let over = self.over.read().unwrap_or_else(PoisonError::into_inner);
+        if *over { Err(unknown_key()) } else { Ok(over) }
+    }
+
+    /// Waits for the changes that are under way, and lets none begin.
+    fn end_changes(&self) {
+        *self.over.write().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+
+    fn follows(&self, other: &Session) -> bool {
+        self.client.is_some() && self.client == other.client && self.peer == other.peer
     }
 
     pub(super) fn key(&self) -> SessionKey {
@@ -59,6 +84,10 @@ impl Session {
     fn idle(&self) -> Duration {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
     }
+}
+
+fn unknown_key() -> Refusal {
+    Refusal::new(code::KEY, "the key is not that of a living session")
 }
 
 /// All of them.
@@ -72,9 +101,11 @@ impl Sessions {
         self.living.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a session in. If there are too many, the one that was not used for longest is over: whose it was begins
+    /// Takes a session in, which is the only one of its client then. If there are too many, the one that was not used for longest is over: whose it was begins
     /// another.
     pub(super) fn add(&self, session: Session, limits: &Limits) -> Arc<Session> {
+        let before: Vec<_> = self.living().extract_if(.., |before| session.follows(before)).collect();
+        before.iter().for_each(|session| session.end_changes());
         let mut living = self.living();
         living.retain(|session| session.idle() < limits.idle);
         if living.len() >= limits.sessions.max(1) {
@@ -100,8 +131,7 @@ impl Sessions {
             }
         }
         let found = found.filter(|session| session.peer == *peer && session.idle() < limits.idle);
-        let session =
-            found.ok_or_else(|| Refusal::new(code::KEY, "the key is not that of a living session"))?;
+        let session = found.ok_or_else(unknown_key)?;
         *session.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         Ok(session)
     }
@@ -113,5 +143,45 @@ impl Sessions {
 
     pub(super) fn len(&self) -> usize {
         self.living().len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{sync::mpsc, thread};
+
+    fn session(client: Option<ClientId>) -> Session {
+        let tree =
+            super::super::Export::new("/".as_ref()).unwrap().tree(&crate::proto::RelPath::root()).unwrap();
+        Session::new(PeerIdentity::Stdio, client, tree, &Limits::default())
+    }
+
+    #[test]
+    fn a_session_begins_when_the_changes_of_its_clients_last_one_are_done() {
+        let (sessions, limits) = (Arc::new(Sessions::default()), Limits::default());
+        let client = Some(ClientId::random());
+        let first = sessions.add(session(client), &limits);
+        let changing = first.changing().unwrap();
+        let (begun, begins) = mpsc::channel();
+        let others = sessions.clone();
+        let adding = thread::spawn(move || begun.send(others.add(session(client), &Limits::default())));
+        // Others do not wait for it.
+        sessions.add(session(Some(ClientId::random())), &limits);
+        sessions.add(session(None), &limits);
+        assert!(begins.recv_timeout(Duration::from_millis(50)).is_err());
+        drop(changing);
+        let second = begins.recv().unwrap();
+        adding.join().unwrap().unwrap();
+        assert!(first.changing().is_err() && second.changing().is_ok());
+        assert!(sessions.of(&first.key(), &PeerIdentity::Stdio, &limits).is_err());
+        assert_eq!(sessions.len(), 3);
+    }
+
+    #[test]
+    fn sessions_of_clients_that_do_not_say_who_they_are_live_side_by_side() {
+        let (sessions, limits) = (Sessions::default(), Limits::default());
+        let both = [(); 2].map(|()| sessions.add(session(None), &limits));
+        assert!(both.iter().all(|session| session.changing().is_ok()));
     }
 }

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
-use tokio::runtime::Runtime;
+use tokio::{runtime::Runtime, sync::Semaphore};
 use whimbrel_fuse::{MountOptions, Mounted};
 use whimbrel_session::{
     client::{Connector, Face, Policy, Session, SessionError, SessionOptions},
@@ -27,6 +27,8 @@ pub enum Fate {
     Answered,
     /// It is done, and the connection breaks before its answer.
     Lost,
+    /// It is done when there is a permit, though its connection may be gone, and has no answer.
+    Late(Arc<Semaphore>),
     Refused(Refusal),
     /// The answer is another one.
     Changed(fn(Reply) -> Reply),
@@ -48,6 +50,15 @@ impl Service for Between {
             Fate::Refused(refusal) => Box::pin(async move { Err(refusal) }),
             Fate::Changed(change) => {
                 Box::pin(async move { self.server.handle(peer, request).await.map(change) })
+            }
+            Fate::Late(permits) => {
+                let (server, peer, permits) = (self.server.clone(), peer.clone(), permits.clone());
+                tokio::spawn(async move {
+                    let permit = permits.acquire().await.unwrap();
+                    drop(server.handle(&peer, request).await);
+                    drop(permit);
+                });
+                Box::pin(std::future::pending())
             }
             Fate::Lost => Box::pin(async move {
                 drop(self.server.handle(peer, request).await);
