@@ -521,3 +521,41 @@ fn changes_that_were_folded_are_found_as_they_were_and_so_is_how_far_they_were_s
         assert_eq!(cache.file(files[1]).unwrap().made_by, Some(numbers[3]));
     }
 }
+
+#[test]
+fn a_cut_is_spared_only_if_everything_behind_it_is_written_again() {
+    let medium = CrashMedium::default();
+    medium.0.lock().unwrap().off_at = u64::MAX;
+    let cache = open(&medium).unwrap();
+    let size = 10 * PAGE as u64;
+    let base = Version { size, ..Version::default() };
+    let file = cache.add_file(FileRecord { base, size, zero_from: size, ..a_file() }).unwrap();
+    let zero_from = |file| {
+        cache.spare_cut(file).unwrap();
+        cache.file(file).unwrap().zero_from
+    };
+    assert_eq!(zero_from(file), size, "nothing was cut");
+    let at = |page: u64| page * PAGE as u64;
+    cache.truncate(file, at(2)).unwrap();
+    assert_eq!(zero_from(file), at(2), "the end is cut off");
+    for number in [2, 3, 5, 6, 7, 8, 9] {
+        cache.write(file, at(number), &page(number as u32)).unwrap();
+    }
+    assert_eq!(zero_from(file), at(2), "page 4 is a hole, which the server has to make");
+    let mut hole = page(1);
+    assert_eq!((cache.read(file, at(4), &mut hole).unwrap(), content_of(&hole)), (Read::Here, Some(0)));
+    cache.write(file, at(4), &page(4)).unwrap();
+    assert_eq!(zero_from(file), size);
+    // Shorter than it was: what is behind the end goes.
+    cache.truncate(file, 0).unwrap();
+    for number in 0..5 {
+        cache.write(file, at(number), &page(number as u32)).unwrap();
+    }
+    assert_eq!(zero_from(file), at(5));
+    // Longer: what is behind the server's end is zeros as before.
+    cache.truncate(file, 0).unwrap();
+    for number in 0..12 {
+        cache.write(file, at(number), &page(number as u32)).unwrap();
+    }
+    assert_eq!(zero_from(file), size);
+}

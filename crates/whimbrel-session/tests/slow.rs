@@ -25,7 +25,7 @@ use tokio::{
 };
 use whimbrel_fuse::{MountOptions, Mounted};
 use whimbrel_session::{
-    client::{Connector, Face, Session, SessionOptions},
+    client::{Connector, Face, Policy, Session, SessionOptions},
     proto::DigestCall,
     server::{Export, Limits, Server},
 };
@@ -198,6 +198,62 @@ fn what_was_read_under_another_name_is_not_sent_again() {
         content == golden[..SIZE / 2] && sent > SIZE as u64 / 2,
         "an older server sends all of it: {sent}"
     );
+    near.end();
+}
+
+/// Writes a file back, and says how many bytes went over the link for it.
+fn sent_back(far: &Far, near: &Near) -> u64 {
+    let before = far.link.bytes()[0];
+    near.session.flush().unwrap();
+    far.link.bytes()[0] - before
+}
+
+#[test]
+fn what_the_server_has_where_it_is_written_is_not_sent_back() {
+    let (golden, clone) = disks();
+    let far = Far::new(|server| {
+        fs::write(server.join("disk.raw"), &golden).unwrap();
+        fs::write(server.join("other.raw"), &golden).unwrap();
+    });
+    let near = far.mount("cache", |options| {
+        options.settings.policy = Policy::Back;
+        options.settings.delay = None;
+    });
+    let (disk, there) = (far.path("mount").join("disk.raw"), far.path("server").join("disk.raw"));
+    // Cut and written anew, with some pages that differ and a longer tail.
+    fs::write(&disk, &clone).unwrap();
+    let sent = sent_back(&far, &near);
+    assert!(fs::read(&there).unwrap() == clone, "wrong bytes");
+    eprintln!(
+        "{sent} bytes went for a disk that was written anew and differs in {} pages",
+        SIZE / PAGE / 100 + 2
+    );
+    assert!(sent < SIZE as u64 / 6, "{sent} bytes were sent for pages that are there");
+    let spared = near.session.status().spared_pages;
+    assert!(spared > 700, "{spared}");
+    // Written over in its place, and shorter.
+    fs::OpenOptions::new().write(true).open(&disk).unwrap().write_all_at(&golden, 0).unwrap();
+    let sent = sent_back(&far, &near);
+    assert!(fs::read(&there).unwrap()[..SIZE] == golden && sent < SIZE as u64 / 6, "{sent}");
+    fs::write(&disk, &golden[..SIZE - 5000]).unwrap();
+    let sent = sent_back(&far, &near);
+    assert!(fs::read(&there).unwrap() == golden[..SIZE - 5000] && sent < 20_000, "{sent}");
+    // What was not sent may go from here and comes back.
+    near.session.invalidate().unwrap();
+    assert!(fs::read(&disk).unwrap() == golden[..SIZE - 5000], "wrong bytes");
+    // With a hole in it, it is cut.
+    let holed = fs::File::create(&disk).unwrap();
+    holed.write_all_at(&golden[..1000], 0).unwrap();
+    holed.write_all_at(&golden[1 << 20..], 1 << 20).unwrap();
+    sent_back(&far, &near);
+    let content = fs::read(&there).unwrap();
+    assert!(content[1000..1 << 20].iter().all(|byte| *byte == 0) && content[1 << 20..] == golden[1 << 20..]);
+    // An older server is sent all of it.
+    far.old.store(true, Ordering::SeqCst);
+    fs::write(far.path("mount").join("other.raw"), &clone).unwrap();
+    let sent = sent_back(&far, &near);
+    assert!(fs::read(far.path("server").join("other.raw")).unwrap() == clone && sent > SIZE as u64, "{sent}");
+    assert_eq!(near.session.status().events, []);
     near.end();
 }
 

@@ -190,6 +190,26 @@ impl Cache {
             .collect()
     }
 
+    /// What the server has behind a cut need not be cut off if all of it is written again: it can be compared with what is sent, and
+    /// only what is behind the end is cut then.
+    pub fn spare_cut(&self, file: FileId) -> Result<(), CacheError> {
+        let mut state = self.alone();
+        let State { index, files, .. } = &mut *state;
+        let Some(held) = files.get_mut(&file) else { return Ok(()) };
+        let (from, to) = (held.record.zero_from, held.record.base.size.min(held.record.size));
+        let per_block = u64::from(self.geometry.pages);
+        let written = |page: u64| {
+            let block = index.get(Key { file, block: page / per_block });
+            block.is_some_and(|found| found.dirty >> (page % per_block) & 1 == 1)
+        };
+        if from >= to || !(from / PAGE as u64..to.div_ceil(PAGE as u64)).all(written) {
+            return Ok(());
+        }
+        held.record.zero_from = to;
+        let record = held.record.clone();
+        self.log(&mut state, &[Record::File { file, record }])
+    }
+
     /// Blocks of a file of which something is here.
     pub fn held_blocks(&self, file: FileId) -> Vec<u64> {
         self.shared().index.blocks(file).map(|(number, _)| number).collect()

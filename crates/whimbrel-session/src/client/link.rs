@@ -43,12 +43,12 @@ pub struct LinkSettings {
     pub client: ClientId,
     /// How long a call waits for a server that is gone.
     pub patience: Duration,
+    /// A link of this round trip is worth the time of packing.
+    pub slow: Duration,
 }
 
 /// Pause between attempts, growing from the first to the second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
-/// A link slower than this is worth the time of packing.
-const SLOW: Duration = Duration::from_millis(4);
 
 /// Why a call brought nothing.
 #[derive(Debug, Clone)]
@@ -117,6 +117,7 @@ pub(super) struct Link {
     /// Programs that wait at this moment.
     waiters: AtomicU64,
     rate: Mutex<Rate>,
+    slow: Duration,
 }
 
 /// Somebody waits for the server, until this is dropped.
@@ -179,6 +180,7 @@ impl Link {
             waits: Default::default(),
             waiters: AtomicU64::new(0),
             rate: Mutex::default(),
+            slow: settings.slow,
         });
         let weak = Arc::downgrade(&link);
         tokio::spawn(async move {
@@ -290,7 +292,8 @@ impl Link {
 
     /// How hard content should be packed on this link.
     pub(super) fn level(&self) -> Option<i8> {
-        self.round_trip().filter(|time| *time >= SLOW).map(|_| 2)
+        let slow = self.slow.is_zero() || self.round_trip().is_some_and(|time| time >= self.slow);
+        slow.then_some(2)
     }
 
     async fn current(&self, deadline: Instant) -> Result<Up, Fail> {

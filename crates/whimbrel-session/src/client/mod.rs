@@ -1,13 +1,15 @@
 //! The client: a server's directory as files and directories of this host.
 //!
 //! `link` keeps a connection and asks; `nodes` are the inodes, `owners` whose they are; `names` and `content` are what programs do to them;
-//! `fetch`, `readahead` and `neighbours` bring content, `notes` and `learnt` say what and how, `twins` knows what is here already, `queue` and `writeback` take changes of names and content back; `face` is what the kernel sees, `disk` and `exports`
+//! `fetch`, `readahead` and `neighbours` bring content, `notes` and `learnt` say what and how, `twins` knows what is here already
+//! and `compare` what is there, both as far as `odds` find it worth asking; `queue` and `writeback` take changes of names and content back; `face` is what the kernel sees, `disk` and `exports`
 //! what clients of NBD see, `control` what `whimbrel session` talks to.
 //!
 //! Methods block the calling thread. What the server has to be asked for is asked for while others go on.
 
 mod batch;
 mod changes;
+mod compare;
 mod content;
 mod control;
 mod disk;
@@ -23,6 +25,7 @@ mod names;
 mod neighbours;
 mod nodes;
 mod notes;
+mod odds;
 mod owners;
 mod policy;
 mod queue;

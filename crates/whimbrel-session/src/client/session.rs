@@ -1,6 +1,7 @@
 //! A session: everything of one mount but the mount.
 
 use super::{
+    compare::Compared,
     fetch::Fetcher,
     holes::Asked,
     learnt::Reads,
@@ -36,6 +37,9 @@ use whimbrel_wire::{CallError, ConnectError};
 const PASSING: u64 = 16 << 20;
 /// Said to who wants write-back of a session that keeps nothing.
 const NOTHING_KEPT: &str = "without a cache nothing can be written later: write none or through";
+
+/// Round trip of a link that is worth the time of packing.
+const SLOW: Duration = Duration::from_millis(4);
 
 /// Events kept.
 const EVENTS: usize = 1000;
@@ -118,6 +122,8 @@ pub struct SessionOptions {
     pub known: Vec<PathBuf>,
     /// A directory in which the users of this host share what they may read.
     pub shared: Option<PathBuf>,
+    /// A link with this round trip is slow: content is packed for it, and what the other side has is not sent. With zero, any link is.
+    pub slow: Duration,
 }
 
 impl SessionOptions {
@@ -133,6 +139,7 @@ impl SessionOptions {
             owners: Owners::default(),
             known: Vec::new(),
             shared: None,
+            slow: SLOW,
         }
     }
 
@@ -215,6 +222,9 @@ pub struct SessionStatus {
     /// Pages that were here already under another name, and were not sent.
     #[serde(default)]
     pub found_pages: u64,
+    /// Pages that the server had already where they were to be written back, and that were not sent.
+    #[serde(default)]
+    pub spared_pages: u64,
     /// How often the connection broke.
     pub broken: u64,
     /// Bytes sent on the connection there is.
@@ -275,6 +285,7 @@ pub(super) struct Core {
     /// Blocks that came because an earlier session had read them.
     pub(super) ahead_blocks: AtomicU64,
     pub(super) twins: Twins,
+    pub(super) compared: Compared,
     pub(super) shared: Option<Shared>,
     clock: Mutex<Time>,
 }
@@ -290,7 +301,8 @@ impl Session {
         let opened = Folder::open(&dir).and_then(|folder| Ok((folder.client()?, folder)));
         let (client, folder) = opened.map_err(|source| SessionError::Folder { dir, source })?;
         let patience = Duration::from_secs(options.settings.patience);
-        let settings = LinkSettings { directory: options.directory.clone(), client, patience };
+        let settings =
+            LinkSettings { directory: options.directory.clone(), client, patience, slow: options.slow };
         let beginning = Link::begin(connector, settings).await?;
         let session =
             tokio::task::spawn_blocking(move || Self::on(beginning, to, options, (folder, geometry))).await;
@@ -339,6 +351,7 @@ impl Session {
             reading: Mutex::default(),
             ahead_blocks: AtomicU64::new(0),
             twins: Twins::default(),
+            compared: Compared::default(),
             shared,
             clock: Mutex::default(),
         });
@@ -520,6 +533,7 @@ impl Core {
             ahead_blocks: self.ahead_blocks.load(Ordering::Relaxed),
             known_pages: self.twins.known.load(Ordering::Relaxed),
             found_pages: self.twins.found.load(Ordering::Relaxed),
+            spared_pages: self.compared.spared(),
             broken,
             sent,
             received,

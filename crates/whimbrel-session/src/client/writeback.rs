@@ -6,6 +6,7 @@
 //! program has synced is on a disk at every moment.
 
 use super::{
+    compare::There,
     link::Fail,
     policy::Policy,
     session::{Core, errno_of, errno_of_fail},
@@ -224,12 +225,12 @@ impl WriteBack {
 }
 
 /// A file and its content as a write-back sends it.
-struct Sending {
-    file: FileId,
-    record: FileRecord,
-    wanted: FileRef,
+pub(super) struct Sending {
+    pub(super) file: FileId,
+    pub(super) record: FileRecord,
+    pub(super) wanted: FileRef,
     stamp: Time,
-    expect: Vec<Time>,
+    pub(super) expect: Vec<Time>,
     /// The content's count when this began.
     content: u64,
     /// It stays dirty here until it is on the server's disk.
@@ -341,6 +342,9 @@ impl Core {
             |file| self.cache.file(file).filter(|record: &FileRecord| record.dirty && !record.removed);
         let Some(record) = dirty(file) else { return Ok(None) };
         let Some(ident) = record.ident else { return self.unmade(file) };
+        if self.compares() {
+            self.cache.spare_cut(file).map_err(errno_of)?;
+        }
         let content = self.cache.content_epoch(file).unwrap_or_default();
         // Again, so that it is not older than its count.
         let Some(record) = self.cache.file(file) else { return Ok(None) };
@@ -381,6 +385,10 @@ impl Core {
         let mut cut =
             (sending.record.zero_from < sending.record.base.size).then_some(sending.record.zero_from);
         let sending = Arc::new(sending);
+        if self.compares() && (sending.expect.len() > 2 || self.link.breaks() > 0) {
+            // What is on its way of an earlier attempt must not come after the server has said what it has.
+            self.clone().send_piece(sending.clone(), None, None, 0, &[]).await?;
+        }
         let (last, rest) = match blocks.split_last() {
             Some((last, rest)) => (Some(*last), rest),
             None => (None, &[][..]),
@@ -409,19 +417,21 @@ impl Core {
         (cut, last): (Option<u64>, bool),
     ) -> std::result::Result<Option<Attr>, Fail> {
         let server = self.link.breaks();
+        let there = Arc::new(self.what_is_there(sending, blocks).await);
         let (mut tasks, places) = (JoinSet::new(), Arc::new(Semaphore::new(UNDER_WAY)));
         for block in blocks.iter().copied() {
             let (core, sending, places) = (self.clone(), sending.clone(), places.clone());
+            let there = there.clone();
             tasks.spawn(async move {
                 let _place = places.acquire().await;
-                core.send_block(sending, block, cut, last).await
+                core.send_block(sending, block, &there, (cut, last)).await
             });
         }
         let (mut attr, mut sent) = (None, Vec::new());
         for block in tasks.join_all().await {
             if let Some((said, dirty)) = block? {
-                attr = Some(said);
-                sent.push((dirty, said.version()));
+                attr = said.or(attr);
+                sent.push((dirty, said.map(|said| said.version())));
             }
         }
         if attr.is_none() && last {
@@ -437,7 +447,7 @@ impl Core {
             }
         }
         for (dirty, seen) in sent {
-            let noted = self.cache.flushed(sending.file, sending.content, &dirty, Some(seen));
+            let noted = self.cache.flushed(sending.file, sending.content, &dirty, seen);
             noted.map_err(|error| self.damaged(sending, &error))?;
         }
         Ok(attr)
@@ -447,30 +457,23 @@ impl Core {
         self: Arc<Self>,
         sending: Arc<Sending>,
         block: u64,
-        cut: Option<u64>,
-        last: bool,
-    ) -> std::result::Result<Option<(Attr, DirtyBlock)>, Fail> {
+        there: &There,
+        (mut cut, last): (Option<u64>, bool),
+    ) -> std::result::Result<Option<(Option<Attr>, DirtyBlock)>, Fail> {
         let taken = match self.cache.take_dirty(sending.file, block) {
             // It was removed meanwhile.
             Err(CacheError::Unknown) => None,
             taken => taken.map_err(|error| self.damaged(&sending, &error))?,
         };
         let Some(mut dirty) = taken else { return Ok(None) };
-        let (mut attr, mut cut) = (None, cut);
-        let runs = std::mem::take(&mut dirty.runs);
+        let mut attr = None;
+        let runs = self.spare(&sending, there, std::mem::take(&mut dirty.runs));
         for (number, (offset, run)) in runs.iter().enumerate() {
             let size = (last && number + 1 == runs.len()).then_some(dirty.size);
             attr = Some(self.clone().send_piece(sending.clone(), cut.take(), size, *offset, run).await?);
         }
-        match attr {
-            Some(attr) => Ok(Some((attr, dirty))),
-            // Dirty only past the end: nothing to be sent.
-            None => {
-                let noted = self.cache.flushed(sending.file, sending.content, &dirty, None);
-                noted.map_err(|error| self.damaged(&sending, &error))?;
-                Ok(None)
-            }
-        }
+        // Without any, it is dirty only past the end, or the server had it.
+        Ok(Some((attr, dirty)))
     }
 
     async fn send_piece(

@@ -275,11 +275,12 @@ fn describe(response: &ControlResponse) -> String {
         (
             "known before",
             format!(
-                "{} blocks of zeros by notes, {} in holes, {} blocks that an earlier session read, {} pages by digest",
+                "{} blocks of zeros by notes, {} in holes, {} blocks that an earlier session read, {} pages by digest; {} that the server had of what was written",
                 status.zero_blocks,
                 size(status.holes),
                 status.ahead_blocks,
-                status.found_pages
+                status.found_pages,
+                status.spared_pages
             ),
         ),
         ("traffic", format!("{} sent, {} received", size(status.sent), size(status.received))),

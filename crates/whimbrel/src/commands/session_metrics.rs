@@ -5,7 +5,7 @@ use whimbrel_session::client::ControlResponse;
 /// All numbers of these sessions, those of one name together as the format wants it.
 pub(super) fn metrics(sessions: &[(String, ControlResponse)]) -> String {
     type Number = fn(&ControlResponse) -> f64;
-    let numbers: [(&str, &str, Number); 20] = [
+    let numbers: [(&str, &str, Number); 21] = [
         ("connected", "gauge", |session| f64::from(session.status.connected)),
         ("round_trip_seconds", "gauge", |session| session.status.round_trip_ms.unwrap_or(f64::NAN) / 1e3),
         ("call_seconds", "gauge", |session| session.status.call_ms / 1e3),
@@ -17,6 +17,7 @@ pub(super) fn metrics(sessions: &[(String, ControlResponse)]) -> String {
         ("hole_bytes", "gauge", |session| session.status.holes as f64),
         ("ahead_blocks_total", "counter", |session| session.status.ahead_blocks as f64),
         ("found_pages_total", "counter", |session| session.status.found_pages as f64),
+        ("spared_pages_total", "counter", |session| session.status.spared_pages as f64),
         ("broken_total", "counter", |session| session.status.broken as f64),
         ("hit_ratio", "gauge", |session| session.status.hit_ratio.unwrap_or(f64::NAN)),
         ("cache_capacity_bytes", "gauge", |session| session.status.capacity as f64),
