@@ -19,6 +19,7 @@ use tokio::sync::Semaphore;
 use whimbrel_session::{
     client::{Policy, SessionOptions},
     proto::{OpCall, SyncCall, WriteCall},
+    server::{Export, Limits, Server},
 };
 use whimbrel_wire::Call;
 
@@ -152,8 +153,26 @@ fn a_change_that_may_have_been_sent_is_not_folded_away() {
 
 #[test]
 fn a_change_that_the_server_gets_round_to_late_is_not_made_after_those_that_followed_it() {
+    late_change(false);
+}
+
+#[test]
+fn a_change_that_another_process_gets_round_to_late_is_not_made_after_those_that_followed_it() {
+    late_change(true);
+}
+
+/// `processes`: the server is another process for every connection, as with ssh.
+fn late_change(processes: bool) {
     let mut world = World::new(back, |_| {});
     let (mount, server) = (world.mount(), world.server());
+    let turns = tempfile::tempdir().unwrap();
+    let process = || {
+        let limits = Limits { turns: Some(turns.path().to_owned()), ..Limits::default() };
+        Server::new(vec![Export::new(&server).unwrap()], false, limits)
+    };
+    if processes {
+        world.wire.restart(process());
+    }
     fs::write(mount.join("first"), "x").unwrap();
     let (permits, asked) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicU64::new(0)));
     let (late, counted) = (permits.clone(), asked.clone());
@@ -170,6 +189,9 @@ fn a_change_that_the_server_gets_round_to_late_is_not_made_after_those_that_foll
     fs::rename(mount.join("first"), mount.join("second")).unwrap();
     world.crash();
     flushing.join().unwrap();
+    if processes {
+        world.wire.restart(process());
+    }
     world.wire.decide(|_| Fate::Answered);
     world.begin();
     assert_eq!(tree(&server).into_keys().collect::<Vec<_>>(), ["second"]);

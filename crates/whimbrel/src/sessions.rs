@@ -35,25 +35,31 @@ pub(crate) fn cache(given: Option<&Path>, target: &str) -> PathBuf {
 
 /// The folder of control sockets: nobody else's, whoever was here first.
 pub(crate) fn control(given: Option<&Path>) -> Result<PathBuf, Failure> {
+    let dir = given.map_or_else(|| at_run_time("sessions"), Path::to_owned);
+    own_dir(&dir).map_err(Failure::io("use the folder of control sockets"))
+}
+
+/// The folder in which servers that ssh starts say whose turn it is; nobody else's either.
+pub(crate) fn turns() -> io::Result<PathBuf> {
+    own_dir(&at_run_time("turns"))
+}
+
+fn at_run_time(what: &str) -> PathBuf {
     let own = rustix::process::geteuid();
-    let usual = match env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
-        Some(dir) if dir.is_absolute() => dir.join("whimbrel/sessions"),
-        _ if own.is_root() => PathBuf::from("/run/whimbrel/sessions"),
-        _ => env::temp_dir().join(format!("whimbrel-{}", own.as_raw())).join("sessions"),
+    let dir = match env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
+        Some(dir) if dir.is_absolute() => dir.join("whimbrel"),
+        _ if own.is_root() => PathBuf::from("/run/whimbrel"),
+        _ => env::temp_dir().join(format!("whimbrel-{}", own.as_raw())),
     };
-    let dir = given.map_or(usual, Path::to_owned);
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&dir)
-        .map_err(Failure::io("make the folder of control sockets"))?;
-    match others_may_replace(&dir, own.as_raw()) {
-        Ok(false) => Ok(dir),
-        Ok(true) => {
-            let source = io::Error::new(io::ErrorKind::PermissionDenied, "others may write there");
-            Err(Failure::Io { action: "use the folder of control sockets", source })
-        }
-        Err(error) => Err(Failure::io("look at the folder of control sockets")(error)),
+    dir.join(what)
+}
+
+/// Makes a folder if there is none, and refuses one in whose place others may put another.
+fn own_dir(dir: &Path) -> io::Result<PathBuf> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    match others_may_replace(dir, rustix::process::geteuid().as_raw())? {
+        false => Ok(dir.to_owned()),
+        true => Err(io::Error::new(io::ErrorKind::PermissionDenied, "others may write there")),
     }
 }
 

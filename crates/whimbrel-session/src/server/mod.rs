@@ -13,6 +13,7 @@ mod ops;
 mod requests;
 mod sessions;
 mod tree;
+mod turn;
 mod walk;
 
 pub use requests::Server;

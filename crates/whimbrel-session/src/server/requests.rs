@@ -178,7 +178,7 @@ impl Shared {
         let Some((export, path)) = named else {
             return Err(Refusal::new(code::EXPORT, "that directory is not exported here"));
         };
-        let session = Session::new(peer.clone(), client, export.tree(&path)?, &self.limits);
+        let session = Session::new(peer.clone(), client, export.tree(&path)?, &self.limits)?;
         let root = session.tree.look(&crate::proto::RelPath::root())?.1;
         let session = self.sessions.add(session, &self.limits);
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());

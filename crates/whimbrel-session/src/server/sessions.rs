@@ -5,12 +5,13 @@
 //!
 //! A request outlives the connection that it came on. When a client begins another session, its earlier ones are over first: their
 //! changes that are under way are waited for, and none begins any more. Otherwise a change that was asked for twice could be made the
-//! second time after those that followed it. This holds within one process; what another one has read of its own connection is
-//! not known here.
+//! second time after those that followed it. Other processes that serve the same client are seen to in `turn.rs`.
 
-use super::{files::Files, listing::Listings, tree::Tree};
+use super::{files::Files, listing::Listings, tree::Tree, turn::Turn};
 use crate::proto::{ClientId, SessionKey, code};
 use std::{
+    fs::File,
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard},
     time::{Duration, Instant},
 };
@@ -25,13 +26,15 @@ pub struct Limits {
     pub idle: Duration,
     /// Files kept open for a session.
     pub files: usize,
+    /// A folder of this server's user alone, in which processes that serve one client one after the other find each other.
+    pub turns: Option<PathBuf>,
     /// Clients may share among the users of their host what more than one of them may read.
     pub share: bool,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { sessions: 256, idle: Duration::from_secs(24 * 3600), files: 256, share: false }
+        Self { sessions: 256, idle: Duration::from_secs(24 * 3600), files: 256, turns: None, share: false }
     }
 }
 
@@ -46,11 +49,27 @@ pub(super) struct Session {
     used: Mutex<Instant>,
     /// Read by every change for as long as it takes.
     over: RwLock<bool>,
+    turn: Option<Turn>,
+}
+
+/// Something is being changed.
+pub(super) struct Changing<'a> {
+    _here: RwLockReadGuard<'a, bool>,
+    _anywhere: Option<File>,
 }
 
 impl Session {
-    pub(super) fn new(peer: PeerIdentity, client: Option<ClientId>, tree: Tree, limits: &Limits) -> Self {
-        Self {
+    pub(super) fn new(
+        peer: PeerIdentity,
+        client: Option<ClientId>,
+        tree: Tree,
+        limits: &Limits,
+    ) -> Result<Self, Refusal> {
+        let turn = match (&limits.turns, &client) {
+            (Some(dir), Some(client)) => Some(Turn::begin(dir, client)?),
+            _ => None,
+        };
+        Ok(Self {
             key: SessionKey::random(),
             peer,
             client,
@@ -59,13 +78,21 @@ impl Session {
             listings: Listings::default(),
             used: Mutex::new(Instant::now()),
             over: RwLock::new(false),
-        }
+            turn,
+        })
     }
 
     /// To be held while something is changed.
-    pub(super) fn changing(&self) -> Result<RwLockReadGuard<'_, bool>, Refusal> {
+    pub(super) fn changing(&self) -> Result<Changing<'_>, Refusal> {
         let over = self.over.read().unwrap_or_else(PoisonError::into_inner);
-        if *over { Err(unknown_key()) } else { Ok(over) }
+        if *over {
+            return Err(unknown_key());
+        }
+        let anywhere = match &self.turn {
+            Some(turn) => Some(turn.hold()?.ok_or_else(unknown_key)?),
+            None => None,
+        };
+        Ok(Changing { _here: over, _anywhere: anywhere })
     }
 
     /// Waits for the changes that are under way, and lets none begin.
@@ -154,7 +181,7 @@ mod tests {
     fn session(client: Option<ClientId>) -> Session {
         let tree =
             super::super::Export::new("/".as_ref()).unwrap().tree(&crate::proto::RelPath::root()).unwrap();
-        Session::new(PeerIdentity::Stdio, client, tree, &Limits::default())
+        Session::new(PeerIdentity::Stdio, client, tree, &Limits::default()).unwrap()
     }
 
     #[test]

@@ -26,12 +26,12 @@ fn endpoint(server: Server) -> Result<Endpoint, Failure> {
 }
 
 impl Serving {
-    /// The server; one that `share`s lets the users of a host take from each other what each of them may read.
-    fn server(&self, share: bool) -> Result<Server, Failure> {
+    /// The server.
+    fn server(&self, limits: Limits) -> Result<Server, Failure> {
         Self::raise_limits();
         let exports: Result<Vec<Export>, _> = self.dirs.iter().map(|dir| Export::new(dir)).collect();
         let exports = exports.map_err(|error| Failure::Session(Box::new(error)))?;
-        Ok(Server::new(exports, self.read_only, Limits { idle: self.idle, share, ..Limits::default() }))
+        Ok(Server::new(exports, self.read_only, Limits { idle: self.idle, ..limits }))
     }
 
     /// Each session may hold some hundred files open: as many as this process is ever allowed.
@@ -44,8 +44,12 @@ impl Serving {
 
     /// Serves whoever started this process, until they end it.
     pub(super) async fn stdio(self) -> Result<(), Failure> {
-        // Another process for each user, and none knows the others.
-        let endpoint = endpoint(self.server(false)?)?;
+        // Another process for each user and each connection, and none knows the others.
+        let turns = sessions::turns().inspect_err(|error| {
+            let error = error as &dyn std::error::Error;
+            tracing::warn!(error, "what is late on a connection that broke is not told from what is new");
+        });
+        let endpoint = endpoint(self.server(Limits { turns: turns.ok(), ..Limits::default() })?)?;
         let (input, output) = whimbrel_wire::stdio().map_err(Failure::io("use standard input and output"))?;
         let rights = Rights(vec![Right::Session]);
         let connected = connect_io(input, output, PeerIdentity::Stdio, rights, &endpoint).await;
@@ -63,7 +67,8 @@ impl Serving {
         for key in &self.allow {
             allow(&trust, *key).map_err(|error| other(error.into()))?;
         }
-        let endpoint = endpoint(self.server(true)?)?;
+        // The users of a host may take from each other what each of them may read.
+        let endpoint = endpoint(self.server(Limits { share: true, ..Limits::default() })?)?;
         let listener = TcpListener::bind(address).await.map_err(Failure::io("listen"))?;
         let local = listener.local_addr().map_err(Failure::io("listen"))?;
         said(&format!("serving on {local}; my key is {}", identity.public_key()));
