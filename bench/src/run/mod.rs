@@ -195,6 +195,11 @@ const EXPERIMENTS: &[Experiment] = &[
         run: session::whole_file,
     },
     Experiment {
+        rows: &["session.save"],
+        about: "write a file of a server 32 ms away anew with little changed, beside sshfs, rclone and rsync",
+        run: session::save,
+    },
+    Experiment {
         rows: &["session.build"],
         about: "build a C library on a mount 32 ms away, cache cold and warm",
         run: session::builds,

@@ -16,6 +16,7 @@ mod nfs;
 mod peers;
 mod posix;
 mod reads;
+mod save;
 mod scenario;
 mod scp;
 
@@ -29,4 +30,5 @@ pub(crate) use io::runs as io_runs;
 pub(crate) use peers::peers;
 pub(crate) use posix::posix;
 pub(crate) use reads::{open_dir, whole_file};
+pub(crate) use save::save;
 pub(crate) use scp::scp;

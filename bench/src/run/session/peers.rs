@@ -25,9 +25,9 @@ use whimbrel_session::client::Policy;
 use whimbrel_testkit::lab::Process;
 
 const PATIENCE: Duration = Duration::from_secs(30);
-const PORT: u16 = 2222;
+pub(super) const PORT: u16 = 2222;
 const NBD: u16 = 10809;
-const DISK: usize = 16 << 20;
+pub(super) const DISK: usize = 16 << 20;
 
 /// Seconds of work the first and the second time.
 type Twice = [f64; 2];
@@ -41,7 +41,7 @@ pub(super) fn installed(program: &str) -> bool {
 }
 
 /// The directory on the server: inputs of documents, and a disk of noise.
-fn fill(server: &Path) -> Result<()> {
+pub(super) fn fill(server: &Path) -> Result<()> {
     inputs(server)?;
     let mut state = 1u64;
     let noise: Vec<u8> = (0..DISK)
@@ -71,8 +71,8 @@ fn both(dir: &Path, rounds: usize) -> Result<[Twice; 2]> {
 /// An sshd at the server's end, and what a client needs to get in.
 pub(super) struct Sshd {
     _process: Process,
-    key: PathBuf,
-    known: PathBuf,
+    pub(super) key: PathBuf,
+    pub(super) known: PathBuf,
 }
 
 impl Sshd {
@@ -119,10 +119,13 @@ impl Sshd {
 }
 
 /// A peer's mount; gone when this is dropped.
-struct Mounted {
-    path: PathBuf,
+pub(super) struct Mounted {
+    pub(super) path: PathBuf,
     _process: Process,
 }
+
+/// How a peer mounts.
+pub(super) type Mounts = fn(&Far, &Sshd) -> Result<Mounted>;
 
 impl Mounted {
     fn start(far: &Far, name: &str, mut command: Command) -> Result<Self> {
@@ -146,7 +149,7 @@ impl Drop for Mounted {
     }
 }
 
-fn sshfs(far: &Far, sshd: &Sshd) -> Result<Mounted> {
+pub(super) fn sshfs(far: &Far, sshd: &Sshd) -> Result<Mounted> {
     let path = far.dir.path().join("sshfs");
     fs::create_dir(&path)?;
     let mut command = Command::new("sshfs");
@@ -165,7 +168,7 @@ fn sshfs(far: &Far, sshd: &Sshd) -> Result<Mounted> {
     Mounted::start(far, "sshfs", command)
 }
 
-fn rclone(far: &Far, sshd: &Sshd) -> Result<Mounted> {
+pub(super) fn rclone(far: &Far, sshd: &Sshd) -> Result<Mounted> {
     let path = far.dir.path().join("rclone");
     fs::create_dir(&path)?;
     let mut command = Command::new("rclone");
@@ -256,7 +259,6 @@ fn over(mbit: u64, rounds: usize) -> Result<Vec<Row>> {
     near.end()?;
     let sshd = Sshd::start(&far)?;
     let mut others: Vec<(&str, [Option<Twice>; 2])> = Vec::new();
-    type Mounts = fn(&Far, &Sshd) -> Result<Mounted>;
     for (name, mount) in [("sshfs", sshfs as Mounts), ("rclone", rclone)] {
         if installed(name) {
             let mounted = mount(&far, &sshd)?;
