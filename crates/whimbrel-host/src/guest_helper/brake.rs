@@ -22,6 +22,9 @@ use whimbrel_memory::{Share, Throttle};
 const BEARABLE: Duration = Duration::from_millis(100);
 /// How long is looked who writes.
 const LOOK: Duration = Duration::from_millis(100);
+/// On a busy host a guest may get nowhere in that time: it is looked on until so many pages were written, or so many times.
+const ENOUGH: u64 = 16 * WRITES_ALLOWED as u64;
+const LOOKS_MAX: usize = 10;
 /// How long the guest may take to find out whose pages they are.
 const STUNS_WITHIN: Duration = Duration::from_secs(5);
 /// Looks at who writes: what was held may have hidden others.
@@ -195,12 +198,23 @@ fn shares(least: Option<u8>) -> Result<Vec<Share>, HostError> {
     Ok(shares)
 }
 
-/// What a machine writes within a look.
+/// What a machine writes within a look, or as many as it takes.
 fn look(mut watch: Watch) -> Option<PageSet> {
     // What was written before the watch began is not of this look.
     watch.take().ok()?;
-    std::thread::sleep(LOOK);
-    watch.take().ok()
+    let mut written: Option<PageSet> = None;
+    for _ in 0..LOOKS_MAX {
+        std::thread::sleep(LOOK);
+        let more = watch.take().ok()?;
+        match &mut written {
+            Some(written) => written.union(&more),
+            None => written = Some(more),
+        }
+        if written.as_ref().is_some_and(|written| written.count() >= ENOUGH) {
+            break;
+        }
+    }
+    written
 }
 
 /// Renews the lease until what it returns is dropped.
