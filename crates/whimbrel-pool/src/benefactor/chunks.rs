@@ -11,6 +11,7 @@
 //! With an object store behind it, full segments lie there; see `far`.
 
 use super::{
+    ahead::Ahead,
     error::{ChunkError, Result},
     far::{self, Behind, PACK},
     segment::{self, Found, RECORD, open_frame},
@@ -68,6 +69,7 @@ pub struct ChunkStore {
     capacity: u64,
     keep_free: u64,
     pub(super) behind: Option<Behind>,
+    pub(super) ahead: Ahead,
     /// Held while full segments go to the object store.
     pub(super) offloading: Mutex<()>,
     state: Mutex<State>,
@@ -122,8 +124,20 @@ impl ChunkStore {
         }
         let (state, writing, syncing) = (Mutex::new(state), Mutex::default(), Mutex::default());
         let (dir, latched, offloading) = (dir.to_owned(), AtomicBool::new(false), Mutex::default());
-        let _lock = lock;
-        Ok(Self { dir, capacity, keep_free, behind, offloading, state, writing, syncing, latched, _lock })
+        let (ahead, _lock) = (Ahead::default(), lock);
+        Ok(Self {
+            dir,
+            capacity,
+            keep_free,
+            behind,
+            ahead,
+            offloading,
+            state,
+            writing,
+            syncing,
+            latched,
+            _lock,
+        })
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {

@@ -147,7 +147,10 @@ impl ChunkStore {
     pub(super) fn read_far(&self, slot: &Slot) -> Result<Option<Bytes>> {
         let Some(behind) = &self.behind else { return Ok(None) };
         let range = slot.offset..slot.offset + u64::from(slot.length);
-        Ok(behind.tier.get(&name_of(slot.segment), Some(range))?)
+        let length = self.state().segments.get(&slot.segment).map_or(range.end, |segment| segment.length);
+        let name = name_of(slot.segment);
+        let get = |range| behind.tier.get(&name, Some(range));
+        Ok(self.ahead.read((slot.segment, length), range, get)?)
     }
 
     /// Uploads full segments until no more than should be are here.

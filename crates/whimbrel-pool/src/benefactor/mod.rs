@@ -1,5 +1,6 @@
 //! A benefactor: spare disk given to the pool. It keeps chunks, serves them, and asks the manager which may go.
 
+mod ahead;
 mod chunks;
 mod error;
 mod far;
