@@ -144,7 +144,8 @@ async fn no_path_leads_out_and_nothing_but_files_is_opened() {
     ] {
         assert!(ask::<OpCall, _>(&connection, key, op.clone()).await.is_err(), "{op:?}");
     }
-    assert!(fs::read_dir(dir.path()).unwrap().count() == 2, "nothing came about outside");
+    // The third is where servers take turns.
+    assert!(fs::read_dir(dir.path()).unwrap().count() == 3, "nothing came about outside");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

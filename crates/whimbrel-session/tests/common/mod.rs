@@ -158,8 +158,11 @@ pub struct World {
     pub dir: TempDir,
 }
 
+/// A server of a directory. Another one of it is another process: what this one still has to do is not done after what is asked there.
 pub fn server_of(dir: &Path) -> Server {
-    Server::new(vec![Export::new(dir).unwrap()], false, Limits::default())
+    let turns = dir.parent().unwrap().join("turns");
+    fs::create_dir_all(&turns).unwrap();
+    Server::new(vec![Export::new(dir).unwrap()], false, Limits { turns: Some(turns), ..Limits::default() })
 }
 
 impl World {
