@@ -3,7 +3,7 @@
 //! Chunks that were written together lie in one pack in their order, and are mostly read so. Who reads on where the last read of a pack
 //! ended gets more than was asked for, up to [`WINDOW`], and whoever reads the same pack meanwhile waits for it. Anybody else gets just
 //! his chunk, and so does who has not used what came before: a file's other chunks may be read from other copies. Packs never change,
-//! so what is held is right as long as the index names its pack. Bounded: the packs read last.
+//! so what is held is right as long as the index names its pack. Bounded: [`PACKS`] windows, of the packs read last.
 
 use bytes::Bytes;
 use std::{

@@ -123,6 +123,14 @@ impl Core {
         if ranges.is_empty() || !self.is_worth_comparing(sending, &ranges) {
             return There::default();
         }
+        if sending.expect.len() > 2 || self.link.breaks() > 0 {
+            // What is on its way of an earlier attempt must not come after the server has said what it has. If this fails, so
+            // does what is sent next, and says why.
+            let stamped = self.clone().send_piece(sending.clone(), None, None, 0, &[]).await;
+            if stamped.is_err() {
+                return There::default();
+            }
+        }
         let mut tasks = JoinSet::new();
         for range in ranges {
             let (core, sending) = (self.clone(), sending.clone());

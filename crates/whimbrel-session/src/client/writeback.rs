@@ -385,10 +385,6 @@ impl Core {
         let mut cut =
             (sending.record.zero_from < sending.record.base.size).then_some(sending.record.zero_from);
         let sending = Arc::new(sending);
-        if self.compares() && (sending.expect.len() > 2 || self.link.breaks() > 0) {
-            // What is on its way of an earlier attempt must not come after the server has said what it has.
-            self.clone().send_piece(sending.clone(), None, None, 0, &[]).await?;
-        }
         let (last, rest) = match blocks.split_last() {
             Some((last, rest)) => (Some(*last), rest),
             None => (None, &[][..]),
@@ -476,7 +472,7 @@ impl Core {
         Ok(Some((attr, dirty)))
     }
 
-    async fn send_piece(
+    pub(super) async fn send_piece(
         self: Arc<Self>,
         sending: Arc<Sending>,
         cut: Option<u64>,
