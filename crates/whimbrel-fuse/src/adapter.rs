@@ -419,6 +419,26 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         give_done(reply, self.ask(|files| files.fallocate(inode.0, handle.0, offset, length, mode)));
     }
 
+    fn copy_file_range(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        to_inode: INodeNo,
+        _to_handle: FileHandle,
+        to_offset: u64,
+        length: u64,
+        _flags: fuser::CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        let (from, to) = ((inode.0, offset), (to_inode.0, to_offset));
+        match self.ask(|files| files.copy_file_range(from, to, length)) {
+            Ok(copied) => reply.written(copied),
+            Err(error) => reply.error(error),
+        }
+    }
+
     fn lseek(
         &self,
         _request: &Request,

@@ -5,6 +5,7 @@ mod common;
 
 use common::World;
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use rustix::fs::copy_file_range;
 use std::{
     fs::{self, OpenOptions},
     os::unix::fs::FileExt,
@@ -76,6 +77,33 @@ impl Run {
         }
     }
 
+    /// Copies a part of a file over a part of another, through the server or not.
+    fn copy(&mut self, from: usize, to: usize) {
+        let Some(source) = self.model[from].clone().filter(|_| from != to) else { return };
+        let (offset, place) = (self.random.random_range(0..MAX / 2), self.random.random_range(0..MAX / 2));
+        let wanted = self.random.random_range(1..300_000_usize);
+        let input = fs::File::open(self.file(from)).unwrap();
+        let output = OpenOptions::new().write(true).create(true).truncate(false).open(self.file(to)).unwrap();
+        let (mut read_at, mut write_at) = (offset, place);
+        let mut left = wanted.min(source.len().saturating_sub(offset as usize));
+        while left > 0 {
+            let copied = copy_file_range(&input, Some(&mut read_at), &output, Some(&mut write_at), left);
+            left -= copied.unwrap_or_else(|errno| {
+                panic!("seed {}: {errno} {:?}", self.seed, self.world.session().status())
+            });
+        }
+        if self.random.random() {
+            output.sync_all().unwrap();
+        }
+        let (from, len) = (offset as usize, (read_at - offset) as usize);
+        let content = self.model[to].get_or_insert_default();
+        if len > 0 {
+            let (at, end) = (place as usize, place as usize + len);
+            content.resize(content.len().max(end), 0);
+            content[at..end].copy_from_slice(&source[from..from + len]);
+        }
+    }
+
     /// Writes the whole file again, as editors and compilers do, with little changed.
     fn rewrite(&mut self, name: usize) {
         let Some(mut content) = self.model[name].clone() else { return };
@@ -112,7 +140,7 @@ impl Run {
 
     fn step(&mut self) {
         let name = self.random.random_range(0..self.model.len());
-        match self.random.random_range(0..23) {
+        match self.random.random_range(0..26) {
             0..=6 => self.write(name),
             7..=11 => self.read(name),
             12..=13 => self.cut(name),
@@ -133,6 +161,10 @@ impl Run {
             }),
             17 => self.world.wire.cut(false),
             20..=22 => self.rewrite(name),
+            23..=25 => {
+                let to = self.random.random_range(0..self.model.len());
+                self.copy(name, to);
+            }
             18 => self.world.wire.restart(common::server_of(&self.world.server())),
             _ => self.world.session().invalidate().unwrap(),
         }

@@ -289,6 +289,10 @@ impl FileSystem for Face {
         Err(Errno::ENOSYS)
     }
 
+    fn copy_file_range(&self, from: (u64, u64), to: (u64, u64), length: u64) -> Result<u32> {
+        self.core.copy(from, to, length)
+    }
+
     fn statfs(&self, _: u64) -> Result<StatFs> {
         let room = self.core.room()?;
         Ok(StatFs {

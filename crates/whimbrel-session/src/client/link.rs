@@ -50,6 +50,9 @@ pub struct LinkSettings {
 /// Pause between attempts, growing from the first to the second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
 
+/// Kinds of requests that are counted apart; sessions have fewer, and their range begins at a multiple of this.
+const KINDS: usize = 32;
+
 /// Why a call brought nothing.
 #[derive(Debug, Clone)]
 pub(super) enum Fail {
@@ -111,7 +114,7 @@ pub(super) struct Link {
     waited: AtomicU64,
     broken: AtomicU64,
     /// Requests by kind, each at the low bits of its number.
-    kinds: [AtomicU64; 16],
+    kinds: [AtomicU64; KINDS],
     /// How often somebody waited for an answer, and for how many microseconds.
     waits: [AtomicU64; 2],
     /// Programs that wait at this moment.
@@ -247,16 +250,16 @@ impl Link {
 
     /// A request of this kind is sent.
     fn count(&self, kind: u16) {
-        self.kinds[usize::from(kind & 15)].fetch_add(1, Ordering::Relaxed);
+        self.kinds[usize::from(kind) % KINDS].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Requests so far, by what they are called.
     pub(super) fn requests(&self) -> BTreeMap<String, u64> {
         let named = |kind: u16| {
-            let sent = self.kinds[usize::from(kind & 15)].load(Ordering::Relaxed);
+            let sent = self.kinds[usize::from(kind) % KINDS].load(Ordering::Relaxed);
             Some((request_name(kind)?.to_owned(), sent))
         };
-        (range::SESSION..range::SESSION + 16).filter_map(named).collect()
+        (range::SESSION..range::SESSION + KINDS as u16).filter_map(named).collect()
     }
 
     /// A program waits from now on.

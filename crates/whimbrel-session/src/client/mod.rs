@@ -12,6 +12,7 @@ mod changes;
 mod compare;
 mod content;
 mod control;
+mod copies;
 mod disk;
 mod exports;
 mod face;

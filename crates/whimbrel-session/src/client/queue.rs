@@ -81,7 +81,7 @@ impl Core {
         }
     }
 
-    fn attr_at(&self, path: &RelPath) -> Asked<Option<Attr>> {
+    pub(super) fn attr_at(&self, path: &RelPath) -> Asked<Option<Attr>> {
         let wanted = Lookup { dir: path.clone(), name: None, list: 0 };
         self.link.call::<LookupCall, _>(wanted).map(|(found, _)| found.attr)
     }

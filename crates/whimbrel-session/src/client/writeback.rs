@@ -34,7 +34,7 @@ const PART: usize = 256;
 /// How often a file is sent again because the server may have been another one in the middle of it.
 const TRIES: usize = 8;
 /// Attempts of which nothing is known whose stamps are remembered.
-const STAMPS: usize = 16;
+pub(super) const STAMPS: usize = 16;
 /// Files under way at once.
 const FILES: usize = 32;
 /// How often the thread looks whether something is due.
@@ -280,9 +280,14 @@ impl Core {
 
     /// Writes one file back, with every change of names before it.
     pub(super) fn flush_file(&self, file: FileId) -> Result<()> {
+        self.with_flushed(vec![file], |flushed| flushed)
+    }
+
+    /// Writes these files back, and runs `then`, which hears how that went, before anything else is written back.
+    pub(super) fn with_flushed<T>(&self, files: Vec<FileId>, then: impl FnOnce(Result<()>) -> T) -> T {
         let _turn = self.writeback.turn();
-        self.drain().map_err(errno_of_fail)?;
-        self.send_files(vec![file], false)
+        let drained = self.drain().map_err(errno_of_fail);
+        then(drained.and_then(|()| self.send_files(files, false)))
     }
 
     /// Writes everything back; with `durable` the server has it on its disk when this returns.

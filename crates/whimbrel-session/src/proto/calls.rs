@@ -98,13 +98,15 @@ calls! {
     PagesCall = 0x0e: Keyed<Pages> => ReadDone;
     /// Where a file has holes. Payload of the reply: packed holes.
     HolesCall = 0x0f: Keyed<FileRef> => HolesDone;
+    /// From one file into another, without the content coming here. A server that is older than this call refuses its kind.
+    CopyCall = 0x10: Keyed<Copy> => Copied;
 }
 
 /// What a request of this kind is called, for people; none if it is no session's.
 pub fn request_name(kind: u16) -> Option<&'static str> {
-    const NAMES: [&str; 15] = [
+    const NAMES: [&str; 16] = [
         "open", "end", "lookup", "list", "attr", "read", "write", "sync", "op", "readlink", "room", "walk",
-        "digest", "pages", "holes",
+        "digest", "pages", "holes", "copy",
     ];
     NAMES.get(usize::from(kind.checked_sub(range::SESSION + 1)?)).copied()
 }
@@ -296,6 +298,38 @@ pub struct Write {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grown {
     /// Its attributes.
+    pub attr: Attr,
+}
+
+/// Copies content within the server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Copy {
+    /// Out of this file.
+    pub from: FileRef,
+    /// Its content's last change as the client knows it; with any other the copy is [`STALE`](code::STALE).
+    pub from_mtime: Time,
+    /// From this byte on.
+    pub from_offset: u64,
+    /// Into this one, which may be the same if the stretches do not overlap.
+    pub to: FileRef,
+    /// From this byte on.
+    pub offset: u64,
+    /// So many bytes, or fewer, as the server likes and as there are.
+    pub len: u64,
+    /// The last change of the file that is written, as of a [`Write`].
+    pub expect: Vec<Time>,
+    /// What its last change is to be from now on.
+    pub stamp: Time,
+    /// Answer only when the content is durable.
+    pub durable: bool,
+}
+
+/// Content was copied.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Copied {
+    /// So many bytes.
+    pub len: u64,
+    /// The file that was written, after it.
     pub attr: Attr,
 }
 

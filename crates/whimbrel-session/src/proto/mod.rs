@@ -16,11 +16,11 @@ mod walked;
 
 pub use attr::{Attr, Ident, Kind, Time, Version};
 pub use calls::{
-    AttrCall, Batch, DigestCall, Digests, DigestsDone, End, EndCall, FileRef, FilesystemRoom, Grown,
-    HolesCall, HolesDone, Keyed, List, ListCall, Listed, LookedUp, Lookup, LookupCall, OLDEST_PROTOCOL, Op,
-    OpCall, OpDone, Open, OpenCall, Opened, PROTOCOL, Pages, PagesCall, Range, Read, ReadCall, ReadDone,
-    ReadlinkCall, RoomCall, Sync, SyncCall, Walk, WalkCall, Walked, Write, WriteCall, code, errno,
-    request_name,
+    AttrCall, Batch, Copied, Copy, CopyCall, DigestCall, Digests, DigestsDone, End, EndCall, FileRef,
+    FilesystemRoom, Grown, HolesCall, HolesDone, Keyed, List, ListCall, Listed, LookedUp, Lookup, LookupCall,
+    OLDEST_PROTOCOL, Op, OpCall, OpDone, Open, OpenCall, Opened, PROTOCOL, Pages, PagesCall, Range, Read,
+    ReadCall, ReadDone, ReadlinkCall, RoomCall, Sync, SyncCall, Walk, WalkCall, Walked, Write, WriteCall,
+    code, errno, request_name,
 };
 pub use digests::{DigestedPages, digest_of_page, pack_digests, unpack_digests};
 pub use entries::{EntriesError, Entry, MAX_LISTING, pack_entries, unpack_entries};

@@ -119,12 +119,16 @@ impl Files {
 }
 
 impl OpenFile {
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
     pub(super) fn attr(&self) -> Result<Attr, Refusal> {
         attr_of(&self.file)
     }
 
     /// Attributes; half a write, of a server that was killed or of another thread, is the writer's already.
-    fn settled_attr(&self) -> Result<Attr, Refusal> {
+    pub(super) fn settled_attr(&self) -> Result<Attr, Refusal> {
         let attr = self.attr()?;
         Ok(Attr { mtime: intent::stamp_of(&self.file, attr.mtime).unwrap_or(attr.mtime), ..attr })
     }
@@ -216,23 +220,34 @@ impl OpenFile {
 
     /// Stores content over what the writer expects to be there.
     pub(super) fn write(&self, wanted: &Write, content: &[u8]) -> Result<Attr, Refusal> {
+        self.stamped(&wanted.expect, wanted.stamp, |size| self.change(wanted, content, size))
+            .map(|done| done.0)
+    }
+
+    /// Has `change` alter the file, which gets its size, if the last change is one of those that are expected, and gives the file its stamp.
+    pub(super) fn stamped<T>(
+        &self,
+        expect: &[Time],
+        stamp: Time,
+        change: impl FnOnce(u64) -> Result<T, Refusal>,
+    ) -> Result<(Attr, T), Refusal> {
         let _order = self.order.write().unwrap_or_else(PoisonError::into_inner);
         let now = self.attr()?;
-        let ours = |time: Time| wanted.expect.contains(&time);
+        let ours = |time: Time| expect.contains(&time);
         if !ours(now.mtime) && !intent::stamp_of(&self.file, now.mtime).is_some_and(ours) {
             return Err(Refusal::new(code::CONFLICT, "the file was changed by somebody else"));
         }
-        intent::begin(&self.file, wanted.stamp);
-        let changed = self.change(wanted, content, now.size);
+        intent::begin(&self.file, stamp);
+        let changed = change(now.size);
         // Also after a failure: what came through of it is the writer's, too.
-        match set_mtime(&self.file, wanted.stamp) {
+        match set_mtime(&self.file, stamp) {
             Ok(()) => intent::end(&self.file),
             // A file of another user that we may write: its note goes on saying whose the last change is.
             Err(Errno::PERM) => {}
             Err(errno) => return Err(refuse("set the time of the last change")(errno)),
         }
-        changed?;
-        self.attr()
+        let done = changed?;
+        Ok((self.attr()?, done))
     }
 
     /// Cuts, grows and fills the file, which has `size` bytes.
@@ -273,7 +288,7 @@ impl OpenFile {
     }
 }
 
-fn raw(error: &std::io::Error) -> Errno {
+pub(super) fn raw(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }
 

@@ -6,6 +6,7 @@
 //! Every path is resolved beneath the session's directory by the kernel (`openat2`), following no symlink at all; only
 //! regular files are opened. The server's user decides by the system's permissions what can be read and written.
 
+mod copy;
 mod files;
 mod intent;
 mod listing;

@@ -4,6 +4,7 @@
 
 use super::{
     Export, Limits,
+    copy::copy,
     files::MAX_RANGE,
     listing::Listing,
     ops, refuse,
@@ -11,11 +12,11 @@ use super::{
     walk::walk,
 };
 use crate::proto::{
-    Attr, AttrCall, Batch, ClientId, DigestCall, Digests, DigestsDone, EndCall, FileRef, FilesystemRoom,
-    Grown, HolesCall, HolesDone, Keyed, ListCall, LookedUp, Lookup, LookupCall, OLDEST_PROTOCOL, OpCall,
-    Open, OpenCall, Opened, PROTOCOL, Pages, PagesCall, Read, ReadCall, ReadDone, ReadlinkCall, RoomCall,
-    ShareKey, SyncCall, WalkCall, Write, WriteCall, code, is_in, pack_digests, pack_holes, pack_some,
-    unpack_pages,
+    Attr, AttrCall, Batch, ClientId, CopyCall, DigestCall, Digests, DigestsDone, EndCall, FileRef,
+    FilesystemRoom, Grown, HolesCall, HolesDone, Keyed, ListCall, LookedUp, Lookup, LookupCall,
+    OLDEST_PROTOCOL, OpCall, Open, OpenCall, Opened, PROTOCOL, Pages, PagesCall, Read, ReadCall, ReadDone,
+    ReadlinkCall, RoomCall, ShareKey, SyncCall, WalkCall, Write, WriteCall, code, is_in, pack_digests,
+    pack_holes, pack_some, unpack_pages,
 };
 use bytes::Bytes;
 use rand::Rng;
@@ -120,7 +121,7 @@ impl Shared {
             RoomCall::KIND => {
                 self.keyed::<RoomCall, _>(peer, request, |session, ()| Ok((room(session)?, Bytes::new())))
             }
-            WriteCall::KIND | SyncCall::KIND | OpCall::KIND => self.change(peer, request),
+            WriteCall::KIND | SyncCall::KIND | OpCall::KIND | CopyCall::KIND => self.change(peer, request),
             kind => Err(Refusal::unknown_kind(kind)),
         }
     }
@@ -136,6 +137,10 @@ impl Shared {
             }),
             SyncCall::KIND => self.keyed::<SyncCall, _>(peer, request, |session, body| {
                 Ok((ops::sync(session, &body.file)?, Bytes::new()))
+            }),
+            CopyCall::KIND => self.keyed::<CopyCall, _>(peer, request, |session, body| {
+                let _changing = session.changing()?;
+                Ok((copy(session, &body)?, Bytes::new()))
             }),
             _ => self.keyed::<OpCall, _>(peer, request, |session, body| {
                 let _changing = session.changing()?;
