@@ -24,8 +24,11 @@ struct Arguments {
     /// Fewer repetitions and smaller inputs, under five minutes.
     #[arg(long)]
     quick: bool,
-    /// Keep the result in bench/results/ as well. Not with --quick, and only from a clean checkout.
-    #[arg(long, conflicts_with = "quick")]
+    /// Repetitions of every case, in place of the row's own; cases and inputs stay those of a full run.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    times: Option<u16>,
+    /// Keep the result in bench/results/ as well. Not with --quick or --times, and only from a clean checkout.
+    #[arg(long, conflicts_with_all = ["quick", "times"])]
     record: bool,
     /// Two memory or disk images to keep instead of made ones: the first version and a later one.
     #[arg(long, num_args = 2, value_names = ["FIRST", "LATER"])]
@@ -45,7 +48,7 @@ fn main() -> Result<()> {
         return Ok(());
     }
     let images = <[PathBuf; 2]>::try_from(arguments.images).ok().map(|[first, later]| (first, later));
-    let context = Context { quick: arguments.quick, images };
+    let context = Context { quick: arguments.quick, times: arguments.times.map(usize::from), images };
     let (mut rows, mut failed) = (Vec::new(), Vec::new());
     for experiment in select(&arguments.name)? {
         let name = experiment.rows.join(", ");

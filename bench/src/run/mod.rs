@@ -40,6 +40,8 @@ use std::path::PathBuf;
 pub(crate) struct Context {
     /// Fewer repetitions, smaller inputs.
     pub(crate) quick: bool,
+    /// Repetitions of each case whatever a row would do itself.
+    pub(crate) times: Option<usize>,
     /// Two images to keep instead of made ones, the second a later version of the first.
     pub(crate) images: Option<(PathBuf, PathBuf)>,
 }
@@ -47,7 +49,7 @@ pub(crate) struct Context {
 impl Context {
     /// How often to measure.
     pub(crate) fn times(&self, full: usize, quick: usize) -> usize {
-        if self.quick { quick } else { full }
+        self.times.unwrap_or(if self.quick { quick } else { full })
     }
 }
 
@@ -198,6 +200,11 @@ const EXPERIMENTS: &[Experiment] = &[
         rows: &["session.save"],
         about: "write a file of a server 32 ms away anew with little changed, beside sshfs, rclone and rsync",
         run: session::save,
+    },
+    Experiment {
+        rows: &["session.copy"],
+        about: "copy a file on the mount of a server 32 ms away, beside sshfs and rclone",
+        run: session::copy,
     },
     Experiment {
         rows: &["session.build"],

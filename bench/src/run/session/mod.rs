@@ -7,6 +7,7 @@
 mod build;
 mod clone_images;
 mod clones;
+mod copy;
 mod documents;
 mod far;
 mod faults;
@@ -23,6 +24,7 @@ mod scp;
 pub(crate) use build::builds;
 pub(crate) use clone_images::images as clone_images;
 pub(crate) use clones::clones;
+pub(crate) use copy::copy;
 pub(crate) use documents::document_runs;
 pub(crate) use faults::faults;
 pub(crate) use guest::guests;

@@ -51,9 +51,10 @@ fn write(dir: &Path, content: &[u8]) -> Result<()> {
     Ok(file.sync_all()?)
 }
 
-fn arrives(far: &Far, content: &[u8]) -> Result<()> {
+/// Waits until a file of the server's has this content.
+pub(super) fn arrives(far: &Far, name: &str, content: &[u8]) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
-    while fs::read(far.served().join("disk.raw"))? != content {
+    while fs::read(far.served().join(name)).unwrap_or_default() != content {
         ensure!(Instant::now() < deadline, "the server has another content");
         thread::sleep(Duration::from_millis(50));
     }
@@ -66,7 +67,7 @@ fn saved(far: &Far, dir: &Path, versions: &mut Versions, times: usize) -> Result
         let content = versions.next();
         let took = seconds(|| {
             write(dir, content)?;
-            arrives(far, content)
+            arrives(far, "disk.raw", content)
         });
         took.with_context(|| format!("version {number} of {times}"))
     };
@@ -105,7 +106,7 @@ pub(crate) fn save(context: &Context) -> Result<Vec<Row>> {
             write(&near.path, content)?;
             near.flush()
         })?);
-        arrives(&far, content).context("ours")?;
+        arrives(&far, "disk.raw", content).context("ours")?;
     }
     near.end()?;
     let sshd = Sshd::start(&far)?;
@@ -123,7 +124,7 @@ pub(crate) fn save(context: &Context) -> Result<Vec<Row>> {
         let took = (0..times).map(|_| {
             let content = versions.next();
             let took = rsync(&far, &sshd, content)?;
-            arrives(&far, content).map(|()| took)
+            arrives(&far, "disk.raw", content).map(|()| took)
         });
         others.push(("rsync", took.collect::<Result<_>>()?));
     }
