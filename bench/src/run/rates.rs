@@ -8,7 +8,7 @@ use super::migrate::{Moved, linked};
 use super::muncher::MEMORY;
 use super::{peers, precopy};
 use crate::guest::GuestPlan;
-use crate::harness::{Row, Samples};
+use crate::harness::{Row, Samples, once_more};
 use crate::hosts::{GUEST, Hosts};
 use anyhow::{Context as _, Result};
 use std::time::Duration;
@@ -50,9 +50,9 @@ fn compare(hosts: &Hosts, mbit: u64, (case, work): (&str, Work), times: usize) -
     for _ in 0..times {
         ours.push(peers::ours(hosts, options.clone(), &[]).context("whimbrel")?);
         let all = [
-            precopy::moved(&hosts.lab, &plan, mbit),
-            precopy::moved_lazily(&hosts.lab, &plan, mbit, Duration::ZERO),
-            precopy::moved_converging(&hosts.lab, &plan, mbit, Duration::ZERO),
+            once_more(|| precopy::moved(&hosts.lab, &plan, mbit)),
+            once_more(|| precopy::moved_lazily(&hosts.lab, &plan, mbit, Duration::ZERO)),
+            once_more(|| precopy::moved_converging(&hosts.lab, &plan, mbit, Duration::ZERO)),
         ];
         for ((moves, moved), peer) in theirs.iter_mut().zip(all).zip(PEERS) {
             moves.push(moved.context(peer)?);
