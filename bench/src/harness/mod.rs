@@ -11,6 +11,6 @@ mod sweeper;
 pub(crate) use chance::Chance;
 pub(crate) use report::Report;
 pub(crate) use row::{Goal, Row};
-pub(crate) use samples::{Samples, alternate, in_turn, once_more};
+pub(crate) use samples::{Samples, alternate, in_turn};
 pub(crate) use scratch::scratch;
 pub(crate) use sweeper::Sweeper;

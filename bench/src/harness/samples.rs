@@ -68,7 +68,7 @@ pub(crate) fn in_turn<T>(
 }
 
 /// A peer's turn, and another one if it fails: what it measures is its speed. Who reads is told.
-pub(crate) fn once_more<T>(mut peer: impl FnMut() -> Result<T>) -> Result<T> {
+fn once_more<T>(mut peer: impl FnMut() -> Result<T>) -> Result<T> {
     peer().or_else(|error| {
         eprintln!("    a turn of a peer is done again: {error:#}");
         peer()
