@@ -5,7 +5,7 @@
 
 use super::{
     far::{Far, ONE_WAY, SERVER, seconds},
-    peers::{DISK, Mounts, PORT, Sshd, fill, installed, rclone, sshfs},
+    peers::{DISK, PORT, Sshd, fill, on_mounts},
     save::arrives,
 };
 use crate::harness::{Goal, Row, Samples};
@@ -66,16 +66,8 @@ pub(crate) fn copy(context: &Context) -> Result<Vec<Row>> {
     })?;
     near.end()?;
     let sshd = Sshd::start(&far)?;
-    let mut others: Vec<(&str, Vec<f64>)> = Vec::new();
-    for (name, mount) in [("sshfs", sshfs as Mounts), ("rclone", rclone)] {
-        if installed(name) {
-            let mounted = mount(&far, &sshd)?;
-            match copies(&far, (name, times), &content, |to| cp(&mounted.path, to)) {
-                Ok(took) => others.push((name, took)),
-                Err(error) => eprintln!("    {name} is not measured: {error:#}"),
-            }
-        }
-    }
+    let others =
+        on_mounts(&far, &sshd, |name, mounted| copies(&far, (name, times), &content, |to| cp(mounted, to)))?;
     let there = copies(&far, ("ssh", times), &content, |to| over_ssh(&far, &sshd, to))?;
     let row = |case: &str, range: std::ops::Range<usize>, (name, theirs): &(&str, Vec<f64>)| {
         let what = format!("{} MiB, {case}, {} ms, 30 Mbit/s", DISK >> 20, 2 * ONE_WAY.as_millis());

@@ -119,13 +119,14 @@ impl Sshd {
 }
 
 /// A peer's mount; gone when this is dropped.
-pub(super) struct Mounted {
-    pub(super) path: PathBuf,
+struct Mounted {
+    path: PathBuf,
     _process: Process,
 }
 
 /// How a peer mounts.
-pub(super) type Mounts = fn(&Far, &Sshd) -> Result<Mounted>;
+type Mounts = fn(&Far, &Sshd) -> Result<Mounted>;
+const MOUNTS: [(&str, Mounts); 2] = [("sshfs", sshfs), ("rclone", rclone)];
 
 impl Mounted {
     fn start(far: &Far, name: &str, mut command: Command) -> Result<Self> {
@@ -149,7 +150,7 @@ impl Drop for Mounted {
     }
 }
 
-pub(super) fn sshfs(far: &Far, sshd: &Sshd) -> Result<Mounted> {
+fn sshfs(far: &Far, sshd: &Sshd) -> Result<Mounted> {
     let path = far.dir.path().join("sshfs");
     fs::create_dir(&path)?;
     let mut command = Command::new("sshfs");
@@ -168,7 +169,7 @@ pub(super) fn sshfs(far: &Far, sshd: &Sshd) -> Result<Mounted> {
     Mounted::start(far, "sshfs", command)
 }
 
-pub(super) fn rclone(far: &Far, sshd: &Sshd) -> Result<Mounted> {
+fn rclone(far: &Far, sshd: &Sshd) -> Result<Mounted> {
     let path = far.dir.path().join("rclone");
     fs::create_dir(&path)?;
     let mut command = Command::new("rclone");
@@ -190,6 +191,25 @@ pub(super) fn rclone(far: &Far, sshd: &Sshd) -> Result<Mounted> {
     ]);
     command.arg(far.dir.path().join("rclone-cache"));
     Mounted::start(far, "rclone", command)
+}
+
+/// What comes of the same work on each peer's mount. Who is not installed has none, and who fails is told and has none either.
+pub(super) fn on_mounts<T>(
+    far: &Far,
+    sshd: &Sshd,
+    mut work: impl FnMut(&str, &Path) -> Result<T>,
+) -> Result<Vec<(&'static str, T)>> {
+    let mut done = Vec::new();
+    for (name, mount) in MOUNTS {
+        if installed(name) {
+            let mounted = mount(far, sshd)?;
+            match work(name, &mounted.path) {
+                Ok(came) => done.push((name, came)),
+                Err(error) => eprintln!("    {name} is not measured: {error:#}"),
+            }
+        }
+    }
+    Ok(done)
 }
 
 /// nbdkit with the file there, nbdkit with a cache here, and a copy out of that.
@@ -259,7 +279,7 @@ fn over(mbit: u64, rounds: usize) -> Result<Vec<Row>> {
     near.end()?;
     let sshd = Sshd::start(&far)?;
     let mut others: Vec<(&str, [Option<Twice>; 2])> = Vec::new();
-    for (name, mount) in [("sshfs", sshfs as Mounts), ("rclone", rclone)] {
+    for (name, mount) in MOUNTS {
         if installed(name) {
             let mounted = mount(&far, &sshd)?;
             let work = both(&mounted.path, rounds).with_context(|| format!("work on {name}"))?;

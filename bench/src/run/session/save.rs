@@ -5,7 +5,7 @@
 
 use super::{
     far::{Far, ONE_WAY, SERVER, seconds},
-    peers::{DISK, Mounts, PORT, Sshd, fill, installed, rclone, sshfs},
+    peers::{DISK, PORT, Sshd, fill, installed, on_mounts},
 };
 use crate::harness::{Goal, Row, Samples};
 use crate::run::Context;
@@ -110,16 +110,7 @@ pub(crate) fn save(context: &Context) -> Result<Vec<Row>> {
     }
     near.end()?;
     let sshd = Sshd::start(&far)?;
-    let mut others: Vec<(&str, Vec<f64>)> = Vec::new();
-    for (name, mount) in [("sshfs", sshfs as Mounts), ("rclone", rclone)] {
-        if installed(name) {
-            let mounted = mount(&far, &sshd)?;
-            match saved(&far, &mounted.path, &mut versions, times) {
-                Ok(took) => others.push((name, took)),
-                Err(error) => eprintln!("    {name} is not measured: {error:#}"),
-            }
-        }
-    }
+    let mut others = on_mounts(&far, &sshd, |_, mounted| saved(&far, mounted, &mut versions, times))?;
     if installed("rsync") {
         let took = (0..times).map(|_| {
             let content = versions.next();
