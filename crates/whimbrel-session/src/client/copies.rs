@@ -8,11 +8,10 @@ use super::{
     link::Fail,
     policy::Policy,
     session::{Core, errno_of},
-    writeback::STAMPS,
 };
 use crate::{
     cache::{FileId, FileRecord},
-    proto::{Attr, Copied, Copy, CopyCall, FileRef, Ident, Time, Version, code},
+    proto::{Attr, Copied, Copy, CopyCall, FileRef, Ident, Version, code},
 };
 use std::time::Instant;
 use whimbrel_fuse::{Errno, Result};
@@ -116,17 +115,6 @@ impl Core {
             Ok(Some(attr)) if attr.ident == file.ident => self.seen(id, attr),
             _ => {}
         }
-    }
-
-    /// What the target's last change may be, with `stamp`, which is noted to be ours.
-    fn expect(&self, target: FileId, record: &FileRecord, stamp: Time) -> Result<Vec<Time>> {
-        let mut stamps = record.stamps.clone();
-        stamps.push(stamp);
-        let old = stamps.len().saturating_sub(STAMPS);
-        stamps.drain(..old);
-        let expect = std::iter::once(record.base.mtime).chain(stamps.iter().copied()).collect();
-        self.cache.update_file(target, |record| record.stamps = stamps).map_err(errno_of)?;
-        Ok(expect)
     }
 
     /// The server has copied into this file, which is `attr` now.

@@ -34,7 +34,7 @@ const PART: usize = 256;
 /// How often a file is sent again because the server may have been another one in the middle of it.
 const TRIES: usize = 8;
 /// Attempts of which nothing is known whose stamps are remembered.
-pub(super) const STAMPS: usize = 16;
+const STAMPS: usize = 16;
 /// Files under way at once.
 const FILES: usize = 32;
 /// How often the thread looks whether something is due.
@@ -356,6 +356,15 @@ impl Core {
         // Another one for each attempt: what is left on its way of the last one must not come over this one.
         let again = record.stamps.last().filter(|_| record.stamps.len() >= STAMPS);
         let stamp = record.mtime.or(again.copied()).unwrap_or_else(|| self.stamp());
+        let expect = self.expect(file, &record, stamp)?;
+        self.writeback.state().since.remove(&file);
+        let durable = durable || self.policy_of(&record.path) == Policy::Back;
+        let wanted = FileRef { path: record.path.clone(), ident };
+        Ok(Some(Sending { file, record, wanted, stamp, expect, content, durable }))
+    }
+
+    /// What the last change of a file may be on the server, with `stamp`, which is noted to be ours.
+    pub(super) fn expect(&self, file: FileId, record: &FileRecord, stamp: Time) -> Result<Vec<Time>> {
         let mut stamps = record.stamps.clone();
         stamps.retain(|known| *known != stamp);
         stamps.push(stamp);
@@ -363,10 +372,7 @@ impl Core {
         stamps.drain(..old);
         let expect = std::iter::once(record.base.mtime).chain(stamps.iter().copied()).collect();
         self.cache.update_file(file, |record| record.stamps = stamps).map_err(errno_of)?;
-        self.writeback.state().since.remove(&file);
-        let durable = durable || self.policy_of(&record.path) == Policy::Back;
-        let wanted = FileRef { path: record.path.clone(), ident };
-        Ok(Some(Sending { file, record, wanted, stamp, expect, content, durable }))
+        Ok(expect)
     }
 
     /// A file that the server has not made. Unless that is still to come, a crash came between, and nobody will.
