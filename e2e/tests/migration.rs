@@ -44,6 +44,34 @@ fn a_machine_moves_to_and_fro_with_its_connections_and_reboots_at_the_end() {
     wait_reborn(&mut console, &before);
 }
 
+#[test]
+fn what_is_sent_to_a_machine_while_it_is_handed_over_reaches_it_where_it_goes_on() {
+    let cluster = Cluster::start(&["alpha", "beta"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    Guest { memory_mib: 128, buffer_mib: 8, ..Guest::small("web") }.run(&cluster, alpha);
+    // First it stays, because its target cannot run it; then it goes.
+    for goes in [false, true] {
+        let probe = cluster.probe(GUEST_ADDRESS);
+        assert!(probe.wait_answers(100, Duration::from_secs(60)), "the guest does not answer");
+        beta.hold_at("last");
+        let mut command = alpha.start_command(&["migrate", "web", "beta"]);
+        beta.wait_held("last");
+        // It stands still now, and is asked a thousand times a second.
+        std::thread::sleep(Duration::from_millis(100));
+        if !goes {
+            let (_, record) = beta.record("web");
+            beta.exec("kill", &["-9", &record["process"]["pid"].to_string()]);
+        }
+        beta.release("last");
+        assert_eq!(command.wait().expect("the command ends").success(), goes);
+        assert!(probe.wait_answers(200, Duration::from_secs(60)), "the guest does not answer any more");
+        let report = probe.stop();
+        let (asked, lost) = (report.downtime.as_millis() as usize, report.lost.len());
+        println!("{asked} ms without an answer, {lost} of {} never answered", report.sent);
+        assert!(asked >= 100 && asked >= lost + 50, "{lost} of {asked} datagrams have not reached it");
+    }
+}
+
 /// Waits until nothing is left of machines that have gone, and no handover is on anybody's mind.
 fn wait_given_back(host: &HostProcess) {
     let names = |folder: PathBuf| {

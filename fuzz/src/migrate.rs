@@ -6,6 +6,7 @@ use whimbrel_core::{Accel, ByteSize, Digest, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
     boot::FileRun,
     protocol::{self, AskPages, FilePages, Finish, HandoverId, LastWord, Offer},
+    strays::{Stray, StraysHead},
     target::{Arrival, Arrivals, HostError, Landing},
 };
 
@@ -26,6 +27,10 @@ impl Landing for Ground {
     fn page(&self, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool {
         out.fill(1);
         digest.0[0].is_multiple_of(2)
+    }
+
+    fn strays(&self, handover: HandoverId, strays: Vec<Stray>) {
+        assert!(strays.iter().map(|stray| stray.frame.len()).sum::<usize>() <= 1 << 20, "of {handover}");
     }
 }
 
@@ -140,6 +145,8 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         message(protocol::STATE_AHEAD, encode(&ID), &pack(b"state of")),
         message(protocol::FINISH, encode(&last_word()), &pack(b" devices")),
     ];
+    let strays = StraysHead { handover: ID, frames: vec![(0, 60), (7, 2)] };
+    seeds.push(message(protocol::STRAYS, encode(&strays), &[1; 62]));
     seeds.extend([in_file(vec![run(7, 1000, 24), run(0, 3, 1)]), in_file(vec![run(60_000, 1, 10)])]);
     seeds.extend(batch.chain(words));
     seeds

@@ -7,7 +7,7 @@
 
 use super::Context;
 use super::clients::{Game, Web, WebReport};
-use super::migrate::{Moved, PATIENCE, linked, watch};
+use super::migrate::{PATIENCE, linked, watch};
 use super::precopy::{self, Pair};
 use crate::guest::GuestPlan;
 use crate::harness::{Goal, Row, Samples, in_turn};
@@ -48,6 +48,8 @@ struct Ours {
 pub(crate) fn idle(context: &Context) -> Result<Vec<Row>> {
     let hosts = linked(MBIT)?;
     let plan = GuestPlan::small(MEMORY, options());
+    let mut lost = [Vec::new(), Vec::new()];
+    let [lost_of_ours, lost_of_theirs] = &mut lost;
     let (ours, theirs) = both(
         context.times(20, 3),
         || {
@@ -58,12 +60,21 @@ pub(crate) fn idle(context: &Context) -> Result<Vec<Row>> {
                     pause = result["result"]["pause"].clone();
                     number(&result, "downtime_ms")
                 })?;
+                lost_of_ours.push(moved.lost);
                 Ok(Ours { seen_ms: moved.seen_ms, pause, believed_ms: moved.believed_ms })
             })
         },
-        || precopy::moved(&hosts.lab, &plan, MBIT).map(|Moved { seen_ms, .. }| seen_ms),
+        || {
+            let moved = precopy::moved(&hosts.lab, &plan, MBIT)?;
+            lost_of_theirs.push(moved.lost);
+            Ok(moved.seen_ms)
+        },
     )?;
     let mut rows = compare("migrate.downtime.idle", 12.0, &ours, &theirs);
+    let [lost, theirs] = lost.map(Samples::new);
+    rows.push(
+        Row::new("migrate.downtime.idle", "datagrams never answered", "", &lost).against(PEER, &theirs),
+    );
     rows.extend(parts(&ours)?);
     Ok(rows)
 }

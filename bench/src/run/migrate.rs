@@ -38,6 +38,8 @@ const GROWTH: [ByteSize; 2] = [ByteSize(512 << 20), ByteSize(8 << 30)];
 /// What one move cost.
 pub(super) struct Moved {
     pub(super) seen_ms: f64,
+    /// Datagrams of the client that were never answered.
+    pub(super) lost: f64,
     /// What the machinery itself says of the downtime.
     pub(super) believed_ms: f64,
     pub(super) total_ms: f64,
@@ -228,9 +230,10 @@ pub(super) fn watch(lab: &Lab, migrate: impl FnOnce() -> Result<f64>) -> Result<
     let believed_ms = migrate()?;
     let (total, after) = (begun.elapsed(), on_the_uplink(lab)?);
     ensure!(probe.wait_answers(500, PATIENCE), "the guest does not answer where it went");
-    let seen = probe.stop().downtime;
+    let seen = probe.stop();
     Ok(Moved {
-        seen_ms: seen.as_secs_f64() * 1e3,
+        seen_ms: seen.downtime.as_secs_f64() * 1e3,
+        lost: seen.lost.len() as f64,
         believed_ms,
         total_ms: total.as_secs_f64() * 1e3,
         bytes: (after - before) as f64,

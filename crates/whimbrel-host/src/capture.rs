@@ -343,7 +343,7 @@ impl Live {
     ) -> Result<Captured, HostError> {
         let was_paused = self.is_paused();
         let Live { qemu, ledgers, disks, .. } = self;
-        let machine = Stoppable { qemu, disks, keep_paused: was_paused };
+        let machine = Stoppable { qemu, disks, keep_paused: was_paused, keeping: &[] };
         let mut machine: Box<dyn whimbrel_machine::Machine + '_> = match arrays {
             Arrays::All => Box::new(machine),
             Arrays::Disks => Box::new(DisksOnly(machine)),

@@ -19,6 +19,7 @@ use crate::{
     refs,
     retiring::Retiring,
     rights,
+    strays::Newcomers,
     tunnel::Tunnels,
     warm::Warm,
 };
@@ -68,6 +69,8 @@ pub(crate) struct Host {
     pub(crate) handovers: Handovers,
     /// What machines that run elsewhere had here.
     pub(crate) retiring: Arc<Retiring>,
+    /// Ports of machines that arrive.
+    pub(crate) newcomers: Newcomers,
     pub(crate) tunnels: Tunnels,
     /// Machines here of which pages are elsewhere.
     pub(crate) owings: Owings,
@@ -124,6 +127,7 @@ impl Host {
             name,
             handovers,
             retiring: Arc::default(),
+            newcomers: Newcomers::default(),
             layout,
             store,
             identity,

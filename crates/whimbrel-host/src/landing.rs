@@ -35,6 +35,7 @@ use whimbrel_migrate::{
     handover::{Target, TargetRecord, Waiting},
     postcopy::messages::Owed,
     protocol::{Finish, HandoverId, Offer},
+    strays::Stray,
     target::{Arrival, HostError as Cause, Landing},
 };
 use whimbrel_qemu::{Identity, Vmgenid};
@@ -73,6 +74,12 @@ impl HostLanding {
 impl Landing for HostLanding {
     fn page(&self, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool {
         self.0.upgrade().is_some_and(|host| page_here(&host, digest, out))
+    }
+
+    fn strays(&self, handover: HandoverId, strays: Vec<Stray>) {
+        if let Some(host) = self.0.upgrade() {
+            host.newcomers.deliver(handover, strays);
+        }
     }
 
     fn reserve(&self, offer: &Offer) -> Result<Box<dyn Arrival>, Cause> {
@@ -374,6 +381,7 @@ impl Arrival for Arriving {
         for (port, addresses) in live.ports.iter().zip(&finish.ports) {
             port.learn(addresses);
         }
+        host.newcomers.enter(finish.handover, &live.ports);
         // After its disks: once it is marked, this host may be asked to run the machine.
         live.mark_whole()?;
         let mut turn = self.machine.begin_when_free("arrival");
@@ -491,6 +499,7 @@ pub(crate) fn drop_unfinished(host: &Host, record: &Record) {
 
 /// Takes up a machine that was prepared when the daemon died: it goes on waiting for its old host's word.
 pub(crate) fn wait_on(host: &Arc<Host>, record: Record, live: Option<Live>, handover: HandoverId) {
+    live.iter().for_each(|live| host.newcomers.enter(handover, &live.ports));
     let machine = host.enter(Machine::new(record.clone(), live));
     let (host, missing) = (host.clone(), Vec::new());
     let arrival = Arriving {

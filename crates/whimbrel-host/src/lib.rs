@@ -52,6 +52,7 @@ mod slot;
 mod stage;
 mod start;
 mod stock;
+mod strays;
 mod supervise;
 mod take_up;
 mod transfer;

@@ -24,6 +24,7 @@ use crate::{
     peers::PeerLink,
     protect::Filling,
     record::{Inherited, Leaving, Phase, Record},
+    strays,
 };
 pub(crate) use rates::meant as meant_rate;
 use std::{sync::Arc, thread, time::Instant};
@@ -128,6 +129,7 @@ impl Host {
             }
             confirmed => confirmed?,
         };
+        send_late(&link, handover, &turn);
         let postcopy = match moved.giving {
             None => {
                 self.retire(machine, turn, handover);
@@ -179,7 +181,8 @@ impl Host {
         let leaving = Leaving { handover, to: request.host.clone(), keeps };
         let mark = self.make_ready_to_leave(record, leaving)?;
         let ports = &live.ports;
-        let stoppable = Stoppable { qemu: &mut live.qemu, disks: &live.disks, keep_paused: was_paused };
+        let stoppable =
+            Stoppable { qemu: &mut live.qemu, disks: &live.disks, keep_paused: was_paused, keeping: ports };
         let giving = lazy.as_ref().map(|lazy| lazy.giving.clone());
         let mut stoppable = Lingering { machine: stoppable, giving, linger: lazy::linger(request) };
         let mut braked = Braked::new(&mut stoppable, brake);
@@ -203,6 +206,7 @@ impl Host {
             base: &|ledger, begun| self.base(&parts, ledger, begun),
             seed: rand::random(),
             ports: &|| ports.iter().map(LivePort::addresses).collect(),
+            strays: &mut || strays::all(ports),
             record_handover: &mut record_handover,
             policy: &policy,
             leaving: lazy.as_mut().map(|lazy| &mut lazy.leaving),
@@ -425,6 +429,16 @@ impl Host {
             }
         }
         Ok(())
+    }
+}
+
+/// What came for a machine since it was handed over goes after it: its ports here are gone next.
+fn send_late(link: &PeerLink, handover: HandoverId, turn: &Turn<'_>) {
+    let late = turn.live.iter().flat_map(|live| strays::late(&live.ports)).collect::<Vec<_>>();
+    let sent = whimbrel_migrate::strays::send(link, handover, &late);
+    let heard = sent.and_then(|answers| answers.into_iter().try_for_each(|answer| answer.wait().map(drop)));
+    if let Err(unheard) = heard {
+        tracing::debug!(%handover, %unheard, "what came for a machine that had left is lost");
     }
 }
 

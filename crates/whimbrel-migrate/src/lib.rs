@@ -25,6 +25,7 @@ pub mod protocol;
 mod sender;
 mod sent;
 pub mod source;
+pub mod strays;
 pub mod target;
 
 pub use error::TargetError;

@@ -9,8 +9,8 @@ pub trait Link: Send + Sync {
     fn send(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError>;
 
     /// Sends a request that is short and in no order with others; it may overtake them.
-    fn ask(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn Answer>, LinkError> {
-        self.send(kind, header, Bytes::new())
+    fn ask(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError> {
+        self.send(kind, header, payload)
     }
 
     /// From now on at most so many bytes a second go out; none lifts the limit.

@@ -33,6 +33,10 @@ pub const STATE_AHEAD: u16 = 0x0108;
 /// Pages of memory that the target finds in the files of the offer; header [`FilePages`].
 pub const FILE_PAGES: u16 = 0x0109;
 
+/// Frames that came for the machine on its old host; header [`StraysHead`](crate::strays::StraysHead), payload the frames. After [`COMMIT`], in no
+/// order with it.
+pub const STRAYS: u16 = 0x010a;
+
 /// Most bytes of a blob in one message.
 pub const BLOB_PIECE_MAX: usize = 4 << 20;
 /// Most bytes of a blob.

@@ -295,7 +295,8 @@ impl<'a> Pipeline<'a> {
         places.iter().for_each(|at| push(&mut runs, pages[*at]));
         let question = AskPages { handover: self.handover, array: job.array as u32, runs, digests };
         let begun = Instant::now();
-        let answer = self.link.ask(protocol::ASK_PAGES, postcard::to_stdvec(&question)?)?.wait()?;
+        let answer =
+            self.link.ask(protocol::ASK_PAGES, postcard::to_stdvec(&question)?, Bytes::new())?.wait()?;
         let has: HasPages = postcard::from_bytes(&answer)?;
         let found = (0..).zip(&places).filter(|(number, _)| has.has(*number));
         let found = found.map(|(_, at)| verdicts[*at] = Verdict::There).count();

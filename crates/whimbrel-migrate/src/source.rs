@@ -15,6 +15,7 @@ use crate::{
     postcopy::leave::Leaving,
     protocol::{self, Accepted, BlobPiece, Finish, HandoverId, LastWord, Offer, Offered, Prepared, Runs},
     sender::Pipeline,
+    strays::{self, Stray},
 };
 use bytes::Bytes;
 use std::{
@@ -47,6 +48,8 @@ pub struct Move<'a, 's> {
     pub seed: u64,
     /// Addresses seen on each port, asked for at the pause.
     pub ports: &'a dyn Fn() -> Vec<Vec<u8>>,
+    /// Takes what came for the machine since it stands still, once it is handed over.
+    pub strays: &'a mut dyn FnMut() -> Vec<Stray>,
     /// Writes down, durably, that the machine was handed over: the commit point.
     pub record_handover: &'a mut dyn FnMut() -> Result<(), BoxError>,
     /// How fast rounds go and when to stop.
@@ -253,6 +256,9 @@ fn hand_over(
     *state = state.step(SourceEvent::TargetReady).0;
     let commit = Commit::send(job.link, handover);
     pause.committed(paused_at);
+    if let Err(unsent) = strays::send(job.link, handover, &(job.strays)()) {
+        tracing::debug!(%handover, %unsent, "what came for the machine in its pause is lost");
+    }
     Ok(HandedOver { handover, rounds, why, paused_at, pause, commit })
 }
 

@@ -15,6 +15,7 @@ use crate::{
         self, Accepted, AskPages, BlobPiece, FilePages, Finish, HandoverId, HasPages, LastWord, Offer,
         Offered, Pages, Prepared, Runs,
     },
+    strays::{self, Stray, StraysHead},
 };
 use bytes::Bytes;
 use std::{
@@ -40,6 +41,9 @@ pub trait Landing: Send + Sync {
     fn page(&self, _digest: &Digest, _out: &mut [u8; PAGE_SIZE]) -> bool {
         false
     }
+
+    /// Frames came for a machine that arrives or has arrived: it gets them once it runs. What cannot be delivered is dropped.
+    fn strays(&self, _handover: HandoverId, _strays: Vec<Stray>) {}
 }
 
 /// A machine that is arriving: its arrays are here and filled, it does not run yet.
@@ -205,6 +209,11 @@ impl Arrivals {
                 let begun = Instant::now();
                 self.with(word.finish.handover, |arriving| arriving.finish(&word, &payload))?;
                 Ok(said(&Prepared { took: begun.elapsed().as_micros() as u64 }))
+            }
+            protocol::STRAYS => {
+                let head: StraysHead = parse(header)?;
+                self.landing.strays(head.handover, strays::taken(&head, &payload)?);
+                Ok(Vec::new())
             }
             protocol::COMMIT => self.word(parse(header)?, TargetEvent::Commit),
             protocol::ABORT => self.word(parse(header)?, TargetEvent::Abort),

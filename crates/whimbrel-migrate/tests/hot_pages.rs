@@ -158,6 +158,7 @@ fn a_page_that_is_always_hot_travels_once_whole_and_in_the_pause_as_a_difference
         base: &|_, _| Err("nothing is said to be there".into()),
         seed: 7,
         ports: &Vec::new,
+        strays: &mut Vec::new,
         record_handover: &mut || Ok(()),
         policy: &Three,
         leaving: None,

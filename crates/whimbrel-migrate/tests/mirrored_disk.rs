@@ -284,6 +284,7 @@ fn attempt(
         base: &|_, _| unreachable!("it begins as zeros"),
         seed: 7,
         ports: &Vec::new,
+        strays: &mut Vec::new,
         record_handover: &mut || Ok(()),
         policy: &Patient,
         leaving: None,

@@ -1,12 +1,12 @@
 //! The network port of a machine: between QEMU's stream socket and a tap device on a bridge.
 //!
 //! ```text
-//!   guest -- virtio-net -- QEMU -- unix socket -- [ Port: gates, hold queue, learnt addresses ] -- tap -- bridge
+//!   guest -- virtio-net -- QEMU -- unix socket -- [ Port: gates, hold queue, strays, addresses ] -- tap -- bridge
 //! ```
 //!
 //! A [`Port`] is the only way between a machine and the world, so it is where frames are kept back until a
 //! machine may be heard (on the target of a migration) or until what they tell is committed (under
-//! protection), and where the network learns that a machine has moved.
+//! protection), where frames for a guest that stands still wait until it runs again, and where the network learns that a machine has moved.
 //!
 //! The world may also be elsewhere: [`tunnel`] has the two ends of the way there.
 //!
@@ -15,6 +15,7 @@
 
 mod address;
 mod announce;
+mod batch;
 mod error;
 mod framing;
 mod inputs;
@@ -25,6 +26,7 @@ mod port;
 mod pump;
 mod queue;
 mod replay;
+mod strays;
 mod tap;
 pub mod tunnel;
 

@@ -201,6 +201,30 @@ impl Port {
         self.wake();
     }
 
+    /// From now on keeps what comes for the guest, which is about to stand still: nothing more of it reaches QEMU. Bounded; what has no
+    /// room is dropped.
+    pub fn keep_strays(&self) {
+        self.pump().keep_strays();
+        self.wake();
+    }
+
+    /// Takes what was kept so far: the guest goes on elsewhere, and gets it there by [`Port::add_strays`].
+    pub fn take_strays(&self) -> Vec<Box<[u8]>> {
+        self.pump().take_strays()
+    }
+
+    /// Ends the keeping: the guest goes on here, and gets what was kept before anything newer.
+    pub fn let_strays_in(&self) {
+        self.pump().let_strays_in();
+        self.wake();
+    }
+
+    /// Gives the guest what came for it where it was. It gets that once its inbound gate is open, before anything newer.
+    pub fn add_strays(&self, frames: impl Iterator<Item = Box<[u8]>>) {
+        self.pump().add_strays(frames);
+        self.wake();
+    }
+
     /// What addresses the guest is known to have: to travel with it.
     pub fn addresses(&self) -> Addresses {
         self.pump().addresses().clone()

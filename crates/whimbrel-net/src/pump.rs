@@ -11,8 +11,10 @@
 use crate::{
     ANNOUNCE_GAPS, Addresses, Epoch, FRAME_MAX, Gate, Gates, HoldLimits, HoldQueue, Inputs, PortCounters,
     announcements,
-    framing::{BrokenStream, Decoder, LENGTH},
+    batch::Batch,
+    framing::{BrokenStream, Decoder},
     replay::{Next, Replay},
+    strays::Strays,
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -34,8 +36,6 @@ use std::{
 const RETRY: Duration = Duration::from_millis(20);
 /// How often a replay is looked at.
 const REPLAY: Duration = Duration::from_millis(1);
-/// Room for frames on their way to QEMU.
-const BATCH: usize = 4 * (FRAME_MAX + LENGTH);
 /// Large reads done in one turn, so that nobody waits long for the port.
 const READS_PER_TURN: usize = 16;
 /// Frames read from the tap in one turn at most.
@@ -75,6 +75,7 @@ pub(crate) struct Pump {
     /// Where what reaches the guest is recorded, and as what port's.
     inputs: Option<(Arc<Inputs>, u16)>,
     replay: Option<Replay>,
+    strays: Strays,
     decoder: Decoder,
     batch: Batch,
     addresses: Addresses,
@@ -97,13 +98,6 @@ struct Announcing {
     done: usize,
 }
 
-/// Frames on their way to QEMU, with their lengths, of which `sent` bytes are gone.
-struct Batch {
-    bytes: Box<[u8]>,
-    end: usize,
-    sent: usize,
-}
-
 /// Whether a step should be repeated.
 #[derive(PartialEq, Eq)]
 enum Step {
@@ -122,8 +116,9 @@ impl Pump {
             first_held: None,
             inputs: None,
             replay: None,
+            strays: Strays::default(),
             decoder: Decoder::new(),
-            batch: Batch { bytes: vec![0; BATCH].into_boxed_slice(), end: 0, sent: 0 },
+            batch: Batch::new(),
             addresses: Addresses::default(),
             announcing: None,
             counters: PortCounters::default(),
@@ -138,7 +133,7 @@ impl Pump {
         match (self.gates.inbound, gates.inbound) {
             // What waits in the tap's queue came while the gate was closed: it is not delivered later.
             (Gate::Blocked, Gate::Open) => self.drop_waiting(),
-            (Gate::Open, Gate::Blocked) => self.counters.dropped_frames += self.batch.cut(),
+            (Gate::Open, Gate::Blocked) => self.counters.dropped_frames += self.batch.cut(|_| {}),
             (Gate::Blocked, Gate::Blocked) | (Gate::Open, Gate::Open) => {}
         }
         if gates.outbound != self.gates.outbound {
@@ -204,6 +199,31 @@ impl Pump {
         self.replay = Some(replay);
     }
 
+    pub(crate) fn keep_strays(&mut self) {
+        let Self { batch, strays, counters, .. } = self;
+        strays.keep();
+        // What QEMU has not been given yet comes late as well.
+        batch.cut(|frame| counters.dropped_frames += u64::from(!strays.push(frame)));
+    }
+
+    pub(crate) fn take_strays(&mut self) -> Vec<Box<[u8]>> {
+        // What waits in the tap's queue has come.
+        self.read_world();
+        self.strays.take()
+    }
+
+    pub(crate) fn let_strays_in(&mut self) {
+        self.strays.let_go();
+    }
+
+    pub(crate) fn add_strays(&mut self, frames: impl Iterator<Item = Box<[u8]>>) {
+        let sound = |frame: &[u8]| (1..=FRAME_MAX).contains(&frame.len());
+        for frame in frames {
+            let taken = sound(&frame) && self.strays.push(&frame);
+            self.counters.dropped_frames += u64::from(!taken);
+        }
+    }
+
     pub(crate) fn addresses(&self) -> &Addresses {
         &self.addresses
     }
@@ -255,7 +275,7 @@ impl Pump {
         tracing::debug!(socket = %self.path.display(), %reason, "QEMU left the port");
         self.link = Link::Down { retry_at: Instant::now() };
         self.decoder = Decoder::new();
-        self.counters.dropped_frames += self.batch.cut();
+        self.counters.dropped_frames += self.batch.cut(|_| {});
         self.batch.clear();
     }
 
@@ -331,58 +351,76 @@ impl Pump {
         }
     }
 
-    /// Sends a batch to QEMU. More if the tap may have another.
+    /// Sends batches to QEMU. More if the tap may have another.
     fn read_world(&mut self) -> Step {
-        self.flush();
-        if self.batch.is_pending() {
-            return Step::Done;
+        loop {
+            self.flush();
+            if self.batch.is_pending() && !self.strays.keeps() {
+                return Step::Done;
+            }
+            let filled = self.fill_batch();
+            self.flush();
+            // Nothing wakes this thread for what waits here.
+            let more = self.strays.has_next() && self.passes() && self.replay.is_none();
+            if self.batch.is_pending() || !more {
+                return if self.batch.is_pending() { Step::Done } else { filled };
+            }
         }
-        let filled = self.fill_batch();
-        self.flush();
-        if self.batch.is_pending() { Step::Done } else { filled }
+    }
+
+    /// Whether what comes from the world is given to QEMU.
+    fn passes(&self) -> bool {
+        self.gates.inbound == Gate::Open && self.is_connected()
     }
 
     /// Gives the guest again what had reached it before. Done while there is more of that: the world waits.
     fn fill_from_replay(&mut self) -> Step {
-        let passes = self.gates.inbound == Gate::Open && self.is_connected();
+        let passes = self.passes();
         let Self { replay: Some(replay), batch, .. } = self else { return Step::More };
         while passes && batch.space().is_some() {
             let Next::Deliver(frame) = replay.next(Instant::now()) else { break };
-            if let Some(space) = batch.space().filter(|space| space.len() >= frame.len()) {
-                space[..frame.len()].copy_from_slice(&frame);
-                batch.filled(frame.len());
-            }
+            batch.push(&frame);
         }
         if replay.is_under_way() { Step::Done } else { Step::More }
+    }
+
+    /// What came late goes before what comes now.
+    fn fill_from_strays(&mut self) {
+        while self.passes() && self.batch.space().is_some() {
+            let Some(frame) = self.strays.next() else { return };
+            if may_deliver(self.inputs.as_ref(), &mut self.counters, &frame) {
+                self.batch.push(&frame);
+            }
+        }
     }
 
     fn fill_batch(&mut self) -> Step {
         if self.fill_from_replay() == Step::Done {
             return Step::Done;
         }
-        let passes = self.gates.inbound == Gate::Open && self.is_connected();
+        self.fill_from_strays();
+        let passes = self.passes();
+        let Self { batch, strays, inputs, counters, .. } = self;
+        let keeps = strays.keeps() && self.gates.inbound == Gate::Open;
         let Some(tap) = &self.tap else { return Step::Done };
         // A bound on frames too: dropped ones do not fill the batch.
         for _ in 0..FRAMES_PER_TURN {
-            let Some(space) = self.batch.space() else { return Step::More };
+            let Some(space) = batch.space() else { return Step::More };
             match rustix::io::read(tap, &mut *space) {
                 // A line whose other end was closed. A tap device never has a frame without bytes.
                 Ok(0) => {
                     self.tap = None;
                     return Step::Done;
                 }
-                Ok(len) if passes => {
-                    // What is not recorded is not delivered.
-                    let frame = &space[..len];
-                    if self.inputs.as_ref().is_some_and(|(inputs, port)| !inputs.record(*port, frame)) {
-                        self.counters.dropped_frames += 1;
-                        continue;
-                    }
-                    self.batch.filled(len);
-                    self.counters.inbound_frames += 1;
-                    self.counters.inbound_bytes += len as u64;
+                Ok(len) if keeps => {
+                    counters.dropped_frames += u64::from(!strays.push(&space[..len]));
                 }
-                Ok(_) => self.counters.dropped_frames += 1,
+                Ok(len) if passes => {
+                    if may_deliver(inputs.as_ref(), counters, &space[..len]) {
+                        batch.filled(len);
+                    }
+                }
+                Ok(_) => counters.dropped_frames += 1,
                 Err(Errno::AGAIN | Errno::INTR) => return Step::Done,
                 Err(errno) => {
                     tracing::warn!(%errno, "a tap device or line is gone; its port reaches nobody now");
@@ -429,9 +467,22 @@ impl Pump {
         // With no event wanted a hang-up would still be told, again and again.
         let socket = socket.filter(|_| !socket_events.is_empty()).map(|socket| (socket, socket_events));
         let replays = self.replay.as_ref().is_some_and(Replay::is_under_way);
-        let tap = self.tap.clone().filter(|_| !self.batch.is_pending() && !replays);
+        let tap = self.tap.clone().filter(|_| !replays && (self.strays.keeps() || !self.batch.is_pending()));
         Waits { socket, tap, time: self.quiet_for() }
     }
+}
+
+/// Counts a frame that is about to be delivered. What is not recorded is not.
+fn may_deliver(inputs: Option<&(Arc<Inputs>, u16)>, counters: &mut PortCounters, frame: &[u8]) -> bool {
+    let yes = inputs.is_none_or(|(inputs, port)| inputs.record(*port, frame));
+    match yes {
+        true => {
+            counters.inbound_frames += 1;
+            counters.inbound_bytes += frame.len() as u64;
+        }
+        false => counters.dropped_frames += 1,
+    }
+    yes
 }
 
 /// Writes a frame to the world. What a device does not take is lost, as on any wire.
@@ -442,59 +493,6 @@ fn emit(tap: Option<&File>, frame: &[u8], counters: &mut PortCounters) {
             counters.outbound_bytes += frame.len() as u64;
         }
         Some(Err(_)) | None => counters.dropped_frames += 1,
-    }
-}
-
-impl Batch {
-    fn is_pending(&self) -> bool {
-        self.sent < self.end
-    }
-
-    fn rest(&self) -> &[u8] {
-        &self.bytes[self.sent..self.end]
-    }
-
-    fn advance(&mut self, count: usize) {
-        self.sent = (self.sent + count).min(self.end);
-        if self.sent == self.end {
-            self.clear();
-        }
-    }
-
-    fn clear(&mut self) {
-        (self.sent, self.end) = (0, 0);
-    }
-
-    /// Where the next frame goes, if the largest one fits.
-    fn space(&mut self) -> Option<&mut [u8]> {
-        let begin = self.end + LENGTH;
-        self.bytes.get_mut(begin..begin + FRAME_MAX)
-    }
-
-    /// A frame of `len` bytes was put into `space`.
-    fn filled(&mut self, len: usize) {
-        self.bytes[self.end..self.end + LENGTH].copy_from_slice(&(len as u32).to_be_bytes());
-        self.end += LENGTH + len;
-    }
-
-    /// Drops every frame of which nothing is sent; how many. One that QEMU has the beginning of must be
-    /// completed, or the stream would make no sense any more.
-    fn cut(&mut self) -> u64 {
-        let (mut at, mut keep, mut dropped) = (0, self.sent, 0);
-        while let Some(length) = self.bytes[at..self.end].first_chunk::<LENGTH>() {
-            let next = at + LENGTH + u32::from_be_bytes(*length) as usize;
-            if at >= self.sent {
-                dropped += 1;
-            } else if next > self.sent {
-                keep = next;
-            }
-            at = next;
-        }
-        self.end = keep;
-        if self.sent == self.end {
-            self.clear();
-        }
-        dropped
     }
 }
 
@@ -530,31 +528,5 @@ pub(crate) fn run(shared: &Shared, wake: &OwnedFd, stop: &AtomicBool) {
             pump.waits()
         };
         waits.wait(wake);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn batch(frames: &[usize]) -> Batch {
-        let mut batch = Batch { bytes: vec![0; BATCH].into_boxed_slice(), end: 0, sent: 0 };
-        frames.iter().for_each(|len| batch.filled(*len));
-        batch
-    }
-
-    #[test]
-    fn a_closing_gate_cuts_between_frames_and_never_inside_one() {
-        let mut untouched = batch(&[10, 20, 30]);
-        assert_eq!(untouched.cut(), 3);
-        assert!(!untouched.is_pending());
-        let mut begun = batch(&[10, 20, 30]);
-        begun.advance(14 + 5);
-        assert_eq!(begun.cut(), 1);
-        assert_eq!(begun.rest().len(), 24 - 5);
-        let mut between = batch(&[10, 20]);
-        between.advance(14);
-        assert_eq!(between.cut(), 1);
-        assert!(!between.is_pending());
     }
 }

@@ -51,6 +51,38 @@ fn nothing_leaves_a_machine_that_was_handed_over() {
 }
 
 #[test]
+fn what_comes_while_a_guest_stands_still_reaches_it_late_where_it_goes_on() {
+    let namespace = bridged();
+    let (a, mut qemu_a) = plugged(&namespace, "tapa", Gates::OPEN);
+    let (b, mut qemu_b) = plugged(&namespace, "tapb", Gates::OPEN);
+    let (c, mut qemu_c) = plugged(&namespace, "tapc", Gates::BLOCKED);
+    let send = |qemu: &mut FakeQemu, numbers: std::ops::Range<u32>| {
+        let sent = a.counters().outbound_frames + u64::from(numbers.end - numbers.start);
+        numbers.for_each(|n| qemu.send(&frame(1, n)).unwrap());
+        eventually("the frames left", || a.counters().outbound_frames >= sent);
+    };
+    send(&mut qemu_a, 0..1);
+    assert_eq!(number(&qemu_b.receive()), 0);
+    b.keep_strays();
+    send(&mut qemu_a, 1..400);
+    // It goes on where it was.
+    b.let_strays_in();
+    send(&mut qemu_a, 400..401);
+    (1..401).for_each(|n| assert_eq!(number(&qemu_b.receive()), n));
+    // It goes on elsewhere: nothing reaches its old QEMU any more, and all of it the new one, before anything newer.
+    b.keep_strays();
+    send(&mut qemu_a, 401..500);
+    let strays = b.take_strays();
+    c.add_strays(strays.into_iter());
+    c.set_gates(Gates::OPEN);
+    send(&mut qemu_a, 500..501);
+    (401..501).for_each(|n| assert_eq!(number(&qemu_c.receive()), n));
+    qemu_b.stream.as_mut().unwrap().set_read_timeout(Some(std::time::Duration::from_millis(50))).unwrap();
+    let heard = std::io::Read::read(qemu_b.stream.as_mut().unwrap(), &mut [0; 4]);
+    assert!(heard.is_err(), "the old one has heard of it too");
+}
+
+#[test]
 fn output_leaves_only_with_its_epoch() {
     let namespace = bridged();
     let (a, mut qemu_a) = plugged(&namespace, "tapa", Gates::OPEN);

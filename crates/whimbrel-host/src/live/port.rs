@@ -57,6 +57,11 @@ impl LivePort {
         Arc::downgrade(&self.port)
     }
 
+    /// The port, for whoever holds the machine.
+    pub(crate) fn port_here(&self) -> &Port {
+        &self.port
+    }
+
     /// Lets frames pass: the machine runs here.
     pub(crate) fn open(&self) {
         self.port.set_gates(Gates::OPEN);

@@ -2,7 +2,8 @@
 //!
 //! What fails is said by whoever asked for it; nothing is kept here.
 
-use super::LiveDisk;
+use super::{LiveDisk, LivePort};
+use crate::strays;
 use whimbrel_machine::{MachineError, WentOn, state_then_unpause};
 use whimbrel_qemu::Qemu;
 
@@ -13,6 +14,9 @@ pub(crate) struct Stoppable<'a> {
     pub(crate) disks: &'a [LiveDisk],
     /// It was found paused by its user, and stays so whatever becomes of the work.
     pub(crate) keep_paused: bool,
+    /// Ports that keep what comes for it while it stands still, if it may be handed over in that time. QEMU would keep it too, and could
+    /// not be asked for it.
+    pub(crate) keeping: &'a [LivePort],
 }
 
 impl whimbrel_machine::Machine for Stoppable<'_> {
@@ -29,10 +33,12 @@ impl whimbrel_machine::Machine for Stoppable<'_> {
     }
 
     fn pause(&mut self) -> Result<(), MachineError> {
-        self.qemu.pause()
+        strays::keep(self.keeping);
+        self.qemu.pause().inspect_err(|_| strays::let_in(self.keeping))
     }
 
     fn unpause(&mut self) -> Result<(), MachineError> {
+        strays::let_in(self.keeping);
         if self.keep_paused { Ok(()) } else { self.qemu.unpause() }
     }
 
@@ -41,10 +47,13 @@ impl whimbrel_machine::Machine for Stoppable<'_> {
     }
 
     fn pause_for_state(&mut self) -> Result<(), MachineError> {
-        if self.keep_paused { self.qemu.pause() } else { self.qemu.pause_for_state() }
+        strays::keep(self.keeping);
+        let paused = if self.keep_paused { self.qemu.pause() } else { self.qemu.pause_for_state() };
+        paused.inspect_err(|_| strays::let_in(self.keeping))
     }
 
     fn unpause_with_state(&mut self) -> WentOn {
+        strays::let_in(self.keeping);
         if self.keep_paused { state_then_unpause(self) } else { self.qemu.unpause_with_state() }
     }
 }

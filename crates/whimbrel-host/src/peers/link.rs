@@ -148,8 +148,8 @@ impl Link for PeerLink {
         Ok(Box::new(OnItsWay(pending)))
     }
 
-    fn ask(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn Answer>, LinkError> {
-        let request = Request::new(kind, header.into(), Bytes::new());
+    fn ask(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError> {
+        let request = Request::new(kind, header.into(), payload);
         let pending = self.connection.send_blocking(request).map_err(link_error)?;
         Ok(Box::new(OnItsWay(pending)))
     }

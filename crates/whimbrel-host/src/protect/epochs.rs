@@ -248,7 +248,7 @@ impl Epochs<'_, '_> {
         // Others do not wait for a whole copy.
         self.membership = None;
         let Live { qemu, ledgers, disks, ports, .. } = &mut *self.live;
-        let machine = Stoppable { qemu, disks, keep_paused: false };
+        let machine = Stoppable { qemu, disks, keep_paused: false, keeping: &[] };
         self.shipping.iter().for_each(|shipping| shipping.nothing_is_whole());
         let shipping = self.shipping;
         let mut machine = Holding { machine, beats: self.beats, cut: &self.cut, shipping };
@@ -379,7 +379,7 @@ impl Epochs<'_, '_> {
     /// Cuts an epoch, sends it, and lets its output go: how long after the cut. With `stay` the machine does not go on.
     fn epoch(&mut self, stay: bool, last_cut: &mut Instant) -> Result<Duration, HostError> {
         let Live { qemu, ledgers, disks, ports, .. } = &mut *self.live;
-        let mut machine = Stoppable { qemu, disks, keep_paused: stay };
+        let mut machine = Stoppable { qemu, disks, keep_paused: stay, keeping: &[] };
         let mut subject = Subject { machine: &mut machine, ledgers, follower: Follower::Standby };
         let (shipping, epoch, mut needed) = (self.shipping, self.next, 0);
         let addresses = || {
