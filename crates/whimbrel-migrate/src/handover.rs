@@ -106,7 +106,7 @@ impl Source {
         match (self, event) {
             (Copying, RoundsOver) => (Stopped, &[StopAndSend]),
             (Stopped, TargetReady) => (Committed, &[RecordHandover, SendCommit]),
-            (Copying | Stopped, Failed | Restarted) => (Aborted, &[SendAbort, GoOn]),
+            (Copying | Stopped, Failed | Restarted) => (Aborted, &[GoOn, SendAbort]),
             (Committed, TargetRuns) => (Done, &[StrikeOut, Retire]),
             (Committed, Failed | Restarted) => (Committed, &[SendCommit]),
             (Aborted, TargetForgot) => (Aborted, &[StrikeOut]),

@@ -173,17 +173,17 @@ pub fn migrate(mut job: Move<'_, '_>) -> Result<HandedOver, MigrateError> {
         Ok(done) => Ok(done),
         Err(error) => {
             let (_, actions) = state.step(SourceEvent::Failed);
-            debug_assert_eq!(actions, [SourceAction::SendAbort, SourceAction::GoOn], "{state:?}");
-            // The abort is a courtesy: a target that does not hear it drops the arrival with the connection,
-            // or keeps it paused until told.
-            if let Err(unheard) = abort(job.link, handover) {
-                tracing::debug!(%handover, %unheard, "the target did not hear that the migration was given up");
-            }
+            debug_assert_eq!(actions, [SourceAction::GoOn, SourceAction::SendAbort], "{state:?}");
             job.subject.ledgers.iter_mut().for_each(|ledger| ledger.unfollow(Follower::Migration));
             if state == Source::Stopped
                 && let Err(error) = job.subject.machine.unpause()
             {
                 tracing::error!(%error, "the machine stays paused after a failed migration");
+            }
+            // The abort is a courtesy, and its answer takes as long as a target needs to clear up: a target that does not hear it drops
+            // the arrival with the connection, or keeps it paused until told.
+            if let Err(unheard) = abort(job.link, handover) {
+                tracing::debug!(%handover, %unheard, "the target did not hear that the migration was given up");
             }
             Err(error)
         }

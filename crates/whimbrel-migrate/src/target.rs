@@ -499,13 +499,10 @@ impl Arriving {
     fn finish(&mut self, word: &LastWord, rest: &[u8]) -> Result<(), TargetError> {
         self.receiving()?;
         let device_state = self.device_state(word, rest)?;
-        match self.arrival.prepare(&word.finish, &device_state) {
-            Ok(()) => self.event(TargetEvent::Loaded),
-            Err(source) => {
-                self.event(TargetEvent::Failed)?;
-                Err(TargetError::Prepare { source })
-            }
-        }
+        // What failed is cleared up on the source's word: its machine stands still until this is answered.
+        let prepared = self.arrival.prepare(&word.finish, &device_state);
+        prepared.map_err(|source| TargetError::Prepare { source })?;
+        self.event(TargetEvent::Loaded)
     }
 }
 

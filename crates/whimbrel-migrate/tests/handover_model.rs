@@ -85,7 +85,7 @@ fn a_source_that_goes_on_after_a_lost_commit_is_found() {
     fn wavering(state: Source, event: SourceEvent) -> (Source, &'static [SourceAction]) {
         match (state, event) {
             (Source::Committed, SourceEvent::Failed) => {
-                (Source::Aborted, &[SourceAction::SendAbort, SourceAction::GoOn])
+                (Source::Aborted, &[SourceAction::GoOn, SourceAction::SendAbort])
             }
             _ => state.step(event),
         }

@@ -63,7 +63,7 @@ impl Arrival for Counted {
     }
     fn prepare(&mut self, _: &Finish, state: &[u8]) -> Result<(), HostError> {
         self.0.states.lock().expect("nobody panics").push(state.to_vec());
-        Ok(())
+        if state == b"nonsense" { Err("no state is so".into()) } else { Ok(()) }
     }
     fn run(&mut self) -> Result<(), HostError> {
         self.0.run.fetch_add(1, Ordering::Relaxed);
@@ -180,6 +180,20 @@ fn a_state_whose_beginning_does_not_load_fails_while_the_machine_still_runs_else
     let packed = protocol::pack_state(b"nonsense").expect("a state that packs");
     let id = postcard::to_stdvec(&ID).expect("a header");
     assert!(arrivals.handle(protocol::STATE_AHEAD, &id, packed.into()).is_err());
+    assert!(say(&arrivals, protocol::ABORT));
+    assert_eq!((counts.run.load(Ordering::Relaxed), counts.discarded.load(Ordering::Relaxed)), (0, 1));
+}
+
+#[test]
+fn a_source_hears_that_its_machine_cannot_be_loaded_before_that_is_cleared_up() {
+    let (arrivals, counts) = target(None);
+    assert!(offer(&arrivals));
+    let finish = Finish { handover: ID, ports: vec![] };
+    let word = postcard::to_stdvec(&LastWord { finish, ahead: 0, rest: 8 }).expect("a header");
+    let packed = protocol::pack_state(b"nonsense").expect("a state that packs");
+    assert!(arrivals.handle(protocol::FINISH, &word, packed.into()).is_err());
+    assert_eq!(counts.discarded.load(Ordering::Relaxed), 0, "its machine stands still meanwhile");
+    assert!(!say(&arrivals, protocol::COMMIT), "it was never ready");
     assert!(say(&arrivals, protocol::ABORT));
     assert_eq!((counts.run.load(Ordering::Relaxed), counts.discarded.load(Ordering::Relaxed)), (0, 1));
 }
