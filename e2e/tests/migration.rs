@@ -49,6 +49,7 @@ fn what_is_sent_to_a_machine_while_it_is_handed_over_reaches_it_where_it_goes_on
     let cluster = Cluster::start(&["alpha", "beta"]);
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
     Guest { memory_mib: 128, buffer_mib: 8, ..Guest::small("web") }.run(&cluster, alpha);
+    cluster.witness(GUEST_ADDRESS).state().expect("a guest that has booted");
     // First it stays, because its target cannot run it; then it goes.
     for goes in [false, true] {
         let probe = cluster.probe(GUEST_ADDRESS);

@@ -78,7 +78,7 @@ impl Landing for HostLanding {
 
     fn strays(&self, handover: HandoverId, strays: Vec<Stray>) {
         if let Some(host) = self.0.upgrade() {
-            host.newcomers.deliver(handover, strays);
+            host.newcomers.deliver(handover, &strays);
         }
     }
 

@@ -129,7 +129,7 @@ impl Host {
             }
             confirmed => confirmed?,
         };
-        send_late(&link, handover, &turn);
+        send_last(&link, handover, &turn);
         let postcopy = match moved.giving {
             None => {
                 self.retire(machine, turn, handover);
@@ -433,9 +433,9 @@ impl Host {
 }
 
 /// What came for a machine since it was handed over goes after it: its ports here are gone next.
-fn send_late(link: &PeerLink, handover: HandoverId, turn: &Turn<'_>) {
-    let late = turn.live.iter().flat_map(|live| strays::late(&live.ports)).collect::<Vec<_>>();
-    let sent = whimbrel_migrate::strays::send(link, handover, &late);
+fn send_last(link: &PeerLink, handover: HandoverId, turn: &Turn<'_>) {
+    let last = turn.live.iter().flat_map(|live| strays::last(&live.ports)).collect::<Vec<_>>();
+    let sent = whimbrel_migrate::strays::send(link, handover, &last);
     let heard = sent.and_then(|answers| answers.into_iter().try_for_each(|answer| answer.wait().map(drop)));
     if let Err(unheard) = heard {
         tracing::debug!(%handover, %unheard, "what came for a machine that had left is lost");

@@ -8,12 +8,15 @@ use crate::live::LivePort;
 use std::{
     collections::VecDeque,
     sync::{Mutex, MutexGuard, PoisonError, Weak},
+    time::{Duration, Instant},
 };
 use whimbrel_migrate::{protocol::HandoverId, strays::Stray};
-use whimbrel_net::Port;
+use whimbrel_net::{Gates, Port};
 
-/// Machines whose ports are remembered: what comes for one comes within milliseconds of its arrival.
+/// Machines whose ports are remembered, and for how long: what comes for one comes within milliseconds of its arrival, and later its old
+/// host has nothing more to give to it.
 const NEWCOMERS_MAX: usize = 1024;
+const NEW_FOR: Duration = Duration::from_secs(60);
 
 /// Keeps what comes for a machine that is about to stand still.
 pub(crate) fn keep(ports: &[LivePort]) {
@@ -34,38 +37,51 @@ pub(crate) fn all(ports: &[LivePort]) -> Vec<Stray> {
     (0..).zip(ports).flat_map(of).collect()
 }
 
-/// What has come for one that runs elsewhere, and reached nobody else.
-pub(crate) fn late(ports: &[LivePort]) -> Vec<Stray> {
+/// What has come for one that runs elsewhere, and reached nobody else. Nothing comes here for it any more.
+pub(crate) fn last(ports: &[LivePort]) -> Vec<Stray> {
     let is_to_a_group = |stray: &Stray| stray.frame.first().is_some_and(|first| first & 1 == 1);
-    all(ports).into_iter().filter(|stray| !is_to_a_group(stray)).collect()
+    let last = all(ports).into_iter().filter(|stray| !is_to_a_group(stray)).collect();
+    ports.iter().for_each(|port| port.port_here().set_gates(Gates::BLOCKED));
+    last
 }
 
 /// Ports of machines that arrive or have arrived lately, for what is sent after them.
 #[derive(Default)]
-pub(crate) struct Newcomers(Mutex<VecDeque<(HandoverId, Vec<Weak<Port>>)>>);
+pub(crate) struct Newcomers(Mutex<VecDeque<Newcomer>>);
+
+struct Newcomer {
+    handover: HandoverId,
+    since: Instant,
+    ports: Vec<Weak<Port>>,
+}
 
 impl Newcomers {
     /// A machine is about to be run here.
     pub(crate) fn enter(&self, handover: HandoverId, ports: &[LivePort]) {
         let mut newcomers = self.lock();
+        newcomers.retain(|newcomer| newcomer.since.elapsed() < NEW_FOR);
         if newcomers.len() >= NEWCOMERS_MAX {
             newcomers.pop_front();
         }
-        newcomers.push_back((handover, ports.iter().map(LivePort::port).collect()));
+        let ports = ports.iter().map(LivePort::port).collect();
+        newcomers.push_back(Newcomer { handover, since: Instant::now(), ports });
     }
 
-    /// Gives a machine what came for it. Of one that is not known, or is gone, it is dropped.
-    pub(crate) fn deliver(&self, handover: HandoverId, strays: Vec<Stray>) {
+    /// Gives a machine what came for it. Of one that is not known, not new any more, or gone, it is dropped.
+    pub(crate) fn deliver(&self, handover: HandoverId, strays: &[Stray]) {
         let newcomers = self.lock();
-        let ports = newcomers.iter().rev().find(|(of, _)| *of == handover).map(|(_, ports)| ports.clone());
+        let is_it =
+            |newcomer: &&Newcomer| newcomer.handover == handover && newcomer.since.elapsed() < NEW_FOR;
+        let ports =
+            newcomers.iter().rev().find(is_it).map_or_else(Vec::new, |newcomer| newcomer.ports.clone());
         drop(newcomers);
-        for (index, port) in (0..).zip(ports.into_iter().flatten()) {
+        for (index, port) in (0..).zip(ports) {
             let its = strays.iter().filter(|stray| stray.port == index).map(|stray| stray.frame.clone());
             port.upgrade().into_iter().for_each(|port| port.add_strays(its.clone()));
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<(HandoverId, Vec<Weak<Port>>)>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Newcomer>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
