@@ -19,6 +19,27 @@ const PLAYERS: [u32; 6] = [20, 25, 30, 35, 40, 50];
 /// How often a player who hears nothing asks again.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
+/// What clients of a web server ask for.
+#[derive(Clone, Copy)]
+pub(super) struct Asked {
+    /// The path of the `n`-th request of all.
+    pub(super) path: fn(u64) -> String,
+    /// An answer that has no more bytes than this is cut off.
+    pub(super) more_than: usize,
+}
+
+/// The same file of 512 KB each time.
+pub(super) const FILES: Asked = Asked { path: |_| format!("/bytes/{FILE}"), more_than: FILE };
+
+/// A web mix: of ten requests five for small files, two for pictures, three for pages that are made anew.
+pub(super) fn web_mix(number: u64) -> String {
+    match number % 10 {
+        0..5 => "/small".to_owned(),
+        5..7 => "/picture".to_owned(),
+        _ => format!("/cgi-bin/page?{}", number.wrapping_mul(2_654_435_761) >> 7),
+    }
+}
+
 /// Clients that fetch files over and over, each over a connection of its own a file.
 pub(super) struct Web {
     shared: Arc<Shared>,
@@ -48,13 +69,14 @@ impl Web {
     pub(super) fn start(
         namespace: &Namespace,
         server: SocketAddr,
-        clients: usize,
-        think: Duration,
+        (clients, think): (u64, Duration),
+        asked: Asked,
     ) -> Result<Self> {
         let shared = Arc::<Shared>::default();
-        let start = |_| {
+        let start = |client| {
             let shared = Arc::clone(&shared);
-            namespace.spawn(move || fetch_on(server, think, &shared))
+            let requests = (client * 1000..).map(asked.path);
+            namespace.spawn(move || fetch_on(server, think, (requests, asked.more_than), &shared))
         };
         let threads = (0..clients).map(start).collect();
         Ok(Self { shared, threads })
@@ -100,10 +122,18 @@ impl Events {
     }
 }
 
-fn fetch_on(server: SocketAddr, think: Duration, shared: &Shared) -> Vec<(Instant, usize)> {
+fn fetch_on(
+    server: SocketAddr,
+    think: Duration,
+    (requests, more_than): (impl Iterator<Item = String>, usize),
+    shared: &Shared,
+) -> Vec<(Instant, usize)> {
     let mut events = Vec::new();
-    while !shared.stop.load(Ordering::Relaxed) {
-        match fetch(server, &mut events) {
+    for path in requests {
+        if shared.stop.load(Ordering::Relaxed) {
+            break;
+        }
+        match fetch(server, (&path, more_than), &mut events) {
             Ok(()) => shared.fetched.fetch_add(1, Ordering::Relaxed),
             Err(error) => {
                 eprintln!("a request failed: {error}");
@@ -115,14 +145,18 @@ fn fetch_on(server: SocketAddr, think: Duration, shared: &Shared) -> Vec<(Instan
     events
 }
 
-fn fetch(server: SocketAddr, events: &mut Vec<(Instant, usize)>) -> io::Result<()> {
+fn fetch(
+    server: SocketAddr,
+    (path, more_than): (&str, usize),
+    events: &mut Vec<(Instant, usize)>,
+) -> io::Result<()> {
     let mut stream = TcpStream::connect_timeout(&server, ANSWER_PATIENCE)?;
     stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
-    stream.write_all(format!("GET /bytes/{FILE} HTTP/1.0\r\n\r\n").as_bytes())?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
     let (mut buffer, mut got) = (vec![0; 64 << 10], 0);
     loop {
         match stream.read(&mut buffer)? {
-            0 if got > FILE => return Ok(()),
+            0 if got > more_than => return Ok(()),
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             bytes => {
                 got += bytes;

@@ -6,7 +6,7 @@
 //! translated guest spends on translating anew all that an answer takes (`.guest`).
 
 use super::Context;
-use super::clients::{Game, Web, WebReport};
+use super::clients::{FILES, Game, Web, WebReport};
 use super::migrate::{PATIENCE, linked, watch};
 use super::precopy::{self, Pair};
 use crate::guest::GuestPlan;
@@ -25,7 +25,7 @@ const MEMORY: ByteSize = ByteSize(512 << 20);
 const MBIT: u64 = 1000;
 const PEER: &str = "QEMU pre-copy";
 /// Clients of the web server.
-const CLIENTS: usize = 100;
+const CLIENTS: u64 = 100;
 /// How long each waits between two files, so that a translated guest on a shared processor is not all that there is to serve them.
 const THINK: Duration = Duration::from_millis(1500);
 /// Clients are served for so long before a move and after it.
@@ -197,8 +197,8 @@ pub(super) fn served(
 ) -> Result<(WebReport, Instant, Instant)> {
     let client = lab.host("client");
     client.ip("neigh flush all")?;
-    let web = Web::start(client, server(7080)?, CLIENTS, THINK)?;
-    web.wait_fetched(CLIENTS as u64, PATIENCE)?;
+    let web = Web::start(client, server(7080)?, (CLIENTS, THINK), FILES)?;
+    web.wait_fetched(CLIENTS, PATIENCE)?;
     sleep(SERVED);
     let from = Instant::now();
     migrate()?;

@@ -29,6 +29,7 @@ mod store;
 mod stores;
 mod throughput;
 mod to_and_fro;
+mod web_mix;
 mod wws_error;
 
 use crate::capsule;
@@ -175,6 +176,11 @@ const EXPERIMENTS: &[Experiment] = &[
         rows: &["migrate.redis"],
         about: "move a redis with its disk, under clients who check their history",
         run: moved_stores::redis,
+    },
+    Experiment {
+        rows: &["migrate.mix"],
+        about: "move a web server with pages that are made anew, with its disk",
+        run: web_mix::run,
     },
     Experiment {
         rows: &["migrate.time.256m", "migrate.growth"],

@@ -4,7 +4,7 @@
 //! 6.2). The thousand: requests that fail and connections that break while the machine goes to and fro.
 
 use super::Context;
-use super::clients::Web;
+use super::clients::{FILES, Web};
 use super::downtime::served;
 use super::migrate::{PATIENCE, linked};
 use crate::harness::{Goal, Row, Samples};
@@ -25,7 +25,7 @@ const BEFORE: Duration = Duration::from_secs(2);
 /// Until then the first round has begun.
 const RESERVED: Duration = Duration::from_millis(400);
 /// Clients of the machine that goes to and fro: few, for what breaks is what counts.
-const CLIENTS: usize = 8;
+const CLIENTS: u64 = 8;
 const THINK: Duration = Duration::from_millis(100);
 /// A pause that is told of at once, in milliseconds.
 const LONG: f64 = 100.0;
@@ -72,8 +72,8 @@ pub(crate) fn thousand(context: &Context) -> Result<Vec<Row>> {
     Machine::small(MEMORY, options()).run(sides[0], "web")?;
     let client = hosts.lab.host("client");
     client.ip("neigh flush all")?;
-    let web = Web::start(client, format!("{GUEST}:7080").parse()?, CLIENTS, THINK)?;
-    web.wait_fetched(CLIENTS as u64, PATIENCE)?;
+    let web = Web::start(client, format!("{GUEST}:7080").parse()?, (CLIENTS, THINK), FILES)?;
+    web.wait_fetched(CLIENTS, PATIENCE)?;
     let stream =
         |_| StreamProbe::start(client, format!("{GUEST}:7001").parse()?, PATIENCE).context("no stream");
     let streams = (0..STREAMS).map(stream).collect::<Result<Vec<_>>>()?;

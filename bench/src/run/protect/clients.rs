@@ -54,15 +54,6 @@ impl Drop for Fetchers {
     }
 }
 
-/// A web mix: of ten requests five for small files, two for pictures, three for pages that are made anew.
-pub(super) fn web_mix(number: u64) -> String {
-    match number % 10 {
-        0..5 => "/small".to_owned(),
-        5..7 => "/picture".to_owned(),
-        _ => format!("/cgi-bin/page?{}", number.wrapping_mul(2_654_435_761) >> 7),
-    }
-}
-
 /// Fetches a path of the guest from the network the caller is in.
 fn fetch(port: u16, path: &str) -> Result<Vec<u8>> {
     let address: SocketAddr = format!("{GUEST}:{port}").parse()?;

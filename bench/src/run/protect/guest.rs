@@ -22,7 +22,7 @@ const DISK_MIB: u64 = 1536;
 pub(super) const FETCHED: usize = 256 << 10;
 
 /// A raw disk of the guest.
-pub(super) fn disk() -> Result<PathBuf> {
+pub(in crate::run) fn disk() -> Result<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target").join("bench");
     fs::create_dir_all(&folder)?;
     let recipe = [INIT, COMPUTE, WEB_PAGE, include_str!("guest.rs")].concat();

@@ -14,6 +14,8 @@ mod site;
 mod slowdown;
 mod takeover;
 
+pub(super) use guest::disk as server_disk;
+
 use super::Experiment;
 
 /// The experiments, in the order in which they are done.

@@ -1,10 +1,11 @@
 //! `pause.*`, `bytes.*`, `ping.25ms`, `memory.*`: what epochs cost while nothing fails.
 
-use super::clients::{Fetchers, pings, web_mix};
+use super::clients::{Fetchers, pings};
 use super::site::{Site, figure};
 use crate::harness::{Goal, Row, Samples};
 use crate::hosts::Resident;
 use crate::run::Context;
+use crate::run::clients::web_mix;
 use anyhow::Result;
 use serde_json::Value;
 use std::thread::sleep;
