@@ -73,6 +73,26 @@ fn what_is_sent_to_a_machine_while_it_is_handed_over_reaches_it_where_it_goes_on
     }
 }
 
+#[test]
+fn a_machine_that_its_user_has_paused_moves_and_stays_paused() {
+    let mut cluster = Cluster::start(&["alpha", "beta"]);
+    Guest { memory_mib: 128, buffer_mib: 8, ..Guest::small("web") }.run(&cluster, cluster.host("alpha"));
+    let born = cluster.witness(GUEST_ADDRESS).write(50).expect("a first life");
+    cluster.host("alpha").run(&["pause", "web"]);
+    for (from, to, mode) in [("alpha", "beta", "live"), ("beta", "alpha", "lazy")] {
+        let said = cluster.host(from).run(&["migrate", "web", to, "--mode", mode]);
+        assert!(said.contains("paused as before"), "{said}");
+        cluster.host(to).wait_state("web", &["paused"]);
+        cluster.host_mut(to).kill_daemon();
+        cluster.host_mut(to).start_daemon();
+        assert_eq!(cluster.host(to).machines(), [("web".to_owned(), "paused".to_owned())]);
+    }
+    cluster.host("alpha").run(&["unpause", "web"]);
+    let after = cluster.witness(GUEST_ADDRESS).check().expect("a guest that goes on");
+    assert_same_life(&born, &after);
+    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+}
+
 /// Waits until nothing is left of machines that have gone, and no handover is on anybody's mind.
 fn wait_given_back(host: &HostProcess) {
     let names = |folder: PathBuf| {

@@ -209,7 +209,7 @@ pub enum OperationResult {
         /// From the request until the CPUs of the last one ran.
         to_running_ms: f64,
     },
-    /// The machine runs on another host.
+    /// The machine runs on another host, or is paused there if it was paused here.
     Migrate {
         /// Which.
         #[schema(value_type = String)]
@@ -237,6 +237,9 @@ pub enum OperationResult {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(value_type = Option<u64>)]
         freed: Option<ByteSize>,
+        /// Its user had paused it, and it still is.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        paused: bool,
     },
     /// The machines that could be moved are on other hosts.
     Evacuate(EvacuateReport),

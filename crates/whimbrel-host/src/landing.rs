@@ -53,6 +53,8 @@ struct Arriving {
     record: Record,
     vmgenid: Option<Vmgenid>,
     missing: Vec<Digest>,
+    /// Its user has paused it, and it stays so.
+    paused: bool,
     /// What it begins as, and its memory on the way there.
     beginning: Option<Beginning>,
     filling: Filling,
@@ -115,6 +117,7 @@ impl Landing for HostLanding {
             record,
             vmgenid,
             missing,
+            paused: offer.paused,
             beginning: Some(beginning),
             filling: Filling::nothing(),
             settling: Settling::default(),
@@ -235,6 +238,9 @@ impl Arriving {
             if let Some(beginning) = &mut self.beginning {
                 let filling = live.memory.file().and_then(|ram| beginning.fill(ram));
                 self.filling = filling.map_err(|source| HostError::io("fill", &live.ram_path(), source))?;
+            }
+            if self.paused {
+                live.stay_paused()?;
             }
             // Ahead of the pause, in which every sync is downtime.
             self.record.process = Some(live.process_record());
@@ -415,7 +421,9 @@ impl Arrival for Arriving {
             live.open_ports();
             // Nobody else may run it any more: switches may turn while the CPUs are started.
             live.ports.iter().for_each(crate::live::LivePort::announce);
-            live.set_paused(false)?;
+            if !live.stays_paused() {
+                live.set_paused(false)?;
+            }
             self.runs_since = Some(Instant::now());
             record.phase = Phase::Here;
             record.since_ms = crate::now_ms();
@@ -508,6 +516,8 @@ pub(crate) fn wait_on(host: &Arc<Host>, record: Record, live: Option<Live>, hand
         record,
         vmgenid: None,
         missing,
+        // A mark in its slot says so, if it is.
+        paused: false,
         beginning: None,
         filling: Filling::nothing(),
         settling: Settling::default(),

@@ -88,6 +88,7 @@ impl Host {
                 network,
                 postcopy,
                 helped: Helped { slowed, freed },
+                paused,
                 ..
             } = outcome?;
             Ok(OperationResult::Migrate {
@@ -101,6 +102,7 @@ impl Host {
                 postcopy,
                 slowed,
                 freed,
+                paused,
             })
         }))
     }
@@ -151,6 +153,7 @@ impl Host {
             stopped_by: stopped_by(moved.why),
             network: moved.network,
             helped: moved.helped,
+            paused: moved.paused,
         })
     }
 
@@ -237,7 +240,8 @@ impl Host {
                 // From the commit on, so that a machine that waits for pages while it is started gets them.
                 let giving = lazy.map(lazy::Lazy::committed);
                 live.giving = giving.clone();
-                Ok(Moved::of(done, network, giving, Helped { slowed, freed }))
+                let helped = Helped { slowed, freed };
+                Ok(Moved { paused: offer.paused, ..Moved::of(done, network, giving, helped) })
             }
             Err(source) => {
                 (record.leaving, record.inherited) = (None, None);
@@ -357,6 +361,7 @@ impl Host {
             files: Vec::new(),
             leaves: None,
             third: None,
+            paused: live.is_paused(),
         })
     }
 
@@ -459,12 +464,14 @@ struct Moved {
     commit: Commit,
     network: NetworkHandover,
     helped: Helped,
+    /// Its user has paused it.
+    paused: bool,
 }
 
 impl Moved {
     fn of(done: HandedOver, network: NetworkHandover, giving: Option<Arc<Giving>>, helped: Helped) -> Self {
         let HandedOver { handover, rounds, why, paused_at, pause, commit } = done;
-        Self { giving, handover, rounds, why, paused_at, pause, commit, network, helped }
+        Self { giving, handover, rounds, why, paused_at, pause, commit, network, helped, paused: false }
     }
 }
 
@@ -484,6 +491,7 @@ struct Gone {
     network: NetworkHandover,
     postcopy: Option<PostcopyInfo>,
     helped: Helped,
+    paused: bool,
 }
 
 impl Gone {

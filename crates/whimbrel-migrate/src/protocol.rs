@@ -106,6 +106,8 @@ pub struct Offer {
     pub leaves: Option<HostName>,
     /// The protection that the machine has from the commit on, until all of it is on the target.
     pub third: Option<Third>,
+    /// Its user has paused it: the target has it then, and it stays paused.
+    pub paused: bool,
 }
 
 /// A third host that has all of a machine as of the pause, and follows it on the target from then on.
@@ -159,6 +161,7 @@ impl Offer {
             files: Vec::new(),
             leaves: None,
             third: None,
+            paused: false,
         }
     }
 

@@ -159,6 +159,7 @@ fn whimbrel_offer(config: MachineConfig) -> Offer {
         leaves: None,
         files: Vec::new(),
         third: None,
+        paused: false,
     }
 }
 

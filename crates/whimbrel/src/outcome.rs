@@ -30,10 +30,14 @@ pub(crate) fn describe(result: &OperationResult) -> String {
             postcopy,
             slowed,
             freed,
+            paused,
         } => {
+            let stood = match paused {
+                true => format!("is on {host}, paused as before:"),
+                false => format!("runs on {host}: stood still for {},", milliseconds(*downtime_ms)),
+            };
             format!(
-                "runs on {host}: stood still for {}, took {}, {} on the wire in {}\n{}{}{}{}{}",
-                milliseconds(*downtime_ms),
+                "{stood} took {}, {} on the wire in {}\n{}{}{}{}{}",
                 milliseconds(*total_ms),
                 ByteSize(*wire_bytes),
                 rounds(passes),

@@ -12,7 +12,7 @@ use crate::{
     guest_helper::Arrived,
     host::Host,
     record::{ProcessRecord, RamFile, Record},
-    slot::{Mark, Slot},
+    slot::Slot,
     warm::WarmSlot,
 };
 use whimbrel_core::Digest;
@@ -87,7 +87,7 @@ impl Live {
     /// The machine is this host's, and its daemon died: if an operation had paused it, that pause is over.
     pub(crate) fn go_on_after_crash(&mut self) {
         let paused = self.qemu.status().is_ok_and(|status| status.word == "paused");
-        if paused && !Mark::PausedByUser.is_on(self.slot.dir()) {
+        if paused && !self.stays_paused() {
             tracing::info!(
                 pid = self.pid(),
                 "a machine that was paused for a moment when the daemon died goes on"

@@ -135,6 +135,16 @@ impl Live {
         self.set_paused(paused)
     }
 
+    /// It was paused by its user where it comes from, and will not be run before that one says so.
+    pub(crate) fn stay_paused(&self) -> Result<(), HostError> {
+        self.slot.mark(Mark::PausedByUser, true)
+    }
+
+    /// Whether its user has paused it.
+    pub(crate) fn stays_paused(&self) -> bool {
+        Mark::PausedByUser.is_on(self.slot.dir())
+    }
+
     /// Lets a machine go on after something else failed; that failure is what the caller hears of.
     pub(crate) fn go_on(&mut self) {
         if let Err(error) = self.set_paused(false) {

@@ -36,5 +36,6 @@ pub(super) fn of(
         files: Vec::new(),
         leaves: None,
         third: None,
+        paused: false,
     })
 }
