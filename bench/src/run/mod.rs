@@ -11,6 +11,7 @@ mod images;
 mod keeper;
 mod migrate;
 mod move_cost;
+mod moved_server;
 mod moved_stores;
 mod muncher;
 mod nbd;
