@@ -5,7 +5,7 @@
 
 use super::Context;
 use super::clients::{Asked, Web, web_mix};
-use super::moved_server::{BEFORE, Migrate, Move, Moved, WARM, compare, rows};
+use super::moved_server::{BEFORE, Migrate, Move, Moved, compare, rows};
 use super::protect::server_disk;
 use crate::harness::Row;
 use crate::hosts::{GUEST, Machine};
@@ -21,6 +21,8 @@ const MEMORY: ByteSize = ByteSize(512 << 20);
 const CLIENTS: u64 = 64;
 /// Until the server takes connections.
 const BOOTED: Duration = Duration::from_secs(120);
+/// Until it has made processes enough for all clients, and the guest's code is translated.
+const SETTLED: Duration = Duration::from_secs(15);
 
 /// The rows.
 pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
@@ -49,7 +51,7 @@ fn served(lab: &Lab, migrate: Migrate<'_>) -> Result<Moved> {
     }
     let web = Web::start(client, server, (CLIENTS, Duration::ZERO), Asked { path: web_mix, more_than: 0 })?;
     web.wait_fetched(CLIENTS, BOOTED)?;
-    sleep(WARM + BEFORE);
+    sleep(SETTLED + BEFORE);
     let moved = Move::of(lab, migrate)?;
     let report = web.stop();
     Ok(moved.seen(&report.events, report.failed))
