@@ -240,8 +240,7 @@ impl Host {
                 // From the commit on, so that a machine that waits for pages while it is started gets them.
                 let giving = lazy.map(lazy::Lazy::committed);
                 live.giving = giving.clone();
-                let helped = Helped { slowed, freed };
-                Ok(Moved { paused: offer.paused, ..Moved::of(done, network, giving, helped) })
+                Ok(Moved::of(done, network, giving, Helped { slowed, freed }, was_paused))
             }
             Err(source) => {
                 (record.leaving, record.inherited) = (None, None);
@@ -469,9 +468,15 @@ struct Moved {
 }
 
 impl Moved {
-    fn of(done: HandedOver, network: NetworkHandover, giving: Option<Arc<Giving>>, helped: Helped) -> Self {
+    fn of(
+        done: HandedOver,
+        network: NetworkHandover,
+        giving: Option<Arc<Giving>>,
+        helped: Helped,
+        paused: bool,
+    ) -> Self {
         let HandedOver { handover, rounds, why, paused_at, pause, commit } = done;
-        Self { giving, handover, rounds, why, paused_at, pause, commit, network, helped, paused: false }
+        Self { giving, handover, rounds, why, paused_at, pause, commit, network, helped, paused }
     }
 }
 

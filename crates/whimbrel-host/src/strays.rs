@@ -76,7 +76,7 @@ impl Newcomers {
             newcomers.iter().rev().find(is_it).map_or_else(Vec::new, |newcomer| newcomer.ports.clone());
         drop(newcomers);
         for (index, port) in (0..).zip(ports) {
-            let its = strays.iter().filter(|stray| stray.port == index).map(|stray| stray.frame.clone());
+            let its = strays.iter().filter(|stray| stray.port == index).map(|stray| &*stray.frame);
             port.upgrade().into_iter().for_each(|port| port.add_strays(its.clone()));
         }
     }

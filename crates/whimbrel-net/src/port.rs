@@ -220,7 +220,7 @@ impl Port {
     }
 
     /// Gives the guest what came for it where it was. It gets that once its inbound gate is open, before anything newer.
-    pub fn add_strays(&self, frames: impl Iterator<Item = Box<[u8]>>) {
+    pub fn add_strays<'a>(&self, frames: impl Iterator<Item = &'a [u8]>) {
         self.pump().add_strays(frames);
         self.wake();
     }

@@ -202,8 +202,12 @@ impl Pump {
     pub(crate) fn keep_strays(&mut self) {
         let Self { batch, strays, counters, .. } = self;
         strays.keep();
-        // What QEMU has not been given yet comes late as well.
-        batch.cut(|frame| counters.dropped_frames += u64::from(!strays.push(frame)));
+        // What QEMU has not been given yet comes late as well, and is counted then.
+        batch.cut(|frame| {
+            counters.inbound_frames = counters.inbound_frames.saturating_sub(1);
+            counters.inbound_bytes = counters.inbound_bytes.saturating_sub(frame.len() as u64);
+            counters.dropped_frames += u64::from(!strays.push(frame));
+        });
     }
 
     pub(crate) fn take_strays(&mut self) -> Vec<Box<[u8]>> {
@@ -216,10 +220,9 @@ impl Pump {
         self.strays.let_go();
     }
 
-    pub(crate) fn add_strays(&mut self, frames: impl Iterator<Item = Box<[u8]>>) {
-        let sound = |frame: &[u8]| (1..=FRAME_MAX).contains(&frame.len());
+    pub(crate) fn add_strays<'a>(&mut self, frames: impl Iterator<Item = &'a [u8]>) {
         for frame in frames {
-            let taken = sound(&frame) && self.strays.push(&frame);
+            let taken = (1..=FRAME_MAX).contains(&frame.len()) && self.strays.push(frame);
             self.counters.dropped_frames += u64::from(!taken);
         }
     }

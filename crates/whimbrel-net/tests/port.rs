@@ -73,7 +73,7 @@ fn what_comes_while_a_guest_stands_still_reaches_it_late_where_it_goes_on() {
     b.keep_strays();
     send(&mut qemu_a, 401..500);
     let strays = b.take_strays();
-    c.add_strays(strays.into_iter());
+    c.add_strays(strays.iter().map(AsRef::as_ref));
     c.set_gates(Gates::OPEN);
     send(&mut qemu_a, 500..501);
     (401..501).for_each(|n| assert_eq!(number(&qemu_c.receive()), n));
