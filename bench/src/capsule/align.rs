@@ -4,7 +4,7 @@
 //! the page size, as one would without looking at it.
 
 #[allow(dead_code, reason = "the test uses more of it")]
-#[path = "../../../crates/whimbrel-block/tests/align_found/make.rs"]
+#[path = "../../../crates/whimbrel-block/tests/it/align_found/make.rs"]
 mod make;
 
 use crate::harness::{Goal, Row, Samples, scratch};

@@ -27,6 +27,8 @@ pub(crate) enum Stage {
     Commit,
     /// It runs, and is written down; the source does not know yet.
     Running,
+    /// It runs while pages are missing; the background has asked for none of them.
+    Fetch,
 }
 
 impl Stage {
@@ -38,11 +40,17 @@ impl Stage {
             Self::Ready => "ready",
             Self::Commit => "commit",
             Self::Running => "running",
+            Self::Fetch => "fetch",
         }
     }
 
     /// The daemon has come here.
     pub(crate) fn reached(self) {
+        self.reached_unless(|| false);
+    }
+
+    /// Like [`Stage::reached`], for work that may be called off while it is held.
+    pub(crate) fn reached_unless(self, called_off: impl Fn() -> bool) {
         let Some(directory) = &*DIRECTORY else { return };
         let hold = directory.join(self.name()).with_extension("hold");
         if !hold.exists() {
@@ -51,7 +59,7 @@ impl Stage {
         if let Err(error) = fs::write(hold.with_extension("reached"), "") {
             return tracing::error!(%error, stage = self.name(), "a stage cannot be told");
         }
-        while hold.exists() {
+        while hold.exists() && !called_off() {
             std::thread::sleep(LOOK_AGAIN);
         }
     }

@@ -2,6 +2,7 @@
 //! brings them.
 
 use super::memory::PagerSlot;
+use crate::stage::Stage;
 use std::{
     path::Path,
     sync::{
@@ -253,6 +254,7 @@ impl Bringing {
         let bring = {
             let (taking, done) = (taking.clone(), done.clone());
             move || {
+                Stage::Fetch.reached_unless(|| taking.is_closed());
                 if !taking.bring(&stores) {
                     return;
                 }

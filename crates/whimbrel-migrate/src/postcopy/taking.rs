@@ -382,7 +382,8 @@ impl Taking {
         self.closed.store(false, Ordering::Release);
     }
 
-    fn is_closed(&self) -> bool {
+    /// Whether [`Taking::close`] was called since it was last open.
+    pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 

@@ -1,0 +1,116 @@
+//! Dirty sets, against what a real process wrote.
+
+use crate::support::*;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use whimbrel_core::{PageRun, PageSet};
+use whimbrel_machine::PageArray;
+use whimbrel_memory::{Attachment, GuestRam, Mode, RamTarget};
+
+const PAGES: u64 = 700;
+
+fn target(kind: &str) -> (Target, GuestRam, tempfile::TempPath) {
+    let file = ram_file("dirty", PAGES);
+    let target = Target::serving(kind, text(&file), PAGES);
+    let which = match kind {
+        "anonymous" => RamTarget::Range(target.base, PAGES * PAGE as u64),
+        _ => by_path(&file),
+    };
+    let ram = Attachment::attach(target.pid(), which, Mode::Track).unwrap().ram().unwrap();
+    (target, ram, file)
+}
+
+fn pages(set: &PageSet) -> BTreeSet<u64> {
+    set.iter().collect()
+}
+
+fn rounds() -> impl Strategy<Value = Vec<(Vec<u64>, Vec<u64>)>> {
+    let some = || prop::collection::vec(0..PAGES, 0..40);
+    prop::collection::vec((some(), some()), 1..8)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_dirty_set_holds_exactly_what_was_written_and_nothing_only_read(rounds in rounds()) {
+        for kind in ["shared", "private", "anonymous"] {
+            let (mut target, mut ram, _file) = target(kind);
+            for (round, (writes, reads)) in rounds.iter().enumerate() {
+                reads.iter().for_each(|page| { target.sum(*page); });
+                writes.iter().for_each(|page| target.write(*page, round as u8 + 1));
+                let dirty = ram.take_dirty().unwrap();
+                prop_assert_eq!(pages(&dirty), writes.iter().copied().collect::<BTreeSet<_>>(), "{}", kind);
+                for page in dirty.iter() {
+                    let mut copy = vec![0; PAGE];
+                    ram.read(PageRun::new(page, 1), &mut copy).unwrap();
+                    prop_assert_eq!(copy[17], round as u8 + 1);
+                }
+                let all = ram.populated().unwrap();
+                prop_assert!(dirty.iter().all(|page| all.contains(page)));
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_written_before_the_attachment_are_populated_but_not_dirty() {
+    let file = ram_file("dirty", PAGES);
+    let mut target = Target::serving("shared", text(&file), PAGES);
+    target.write(3, 1);
+    target.write(600, 1);
+    let mut ram = Attachment::attach(target.pid(), by_path(&file), Mode::Track).unwrap().ram().unwrap();
+    assert_eq!(pages(&ram.populated().unwrap()), BTreeSet::from([3, 600]));
+    assert!(ram.take_dirty().unwrap().is_empty());
+    target.write(3, 2);
+    assert_eq!(pages(&ram.take_dirty().unwrap()), BTreeSet::from([3]));
+}
+
+#[test]
+fn pages_put_back_are_in_the_next_set_and_only_in_that() {
+    let (mut target, mut ram, _file) = target("shared");
+    target.write(1, 1);
+    target.write(2, 1);
+    let taken = ram.take_dirty().unwrap();
+    ram.put_back(&taken);
+    target.write(9, 1);
+    assert_eq!(pages(&ram.take_dirty().unwrap()), BTreeSet::from([1, 2, 9]));
+    assert!(ram.take_dirty().unwrap().is_empty());
+}
+
+#[test]
+fn a_target_that_ended_is_an_error_and_not_an_unwritten_memory() {
+    let (mut target, mut ram, _file) = target("shared");
+    target.write(1, 1);
+    target.child.kill().unwrap();
+    target.child.wait().unwrap();
+    ram.take_dirty().unwrap_err();
+}
+
+#[test]
+fn reading_past_the_end_is_refused() {
+    let (_target, ram, _file) = target("shared");
+    let mut two = vec![0; 2 * PAGE];
+    ram.read(PageRun::new(PAGES - 1, 2), &mut two).unwrap_err();
+    ram.read(PageRun::new(u64::MAX, 2), &mut two).unwrap_err();
+    ram.read(PageRun::new(0, 1), &mut two).unwrap_err();
+}
+
+#[test]
+fn what_a_clone_writes_stays_its_own() {
+    let file = ram_file("template", PAGES);
+    let attach = |target: &Target| {
+        Attachment::attach(target.pid(), by_path(&file), Mode::Track).unwrap().ram().unwrap()
+    };
+    let mut targets = [0, 1].map(|_| Target::serving("private", text(&file), PAGES));
+    let mut rams = [attach(&targets[0]), attach(&targets[1])];
+    targets[0].write(5, 7);
+    assert_eq!(pages(&rams[0].take_dirty().unwrap()), BTreeSet::from([5]));
+    assert!(rams[1].take_dirty().unwrap().is_empty());
+    let byte = |ram: &GuestRam| {
+        let mut copy = vec![0; PAGE];
+        ram.read(PageRun::new(5, 1), &mut copy).unwrap();
+        copy[17]
+    };
+    assert_eq!((byte(&rams[0]), byte(&rams[1])), (7, 0));
+}

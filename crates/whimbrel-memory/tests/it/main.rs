@@ -1,0 +1,8 @@
+//! The integration tests of guest memory, one binary: linking costs more than most of the tests.
+
+mod attach;
+mod dirty;
+mod figures;
+mod lazy;
+mod qemu;
+mod support;

@@ -1,0 +1,128 @@
+//! The handover, checked against everything that may happen around it.
+//!
+//! The transition functions are those of the product (`whimbrel_migrate::handover`); here are two hosts, their disks, the
+//! QEMUs and the network, none of which can be trusted:
+//!
+//! - Any message may be lost, repeated, delayed and overtaken by any other, also those of an earlier attempt. Only
+//!   what travels on the connection of the pages (offer, the last pages, their answers) ends with that connection,
+//!   which the two sides notice at different times.
+//! - Either daemon dies between any two things it does, and comes back to find what was durable, and what survives a
+//!   daemon (QEMU, files on a tmpfs). A host loses power, which takes those too. A host never comes back.
+//! - Either QEMU dies. The user migrates again after a failed attempt.
+//!
+//! What is checked, in every state that can be reached: [`PROPERTIES`]. That the checker can fail is checked by
+//! breaking the rules one at a time.
+
+use crate::model::{Handover, PROPERTIES, Rules};
+use stateright::{Checker, Model};
+use whimbrel_migrate::handover::{
+    Source, SourceAction, SourceEvent, Target, TargetAction, TargetEvent, TargetRecord, Waiting,
+};
+
+#[test]
+fn the_handover_is_safe_and_ends_whatever_happens() {
+    let begun = std::time::Instant::now();
+    let checked = Handover { rules: Rules::default() }.checker().threads(2).spawn_bfs().join();
+    let (unique, all) = (checked.unique_state_count(), checked.state_count());
+    println!("{unique} states, {all} transitions, {:.1} s", begun.elapsed().as_secs_f64());
+    checked.assert_properties();
+    assert!(unique > 10_000, "the model reached only {unique} states");
+}
+
+/// The property that most faults break.
+const ENDS_WELL: &str = PROPERTIES[6].0;
+
+/// Checks a handover with a fault in its rules; answers which properties it breaks.
+fn broken(rules: Rules) -> Vec<&'static str> {
+    let checked = Handover { rules }.checker().spawn_bfs().join();
+    let found = checked.discoveries().into_keys();
+    found.filter(|name| PROPERTIES.iter().any(|(property, _)| property == name)).collect()
+}
+
+#[test]
+fn a_target_that_starts_when_it_is_prepared_is_found() {
+    fn eager(state: Target, event: TargetEvent) -> (Target, &'static [TargetAction]) {
+        match (state, event) {
+            (Target::Receiving, TargetEvent::Loaded) => {
+                (Target::Running, &[TargetAction::MarkAndSayReady, TargetAction::RunAndSaySo])
+            }
+            _ => state.step(event),
+        }
+    }
+    assert!(broken(Rules { target: eager, ..Rules::default() }).contains(&"at most one side runs"));
+}
+
+#[test]
+fn a_target_that_gives_up_after_a_while_is_found() {
+    fn impatient(state: Target, event: TargetEvent) -> (Target, &'static [TargetAction]) {
+        match (state, event) {
+            (Target::Prepared, TargetEvent::Failed) => (Target::Discarded, &[TargetAction::Discard]),
+            _ => state.step(event),
+        }
+    }
+    assert!(broken(Rules { target: impatient, ..Rules::default() }).contains(&ENDS_WELL));
+}
+
+#[test]
+fn a_source_that_commits_before_it_writes_is_found() {
+    fn hasty(state: Source, event: SourceEvent) -> (Source, &'static [SourceAction]) {
+        match (state, event) {
+            (Source::Stopped, SourceEvent::TargetReady) => {
+                (Source::Committed, &[SourceAction::SendCommit, SourceAction::RecordHandover])
+            }
+            _ => state.step(event),
+        }
+    }
+    assert!(
+        broken(Rules { source: hasty, ..Rules::default() }).contains(&"no user may start it on both sides")
+    );
+}
+
+#[test]
+fn a_source_that_goes_on_after_a_lost_commit_is_found() {
+    fn wavering(state: Source, event: SourceEvent) -> (Source, &'static [SourceAction]) {
+        match (state, event) {
+            (Source::Committed, SourceEvent::Failed) => {
+                (Source::Aborted, &[SourceAction::GoOn, SourceAction::SendAbort])
+            }
+            _ => state.step(event),
+        }
+    }
+    assert!(broken(Rules { source: wavering, ..Rules::default() }).contains(&ENDS_WELL));
+}
+
+#[test]
+fn a_source_that_does_not_remember_what_it_began_is_found() {
+    assert!(broken(Rules { keep_notes: false, ..Rules::default() }).contains(&ENDS_WELL));
+}
+
+#[test]
+fn a_target_that_does_not_remember_what_came_is_found() {
+    fn forgetful(record: TargetRecord, waiting: Waiting) -> (Target, &'static [TargetAction]) {
+        match record {
+            TargetRecord::Ours => (Target::Discarded, &[]),
+            TargetRecord::Arriving => Target::recovered(record, waiting),
+        }
+    }
+    assert!(broken(Rules { target_recovered: forgetful, ..Rules::default() }).contains(&ENDS_WELL));
+}
+
+#[test]
+fn a_target_that_takes_half_a_machine_for_a_lost_one_is_safe_but_one_that_drops_a_lost_one_is_found() {
+    fn patient(record: TargetRecord, _: Waiting) -> (Target, &'static [TargetAction]) {
+        Target::recovered(record, Waiting::Whole)
+    }
+    fn dropping(record: TargetRecord, waiting: Waiting) -> (Target, &'static [TargetAction]) {
+        match waiting {
+            Waiting::Gone => Target::recovered(record, Waiting::Unfinished),
+            _ => Target::recovered(record, waiting),
+        }
+    }
+    assert_eq!(broken(Rules { target_recovered: patient, ..Rules::default() }), [""; 0]);
+    assert!(broken(Rules { target_recovered: dropping, ..Rules::default() }).contains(&ENDS_WELL));
+}
+
+#[test]
+fn a_target_that_takes_an_offer_twice_is_found() {
+    assert!(broken(Rules { refuse_ended: false, ..Rules::default() }).contains(&ENDS_WELL));
+}

@@ -1,0 +1,5 @@
+//! The integration tests of network ports, one binary: linking costs more than most of the tests.
+
+mod port;
+mod qemu;
+mod support;

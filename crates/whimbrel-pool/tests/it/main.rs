@@ -1,0 +1,11 @@
+//! The integration tests of the pool, one binary: linking costs more than most of the tests.
+
+mod admission;
+mod common;
+mod faults;
+mod mount;
+mod places;
+mod pool;
+mod posix;
+mod postgres;
+mod tier;

@@ -1,0 +1,130 @@
+//! Where chunks lie and who can read them: more copies of one file, a benefactor that joins, one that is told to leave, secrets.
+
+use crate::common::{Cluster, noise, until};
+use std::sync::Arc;
+use whimbrel_pool::{
+    chunk::Cutting,
+    client::{Pool, PoolError, Result, Secret, WriteFile, WriteOptions},
+    policy::{Policy, Retention},
+    protocol::code,
+};
+
+fn one_copy() -> Policy {
+    Policy { copies: 1, cutting: Cutting::Content { average: 16 << 10 }, ..Policy::default() }
+}
+
+fn set(cluster: &Cluster, node: u64, policy: Policy) {
+    cluster.pool.block(cluster.pool.set_policy(node, Some(policy))).unwrap();
+}
+
+#[test]
+fn a_file_gets_more_copies_than_its_folder_wants_and_its_next_versions_too() {
+    let cluster = Cluster::new(3);
+    set(&cluster, 1, one_copy());
+    let (important, other) = (noise(1, 1 << 20), noise(2, 1 << 20));
+    let node = cluster.write("important", &important);
+    cluster.write("other", &other);
+    let chunks = cluster.pool.block(cluster.pool.status()).unwrap().chunks;
+    assert_eq!(cluster.copies(), chunks);
+    let of_file = cluster.pool.block(cluster.pool.versions(node.id)).unwrap()[0].chunks;
+    set(&cluster, node.id, Policy { copies: 3, ..one_copy() });
+    until("the file has three", || cluster.copies() == chunks + 2 * of_file);
+    assert_eq!(cluster.pool.block(cluster.pool.policy(1)).unwrap().1.copies, 1);
+    cluster.write("important", &noise(3, 100_000));
+    let later = cluster.pool.block(cluster.pool.versions(node.id)).unwrap()[0].chunks;
+    until("the next version has three", || cluster.copies() >= chunks + 2 * of_file + 3 * later);
+    let last = Retention { last: Some(1), ..Retention::default() };
+    set(&cluster, node.id, Policy { keep: last, ..one_copy() });
+    let gone = cluster.pool.block(cluster.pool.purge(false)).unwrap();
+    assert_eq!(gone.iter().map(|gone| (&*gone.path, gone.version)).collect::<Vec<_>>(), [("/important", 1)]);
+}
+
+#[test]
+fn a_benefactor_that_joins_gets_its_share_and_nothing_is_lost_on_the_way() {
+    let mut cluster = Cluster::new(1);
+    set(&cluster, 1, one_copy());
+    let data = noise(5, 4 << 20);
+    let node = cluster.write("state", &data);
+    let chunks = cluster.copies();
+    cluster.add_benefactor(4 << 30);
+    cluster.wait_online(2);
+    let manager = cluster.manager.as_ref().unwrap().1.clone();
+    let moved = || cluster.runtime.block_on(manager.balance()).unwrap();
+    until("chunks have moved", || moved() > 0);
+    until("and no more do", || moved() == 0);
+    let joined = cluster.benefactors[1].store.as_ref().unwrap().usage().chunks;
+    assert!(joined * 3 > chunks && joined * 3 < chunks * 2, "{joined} of {chunks}");
+    assert!(cluster.read_version(node.version) == data);
+    let status = cluster.pool.block(cluster.pool.status()).unwrap();
+    assert_eq!((status.lost, status.benefactors.iter().map(|b| b.faults).sum::<u64>()), (0, 0));
+}
+
+#[test]
+fn a_benefactor_that_is_told_to_leave_ends_when_all_is_elsewhere() {
+    let cluster = Cluster::new(3);
+    set(&cluster, 1, Policy { copies: 2, ..one_copy() });
+    let data = noise(8, 3 << 20);
+    let node = cluster.write("state", &data);
+    let unknown = cluster.pool.block(cluster.pool.drain("b9", true)).unwrap_err();
+    assert_eq!(unknown.code(), Some(code::NOT_FOUND));
+    cluster.pool.block(cluster.pool.drain("b0", true)).unwrap();
+    cluster.pool.block(cluster.pool.drain("b0", false)).unwrap();
+    cluster.pool.block(cluster.pool.drain("b1", true)).unwrap();
+    until("it has left", || cluster.benefactors[1].task.as_ref().unwrap().is_finished());
+    let status = cluster.pool.block(cluster.pool.status()).unwrap();
+    let names: Vec<_> = status.benefactors.iter().map(|b| (&*b.name, &*b.state)).collect();
+    assert_eq!(names, [("b0", "online"), ("b2", "online")]);
+    assert_eq!(
+        cluster.benefactors[0].store.as_ref().unwrap().usage().chunks,
+        status.chunks,
+        "two copies are left"
+    );
+    assert!(cluster.read_version(node.version) == data);
+}
+
+fn write(pool: &Pool, name: &str, data: &[u8]) -> u64 {
+    let file =
+        pool.block(WriteFile::open(pool, Cluster::make(name), None, true, WriteOptions::default())).unwrap();
+    file.write_at(0, data).unwrap();
+    file.commit().unwrap().unwrap().version
+}
+
+fn read(pool: &Pool, version: u64) -> Result<Vec<u8>> {
+    pool.block(async {
+        let file = pool.read(version).await?;
+        Ok(file.read_at(0, file.size() as usize).await?.to_vec())
+    })
+}
+
+#[test]
+fn sealed_files_are_read_with_their_secret_only_and_equal_chunks_are_kept_once() {
+    let cluster = Cluster::new(2);
+    set(&cluster, 1, one_copy());
+    let ours = Arc::new(Secret::new(&[7; 32]).unwrap());
+    let text: Vec<u8> = (0..60_000_u32).flat_map(|n| format!("secret state {n}\n").into_bytes()).collect();
+    let pool = cluster.pool_with(Some(ours.clone()));
+    let version = write(&pool, "sealed", &text);
+    let chunks = cluster.copies();
+    write(&cluster.pool_with(Some(ours.clone())), "again", &text);
+    assert_eq!(cluster.copies(), chunks, "somebody else with the secret writes the same");
+    assert!(read(&cluster.pool_with(Some(ours)), version).unwrap() == text);
+    let others = Arc::new(Secret::new(&[8; 32]).unwrap());
+    for without in [cluster.pool_with(None), cluster.pool_with(Some(others))] {
+        assert!(matches!(read(&without, version), Err(PoolError::Sealed { .. })));
+    }
+    for member in &cluster.benefactors {
+        let bytes = std::fs::read(member.data.join("chunks/00000001.seg")).unwrap();
+        assert!(!bytes.windows(12).any(|window| window == b"secret state"));
+        assert_eq!(
+            member.store.as_ref().unwrap().verify().1,
+            [],
+            "a benefactor can tell a right copy without it"
+        );
+    }
+    let status = cluster.pool.block(cluster.pool.status()).unwrap();
+    assert_eq!(
+        status.benefactors.iter().map(|b| b.faults).sum::<u64>(),
+        0,
+        "a wrong secret is nobody's fault"
+    );
+}

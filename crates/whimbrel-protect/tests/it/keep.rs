@@ -1,0 +1,171 @@
+//! Copies of epochs, while epochs go on.
+//!
+//! The fears: a copy that is of no one instant, one that lacks a page which was written long before, one that lacks what a copy that
+//! came to nothing had.
+
+use crate::room::{Copy, DISK, MEMORY};
+use proptest::prelude::*;
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use whimbrel_core::PAGE_SIZE;
+use whimbrel_migrate::protocol::HandoverId;
+use whimbrel_protect::{
+    code::{BlockSize, Coding, encode::Encoder},
+    keep::{ASIDE_BYTES_MAX, CopyLost},
+    protocol::{Piece, ProtectionId, Seal},
+    standby::Receiver,
+};
+
+const ID: ProtectionId = ProtectionId([2; 16]);
+
+struct World {
+    copy: Copy,
+    receiver: Receiver,
+    encoder: Encoder,
+    epoch: u64,
+    random: StdRng,
+    /// What lies in the store: the last copy that got there.
+    stored: Vec<Vec<u8>>,
+}
+
+/// A copy on its way, and what it is to be.
+struct Way {
+    copy: u64,
+    of: Vec<Vec<u8>>,
+    became: Vec<Vec<u8>>,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let copy = Copy::new();
+        let arrays = vec![MEMORY, DISK];
+        let mut receiver =
+            Receiver::new(Box::new(copy.clone()), arrays, vec![], HandoverId([1; 16])).unwrap();
+        assert!(receiver.keeps(true, true));
+        let encoder = Encoder::new(Coding::fine(BlockSize::B64), 1, 1 << 20).unwrap();
+        let stored = copy.0.lock().unwrap().0.clone();
+        let random = StdRng::seed_from_u64(seed);
+        Self { copy, receiver, encoder, epoch: 0, random, stored }
+    }
+
+    fn write(&mut self, epoch: Option<u64>) -> u64 {
+        let array = self.random.random_range(0..2u32);
+        let len = [MEMORY, DISK][array as usize];
+        let first = self.random.random_range(0..len);
+        let count = self.random.random_range(1..=(len - first).min(9));
+        let word: u8 = self.random.random_range(0..3);
+        let page = vec![word; PAGE_SIZE];
+        let pages = (first..first + count).map(|number| (number, &page[..]));
+        let (payload, _) = self.encoder.encode(array, pages).unwrap();
+        let piece = Piece { id: ID, epoch, array, block: BlockSize::B64 };
+        assert!(self.receiver.piece(&piece, &payload).unwrap().pages.is_empty());
+        count
+    }
+
+    fn seal(&mut self, pages: u64) {
+        let seal = Seal { id: ID, epoch: self.epoch, pages, device_bytes: None, ports: vec![] };
+        self.receiver.seal(seal, self.epoch.to_le_bytes().to_vec()).unwrap();
+        self.epoch += 1;
+    }
+
+    /// Pages that are no epoch, then one that is.
+    fn fill(&mut self) {
+        self.encoder.first_copy(true);
+        for _ in 0..self.random.random_range(1..6) {
+            self.write(None);
+        }
+        self.encoder.first_copy(false);
+        self.seal(0);
+    }
+
+    fn go_on(&mut self) {
+        match self.random.random_range(0..12) {
+            0 => self.fill(),
+            _ => {
+                let pages = self.write(Some(self.epoch));
+                self.seal(pages);
+            }
+        }
+    }
+
+    fn begin(&mut self) -> Option<Way> {
+        let kept = self.receiver.keep()?;
+        assert_eq!(kept.device_state, kept.epoch.to_le_bytes());
+        Some(Way { copy: kept.copy, of: self.copy.0.lock().unwrap().0.clone(), became: self.stored.clone() })
+    }
+
+    /// Some more of a copy; whether that was all.
+    fn take(&mut self, way: &mut Way) -> bool {
+        let next = self.receiver.kept_pages(way.copy).unwrap();
+        assert_eq!(next.data.len(), next.pages.len() * PAGE_SIZE);
+        for ((array, page), data) in next.pages.iter().zip(next.data.chunks_exact(PAGE_SIZE)) {
+            way.became[*array as usize][*page as usize * PAGE_SIZE..][..PAGE_SIZE].copy_from_slice(data);
+        }
+        next.last
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn a_copy_is_what_the_machine_was_at_the_end_of_its_epoch(seed: u64) {
+        let mut world = World::new(seed);
+        world.fill();
+        let mut way: Option<Way> = None;
+        let mut whole = 0;
+        for _ in 0..300 {
+            world.go_on();
+            if let Some(mut now) = way.take() {
+                prop_assert!(world.receiver.keep().is_none(), "one at a time");
+                if world.random.random_bool(0.1) {
+                    world.receiver.kept(now.copy, false);
+                } else if world.take(&mut now) {
+                    prop_assert!(now.became == now.of, "a copy of no one instant");
+                    world.receiver.kept(now.copy, true);
+                    world.stored = now.became;
+                    whole += 1;
+                } else {
+                    way = Some(now);
+                }
+            } else if world.random.random_bool(0.3) {
+                way = world.begin();
+            }
+        }
+        prop_assert!(whole > 0);
+    }
+}
+
+#[test]
+fn a_copy_that_is_too_slow_is_lost_and_the_epochs_are_not() {
+    let pages = 2 * (ASIDE_BYTES_MAX / PAGE_SIZE) as u64;
+    let copy = Copy::default();
+    copy.0.lock().unwrap().0 = vec![vec![0; pages as usize * PAGE_SIZE]];
+    let mut receiver =
+        Receiver::new(Box::new(copy.clone()), vec![pages], vec![], HandoverId([1; 16])).unwrap();
+    assert!(receiver.keeps(true, false), "all of it is in no copy yet");
+    let seal = |epoch, pages| Seal { id: ID, epoch, pages, device_bytes: None, ports: vec![] };
+    receiver.seal(seal(0, 0), vec![1]).unwrap();
+    let kept = receiver.keep().unwrap();
+    let mut encoder = Encoder::new(Coding::fine(BlockSize::Page), 1, 1 << 20).unwrap();
+    let page = vec![7; PAGE_SIZE];
+    for (epoch, first) in (1..).zip((0..pages).step_by(1024)) {
+        let (payload, _) = encoder.encode(0, (first..first + 1024).map(|page_| (page_, &page[..]))).unwrap();
+        let piece = Piece { id: ID, epoch: Some(epoch), array: 0, block: BlockSize::Page };
+        receiver.piece(&piece, &payload).unwrap();
+        receiver.seal(seal(epoch, 1024), vec![1]).unwrap();
+    }
+    assert_eq!(receiver.kept_pages(kept.copy).unwrap_err(), CopyLost::TooSlow);
+    // The next one has all of it.
+    let kept = receiver.keep().unwrap();
+    let mut got = 0;
+    loop {
+        let next = receiver.kept_pages(kept.copy).unwrap();
+        got += next.pages.len() as u64;
+        if next.last {
+            break;
+        }
+    }
+    assert_eq!(got, pages);
+    receiver.take_over().unwrap();
+    assert!(receiver.keep().is_none() && receiver.kept_pages(kept.copy).is_err());
+}

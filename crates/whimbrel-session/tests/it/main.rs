@@ -1,0 +1,19 @@
+//! The integration tests of sessions, one binary: linking costs more than most of the tests.
+
+mod ahead;
+mod bad_input;
+mod cache_crashes;
+mod calls;
+mod common;
+mod copies;
+mod holes;
+mod known;
+mod large;
+mod mount;
+mod nbd;
+mod random;
+mod renames;
+mod server;
+mod slow;
+mod uncached;
+mod writeback;

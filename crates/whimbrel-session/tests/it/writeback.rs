@@ -1,0 +1,185 @@
+//! Write-back: what the server has when, and what becomes of files that change, or fail, while they are sent.
+
+use crate::common::{Fate, World, back, pattern, until};
+use std::{
+    fs::{self, File, OpenOptions},
+    io::Write,
+    os::unix::fs::FileExt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+use whimbrel_session::{
+    client::Policy,
+    proto::{OpCall, WriteCall, code},
+};
+use whimbrel_wire::{Call, Code, Refusal};
+
+#[test]
+fn under_write_back_nothing_is_sent_before_it_is_told_and_what_was_removed_never() {
+    let world = World::new(back, |_| {});
+    let (mount, server) = (world.mount(), world.server());
+    fs::create_dir(mount.join("out")).unwrap();
+    let sent = world.session().status().sent;
+    for number in 0..50 {
+        fs::write(mount.join(format!("out/tmp-{number}")), pattern(100_000, number)).unwrap();
+    }
+    let kept = pattern(50_000, 99);
+    fs::write(mount.join("out/kept"), &kept).unwrap();
+    for number in 0..50 {
+        fs::remove_file(mount.join(format!("out/tmp-{number}"))).unwrap();
+    }
+    assert!(world.session().status().sent - sent < 5_000, "{}", world.session().status().sent - sent);
+    assert_eq!(fs::read_dir(&server).unwrap().count(), 0);
+    world.session().flush().unwrap();
+    assert!(world.session().status().sent - sent < 80_000, "{}", world.session().status().sent - sent);
+    assert_eq!(fs::read(server.join("out/kept")).unwrap(), kept);
+    assert_eq!(fs::read_dir(server.join("out")).unwrap().count(), 1);
+}
+
+#[test]
+fn what_was_synced_under_write_back_survives_the_death_of_the_client() {
+    let mut world = World::new(back, |server| fs::write(server.join("disk"), pattern(500_000, 1)).unwrap());
+    let mount = world.mount();
+    let disk = OpenOptions::new().write(true).open(mount.join("disk")).unwrap();
+    disk.write_all_at(b"durable here", 123_456).unwrap();
+    disk.sync_all().unwrap();
+    fs::create_dir(mount.join("made")).unwrap();
+    let made = File::create(mount.join("made/file")).unwrap();
+    (&made).write_all(b"and this").unwrap();
+    made.sync_all().unwrap();
+    fs::rename(mount.join("made"), mount.join("called")).unwrap();
+    drop((disk, made));
+    world.crash();
+    assert!(!world.server().join("called").exists());
+    world.begin();
+    assert_eq!(fs::read(world.server().join("disk")).unwrap()[123_456..][..12], *b"durable here");
+    assert_eq!(fs::read_to_string(world.server().join("called/file")).unwrap(), "and this");
+    let status = world.session().status();
+    assert_eq!((status.dirty, status.queued), (0, 0), "{status:?}");
+    assert!(status.events.iter().any(|event| event.text.contains("written back now")));
+    assert_eq!(fs::read_to_string(mount.join("called/file")).unwrap(), "and this");
+    world.end();
+}
+
+#[test]
+fn a_cache_smaller_than_what_is_written_writes_back_and_goes_on() {
+    let world = World::new(
+        |options| {
+            back(options);
+            options.capacity = 1 << 20;
+        },
+        |_| {},
+    );
+    let bytes = pattern(5 << 20, 17);
+    fs::write(world.mount().join("large"), &bytes).unwrap();
+    assert!(fs::read(world.mount().join("large")).unwrap() == bytes);
+    world.session().flush().unwrap();
+    assert!(fs::read(world.server().join("large")).unwrap() == bytes);
+}
+
+#[test]
+fn a_file_with_another_name_keeps_what_was_written_under_the_first() {
+    let world = World::new(back, |server| {
+        fs::write(server.join("one"), "old").unwrap();
+        fs::hard_link(server.join("one"), server.join("two")).unwrap();
+    });
+    fs::write(world.mount().join("one"), "new").unwrap();
+    fs::remove_file(world.mount().join("one")).unwrap();
+    world.session().flush().unwrap();
+    assert_eq!(fs::read_to_string(world.server().join("two")).unwrap(), "new");
+    assert!(!world.server().join("one").exists());
+    assert_eq!(fs::read_to_string(world.mount().join("two")).unwrap(), "new");
+}
+
+#[test]
+fn a_write_back_that_failed_in_the_middle_cuts_nothing_off_that_it_has_sent() {
+    for policy in [Policy::Through, Policy::Back] {
+        let world = World::new(
+            |options| {
+                options.settings.policy = policy;
+                options.settings.delay = None;
+            },
+            |server| fs::write(server.join("file"), pattern(900_000, 1)).unwrap(),
+        );
+        let full = Refusal::new(Code(code::ERRNO + 28), "no room");
+        let writes = AtomicUsize::new(0);
+        world.wire.decide(move |request| match request.kind {
+            WriteCall::KIND if writes.fetch_add(1, Ordering::SeqCst) >= 4 => Fate::Refused(full.clone()),
+            _ => Fate::Answered,
+        });
+        let bytes = pattern(800_000, 2);
+        // Under write-through it is the close that fails, and nobody hears of that here.
+        let _ = fs::write(world.mount().join("file"), &bytes);
+        world.session().flush().unwrap_err();
+        world.wire.decide(|_| Fate::Answered);
+        world.session().flush().unwrap();
+        assert!(fs::read(world.server().join("file")).unwrap() == bytes, "{policy}");
+        assert!(fs::read(world.mount().join("file")).unwrap() == bytes, "{policy}");
+    }
+}
+
+#[test]
+fn changes_of_names_whose_answers_are_lost_are_made_once() {
+    let world = World::new(back, |server| fs::write(server.join("log"), "first").unwrap());
+    let mount = world.mount();
+    for round in 1..4 {
+        fs::rename(mount.join("log"), mount.join(format!("log.{round}"))).unwrap();
+        fs::write(mount.join("log"), format!("round {round}")).unwrap();
+        fs::create_dir(mount.join(format!("dir-{round}"))).unwrap();
+        fs::write(mount.join("tmp"), format!("file {round}")).unwrap();
+        fs::rename(mount.join("tmp"), mount.join("file")).unwrap();
+    }
+    let ops = AtomicUsize::new(0);
+    // Each change is sent until every other answer comes through.
+    world.wire.decide(move |request| match request.kind {
+        OpCall::KIND if ops.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) => Fate::Lost,
+        _ => Fate::Answered,
+    });
+    world.session().flush().unwrap();
+    assert_eq!(world.session().status().events, []);
+    let server = world.server();
+    let names = ["log.1", "log.2", "log.3", "log", "file"];
+    let found = names.map(|name| fs::read_to_string(server.join(name)).unwrap());
+    assert_eq!(found, ["first", "round 1", "round 2", "round 3", "file 3"]);
+    assert_eq!(fs::read_dir(&server).unwrap().count(), 8);
+}
+
+#[test]
+fn what_a_file_grows_by_while_it_is_written_back_is_not_cut_off() {
+    const BLOCK: usize = 64 << 10;
+    // Ends within a block, and within a page of it; then it grows to the end of the block, and by two more.
+    for begun in [2 * BLOCK + BLOCK / 2, 2 * BLOCK + 1000, 1000] {
+        let bytes = pattern(5 * BLOCK, begun as u64);
+        let mut world = World::new(back, |server| fs::write(server.join("file"), "").unwrap());
+        let [sending, grown] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let held = [sending.clone(), grown.clone()];
+        world.end();
+        world.wire.decide(move |request| {
+            if request.kind == WriteCall::KIND {
+                held[0].store(true, Ordering::SeqCst);
+                tokio::task::block_in_place(|| until("it has grown", || held[1].load(Ordering::SeqCst)));
+            }
+            Fate::Answered
+        });
+        world.begin();
+        let file = File::options().read(true).write(true).open(world.mount().join("file")).unwrap();
+        file.write_all_at(&bytes[..begun], 0).unwrap();
+        let session = world.session().clone();
+        let flushing = std::thread::spawn(move || session.flush());
+        until("it is being sent", || sending.load(Ordering::SeqCst));
+        file.write_all_at(&bytes[begun..], begun as u64).unwrap();
+        grown.store(true, Ordering::SeqCst);
+        flushing.join().unwrap().unwrap();
+        world.session().flush().unwrap();
+        assert_eq!(world.session().status().dirty, 0);
+        let served = fs::read(world.server().join("file")).unwrap();
+        assert!(
+            served == bytes,
+            "{begun}: {:?}",
+            served.iter().zip(&bytes).position(|(one, other)| one != other)
+        );
+        assert!(fs::read(world.mount().join("file")).unwrap() == bytes);
+    }
+}

@@ -1,0 +1,9 @@
+//! The integration tests of the store, one binary: linking costs more than most of the tests.
+
+mod capsules;
+mod collect;
+mod common;
+mod crash;
+mod damage;
+mod elsewhere;
+mod hierarchy;

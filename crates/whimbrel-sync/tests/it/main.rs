@@ -1,0 +1,5 @@
+//! The integration tests of capsule transfer, one binary: linking costs more than most of the tests.
+
+mod common;
+mod pull;
+mod wire;

@@ -1,0 +1,25 @@
+//! The integration tests of the whole product, one binary: linking costs more than most of the tests.
+
+mod adaptive;
+mod alignment;
+mod balloon;
+mod bases;
+mod bases_live;
+mod capsules;
+mod clones;
+mod evacuate;
+mod faults;
+mod guest_helper;
+mod hierarchy;
+mod life;
+mod migration;
+mod pool;
+mod postcopy;
+mod protect;
+mod refusals;
+mod safe;
+mod session;
+mod ssh;
+mod stages;
+mod tunnel;
+mod wws;
