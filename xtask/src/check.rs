@@ -1,60 +1,83 @@
-//! `cargo xtask check`: the gate. Cheap steps first, each a child process whose output is shown as it comes.
+//! `cargo xtask check`: the gate. Each step is a child process whose output is shown as it comes; the first that fails
+//! ends it.
 //!
-//! Everything is built in the dev profile, so the tests, the binary they start and a developer's own builds share
-//! one set of artefacts. clippy and rustdoc need only the metadata of dependencies, which cargo keeps apart.
+//! Everything is built in the dev profile, so the tests, the programs that they start and a developer's own builds share
+//! one set of artefacts. Tests are compiled before clippy runs: it then finds procedural macros and C code built.
+//! `--changed` is the developer's loop: no documentation, and of the tests those whose binary changed since they
+//! passed. CI runs everything.
 
-use crate::tidy;
+use crate::{test_run, tidy};
 use anyhow::{Context, Result, bail};
-use std::path::Path;
-use std::process::Command;
-use std::time::Instant;
+use std::{
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
-/// One step: what it is called, what cargo is asked, and the environment it needs.
-struct Step {
-    name: &'static str,
-    args: &'static [&'static str],
-    env: &'static [(&'static str, &'static str)],
+/// Which tests run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    All,
+    Changed,
 }
 
-const STEPS: &[Step] = &[
-    Step { name: "fmt", args: &["fmt", "--all", "--check"], env: &[] },
-    Step {
-        name: "clippy",
-        args: &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
-        env: &[],
-    },
-    Step {
-        name: "doc",
-        args: &["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"],
-        env: &[("RUSTDOCFLAGS", "-D warnings")],
-    },
-    // `cargo test` alone would not build the binary of a crate for the tests of another one.
-    Step { name: "build", args: &["build", "--workspace", "--all-targets", "--locked"], env: &[] },
-    Step { name: "test", args: &["test", "--workspace", "--no-fail-fast", "--locked"], env: &[] },
+const FMT: &[&str] = &["fmt", "--all", "--check"];
+const CLIPPY: &[&str] = &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
+/// Targets named one by one have the features that the tests were built with; all of them together have others.
+const DOC: &[&str] = &[
+    "doc",
+    "--workspace",
+    "--no-deps",
+    "--lib",
+    "--bins",
+    "--examples",
+    "--document-private-items",
+    "--locked",
 ];
 
-/// Runs every step and stops at the first that fails.
-pub(crate) fn run(root: &Path) -> Result<()> {
-    println!("==> tidy");
-    tidy::run(root)?;
-    for step in STEPS {
-        println!("==> {}", step.name);
-        let begun = Instant::now();
-        cargo(root, step)?;
-        println!("==> {} took {} s", step.name, begun.elapsed().as_secs());
+/// Runs every step and stops at the first that fails; then says how long each took.
+pub(crate) fn run(root: &Path, scope: Scope) -> Result<()> {
+    let mut times = StepTimes::default();
+    times.step("tidy", || tidy::run(root))?;
+    times.step("fmt", || cargo(root, FMT))?;
+    let binaries = times.step("build", || test_run::build(root))?;
+    times.step("clippy", || cargo(root, CLIPPY))?;
+    if scope == Scope::All {
+        times.step("doc", || cargo(root, DOC))?;
     }
+    let slowest = times.step("test", || test_run::run(root, &binaries, scope))?;
+    times.print();
+    slowest.print();
     Ok(())
 }
 
-fn cargo(root: &Path, step: &Step) -> Result<()> {
-    let status = Command::new(env!("CARGO"))
-        .args(step.args)
-        .envs(step.env.iter().copied())
-        .current_dir(root)
-        .status()
-        .with_context(|| format!("cannot start cargo {}", step.args[0]))?;
+/// How long the steps took, in their order.
+#[derive(Default)]
+struct StepTimes(Vec<(&'static str, Duration)>);
+
+impl StepTimes {
+    fn step<T>(&mut self, name: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        println!("==> {name}");
+        let started = Instant::now();
+        let result = work()?;
+        self.0.push((name, started.elapsed()));
+        Ok(result)
+    }
+
+    fn print(&self) {
+        let total: Duration = self.0.iter().map(|(_, time)| *time).sum();
+        println!("\n{:>7}  step", "seconds");
+        self.0.iter().for_each(|(name, time)| println!("{:>7}  {name}", time.as_secs()));
+        println!("{:>7}  all steps", total.as_secs());
+    }
+}
+
+fn cargo(root: &Path, args: &[&str]) -> Result<()> {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(args).env("RUSTDOCFLAGS", "-D warnings").current_dir(root);
+    let status = command.status().with_context(|| format!("cannot start cargo {}", args[0]))?;
     if !status.success() {
-        bail!("{} failed; repeat it with: cargo {}", step.name, step.args.join(" "));
+        bail!("{} failed; repeat it with: cargo {}", args[0], args.join(" "));
     }
     Ok(())
 }

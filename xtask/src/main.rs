@@ -5,6 +5,7 @@
 
 mod bench;
 mod check;
+mod test_run;
 mod tidy;
 
 use anyhow::{Result, bail};
@@ -14,7 +15,8 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  check                 everything that must hold before a change is merged: tidy, fmt, clippy, doc, test
+  check                 everything that must hold before a change is merged: tidy, fmt, build, clippy, doc, test
+  check --changed       the same without doc, and only the tests whose programs changed since they passed
   tidy                  house rules only: arrows between crates, licences, sizes, comments, words, links
   bench NAME [OPTIONS]  run one named experiment (see: cargo xtask bench --help)
 ";
@@ -32,7 +34,7 @@ fn main() -> ExitCode {
 fn run(mut args: Vec<String>) -> Result<()> {
     let rest = if args.is_empty() { Vec::new() } else { args.split_off(1) };
     match args.first().map(String::as_str) {
-        Some("check") => check::run(root()),
+        Some("check") => check::run(root(), scope(&rest)?),
         Some("tidy") => tidy::run(root()),
         Some("bench") => bench::run(root(), &rest),
         None | Some("help" | "-h" | "--help") => {
@@ -40,6 +42,15 @@ fn run(mut args: Vec<String>) -> Result<()> {
             Ok(())
         }
         Some(other) => bail!("no command {other:?}\n{USAGE}"),
+    }
+}
+
+/// Which tests `check` runs.
+fn scope(arguments: &[String]) -> Result<check::Scope> {
+    match arguments {
+        [] => Ok(check::Scope::All),
+        [changed] if changed == "--changed" => Ok(check::Scope::Changed),
+        other => bail!("check takes --changed or nothing, not {other:?}"),
     }
 }
 

@@ -92,7 +92,10 @@ fn build(package: &str, binary: &str) -> Result<PathBuf, GuestError> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(workspace());
     // The surrounding build's flags are not the guest's.
-    cargo.env_remove("CARGO_ENCODED_RUSTFLAGS").env("RUSTFLAGS", "-C target-feature=+crt-static");
+    cargo
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env_remove("RUSTC_BOOTSTRAP")
+        .env("RUSTFLAGS", "-C target-feature=+crt-static");
     cargo.args(["build", "--quiet", "--release", "--package", package, "--target", TARGET]);
     cargo.args(["--config", "profile.release.opt-level='s'", "--config", "profile.release.strip=true"]);
     run(cargo.arg("--target-dir").arg(&target_dir))?;

@@ -1,0 +1,212 @@
+//! Builds the test binaries of the workspace and runs them one after another, as `cargo test` does, and adds the time of
+//! each case.
+//!
+//! A binary runs in its package's folder. One that failed does not stop the rest. [`Scope::Changed`] skips a binary whose
+//! bytes, and those of the programs beside it, are the ones that passed before; what passed is kept below `target/`.
+
+use crate::check::Scope;
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use std::{
+    collections::HashMap,
+    fs,
+    hash::{DefaultHasher, Hasher},
+    io::{BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+/// The package of the cases on whole hosts, and those of its modules that a small change is tried with.
+const E2E: &str = "e2e";
+const E2E_CHANGED: &[&str] = &["life::", "migration::", "stages::"];
+/// How many of the slowest cases are shown.
+const SLOWEST: usize = 10;
+
+/// A program of tests that was built.
+pub(crate) struct TestBinary {
+    /// Folder of the package and name of the target.
+    name: String,
+    program: PathBuf,
+    package_dir: PathBuf,
+}
+
+/// What cargo says of something that it built; the fields that are needed here.
+#[derive(Deserialize)]
+struct Artifact {
+    reason: String,
+    manifest_path: Option<PathBuf>,
+    target: Option<Target>,
+    profile: Option<Profile>,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Profile {
+    test: bool,
+}
+
+/// Compiles all tests and the programs that they start.
+pub(crate) fn build(root: &Path) -> Result<Vec<TestBinary>> {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["test", "--workspace", "--no-run", "--locked"]);
+    command.arg("--message-format=json-render-diagnostics").current_dir(root).stdout(Stdio::piped());
+    let mut cargo = command.spawn().context("cannot start cargo test")?;
+    let output = BufReader::new(cargo.stdout.take().expect("a pipe was asked for"));
+    let mut binaries = Vec::new();
+    for line in output.lines() {
+        let line = line.context("cannot read what cargo says")?;
+        let artifact: Artifact =
+            serde_json::from_str(&line).context("cargo says something else than JSON")?;
+        binaries.extend(test_binary(artifact));
+    }
+    if !cargo.wait().context("cannot wait for cargo")?.success() {
+        bail!("build failed; repeat it with: cargo test --workspace --no-run --locked");
+    }
+    binaries.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(binaries)
+}
+
+fn test_binary(artifact: Artifact) -> Option<TestBinary> {
+    let (target, profile) = (artifact.target?, artifact.profile?);
+    if artifact.reason != "compiler-artifact" || !profile.test {
+        return None;
+    }
+    let package_dir = artifact.manifest_path?.parent()?.to_owned();
+    let package = package_dir.file_name()?.to_string_lossy().into_owned();
+    let part = if target.kind.iter().any(|kind| kind == "test") { target.name } else { "unit".to_owned() };
+    Some(TestBinary { name: format!("{package} {part}"), program: artifact.executable?, package_dir })
+}
+
+/// The cases that took longest.
+#[derive(Default)]
+pub(crate) struct CaseTimes(Vec<(Duration, String)>);
+
+impl CaseTimes {
+    pub(crate) fn print(mut self) {
+        self.0.sort_unstable_by(|a, b| b.cmp(a));
+        println!("\n{:>7}  slowest cases", "seconds");
+        self.0.iter().take(SLOWEST).for_each(|(time, name)| println!("{:>7.1}  {name}", time.as_secs_f64()));
+    }
+}
+
+/// Runs the tests, all of them even where some fail.
+pub(crate) fn run(root: &Path, binaries: &[TestBinary], scope: Scope) -> Result<CaseTimes> {
+    let mut passed = Passed::read(root);
+    let (mut times, mut failed) = (CaseTimes::default(), Vec::new());
+    for binary in binaries {
+        let digest = digest(&binary.program)?;
+        if scope == Scope::Changed && passed.has(binary, digest) {
+            println!("{}: passed before, unchanged", binary.name);
+            continue;
+        }
+        println!("{}", binary.name);
+        match run_one(binary, scope, &mut times)? {
+            true => passed.add(binary, digest),
+            false => failed.push(binary.name.as_str()),
+        }
+        passed.write()?;
+    }
+    if !failed.is_empty() {
+        bail!("tests failed in: {}", failed.join(", "));
+    }
+    Ok(times)
+}
+
+/// Runs one binary. Whether all of its cases passed.
+fn run_one(binary: &TestBinary, scope: Scope, times: &mut CaseTimes) -> Result<bool> {
+    let mut command = Command::new(&binary.program);
+    command.current_dir(&binary.package_dir).env("CARGO", env!("CARGO")).stdout(Stdio::piped());
+    // libtest tells the time of a case only as an unstable option, which this variable allows.
+    command.env("RUSTC_BOOTSTRAP", "1").args(["-Zunstable-options", "--report-time"]);
+    if scope == Scope::Changed && binary.name.starts_with(E2E) {
+        command.args(E2E_CHANGED);
+    }
+    let mut child = command.spawn().with_context(|| format!("cannot start {}", binary.program.display()))?;
+    for line in BufReader::new(child.stdout.take().expect("a pipe was asked for")).lines() {
+        let line = line.with_context(|| format!("cannot read what {} prints", binary.name))?;
+        if let Some((case, time)) = case_time(&line) {
+            times.0.push((time, format!("{} {case}", binary.name)));
+        }
+        println!("{line}");
+    }
+    Ok(child.wait().with_context(|| format!("cannot wait for {}", binary.name))?.success())
+}
+
+/// Takes `test NAME ... ok <1.234s>` apart.
+fn case_time(line: &str) -> Option<(&str, Duration)> {
+    let (case, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    let (_, time) = rest.strip_suffix("s>")?.split_once('<')?;
+    Some((case, Duration::from_secs_f64(time.parse().ok().filter(|seconds| *seconds >= 0.0)?)))
+}
+
+/// The digest of each binary when it last passed.
+struct Passed {
+    path: PathBuf,
+    digests: HashMap<String, u64>,
+    /// Of the programs that tests start: a change of one is a change of all who may start it.
+    programs: u64,
+}
+
+impl Passed {
+    fn read(root: &Path) -> Self {
+        let path = root.join("target/xtask-passed.json");
+        let text = fs::read(&path).unwrap_or_default();
+        // A file that cannot be read is none: everything runs.
+        let digests = serde_json::from_slice(&text).unwrap_or_default();
+        let started = ["whimbrel", "memory-target", "wire-remote", "examples/s3_server"];
+        let files = started.iter().map(|name| root.join("target/debug").join(name));
+        let programs = files.fold(0u64, |sum, path| sum.rotate_left(1) ^ digest(&path).unwrap_or_default());
+        Self { path, digests, programs }
+    }
+
+    /// Unit tests start no program but their own.
+    fn of(&self, binary: &TestBinary, digest: u64) -> u64 {
+        digest ^ if binary.name.ends_with(" unit") { 0 } else { self.programs }
+    }
+
+    fn has(&self, binary: &TestBinary, digest: u64) -> bool {
+        self.digests.get(&binary.name) == Some(&self.of(binary, digest))
+    }
+
+    fn add(&mut self, binary: &TestBinary, digest: u64) {
+        self.digests.insert(binary.name.clone(), self.of(binary, digest));
+    }
+
+    fn write(&self) -> Result<()> {
+        let text = serde_json::to_vec_pretty(&self.digests)?;
+        fs::write(&self.path, text).with_context(|| format!("cannot write {}", self.path.display()))
+    }
+}
+
+/// A digest of a file's bytes, good enough to see that it was built anew.
+fn digest(path: &Path) -> Result<u64> {
+    let mut file = fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let (mut hasher, mut buffer) = (DefaultHasher::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut buffer).with_context(|| format!("cannot read {}", path.display()))? {
+            0 => return Ok(hasher.finish()),
+            n => hasher.write(&buffer[..n]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_case_is_found_in_its_line() {
+        let line = "test life::a_machine_boots ... ok <12.345s>";
+        assert_eq!(case_time(line), Some(("life::a_machine_boots", Duration::from_millis(12_345))));
+        assert_eq!(case_time("test a ... FAILED <0.5s>"), Some(("a", Duration::from_millis(500))));
+        assert_eq!(case_time("test a ... ignored, takes hours"), None);
+        assert_eq!(case_time("test result: ok. 3 passed; finished in 0.01s"), None);
+    }
+}
