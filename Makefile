@@ -24,9 +24,12 @@ build:
 test: bootstrap
 	@cargo xtask check
 
-demo: bootstrap build
+# Both packages in one build: apart they would have other features, and some crates would be compiled twice.
+demo: bootstrap
+	@echo '==> build'
+	@cargo build --profile demo --locked -p whimbrel -p whimbrel-e2e --bin whimbrel --bin demo
 	@echo '==> demo'
-	@cargo run --release --quiet --locked -p whimbrel-e2e --bin demo
+	@target/demo/demo
 
 bench:
 	@scripts/bootstrap bench
