@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use whimbrel_core::{Boot, ByteSize, Digest, DiskConfig, MachineConfig};
 use whimbrel_machine::Machine as _;
 use whimbrel_qemu::{LaunchSpec, Qemu, RamBacking, Sharing, best_accel, probe};
-use whimbrel_testkit::guest::{DebianGuest, GuestFiles, GuestOptions, Witness};
+use whimbrel_testkit::guest::{DebianGuest, GuestFiles, GuestOptions, TestAgent};
 
 /// A boot without hardware virtualisation takes a few seconds on a quiet machine.
 const BOOT_PATIENCE: Duration = Duration::from_secs(120);
@@ -88,7 +88,7 @@ impl GuestPlan {
 pub(crate) struct Guest {
     /// Present until drop.
     qemu: Option<Qemu>,
-    pub(crate) witness: Witness,
+    pub(crate) witness: TestAgent,
     ram: PathBuf,
     _folder: TempDir,
 }
@@ -110,7 +110,7 @@ impl Guest {
             UnixStream::connect(spec.serial_socket()).and_then(|stream| Ok((stream.try_clone()?, stream)));
         let (reader, writer) = console.inspect_err(|_| qemu.process().kill())?;
         let mut guest =
-            Self { qemu: Some(qemu), witness: Witness::over(reader, writer), ram, _folder: folder };
+            Self { qemu: Some(qemu), witness: TestAgent::over(reader, writer), ram, _folder: folder };
         guest.qemu().unpause()?;
         guest.witness.wait_ready(plan.patience)?;
         Ok(guest)

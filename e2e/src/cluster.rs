@@ -14,7 +14,7 @@ use std::{
 };
 use tempfile::TempDir;
 use whimbrel_testkit::{
-    guest::{GuestFiles, Witness},
+    guest::{GuestFiles, TestAgent},
     lab::{Lab, Probe, StreamProbe},
 };
 
@@ -72,7 +72,7 @@ impl Cluster {
     }
 
     /// The witness of the guest at `address`, over the network, from the client.
-    pub fn witness(&self, address: &str) -> Witness {
+    pub fn witness(&self, address: &str) -> TestAgent {
         let address: SocketAddr = format!("{address}:7000").parse().expect("an address");
         let client = self.lab.host("client");
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
@@ -85,7 +85,7 @@ impl Cluster {
                 Err(_) => std::thread::sleep(Duration::from_millis(100)),
             }
         };
-        let mut witness = Witness::connected(stream).expect("a connection");
+        let mut witness = TestAgent::connected(stream).expect("a connection");
         witness.wait_ready(Duration::from_secs(30)).expect("a guest that is up");
         witness
     }

@@ -6,10 +6,10 @@ use std::{
     os::unix::net::UnixStream,
     time::{Duration, Instant},
 };
-use whimbrel_testkit::guest::{Identity, Witness};
+use whimbrel_testkit::guest::{Identity, TestAgent};
 
 /// The witness of `machine` over its console.
-pub fn console(host: &HostProcess, machine: &str) -> Witness {
+pub fn console(host: &HostProcess, machine: &str) -> TestAgent {
     let mut stream = UnixStream::connect(host.socket()).expect("the daemon's socket");
     let request = format!(
         "GET /v1/machines/{machine}/console HTTP/1.1\r\nHost: whimbrel\r\n\
@@ -24,11 +24,11 @@ pub fn console(host: &HostProcess, machine: &str) -> Witness {
     }
     let head = String::from_utf8_lossy(&head).into_owned();
     assert!(head.starts_with("HTTP/1.1 101"), "no console: {head}");
-    Witness::over(stream.try_clone().expect("a second handle"), stream)
+    TestAgent::over(stream.try_clone().expect("a second handle"), stream)
 }
 
 /// Waits until the guest has come up again after a reboot: another boot, another nonce.
-pub fn wait_reborn(witness: &mut Witness, before: &Identity) {
+pub fn wait_reborn(witness: &mut TestAgent, before: &Identity) {
     let deadline = Instant::now() + Duration::from_secs(90);
     loop {
         let ready = witness.wait_ready(Duration::from_secs(30)).and_then(|()| witness.state());

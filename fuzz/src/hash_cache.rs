@@ -4,7 +4,7 @@ use tempfile::NamedTempFile;
 use whimbrel_core::{Digest, PAGE_SIZE};
 use whimbrel_hashcache::format::{Header, RECORD_SIZE, SourceRecord};
 use whimbrel_hashcache::qcow2::Map;
-use whimbrel_hashcache::{Geometry, HashCache, Missing, SourceKind};
+use whimbrel_hashcache::{Geometry, HashCache, OnMissing, SourceKind};
 
 /// More extents than pages of the image cannot be.
 const MIN_CLUSTER: usize = 512;
@@ -53,7 +53,7 @@ fn table_file(table: &[u8]) {
     }
     let file = NamedTempFile::new().expect("a file for the table");
     std::fs::write(file.path(), table).expect("a table can be written");
-    let Ok(cache) = HashCache::open_seeded(file.path(), Missing::Fail, 1) else { return };
+    let Ok(cache) = HashCache::open_seeded(file.path(), OnMissing::Fail, 1) else { return };
     let stats = cache.stats();
     assert!(stats.used <= stats.slots);
     let mut page = [0; PAGE_SIZE];
@@ -91,7 +91,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().expect("a folder for the table");
     let path = folder.path().join("table");
     let geometry = Geometry::for_pages(100).with_sources(4);
-    let cache = HashCache::open_seeded(&path, Missing::Create(geometry), 1).expect("a table");
+    let cache = HashCache::open_seeded(&path, OnMissing::Create(geometry), 1).expect("a table");
     cache.register(&path, SourceKind::Raw).expect("any file is a source");
     drop(cache);
     let table = std::fs::read(&path).expect("the table can be read");

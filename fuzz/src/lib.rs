@@ -26,14 +26,14 @@ pub use protect::protect;
 pub use session::{accepts_session_seed, session};
 
 use bytes::BufMut as _;
-use whimbrel_align::Cuts;
-use whimbrel_capture::predict::{Model, Simulation};
-use whimbrel_capture::trace::{Reader as TraceReader, Trace};
+use whimbrel_align::PageAlignment;
+use whimbrel_capture::dirty_trace::{DirtyTrace, Reader as TraceReader};
+use whimbrel_capture::downtime_model::{Model, Simulation};
 use whimbrel_core::{PAGE_SIZE, PageRun};
-use whimbrel_image::frame::{Frame, MAX_BLOB};
+use whimbrel_image::pack_frame::{MAX_BLOB, PackFrame};
 use whimbrel_image::{Manifest, Node};
-use whimbrel_migrate::codec::{Batch, BatchHeader};
-use whimbrel_qemu::Head;
+use whimbrel_migrate::page_batch::{PageBatch, PageBatchHeader};
+use whimbrel_qemu::StreamHeader;
 use whimbrel_wire::{Decoder, Hello};
 
 /// Pages of the array that batches are checked against.
@@ -82,14 +82,14 @@ pub fn guest_port(data: &[u8]) {
         decoder.push(piece);
         while let Some(frame) = decoder.next_frame() {
             let again = |other: whimbrel_guest::frame::Frame| assert_eq!(other.payload, frame.payload);
-            if let Ok(order) = whimbrel_guest::Order::of(&frame) {
+            if let Ok(order) = whimbrel_guest::Command::of(&frame) {
                 // A beginning has no text, so one that came with a text is said without.
-                let beginning = whimbrel_guest::Order::Told(whimbrel_guest::Outcome::Begun);
+                let beginning = whimbrel_guest::Command::RequestResult(whimbrel_guest::RequestOutcome::Begun);
                 if order != beginning {
                     again(order.to_frame(frame.session, frame.id));
                 }
             }
-            if let Ok(word) = whimbrel_guest::Word::of(&frame) {
+            if let Ok(word) = whimbrel_guest::Report::of(&frame) {
                 again(word.to_frame(frame.session, frame.id));
             }
         }
@@ -110,7 +110,7 @@ pub fn tunnel_batch(data: &[u8]) {
 
 /// How a disk is cut into pages: canonical, and every page holds something.
 pub fn cuts(data: &[u8]) {
-    let Ok(cuts) = Cuts::decode(data) else { return };
+    let Ok(cuts) = PageAlignment::decode(data) else { return };
     assert_eq!(cuts.encode(), data, "cuts have one encoding");
     assert!(cuts.page_count() <= cuts.size().div_ceil(PAGE_SIZE as u64) + 2 * cuts.borders().count() as u64);
     let ends = [cuts.page_count().checked_sub(1), Some(0), Some(cuts.page_count())];
@@ -131,7 +131,7 @@ pub fn image_node(data: &[u8]) {
 
 /// A frame of a pack: its objects lie inside what it decodes to.
 pub fn image_frame(data: &[u8]) {
-    let Ok(frame) = Frame::parse(data) else { return };
+    let Ok(frame) = PackFrame::parse(data) else { return };
     let ranges = frame.ranges();
     let Ok(raw) = frame.decode(&[]) else { return };
     assert!(raw.len() <= MAX_BLOB);
@@ -150,11 +150,11 @@ pub fn manifest(data: &[u8]) {
 pub fn migrate_batch(data: &[u8]) {
     let Some((length, rest)) = data.split_first_chunk::<2>() else { return };
     let Some((header, payload)) = rest.split_at_checked(u16::from_le_bytes(*length).into()) else { return };
-    let Ok(header) = postcard::from_bytes::<BatchHeader>(header) else { return };
+    let Ok(header) = postcard::from_bytes::<PageBatchHeader>(header) else { return };
     if header.check(ARRAY_PAGES).is_err() {
         return;
     }
-    let Ok(batch) = Batch::decode(&header, payload) else { return };
+    let Ok(batch) = PageBatch::decode(&header, payload) else { return };
     let pages = |runs: &[whimbrel_core::PageRun]| runs.iter().map(|run| run.len as usize).sum::<usize>();
     assert_eq!(batch.whole().len(), pages(&header.whole) * PAGE_SIZE, "other pages than the header lists");
     let mut page = vec![0; PAGE_SIZE];
@@ -164,7 +164,7 @@ pub fn migrate_batch(data: &[u8]) {
 
 /// The state of a QEMU, as another host sends it.
 pub fn qemu_state(data: &[u8]) {
-    if let Ok(head) = Head::parse(data) {
+    if let Ok(head) = StreamHeader::parse(data) {
         assert!(head.blocks().len() <= data.len(), "more blocks than bytes");
     }
 }
@@ -176,7 +176,7 @@ pub fn sync_answer(data: &[u8]) {
 
 /// The trace of a working set, whole and in pieces: canonical up to its last whole record, and fit to be played.
 pub fn wws_trace(data: &[u8]) {
-    let whole = Trace::read(data);
+    let whole = DirtyTrace::read(data);
     let mut reader = TraceReader::default();
     let mut samples = Vec::new();
     for piece in data.chunks(7) {

@@ -4,10 +4,10 @@ use bytes::Bytes;
 use std::sync::Arc;
 use whimbrel_core::{Accel, ByteSize, Digest, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
-    boot::FileRun,
-    protocol::{self, AskPages, FilePages, Finish, HandoverId, LastWord, Offer},
-    strays::{Stray, StraysHead},
-    target::{Arrival, Arrivals, HostError, Landing},
+    boot_files::FileRun,
+    late_frames::{LateFrame, LateFramesHeader},
+    protocol::{self, FilePages, Finish, FinishHeader, HandoverId, Offer, PageQuery},
+    target::{HostError, IncomingMachine, IncomingMigrations, TargetHost},
 };
 
 /// Pages of the machine's memory.
@@ -19,8 +19,8 @@ const ID: HandoverId = HandoverId([7; 16]);
 /// Takes every machine, and has every page whose digest begins with an even byte.
 struct Ground;
 
-impl Landing for Ground {
-    fn reserve(&self, _: &Offer) -> Result<Box<dyn Arrival>, HostError> {
+impl TargetHost for Ground {
+    fn reserve(&self, _: &Offer) -> Result<Box<dyn IncomingMachine>, HostError> {
         Ok(Box::new(Memory))
     }
 
@@ -29,7 +29,7 @@ impl Landing for Ground {
         digest.0[0].is_multiple_of(2)
     }
 
-    fn strays(&self, handover: HandoverId, strays: Vec<Stray>) {
+    fn strays(&self, handover: HandoverId, strays: Vec<LateFrame>) {
         assert!(strays.iter().map(|stray| stray.frame.len()).sum::<usize>() <= 1 << 20, "of {handover}");
     }
 }
@@ -43,7 +43,7 @@ fn check(array: usize, run: PageRun, bytes: usize) {
     assert_eq!(run.bytes(), bytes);
 }
 
-impl Arrival for Memory {
+impl IncomingMachine for Memory {
     fn blobs_missing(&self) -> Vec<Digest> {
         Vec::new()
     }
@@ -90,7 +90,7 @@ pub fn migrate_message(data: &[u8]) {
     let Some((kind, rest)) = data.split_first_chunk::<2>() else { return };
     let Some((length, rest)) = rest.split_first_chunk::<2>() else { return };
     let Some((header, payload)) = rest.split_at_checked(u16::from_le_bytes(*length).into()) else { return };
-    let arrivals = Arrivals::new(Arc::new(Ground));
+    let arrivals = IncomingMigrations::new(Arc::new(Ground));
     let offered = arrivals.handle(protocol::OFFER, &encode(&offer()), Bytes::new());
     offered.expect("a machine that is taken");
     // Refused or not is its own business.
@@ -120,7 +120,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let message = |kind: u16, header: Vec<u8>, payload: &[u8]| {
         [&kind.to_le_bytes()[..], &(header.len() as u16).to_le_bytes(), &header, payload].concat()
     };
-    let ask = AskPages {
+    let ask = PageQuery {
         handover: ID,
         array: 0,
         runs: vec![PageRun::new(3, 2), PageRun::new(1023, 1)],
@@ -131,7 +131,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         let pages: u64 = runs.iter().map(|run| run.pages.len).sum();
         // What a target that finds all of them goes on to store.
         let check = FilePages::check_of(&vec![1; pages as usize * PAGE_SIZE]);
-        message(protocol::FILE_PAGES, encode(&FilePages { handover: ID, runs, check }), &[])
+        message(protocol::BOOT_FILE_PAGES, encode(&FilePages { handover: ID, runs, check }), &[])
     };
     let batch = crate::seeds::migrate_batches().into_iter().map(|batch| {
         let (length, rest) = batch.split_first_chunk::<2>().expect("a length");
@@ -141,19 +141,19 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     });
     let words = [protocol::COMMIT, protocol::ABORT].map(|kind| message(kind, encode(&ID), &[]));
     let mut seeds = vec![
-        message(protocol::ASK_PAGES, encode(&ask), &[]),
-        message(protocol::STATE_AHEAD, encode(&ID), &pack(b"state of")),
+        message(protocol::QUERY_PAGES, encode(&ask), &[]),
+        message(protocol::EARLY_STATE, encode(&ID), &pack(b"state of")),
         message(protocol::FINISH, encode(&last_word()), &pack(b" devices")),
     ];
-    let strays = StraysHead { handover: ID, frames: vec![(0, 60), (7, 2)] };
-    seeds.push(message(protocol::STRAYS, encode(&strays), &[1; 62]));
+    let strays = LateFramesHeader { handover: ID, frames: vec![(0, 60), (7, 2)] };
+    seeds.push(message(protocol::LATE_FRAMES, encode(&strays), &[1; 62]));
     seeds.extend([in_file(vec![run(7, 1000, 24), run(0, 3, 1)]), in_file(vec![run(60_000, 1, 10)])]);
     seeds.extend(batch.chain(words));
     seeds
 }
 
-fn last_word() -> LastWord {
-    LastWord { finish: Finish { handover: ID, ports: vec![vec![1, 2]] }, ahead: 8, rest: 8 }
+fn last_word() -> FinishHeader {
+    FinishHeader { finish: Finish { handover: ID, ports: vec![vec![1, 2]] }, ahead: 8, rest: 8 }
 }
 
 fn pack(state: &[u8]) -> Vec<u8> {

@@ -1,10 +1,10 @@
 //! Pools: maps of versions, lists of chunks from the wire, frames of chunks, policies.
 
 use whimbrel_core::Digest;
-use whimbrel_image::frame::{Encoder, Kind};
+use whimbrel_image::pack_frame::{Encoder, Kind};
 use whimbrel_pool::{
     benefactor::open_frame,
-    map::{self, Piece},
+    chunk_map::{self, ChunkRef},
     protocol::{
         Located, MAX_CHUNK, Written, get_aged, get_located, get_written, put_aged, put_located, put_written,
     },
@@ -15,8 +15,12 @@ pub fn pool(data: &[u8]) {
     let Some((which, rest)) = data.split_first() else { return };
     match which % 5 {
         0 => {
-            let Ok(pieces) = map::decode(rest) else { return };
-            assert_eq!(map::decode(&map::encode(&pieces)), Ok(pieces), "a map survives being written");
+            let Ok(pieces) = chunk_map::decode(rest) else { return };
+            assert_eq!(
+                chunk_map::decode(&chunk_map::encode(&pieces)),
+                Ok(pieces),
+                "a map survives being written"
+            );
         }
         1 => {
             let Some(chunks) = get_written(rest) else { return };
@@ -43,15 +47,15 @@ pub fn pool(data: &[u8]) {
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let digest = Digest::of(b"chunk");
     let pieces = [
-        Piece { chunk: 7, length: 4096, sealed: false },
-        Piece { chunk: 8, length: 100_000, sealed: true },
-        Piece { chunk: 3, length: 1, sealed: false },
+        ChunkRef { chunk: 7, length: 4096, sealed: false },
+        ChunkRef { chunk: 8, length: 100_000, sealed: true },
+        ChunkRef { chunk: 3, length: 1, sealed: false },
     ];
     let written = Written { digest, length: 5, stored: 40, places: vec![1, 2] };
     let mut frame = digest.0.to_vec();
     frame.extend(Encoder::new(1).encode(Kind::Blob, b"chunk", &[5]).unwrap_or_default());
     let all = [
-        map::encode(&pieces),
+        chunk_map::encode(&pieces),
         put_written(&[written]).to_vec(),
         put_located(&[Located { digest, places: vec![3] }]).to_vec(),
         put_aged(&[(digest, 60)]).to_vec(),

@@ -7,9 +7,9 @@ use whimbrel_core::{Digest, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_migrate::{
     link::LinkError,
     postcopy::{
-        Taking, decode_sets, encode_sets,
-        messages::{Fetched, LaneKind},
-        taking::{Coming, Lane},
+        PageFetcher, decode_sets, encode_sets,
+        messages::{FetchPriority, Fetched},
+        page_fetcher::{FetchConnection, PendingReply},
     },
     protocol::HandoverId,
 };
@@ -47,8 +47,8 @@ fn file(body: &[u8]) {
 fn message(piece: &[u8]) {
     for (array, len) in LENGTHS.iter().enumerate() {
         let taking = taking();
-        if let Ok(set) = taking.owe(array, false, piece) {
-            assert_eq!((set.len(), &set), (*len, &taking.owed(array)));
+        if let Ok(set) = taking.add_missing(array, false, piece) {
+            assert_eq!((set.len(), &set), (*len, &taking.missing_at_start(array)));
             assert!(set.runs().all(|run| run.end() <= *len));
         }
     }
@@ -64,29 +64,29 @@ fn read(rest: &[u8]) -> Option<Vec<u8>> {
     let (length, rest) = rest.split_first()?;
     let (header, payload) = rest.split_at_checked(usize::from(*length))?;
     let taking = taking();
-    taking.restore(vec![(0, PageSet::full(LENGTHS[0]))]);
+    taking.restore_missing(vec![(0, PageSet::full(LENGTHS[0]))]);
     let reply = Reply(Bytes::copy_from_slice(header), Bytes::copy_from_slice(payload));
-    taking.attend(LaneKind::Urgent, Arc::new(reply));
+    taking.accept_connection(FetchPriority::Urgent, Arc::new(reply));
     let mut out = vec![0xee; READ.bytes()];
     taking.read(0, READ, &mut out, true).ok().map(|()| out)
 }
 
-fn taking() -> Taking {
-    Taking::new(HandoverId([7; 16]), "alpha".parse().expect("a name"), &LENGTHS)
+fn taking() -> PageFetcher {
+    PageFetcher::new(HandoverId([7; 16]), "alpha".parse().expect("a name"), &LENGTHS)
 }
 
 /// A connection over which the same comes whatever is asked: header and payload.
 struct Reply(Bytes, Bytes);
 
-impl Lane for Reply {
-    fn ask(&self, _: u16, _: Vec<u8>) -> Result<Box<dyn Coming>, LinkError> {
+impl FetchConnection for Reply {
+    fn ask(&self, _: u16, _: Vec<u8>) -> Result<Box<dyn PendingReply>, LinkError> {
         Ok(Box::new(Reply(self.0.clone(), self.1.clone())))
     }
 
     fn close(&self) {}
 }
 
-impl Coming for Reply {
+impl PendingReply for Reply {
     fn wait(self: Box<Self>) -> Result<(Bytes, Bytes), LinkError> {
         Ok((self.0, self.1))
     }
@@ -119,8 +119,8 @@ pub fn accepts_postcopy_seed(seed: &[u8]) -> bool {
     let Some((kind, rest)) = seed.split_first() else { return false };
     match kind {
         0 => decode_sets(&[rest, &Digest::of(rest).0].concat(), &LENGTHS).is_ok(),
-        1 => taking().owe(1, false, rest).is_ok(),
-        2 => taking().owe(1, false, &packed(rest)).is_ok(),
+        1 => taking().add_missing(1, false, rest).is_ok(),
+        2 => taking().add_missing(1, false, &packed(rest)).is_ok(),
         _ => {
             let expected = [vec![0; 7 * PAGE_SIZE], vec![9; PAGE_SIZE]].concat();
             read(rest) == Some(expected)

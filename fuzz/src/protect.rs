@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
-    postcopy::messages::Owed,
+    postcopy::messages::MissingPages,
     protocol::{Finish, HandoverId},
-    target::{Arrival, HostError},
+    target::{HostError, IncomingMachine},
 };
 use whimbrel_protect::{
-    code::{BlockSize, Coding, General, encode::Encoder},
-    protocol::{Asked, Begin, Compare, DEVICES, End, Piece, ProtectionId, Seal},
-    standby::Receiver,
+    codec::{BlockSize, CodecOptions, FallbackCompressor, encoder::Encoder},
+    protocol::{
+        Compare, DEVICES, EndProtection, EpochEnd, EpochPages, ProtectionId, StartRequest, WitnessRequest,
+    },
+    standby::EpochReceiver,
 };
 
 /// Lengths of the standby's arrays.
@@ -27,7 +29,7 @@ impl Room {
     }
 }
 
-impl Arrival for Room {
+impl IncomingMachine for Room {
     fn blobs_missing(&self) -> Vec<Digest> {
         Vec::new()
     }
@@ -56,7 +58,7 @@ impl Arrival for Room {
         }
         Ok(())
     }
-    fn owe(&mut self, _: &Owed, _: &[u8]) -> Result<(), HostError> {
+    fn add_missing(&mut self, _: &MissingPages, _: &[u8]) -> Result<(), HostError> {
         Ok(())
     }
     fn prepare(&mut self, _: &Finish, _: &[u8]) -> Result<(), HostError> {
@@ -71,7 +73,8 @@ impl Arrival for Room {
 /// Messages one after the other: a byte that says which, two bytes of header length, four of payload length, both. What they
 /// make of a standby is a machine of a whole epoch, or none.
 pub fn protect(data: &[u8]) {
-    let made = Receiver::new(Box::new(Room::default()), ARRAYS.to_vec(), Vec::new(), HandoverId([1; 16]));
+    let made =
+        EpochReceiver::new(Box::new(Room::default()), ARRAYS.to_vec(), Vec::new(), HandoverId([1; 16]));
     let Ok(mut receiver) = made else { return };
     let current = receiver.current();
     let mut rest = data;
@@ -80,7 +83,7 @@ pub fn protect(data: &[u8]) {
         let before = current.epoch().0;
         match which % 6 {
             0 => {
-                let Ok(piece) = postcard::from_bytes::<Piece>(header) else { continue };
+                let Ok(piece) = postcard::from_bytes::<EpochPages>(header) else { continue };
                 let done = receiver.piece(&piece, payload);
                 assert!(
                     piece.epoch.is_none() || current.epoch().0 == before,
@@ -89,7 +92,7 @@ pub fn protect(data: &[u8]) {
                 drop(done);
             }
             1 => {
-                let Ok(seal) = postcard::from_bytes::<Seal>(header) else { continue };
+                let Ok(seal) = postcard::from_bytes::<EpochEnd>(header) else { continue };
                 let epoch = seal.epoch;
                 match receiver.seal(seal, payload.to_vec()) {
                     Ok(()) => assert_eq!(current.epoch().0, Some(epoch)),
@@ -100,9 +103,9 @@ pub fn protect(data: &[u8]) {
                 let Ok(asked) = postcard::from_bytes::<Compare>(header) else { continue };
                 let _ = receiver.compare(&asked, payload);
             }
-            3 => drop(postcard::from_bytes::<Begin>(header)),
-            4 => drop(postcard::from_bytes::<Asked>(header)),
-            _ => drop(postcard::from_bytes::<End>(header)),
+            3 => drop(postcard::from_bytes::<StartRequest>(header)),
+            4 => drop(postcard::from_bytes::<WitnessRequest>(header)),
+            _ => drop(postcard::from_bytes::<EndProtection>(header)),
         }
     }
     let whole = current.epoch().0.is_some();
@@ -123,19 +126,21 @@ fn message(data: &[u8]) -> Option<Message<'_>> {
 
 /// A first copy, two epochs and a comparison, in each coding.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
-    let gzip = Coding { general: General::Gzip, ..Coding::fine(BlockSize::B64) };
-    let codings = [Coding::REMUS, Coding::fine(BlockSize::B64), Coding::fine(BlockSize::B256), gzip];
+    let gzip = CodecOptions { general: FallbackCompressor::Gzip, ..CodecOptions::fine(BlockSize::B64) };
+    let codings =
+        [CodecOptions::REMUS, CodecOptions::fine(BlockSize::B64), CodecOptions::fine(BlockSize::B256), gzip];
     codings.into_iter().map(|coding| session(coding).unwrap_or_default()).collect()
 }
 
-fn session(coding: Coding) -> std::io::Result<Vec<u8>> {
+fn session(coding: CodecOptions) -> std::io::Result<Vec<u8>> {
     let id = ProtectionId([2; 16]);
     let mut encoder = Encoder::new(coding, 1, 1 << 20)?;
     let mut out = Vec::new();
     let mut page: Vec<u8> =
         (0..PAGE_SIZE as u32).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 20) as u8).collect();
-    let piece = |epoch, array| Piece { id, epoch, array, block: coding.block };
-    let seal = |epoch, pages, device_bytes| Seal { id, epoch, pages, device_bytes, ports: vec![vec![1, 2]] };
+    let piece = |epoch, array| EpochPages { id, epoch, array, block: coding.block };
+    let seal =
+        |epoch, pages, device_bytes| EpochEnd { id, epoch, pages, device_bytes, ports: vec![vec![1, 2]] };
     let (first, _) = encoder.encode(0, [(5, &page[..]), (9, &page[..])].into_iter())?;
     put(&mut out, 0, &piece(None, 0), &first);
     put(&mut out, 1, &seal(0, 0, None), &[7; 100]);
@@ -149,7 +154,7 @@ fn session(coding: Coding) -> std::io::Result<Vec<u8>> {
         put(&mut out, 1, &seal(epoch, 2, Some(100)), &[]);
     }
     let asked = Compare { id, array: 0, run: PageRun::new(5, 1) };
-    put(&mut out, 2, &asked, &whimbrel_protect::code::check_of(&page));
+    put(&mut out, 2, &asked, &whimbrel_protect::codec::check_of(&page));
     Ok(out)
 }
 

@@ -3,15 +3,15 @@
 use bytes::BytesMut;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use whimbrel_align::{Border, Cuts};
-use whimbrel_capture::trace::{Head, Sample, Trace};
+use whimbrel_align::{AlignmentChange, PageAlignment};
+use whimbrel_capture::dirty_trace::{DirtyTrace, DirtyTraceHeader, Sample};
 use whimbrel_core::{Accel, ByteSize, CapsuleId, Digest, MachineConfig, PAGE_SIZE, PageRun};
-use whimbrel_image::frame::{Encoder, Kind};
+use whimbrel_image::pack_frame::{Encoder, Kind};
 use whimbrel_image::{FORMAT, ImageRef, Manifest, Node};
-use whimbrel_migrate::codec::{Effort, Encoder as BatchEncoder};
-use whimbrel_sync::Slots;
+use whimbrel_migrate::page_batch::{Effort, Encoder as BatchEncoder};
+use whimbrel_sync::ChildSet;
 use whimbrel_sync::protocol::{
-    LeafAnswer, ObjectAnswer, ObjectsAnswer, PagesAnswer, PagesFrame, PieceAnswer,
+    BlobRangeReply, LeafAnswer, LeafPagesFrame, LeafPagesReply, ObjectAnswer, ObjectsAnswer,
 };
 use whimbrel_wire::{Flags, FrameHead, Hello, Role, VersionRange, encode_head};
 
@@ -31,9 +31,9 @@ pub(crate) fn wws_traces() -> Vec<Vec<u8>> {
         took: every,
         dirty: runs.iter().map(|(start, len)| PageRun::new(*start, *len)).collect(),
     };
-    let head = Head { pages: 40_000, present: 30_000, every, began_ms: 1 };
+    let head = DirtyTraceHeader { pages: 40_000, present: 30_000, every, began_ms: 1 };
     let samples = vec![sample(&[(0, 1), (300, 200), (39_999, 1)]), sample(&[]), sample(&[(5, 20_000)])];
-    [vec![], samples].into_iter().map(|samples| Trace { head, samples }.write()).collect()
+    [vec![], samples].into_iter().map(|samples| DirtyTrace { head, samples }.write()).collect()
 }
 
 pub(crate) fn image_frames() -> Vec<Vec<u8>> {
@@ -56,7 +56,7 @@ pub(crate) fn manifests() -> Vec<Vec<u8>> {
         boot: None,
     };
     let digest = Digest::of(b"root");
-    let cuts = cuts().pop().and_then(|bytes| Cuts::decode(&bytes).ok());
+    let cuts = cuts().pop().and_then(|bytes| PageAlignment::decode(&bytes).ok());
     let manifest = Manifest {
         format: FORMAT,
         machine,
@@ -77,8 +77,8 @@ pub(crate) fn manifests() -> Vec<Vec<u8>> {
 /// A disk with a FAT at sector 63, and one without cuts.
 pub(crate) fn cuts() -> Vec<Vec<u8>> {
     let borders = [(0, 0), (63 * 512, 3584), (163 * 512, 1536)];
-    let fat = Cuts::new(1 << 20, borders.map(|(start, phase)| Border { start, phase }));
-    [Cuts::identity(1 << 30), fat].into_iter().flatten().map(|cuts| cuts.encode()).collect()
+    let fat = PageAlignment::new(1 << 20, borders.map(|(start, phase)| AlignmentChange { start, phase }));
+    [PageAlignment::identity(1 << 30), fat].into_iter().flatten().map(|cuts| cuts.encode()).collect()
 }
 
 /// Disks behind eight bytes that are their size: a FAT, then tables of every kind. What is not there cannot be read.
@@ -218,13 +218,13 @@ pub(crate) fn sync_answers() -> Vec<Vec<u8>> {
     let message = |header: Vec<u8>, payload: &[u8]| {
         [&(header.len() as u16).to_le_bytes()[..], &header, payload].concat()
     };
-    let slots: Slots = (0..3).collect();
+    let slots: ChildSet = (0..3).collect();
     let sent = LeafAnswer::Sent { changed: slots, zero: slots, delta: false };
-    let frame = PagesFrame { leaves: 1, bases: 0, bytes: 0 };
-    let pages = PagesAnswer { leaves: vec![LeafAnswer::Large, sent], frames: vec![frame; 2] };
+    let frame = LeafPagesFrame { leaves: 1, bases: 0, bytes: 0 };
+    let pages = LeafPagesReply { leaves: vec![LeafAnswer::Large, sent], frames: vec![frame; 2] };
     let objects =
         ObjectsAnswer { objects: vec![ObjectAnswer::Absent, ObjectAnswer::Long(9), ObjectAnswer::Absent] };
-    let piece = PieceAnswer { total: 50, len: 0 };
+    let piece = BlobRangeReply { total: 50, len: 0 };
     // The piece has no bytes, behind the byte of a codec.
     let answers = [
         (postcard::to_stdvec(&pages), &[][..]),
@@ -239,17 +239,17 @@ pub(crate) fn sync_answers() -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn guest_ports() -> Vec<Vec<u8>> {
-    use whimbrel_guest::{Ask, Order, Outcome, Process, Word};
+    use whimbrel_guest::{Command, GuestRequest, Process, Report, RequestOutcome};
     let process = Process { pid: 7, pages: 900, name: "muncher".into() };
     let orders = [
-        Order::Hello { host: "alpha".into(), machine: "web".into(), pages: 81_920 },
-        Order::Stun { lease_ms: 3000, limit: 40, spare: 10, each: 4, sample: vec![1, 2, 70_000] },
-        Order::Told(Outcome::Refused("no".into())),
+        Command::Hello { host: "alpha".into(), machine: "web".into(), pages: 81_920 },
+        Command::Stun { lease_ms: 3000, limit: 40, spare: 10, each: 4, sample: vec![1, 2, 70_000] },
+        Command::RequestResult(RequestOutcome::Refused("no".into())),
     ];
     let words = [
-        Word::Here { features: 7, version: "0.1.0".into() },
-        Word::Stunned { held: vec![process.clone()], spared: vec![process] },
-        Word::Ask(Ask::Migrate { host: "beta".into() }),
+        Report::Ready { features: 7, version: "0.1.0".into() },
+        Report::Stunned { held: vec![process.clone()], spared: vec![process] },
+        Report::Ask(GuestRequest::Migrate { host: "beta".into() }),
     ];
     let orders = orders.iter().map(|order| order.to_frame(5, 1).encode());
     orders.chain(words.iter().map(|word| word.to_frame(5, 1).encode())).collect()

@@ -2,8 +2,8 @@
 
 use crate::journal;
 use whimbrel_session::{
-    beside::Note,
-    cache::{FileRecord, Folded, Record, decode_record, encode_record},
+    cache::{FileRecord, JournalRecord, MergedChanges, decode_record, encode_record},
+    hint_file::Hint,
     proto::{
         Attr, DigestedPages, DirPacker, Entry, Ident, Kind, Name, Op, PAGE, PackedPages, RelPath, Time,
         Version, WalkedDir, pack_digests, pack_entries, pack_holes, pack_pages, unpack_digests, unpack_dirs,
@@ -53,9 +53,9 @@ pub fn session(data: &[u8]) {
             assert!(digests.len() <= LIMIT / PAGE && digests.iter().flatten().count() * 32 == bytes.len());
         }
         5 => {
-            let Ok(note) = Note::parse(rest) else { return };
+            let Ok(note) = Hint::parse(rest) else { return };
             assert!(note.zeros.windows(2).all(|pair| pair[0].end <= pair[1].start), "in order");
-            assert_eq!(Note::parse(note.to_text().as_bytes()), Ok(note), "a note survives being stored");
+            assert_eq!(Hint::parse(note.to_text().as_bytes()), Ok(note), "a note survives being stored");
         }
         6 => journal::open(rest),
         _ => {
@@ -76,8 +76,8 @@ pub fn accepts_session_seed(seed: &[u8]) -> bool {
             .is_ok_and(|(shape, bytes)| unpack_pages(&shape, bytes, LIMIT).is_ok()),
         4 => postcard::take_from_bytes::<DigestedPages>(rest)
             .is_ok_and(|(shape, bytes)| unpack_digests(&shape, bytes, LIMIT).is_ok()),
-        5 => Note::parse(rest).is_ok(),
-        6 => postcard::take_from_bytes::<Record>(rest).is_ok(),
+        5 => Hint::parse(rest).is_ok(),
+        6 => postcard::take_from_bytes::<JournalRecord>(rest).is_ok(),
         _ => unpack_holes(rest).is_ok(),
     }
 }
@@ -99,13 +99,17 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     };
     let op = Op::Rename { from: path.clone(), path, no_replace: true };
     let records = [
-        Record::Block { file: 1, block: 2, frame: Some(3), valid: 5, dirty: 4, sums: vec![7, 8] },
-        Record::File { file: 1, record: file },
-        Record::Op { number: 1, op: op.clone() },
-        Record::Sent { below: 7 },
-        Record::Folded(Folded { now: vec![(2, op)], gone: vec![3, 4], makes: vec![(5, Some(6)), (7, None)] }),
-        Record::Barrier { records: 9 },
-        Record::End,
+        JournalRecord::Block { file: 1, block: 2, frame: Some(3), valid: 5, dirty: 4, sums: vec![7, 8] },
+        JournalRecord::File { file: 1, record: file },
+        JournalRecord::Op { number: 1, op: op.clone() },
+        JournalRecord::Sent { below: 7 },
+        JournalRecord::Folded(MergedChanges {
+            now: vec![(2, op)],
+            gone: vec![3, 4],
+            makes: vec![(5, Some(6)), (7, None)],
+        }),
+        JournalRecord::Barrier { records: 9 },
+        JournalRecord::End,
     ];
     let mut seeds = vec![[vec![7], pack_holes(&[4096..8192, 1 << 20..1 << 40])].concat()];
     // One after the other, as they would lie in a journal.

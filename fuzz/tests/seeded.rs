@@ -57,13 +57,15 @@ fn every_seed_is_one_that_its_parser_accepts() {
     assert!(seeds("image_node").iter().all(|seed| whimbrel_image::Node::decode(seed).is_ok()));
     assert!(seeds("manifest").iter().all(|seed| whimbrel_image::Manifest::decode(seed).is_ok()));
     assert!(seeds("wire_hello").iter().all(|seed| whimbrel_wire::Hello::parse(seed).is_ok()));
-    assert!(seeds("wws_trace").iter().all(|seed| whimbrel_capture::trace::Trace::read(seed).is_ok()));
+    assert!(
+        seeds("wws_trace").iter().all(|seed| whimbrel_capture::dirty_trace::DirtyTrace::read(seed).is_ok())
+    );
     assert!(
         seeds("session").len() >= 12
             && seeds("session").iter().all(|seed| whimbrel_fuzz::accepts_session_seed(seed))
     );
     assert!(seeds("postcopy").iter().all(|seed| whimbrel_fuzz::accepts_postcopy_seed(seed)));
-    assert!(seeds("cuts").iter().all(|seed| whimbrel_align::Cuts::decode(seed).is_ok()));
+    assert!(seeds("cuts").iter().all(|seed| whimbrel_align::PageAlignment::decode(seed).is_ok()));
     let partitions = seeds("disk_layout").into_iter().map(|mut seed| {
         let disk = seed.split_off(8);
         let size = seed.try_into().map(u64::from_le_bytes).unwrap();
@@ -72,10 +74,10 @@ fn every_seed_is_one_that_its_parser_accepts() {
     assert_eq!(partitions.collect::<Vec<_>>(), [0, 2, 2, 1]);
     assert!(seeds("sync_answer").iter().all(|seed| whimbrel_sync::open_anything(seed)));
     for seed in seeds("image_frame") {
-        whimbrel_image::frame::Frame::parse(&seed).unwrap().decode(&[]).unwrap();
+        whimbrel_image::pack_frame::PackFrame::parse(&seed).unwrap().decode(&[]).unwrap();
     }
     for seed in seeds("qemu_state") {
-        whimbrel_qemu::Head::parse(&seed).unwrap();
+        whimbrel_qemu::StreamHeader::parse(&seed).unwrap();
     }
     assert!(TARGETS.iter().all(|target| !(target.seeds)().is_empty()));
 }

@@ -13,8 +13,8 @@ use anyhow::Result;
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
-use whimbrel_align::Cuts;
-use whimbrel_block::{Device, ExtentKind, FileDevice, Recut, layout_of};
+use whimbrel_align::PageAlignment;
+use whimbrel_block::{AlignedDisk, Device, ExtentKind, FileDevice, layout_of};
 use whimbrel_core::{Digest, PAGE_SIZE, is_zero};
 
 /// Percent found, with the disk's own cuts and without.
@@ -53,7 +53,7 @@ fn look(disk: &Path, wanted: &[Digest]) -> Result<Found> {
     let device = Arc::new(FileDevice::open_read_only(disk)?);
     let cuts = layout_of(&*device).cuts()?;
     let share = |cuts| anyhow::Ok(share(wanted, &cut_pages(&device, cuts)?));
-    Ok(Found { with: share(cuts)?, without: share(Cuts::identity(device.size())?)? })
+    Ok(Found { with: share(cuts)?, without: share(PageAlignment::identity(device.size())?)? })
 }
 
 /// Digests of the pages of `files` as a guest's page cache has them, the last of each filled up with zeros.
@@ -64,8 +64,8 @@ fn pages_of(files: &make::Files) -> Vec<Digest> {
 }
 
 /// Digests of the cut pages of `disk` that are not zero.
-fn cut_pages(disk: &Arc<FileDevice>, cuts: Cuts) -> Result<HashSet<Digest>> {
-    let disk = Recut::new(disk.clone(), cuts)?;
+fn cut_pages(disk: &Arc<FileDevice>, cuts: PageAlignment) -> Result<HashSet<Digest>> {
+    let disk = AlignedDisk::new(disk.clone(), cuts)?;
     let (mut found, mut at, mut buffer) = (HashSet::new(), 0, vec![0; 1 << 20]);
     while at < disk.size() {
         let window = &mut buffer[..(disk.size() - at).min(1 << 20) as usize];

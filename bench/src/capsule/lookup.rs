@@ -9,7 +9,7 @@ use anyhow::Result;
 use std::hint::black_box;
 use std::time::Instant;
 use whimbrel_core::Digest;
-use whimbrel_hashcache::{Geometry, HashCache, Location, Missing, SourceKind};
+use whimbrel_hashcache::{Geometry, HashCache, Location, OnMissing, SourceKind};
 
 /// Pages asked for at once.
 const BATCH: usize = 4096;
@@ -21,7 +21,7 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let pages: u64 = if context.quick { 1 << 20 } else { 1 << 22 };
     let folder = scratch("lookup")?;
     let path = folder.path().join("table");
-    let cache = HashCache::open_seeded(&path, Missing::Create(Geometry::for_pages(pages)), 1)?;
+    let cache = HashCache::open_seeded(&path, OnMissing::Create(Geometry::for_pages(pages)), 1)?;
     let file = folder.path().join("source");
     std::fs::write(&file, b"")?;
     let source = cache.register(&file, SourceKind::Raw)?;

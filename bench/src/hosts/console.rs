@@ -4,13 +4,13 @@ use super::Daemon;
 use anyhow::{Result, ensure};
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use whimbrel_testkit::guest::Witness;
+use whimbrel_testkit::guest::TestAgent;
 
 /// Longest head of an answer that is read.
 const HEAD_MAX: usize = 8192;
 
 /// The witness of `machine`, which may not be up yet.
-pub(crate) fn console(daemon: &Daemon, machine: &str) -> Result<Witness> {
+pub(crate) fn console(daemon: &Daemon, machine: &str) -> Result<TestAgent> {
     let mut stream = UnixStream::connect(daemon.socket())?;
     write!(
         stream,
@@ -23,5 +23,5 @@ pub(crate) fn console(daemon: &Daemon, machine: &str) -> Result<Witness> {
         head.push(byte[0]);
     }
     ensure!(head.starts_with(b"HTTP/1.1 101"), "no console of {machine}: {}", String::from_utf8_lossy(&head));
-    Ok(Witness::over(stream.try_clone()?, stream))
+    Ok(TestAgent::over(stream.try_clone()?, stream))
 }

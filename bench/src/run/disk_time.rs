@@ -21,7 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use whimbrel_core::ByteSize;
-use whimbrel_testkit::guest::{GuestOptions, Verdict, Witness, Work};
+use whimbrel_testkit::guest::{CheckResult, GuestOptions, TestAgent, Work};
 use whimbrel_testkit::lab::Lab;
 
 const MBIT: u64 = 1000;
@@ -173,14 +173,17 @@ fn while_it_writes(lab: &Lab, migrate: impl FnOnce() -> Result<()>) -> Result<Mo
         let checked = writes.join().ok().context("the writer failed")?;
         outcome?;
         let checked = checked?;
-        ensure!(matches!(checked.disk, Verdict::Good(_)), "the disk is not what was written: {checked:?}");
-        ensure!(matches!(checked.ram, Verdict::Good(_)), "memory is not what it was: {checked:?}");
+        ensure!(
+            matches!(checked.disk, CheckResult::Good(_)),
+            "the disk is not what was written: {checked:?}"
+        );
+        ensure!(matches!(checked.ram, CheckResult::Good(_)), "memory is not what it was: {checked:?}");
         Ok(ms)
     })?;
     Ok(Moved { ms: moved, bytes: (on_the_uplink(lab)? - before) as f64 })
 }
 
-fn witness(lab: &Lab) -> Result<Witness> {
+fn witness(lab: &Lab) -> Result<TestAgent> {
     let address = format!("{GUEST}:7000").parse()?;
     let deadline = Instant::now() + PATIENCE;
     let stream = loop {
@@ -190,7 +193,7 @@ fn witness(lab: &Lab) -> Result<Witness> {
         }
         thread::sleep(Duration::from_millis(50));
     };
-    let mut witness = Witness::connected(stream)?;
+    let mut witness = TestAgent::connected(stream)?;
     witness.wait_ready(PATIENCE)?;
     Ok(witness)
 }

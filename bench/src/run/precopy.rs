@@ -16,7 +16,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 use whimbrel_core::NicConfig;
 use whimbrel_qemu::{LaunchSpec, Qmp, RamBacking, Sharing, probe};
-use whimbrel_testkit::guest::Witness;
+use whimbrel_testkit::guest::TestAgent;
 use whimbrel_testkit::lab::{Host, Lab, Process};
 
 const BOOT_PATIENCE: Duration = Duration::from_secs(120);
@@ -102,7 +102,7 @@ impl Pair {
         let target = Side::start(lab.host("beta"), plans[1], &folder.path().join("b"), Role::Target)?;
         source.execute("cont", json!({}))?;
         let console = UnixStream::connect(source.spec.serial_socket())?;
-        Witness::over(console.try_clone()?, console).wait_ready(BOOT_PATIENCE)?;
+        TestAgent::over(console.try_clone()?, console).wait_ready(BOOT_PATIENCE)?;
         let place = format!("tcp:{}:{PORT}", lab.host("beta").address());
         target.execute("migrate-incoming", json!({ "uri": place }))?;
         source.execute("migrate-set-parameters", json!({ "max-bandwidth": mbit * 1_000_000 / 8 }))?;

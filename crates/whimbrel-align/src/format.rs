@@ -1,9 +1,9 @@
-//! The bytes of [`Cuts`], and their text in a manifest. Layout: docs/formats/image.md.
+//! The bytes of [`PageAlignment`], and their text in a manifest. Layout: docs/formats/image.md.
 //!
 //! Canonical: numbers have one spelling, and nothing may follow the last segment; what decodes encodes to the same bytes. Decoding
-//! allocates only what [`Cuts`] allows, whatever the bytes say.
+//! allocates only what [`PageAlignment`] allows, whatever the bytes say.
 
-use crate::{Border, Cuts, CutsError, SECTOR};
+use crate::{AlignmentChange, AlignmentError, PageAlignment, SECTOR};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::{fmt, str::FromStr};
 
@@ -14,7 +14,7 @@ const PHASES: u64 = crate::PAGE / SECTOR;
 
 /// Bytes or text that describe no cuts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum CutsFormatError {
+pub enum AlignmentFormatError {
     /// Written by another version.
     #[error("cuts of version {found} are not known, this version reads {VERSION}")]
     Version {
@@ -35,17 +35,17 @@ pub enum CutsFormatError {
     Cuts {
         /// Why.
         #[source]
-        source: CutsError,
+        source: AlignmentError,
     },
 }
 
-impl Cuts {
+impl PageAlignment {
     /// The bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![VERSION];
         put_number(&mut bytes, self.size());
         let mut before = 0;
-        for Border { start, phase } in self.borders() {
+        for AlignmentChange { start, phase } in self.borders() {
             put_number(&mut bytes, (start - before) / SECTOR * PHASES + phase / SECTOR);
             before = start;
         }
@@ -55,27 +55,26 @@ impl Cuts {
     /// The cuts that `bytes` encode.
     ///
     /// # Errors
-    /// If they are not what [`Cuts::encode`] gives for some cuts.
-    pub fn decode(bytes: &[u8]) -> Result<Self, CutsFormatError> {
-        let (version, mut rest) = bytes.split_first().ok_or(CutsFormatError::Short)?;
+    /// If they are not what [`PageAlignment::encode`] gives for some cuts.
+    pub fn decode(bytes: &[u8]) -> Result<Self, AlignmentFormatError> {
+        let (version, mut rest) = bytes.split_first().ok_or(AlignmentFormatError::Short)?;
         if *version != VERSION {
-            return Err(CutsFormatError::Version { found: *version });
+            return Err(AlignmentFormatError::Version { found: *version });
         }
         let size = take_number(&mut rest)?;
         let (mut start, mut borders) = (0u64, Vec::new());
         while !rest.is_empty() {
             if borders.len() == crate::MAX_SEGMENTS {
-                return Err(CutsFormatError::Cuts { source: CutsError::Segments });
+                return Err(AlignmentFormatError::Cuts { source: AlignmentError::Segments });
             }
             let number = take_number(&mut rest)?;
             // Below 2^61 sectors each, and past the first sum that is too large `Cuts::new` would refuse anyway.
-            start = (number / PHASES)
-                .checked_mul(SECTOR)
-                .and_then(|delta| start.checked_add(delta))
-                .ok_or(CutsFormatError::Cuts { source: CutsError::Border { start: u64::MAX, phase: 0 } })?;
-            borders.push(Border { start, phase: number % PHASES * SECTOR });
+            start = (number / PHASES).checked_mul(SECTOR).and_then(|delta| start.checked_add(delta)).ok_or(
+                AlignmentFormatError::Cuts { source: AlignmentError::Border { start: u64::MAX, phase: 0 } },
+            )?;
+            borders.push(AlignmentChange { start, phase: number % PHASES * SECTOR });
         }
-        Cuts::new(size, borders).map_err(|source| CutsFormatError::Cuts { source })
+        PageAlignment::new(size, borders).map_err(|source| AlignmentFormatError::Cuts { source })
     }
 }
 
@@ -88,58 +87,58 @@ fn put_number(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number as u8);
 }
 
-fn take_number(rest: &mut &[u8]) -> Result<u64, CutsFormatError> {
+fn take_number(rest: &mut &[u8]) -> Result<u64, AlignmentFormatError> {
     let mut number = 0;
     // Nine bytes hold 63 bits, more than any field needs.
     for shift in (0..63).step_by(7) {
-        let (byte, after) = rest.split_first().ok_or(CutsFormatError::Short)?;
+        let (byte, after) = rest.split_first().ok_or(AlignmentFormatError::Short)?;
         *rest = after;
         number |= u64::from(byte & 0x7f) << shift;
         if byte & 0x80 == 0 {
             let padded = *byte == 0 && shift > 0;
-            return if padded { Err(CutsFormatError::Number) } else { Ok(number) };
+            return if padded { Err(AlignmentFormatError::Number) } else { Ok(number) };
         }
     }
-    Err(CutsFormatError::Number)
+    Err(AlignmentFormatError::Number)
 }
 
-impl fmt::Display for Cuts {
+impl fmt::Display for PageAlignment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.encode().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-impl FromStr for Cuts {
-    type Err = CutsFormatError;
+impl FromStr for PageAlignment {
+    type Err = AlignmentFormatError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let digit = |digit: u8| match digit {
             b'0'..=b'9' => Ok(digit - b'0'),
             b'a'..=b'f' => Ok(digit - b'a' + 10),
-            _ => Err(CutsFormatError::Text),
+            _ => Err(AlignmentFormatError::Text),
         };
         let (pairs, odd) = text.as_bytes().as_chunks::<2>();
         if !odd.is_empty() {
-            return Err(CutsFormatError::Text);
+            return Err(AlignmentFormatError::Text);
         }
         let bytes: Result<Vec<u8>, _> =
             pairs.iter().map(|[high, low]| Ok(digit(*high)? << 4 | digit(*low)?)).collect();
-        Cuts::decode(&bytes?)
+        PageAlignment::decode(&bytes?)
     }
 }
 
-impl Serialize for Cuts {
+impl Serialize for PageAlignment {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         if to.is_human_readable() { to.collect_str(self) } else { self.encode().serialize(to) }
     }
 }
 
-impl<'de> Deserialize<'de> for Cuts {
+impl<'de> Deserialize<'de> for PageAlignment {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let cuts = if from.is_human_readable() {
             String::deserialize(from)?.parse()
         } else {
-            Cuts::decode(&Vec::<u8>::deserialize(from)?)
+            PageAlignment::decode(&Vec::<u8>::deserialize(from)?)
         };
         cuts.map_err(de::Error::custom)
     }
@@ -148,48 +147,52 @@ impl<'de> Deserialize<'de> for Cuts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuts::tests::any_cuts;
+    use crate::alignment::tests::any_cuts;
     use proptest::prelude::*;
 
     proptest! {
         #[test]
         fn cuts_survive_bytes_and_text(cuts in any_cuts()) {
-            prop_assert_eq!(Cuts::decode(&cuts.encode()), Ok(cuts.clone()));
+            prop_assert_eq!(PageAlignment::decode(&cuts.encode()), Ok(cuts.clone()));
             let json = serde_json::to_string(&cuts).unwrap();
-            prop_assert_eq!(serde_json::from_str::<Cuts>(&json).unwrap(), cuts);
+            prop_assert_eq!(serde_json::from_str::<PageAlignment>(&json).unwrap(), cuts);
         }
 
         #[test]
         fn any_bytes_are_refused_or_have_one_spelling(mut bytes in prop::collection::vec(any::<u8>(), 0..40)) {
             if let Some(first) = bytes.first_mut() { *first = VERSION; }
-            if let Ok(cuts) = Cuts::decode(&bytes) { prop_assert_eq!(cuts.encode(), bytes); }
+            if let Ok(cuts) = PageAlignment::decode(&bytes) { prop_assert_eq!(cuts.encode(), bytes); }
         }
     }
 
     #[test]
     fn the_bytes_of_cuts_are_pinned() {
-        let borders = [Border { start: 0, phase: 0 }, Border { start: 63 * 512, phase: 3584 }];
-        let cuts = Cuts::new(1 << 20, borders).unwrap();
+        let borders =
+            [AlignmentChange { start: 0, phase: 0 }, AlignmentChange { start: 63 * 512, phase: 3584 }];
+        let cuts = PageAlignment::new(1 << 20, borders).unwrap();
         assert_eq!(cuts.to_string(), "0180804000ff03");
         assert_eq!("0180804000ff03".parse(), Ok(cuts));
     }
 
     #[test]
     fn what_is_not_canonical_is_refused_by_name() {
-        let parse = |text: &str| text.parse::<Cuts>().unwrap_err();
-        assert_eq!(parse(""), CutsFormatError::Short);
-        assert_eq!(parse("02808040"), CutsFormatError::Version { found: 2 });
+        let parse = |text: &str| text.parse::<PageAlignment>().unwrap_err();
+        assert_eq!(parse(""), AlignmentFormatError::Short);
+        assert_eq!(parse("02808040"), AlignmentFormatError::Version { found: 2 });
         assert_eq!(
             parse("01808040"),
-            CutsFormatError::Cuts { source: CutsError::Border { start: 0, phase: 0 } }
+            AlignmentFormatError::Cuts { source: AlignmentError::Border { start: 0, phase: 0 } }
         );
-        assert_eq!(parse("0180804000ff"), CutsFormatError::Short);
-        assert_eq!(parse("018080408000"), CutsFormatError::Number);
-        assert_eq!(parse("0180804000FF03"), CutsFormatError::Text);
-        assert_eq!(parse("018"), CutsFormatError::Text);
-        assert_eq!(parse(&format!("0180804000{}", "ff".repeat(9))), CutsFormatError::Number);
+        assert_eq!(parse("0180804000ff"), AlignmentFormatError::Short);
+        assert_eq!(parse("018080408000"), AlignmentFormatError::Number);
+        assert_eq!(parse("0180804000FF03"), AlignmentFormatError::Text);
+        assert_eq!(parse("018"), AlignmentFormatError::Text);
+        assert_eq!(parse(&format!("0180804000{}", "ff".repeat(9))), AlignmentFormatError::Number);
         let far = format!("0180804000{}7f{}7f", "ff".repeat(8), "ff".repeat(8));
-        assert!(matches!(parse(&far), CutsFormatError::Cuts { .. }));
-        assert!(matches!(parse(&format!("01808040{}", "00".repeat(3000))), CutsFormatError::Cuts { .. }));
+        assert!(matches!(parse(&far), AlignmentFormatError::Cuts { .. }));
+        assert!(matches!(
+            parse(&format!("01808040{}", "00".repeat(3000))),
+            AlignmentFormatError::Cuts { .. }
+        ));
     }
 }

@@ -4,9 +4,10 @@
 //! sectors and gives at most [`MAX_REGIONS`] regions, sorted, apart from each other and inside the disk.
 
 use crate::{
-    Border, Cuts, CutsError, FileSystem, PAGE, ReadAt, RegionKind, file_system,
-    reader::Reader,
-    table::{self, Slot},
+    AlignmentChange, AlignmentError, FileSystem, PAGE, PageAlignment, ReadAt, RegionKind,
+    bounded_reader::BoundedReader,
+    file_system,
+    partition_table::{self, TableEntry},
 };
 
 /// Most regions of one disk.
@@ -44,13 +45,13 @@ pub struct Region {
 
 /// Finds out what is where on a disk of `size` bytes.
 pub fn inspect(disk: &dyn ReadAt, size: u64) -> Layout {
-    let mut reader = Reader::new(disk, size);
-    let slots = table::regions(&mut reader);
+    let mut reader = BoundedReader::new(disk, size);
+    let slots = partition_table::regions(&mut reader);
     let regions = slots.iter().map(|slot| region(&mut reader, slot)).collect();
     Layout { size, regions, complete: reader.is_complete() }
 }
 
-fn region(disk: &mut Reader<'_>, slot: &Slot) -> Region {
+fn region(disk: &mut BoundedReader<'_>, slot: &TableEntry) -> Region {
     let found = file_system::identify(disk, slot);
     let data = slot.start + found.map_or(0, |found| found.data);
     Region {
@@ -71,13 +72,13 @@ impl Layout {
     ///
     /// # Errors
     /// If the disk is larger than cuts can be.
-    pub fn cuts(&self) -> Result<Cuts, CutsError> {
-        let mut borders: Vec<Border> = Vec::new();
+    pub fn cuts(&self) -> Result<PageAlignment, AlignmentError> {
+        let mut borders: Vec<AlignmentChange> = Vec::new();
         let mut cut = |start: u64, phase: u64| {
             // Nothing lies between two borders at one place, and no border is needed where the phase goes on.
             borders.pop_if(|last| last.start == start);
             if start < self.size && borders.last().is_none_or(|last| last.phase != phase) {
-                borders.push(Border { start, phase });
+                borders.push(AlignmentChange { start, phase });
             }
         };
         cut(0, 0);
@@ -85,7 +86,7 @@ impl Layout {
             cut(region.start, region.start % PAGE);
             cut(region.data, region.phase);
         }
-        Cuts::new(self.size, borders)
+        PageAlignment::new(self.size, borders)
     }
 }
 

@@ -1,26 +1,28 @@
 //! Where file pages lie on a disk, and how its bytes are cut into pages so that equal files give equal pages.
 //!
 //! [`inspect`] reads partition tables and superblocks and says for each region at which offset modulo 4096 file pages lie;
-//! [`Cuts`] is what an image keeps of that: how an array of bytes is cut into pages, both ways. Nothing here opens a file
+//! [`PageAlignment`] is what an image keeps of that: how an array of bytes is cut into pages, both ways. Nothing here opens a file
 //! or knows a block device; content is read through [`ReadAt`].
 //!
 //! What is read comes from a guest and may lie. A lie can only make cuts at places where no file lies, which costs savings:
-//! [`Cuts`] checks itself and loses no byte wherever they are.
+//! [`PageAlignment`] checks itself and loses no byte wherever they are.
 
-mod cuts;
+mod alignment;
+mod bounded_reader;
 mod file_system;
 mod format;
 mod layout;
 mod page_sets;
-mod reader;
-mod table;
+mod partition_table;
 
-pub use cuts::{Border, Cuts, CutsError, MAX_SEGMENTS, MAX_SIZE, Piece, Stretch};
+pub use alignment::{
+    AlignedBytes, AlignmentChange, AlignmentError, MAX_SEGMENTS, MAX_SIZE, MappedRange, PageAlignment,
+};
+pub use bounded_reader::{MAX_SECTORS, ReadAt};
 pub use file_system::FileSystem;
-pub use format::CutsFormatError;
+pub use format::AlignmentFormatError;
 pub use layout::{Layout, MAX_REGIONS, Region, inspect};
-pub use reader::{MAX_SECTORS, ReadAt};
-pub use table::RegionKind;
+pub use partition_table::RegionKind;
 
 use whimbrel_core::PAGE_SIZE;
 

@@ -3,10 +3,10 @@
 //! Translation only widens: going there and back gives a superset. That is right for dirty and populated pages, where one too
 //! many costs a look and one too few would lose a write; it is wrong for "these pages are present".
 
-use crate::{Cuts, PAGE};
+use crate::{PAGE, PageAlignment};
 use whimbrel_core::{PageRun, PageSet};
 
-impl Cuts {
+impl PageAlignment {
     /// Pages of the disk, cut from byte 0.
     pub fn disk_page_count(&self) -> u64 {
         self.size().div_ceil(PAGE)
@@ -46,10 +46,10 @@ impl Cuts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuts::tests::any_cuts;
+    use crate::alignment::tests::any_cuts;
     use proptest::prelude::*;
 
-    fn share_a_byte(cuts: &Cuts, disk: u64, cut: u64) -> bool {
+    fn share_a_byte(cuts: &PageAlignment, disk: u64, cut: u64) -> bool {
         let bytes = cuts.bytes_of(cut).unwrap();
         bytes.start < (disk + 1) * PAGE && disk * PAGE < bytes.end
     }
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn the_identity_changes_no_set() {
-        let cuts = Cuts::identity(9000).unwrap();
+        let cuts = PageAlignment::identity(9000).unwrap();
         let mut pages = PageSet::empty(3);
         pages.insert(2);
         assert_eq!(cuts.to_cut(&pages), pages);

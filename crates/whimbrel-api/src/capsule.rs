@@ -20,12 +20,12 @@ pub enum CapsuleRef {
     /// A tag, a machine, or the beginning of an id.
     Name(RefName),
     /// Of the capsules that were kept of a protected machine the newest that is at least so old.
-    Past(Past),
+    Past(PointInTime),
 }
 
 /// A machine as it was some time ago: `NAME@-AGE`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Past {
+pub struct PointInTime {
     /// Which machine.
     pub machine: MachineName,
     /// How long ago.
@@ -35,7 +35,7 @@ pub struct Past {
 /// Units of an age, the largest first.
 const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
-impl Past {
+impl PointInTime {
     /// None if the text has no `@`.
     fn parse(text: &str) -> Option<Result<Self, CapsuleRefError>> {
         let (name, age) = text.split_once('@')?;
@@ -50,7 +50,7 @@ impl Past {
     }
 }
 
-impl fmt::Display for Past {
+impl fmt::Display for PointInTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fits = |(_, factor): &&(&str, u64)| self.ago_ms.is_multiple_of(*factor) && self.ago_ms >= *factor;
         let (unit, factor) = UNITS.iter().find(fits).copied().unwrap_or(("s", 1));
@@ -88,7 +88,7 @@ impl FromStr for CapsuleRef {
     type Err = CapsuleRefError;
 
     fn from_str(text: &str) -> Result<Self, CapsuleRefError> {
-        if let Some(past) = Past::parse(text) {
+        if let Some(past) = PointInTime::parse(text) {
             return past.map(Self::Past);
         }
         Ok(text.parse().map(Self::Id).or_else(|_| text.parse().map(Self::Name))?)

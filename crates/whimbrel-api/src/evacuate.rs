@@ -43,7 +43,7 @@ pub struct EvacuateReport {
     /// Whether nothing was to be moved.
     pub dry_run: bool,
     /// In the order in which they were to move; then those that were not to.
-    pub machines: Vec<Evacuated>,
+    pub machines: Vec<EvacuatedMachine>,
     /// Machines that run there still, since the host that was asked may not read and write them there. It does not learn which.
     #[serde(default, skip_serializing_if = "is_none")]
     pub withheld: u32,
@@ -55,7 +55,7 @@ fn is_none(count: &u32) -> bool {
 
 /// What became of one machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Evacuated {
+pub struct EvacuatedMachine {
     /// Its name.
     #[schema(value_type = String)]
     pub name: MachineName,

@@ -97,7 +97,7 @@ pub struct MatchRequest {
 
 /// The capsule that fits best.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Golden {
+pub struct GoldenMatch {
     /// Where it lies, if not here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]

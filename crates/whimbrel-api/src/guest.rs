@@ -27,7 +27,7 @@ impl SelfService {
 
 /// What was done to a machine that wrote faster than it could be copied, until it had moved.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
-pub struct Slowed {
+pub struct ThrottleReport {
     /// Processes that its guest held, as `name (pid)`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stunned: Vec<String>,
@@ -55,7 +55,7 @@ pub struct MirroredWrites {
     pub longest_us: u64,
 }
 
-impl Slowed {
+impl ThrottleReport {
     /// Whether nothing was done.
     pub fn is_nothing(&self) -> bool {
         self.stunned.is_empty() && self.cpu_percent.is_none() && self.mirrored.is_none()

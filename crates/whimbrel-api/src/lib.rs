@@ -10,12 +10,13 @@
 //! - every failure is an [`ApiError`] with a stable [`ErrorCode`].
 
 mod capsule;
+mod dirty_trace;
 mod error;
 mod evacuate;
 mod golden;
 mod guest;
-mod hierarchy;
 mod host;
+mod lineage;
 mod machine;
 mod migration;
 mod openapi;
@@ -23,37 +24,36 @@ mod operation;
 mod protect;
 pub mod routes;
 mod transfer;
-mod wws;
 
 pub use capsule::{
     CapsuleDiff, CapsuleInfo, CapsuleRef, CapsuleRefError, ConfigChange, ExportFormat, ExportRequest,
-    ImageDiff, ImageInfo, ImportRequest, Past, TagRequest,
+    ImageDiff, ImageInfo, ImportRequest, PointInTime, TagRequest,
 };
+pub use dirty_trace::DirtyTraceRequest;
 pub use error::{ApiError, ErrorCode};
-pub use evacuate::{EvacuateReport, EvacuateRequest, Evacuated, MoveOutcome};
-pub use golden::{Attributes, Golden, MatchRequest, Terms, TermsError};
-pub use guest::{MirroredWrites, SelfService, Slowed};
-pub use hierarchy::{
-    DeriveRequest, DiskRebase, GraphNode, LeftBehind, MachineOn, PromoteReport, PromoteRequest, RebaseReport,
-    RefRights, RefVersion, Standing, Tagged,
-};
+pub use evacuate::{EvacuateReport, EvacuateRequest, EvacuatedMachine, MoveOutcome};
+pub use golden::{Attributes, GoldenMatch, MatchRequest, Terms, TermsError};
+pub use guest::{MirroredWrites, SelfService, ThrottleReport};
 pub use host::{HostInfo, StoreUsage, TrustEntry};
-pub use machine::{
-    BalloonRequest, CheckpointRequest, CloneNetwork, CloneRequest, DiskInfo, DiskSource, MachineInfo,
-    MachineState, MigrateMode, MigrateRequest, MoveNetwork, NicInfo, NicRequest, ResumeMode, ResumeRequest,
-    RunRequest, Squeeze, StopMode, StopRequest, SuspendRequest, TunnelInfo, Uploads,
+pub use lineage::{
+    DeriveRequest, DiskRebase, GraphNode, MachineOnCapsule, OutdatedChild, OutdatedReport, PreviousCapsule,
+    PromoteReport, PromoteRequest, RefRights, RefVersion, Tagged,
 };
-pub use migration::{MigrationEnd, MigrationId, MigrationRecord, PauseInfo, StoppedBy};
+pub use machine::{
+    BalloonRequest, BalloonTarget, CheckpointRequest, CloneNetwork, CloneRequest, DiskInfo, DiskSource,
+    MachineInfo, MachineState, MigrateMode, MigrateRequest, MoveNetwork, NicInfo, NicRequest, ResumeMode,
+    ResumeRequest, RunRequest, StopMode, StopRequest, SuspendRequest, TunnelInfo, Uploads,
+};
+pub use migration::{DowntimeInfo, MigrationEnd, MigrationId, MigrationRecord, RoundsEnd};
 pub use openapi::{openapi, openapi_json};
 pub use operation::{
     CaptureReport, Damage, NetworkHandover, Operation, OperationId, OperationKind, OperationResult,
     OperationState, PostcopyInfo, Progress, RoundInfo, Unit,
 };
 pub use protect::{
-    CodeStep, FailoverRequest, KeepRule, PauseParts, ProtectBlock, ProtectCodec, ProtectFigures, ProtectMode,
-    ProtectRequest, ProtectRole, ProtectState, ProtectionInfo, TakenOver,
+    CodeStep, EpochPauseParts, FailoverRequest, ProtectBlock, ProtectCodec, ProtectFigures, ProtectMode,
+    ProtectRequest, ProtectRole, ProtectState, ProtectionInfo, SnapshotRule, TakeoverInfo,
 };
 pub use transfer::{
     CacheAddRequest, CacheInfo, CacheSource, PullRequest, PushRequest, RemoteCapsule, TransferReport,
 };
-pub use wws::WwsRequest;

@@ -1,6 +1,6 @@
 //! Machines: what the daemon says about one, and every request that changes one.
 
-use crate::{CapsuleRef, OperationId, ProtectionInfo, SelfService, TakenOver};
+use crate::{CapsuleRef, OperationId, ProtectionInfo, SelfService, TakeoverInfo};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::PathBuf};
 use utoipa::ToSchema;
@@ -50,7 +50,7 @@ pub struct MachineInfo {
     pub protection: Option<ProtectionInfo>,
     /// The last time that it was taken over by this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub taken_over: Option<TakenOver>,
+    pub taken_over: Option<TakeoverInfo>,
     /// Where its capsules are uploaded in the background.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uploads: Option<Uploads>,
@@ -266,7 +266,7 @@ pub struct BalloonRequest {
 /// when it runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Squeeze {
+pub enum BalloonTarget {
     /// Not at all.
     #[default]
     Off,
@@ -296,7 +296,7 @@ pub struct CheckpointRequest {
     pub disks_only: bool,
     /// Squeeze the guest before.
     #[serde(default)]
-    pub balloon: Squeeze,
+    pub balloon: BalloonTarget,
 }
 
 /// Body of `POST /v1/machines/{name}/suspend`.
@@ -309,7 +309,7 @@ pub struct SuspendRequest {
     pub tag: Option<RefName>,
     /// Squeeze the guest before.
     #[serde(default)]
-    pub balloon: Squeeze,
+    pub balloon: BalloonTarget,
 }
 
 /// What the network ports of a machine join after it was moved.

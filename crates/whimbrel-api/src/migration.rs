@@ -51,11 +51,11 @@ pub enum MigrationEnd {
         downtime_ms: f64,
         /// What that time went to.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        pause: Option<PauseInfo>,
+        pause: Option<DowntimeInfo>,
         /// Bytes on the wire, all of them.
         wire_bytes: u64,
         /// What ended the rounds.
-        stopped_by: StoppedBy,
+        stopped_by: RoundsEnd,
         /// What became of its network ports.
         network: NetworkHandover,
     },
@@ -68,7 +68,7 @@ pub enum MigrationEnd {
 
 /// What the time went to in which no CPU of a machine ran that moved: its parts, in this order, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, ToSchema)]
-pub struct PauseInfo {
+pub struct DowntimeInfo {
     /// Until the CPUs stood still.
     pub stop_ms: f64,
     /// Until it was known which pages are left.
@@ -87,7 +87,7 @@ pub struct PauseInfo {
     pub start_ms: f64,
 }
 
-impl PauseInfo {
+impl DowntimeInfo {
     /// The parts with their names.
     pub fn parts(&self) -> [(&'static str, f64); 8] {
         let Self { stop_ms, scan_ms, devices_ms, pages_ms, load_ms, link_ms, commit_ms, start_ms } = *self;
@@ -107,7 +107,7 @@ impl PauseInfo {
 /// What ended the rounds of a migration, so that the machine was stopped for the last one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum StoppedBy {
+pub enum RoundsEnd {
     /// Under 256 KiB were left.
     LittleLeft,
     /// What was left would travel within the downtime that was allowed.
@@ -120,7 +120,7 @@ pub enum StoppedBy {
     RoundsOver,
 }
 
-impl fmt::Display for StoppedBy {
+impl fmt::Display for RoundsEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::LittleLeft => "little was left",
@@ -141,9 +141,9 @@ mod tests {
         let request = r#"{"host": "beta", "rate_min": 12500000, "adaptive": true}"#;
         let moved = MigrationEnd::Moved {
             downtime_ms: 12.5,
-            pause: Some(PauseInfo { stop_ms: 0.5, load_ms: 4.0, ..PauseInfo::default() }),
+            pause: Some(DowntimeInfo { stop_ms: 0.5, load_ms: 4.0, ..DowntimeInfo::default() }),
             wire_bytes: 1,
-            stopped_by: StoppedBy::RateAboveMax,
+            stopped_by: RoundsEnd::RateAboveMax,
             network: NetworkHandover::NoPorts,
         };
         for (end, name) in [(moved, "moved"), (MigrationEnd::Failed { reason: "cancelled".into() }, "failed")]

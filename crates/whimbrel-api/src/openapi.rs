@@ -31,11 +31,11 @@ use utoipa::{
     EvacuateRequest,
     ExportRequest,
     FailoverRequest,
-    Golden,
+    GoldenMatch,
     GraphNode,
     HostInfo,
     ImportRequest,
-    LeftBehind,
+    PreviousCapsule,
     MachineInfo,
     MatchRequest,
     MigrateRequest,
@@ -44,11 +44,11 @@ use utoipa::{
     PromoteReport,
     PromoteRequest,
     ProtectRequest,
-    KeepRule,
+    SnapshotRule,
     PullRequest,
     PushRequest,
     RemoteCapsule,
-    RebaseReport,
+    OutdatedReport,
     RefRights,
     RefVersion,
     ResumeRequest,
@@ -58,7 +58,7 @@ use utoipa::{
     TagRequest,
     Tagged,
     TrustEntry,
-    WwsRequest
+    DirtyTraceRequest
 )))]
 struct Schemas;
 

@@ -3,11 +3,11 @@
 //! An operation runs until it is succeeded, failed or cancelled, and then never changes again. The daemon keeps
 //! ended ones for a while, so that a caller who lost its connection can still ask how it ended.
 
-use crate::{ApiError, EvacuateReport, PauseInfo, Slowed, TransferReport};
+use crate::{ApiError, DowntimeInfo, EvacuateReport, ThrottleReport, TransferReport};
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::ParseIntError, path::PathBuf, str::FromStr};
 use utoipa::ToSchema;
-use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, WitnessName};
+use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, WitnessAddress};
 
 /// Number of an operation, unique while the daemon runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
@@ -218,7 +218,7 @@ pub enum OperationResult {
         downtime_ms: f64,
         /// What that time went to.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        pause: Option<Box<PauseInfo>>,
+        pause: Option<Box<DowntimeInfo>>,
         /// From the request to the end.
         total_ms: f64,
         /// Bytes on the wire, all of them.
@@ -231,8 +231,8 @@ pub enum OperationResult {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         postcopy: Option<PostcopyInfo>,
         /// What was done because it wrote faster than it could be copied.
-        #[serde(default, skip_serializing_if = "Slowed::is_nothing")]
-        slowed: Slowed,
+        #[serde(default, skip_serializing_if = "ThrottleReport::is_nothing")]
+        slowed: ThrottleReport,
         /// Memory that its guest freed ahead, so that it was not copied.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(value_type = Option<u64>)]
@@ -250,7 +250,7 @@ pub enum OperationResult {
         host: HostName,
         /// Who decides when the two hosts lose each other; none if a person does.
         #[schema(value_type = Option<String>)]
-        witness: Option<WitnessName>,
+        witness: Option<WitnessAddress>,
         /// How long the machine stood still for the end of the first copy.
         pause_ms: f64,
         /// From the request until it was protected.

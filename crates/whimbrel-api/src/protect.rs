@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-use whimbrel_core::{ByteSize, HostName, WitnessName};
+use whimbrel_core::{ByteSize, HostName, WitnessAddress};
 
 /// Body of `POST /v1/machines/{name}/protect`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -15,7 +15,7 @@ pub struct ProtectRequest {
     /// one nothing is taken over by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
-    pub witness: Option<WitnessName>,
+    pub witness: Option<WitnessAddress>,
     /// How what has changed travels.
     #[serde(default)]
     pub mode: ProtectMode,
@@ -44,7 +44,7 @@ pub struct ProtectRequest {
     pub then: Option<HostName>,
     /// Which epochs the standby's host keeps as capsules; none if absent. `NAME@-5m` names one of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub keep: Option<KeepRule>,
+    pub keep: Option<SnapshotRule>,
     /// Machines of this host that are protected in a group of one name stand still at one instant for each epoch, and what any of them
     /// sends leaves when the standbys of all have it. The slowest of them sets the pace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -58,7 +58,7 @@ pub struct ProtectRequest {
 /// Which epochs of a protected machine are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct KeepRule {
+pub struct SnapshotRule {
     /// One in so many milliseconds, 1000 to a week.
     pub every_ms: u64,
     /// The newest so many, 1 to 10,000. Older ones are let go, unless a tag names them.
@@ -176,7 +176,7 @@ pub struct ProtectionInfo {
     /// Who decides when they lose each other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
-    pub witness: Option<WitnessName>,
+    pub witness: Option<WitnessAddress>,
     /// Whether the witness has answered lately.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub witness_answers: Option<bool>,
@@ -199,7 +199,7 @@ pub struct ProtectionInfo {
 
 /// What a pause went to, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct PauseParts {
+pub struct EpochPauseParts {
     /// Until the machine stood still.
     pub stop_ms: f64,
     /// Finding out what was written.
@@ -214,7 +214,7 @@ pub struct PauseParts {
 
 /// A machine that was taken over from a host that had died, or that gave it up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct TakenOver {
+pub struct TakeoverInfo {
     /// From whom.
     #[schema(value_type = String)]
     pub from: HostName,
@@ -236,7 +236,7 @@ pub struct ProtectFigures {
     /// The same, of 99 in 100 at most.
     pub pause_p99_ms: f64,
     /// What that went to, medians.
-    pub pause_parts: PauseParts,
+    pub pause_parts: EpochPauseParts,
     /// From a cut until its output left, median.
     pub output_delay_p50_ms: f64,
     /// The same, of 99 in 100 at most.

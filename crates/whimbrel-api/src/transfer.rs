@@ -1,6 +1,6 @@
 //! Capsules that travel between hosts, and the cache of pages that need not travel.
 
-use crate::{CapsuleRef, Squeeze};
+use crate::{BalloonTarget, CapsuleRef};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use utoipa::ToSchema;
@@ -44,7 +44,7 @@ pub struct PushRequest {
     pub pool: Option<String>,
     /// How far the guest is squeezed before it is suspended.
     #[serde(default)]
-    pub balloon: Squeeze,
+    pub balloon: BalloonTarget,
     /// Do not suspend the machine: upload every capsule that is taken of it from now on, in the background, also after
     /// the daemon was restarted.
     #[serde(default)]

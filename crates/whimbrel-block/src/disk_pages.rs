@@ -1,6 +1,6 @@
 //! A tracked disk as a page array: how the capture engine sees a disk.
 
-use crate::{BlockError, Device, ExtentKind, Tracked, tracked::pages_of};
+use crate::{BlockError, Device, ExtentKind, TrackedDevice, tracked_device::pages_of};
 use std::sync::Arc;
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{PageArray, PageError};
@@ -13,7 +13,7 @@ pub struct DiskPages {
     /// `disk0`, `disk1`, …
     pub name: String,
     /// The disk.
-    pub device: Arc<Tracked>,
+    pub device: Arc<TrackedDevice>,
 }
 
 impl DiskPages {

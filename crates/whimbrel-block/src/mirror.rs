@@ -2,7 +2,7 @@
 //!
 //! Three parties meet here. Writers change the device ([`Mirrored`](crate::Mirrored)). Whoever copies it round after round says which pages a
 //! round has ([`Mirror::collected`]), that it is about to read some ([`Mirror::about_to_read`]) and that they have arrived
-//! ([`Mirror::landed`]). Whoever carries written pages takes them ([`Mirror::take`]) and says the same of them.
+//! ([`Mirror::arrived`]). Whoever carries written pages takes them ([`Mirror::take`]) and says the same of them.
 //!
 //! A page is in one of three states. *Waiting*: the copy has an old version, and a round will read the page; a write stays here alone.
 //! *Flying*: a version is under way, or is being written; whoever has a newer one waits, so two versions of a page never travel at
@@ -27,13 +27,13 @@ use whimbrel_core::{PageRun, PageSet};
 const PIECE_PAGES: u64 = 64;
 
 /// Neighbouring pages with their content.
-pub type Piece = (PageRun, Vec<u8>);
+pub type MirroredWrite = (PageRun, Vec<u8>);
 
 /// What there is to carry.
 #[derive(Debug)]
-pub enum Taken {
+pub enum NextWrites {
     /// Pages that were written, each at most once.
-    Pieces(Vec<Piece>),
+    Pieces(Vec<MirroredWrite>),
     /// Nothing now.
     Nothing,
     /// Nothing any more.
@@ -76,7 +76,7 @@ struct State {
     waiting: PageSet,
     flying: PageSet,
     missed: PageSet,
-    queue: VecDeque<Piece>,
+    queue: VecDeque<MirroredWrite>,
     /// Bytes set aside and not yet known to have arrived.
     outstanding: u64,
     bound: u64,
@@ -160,13 +160,13 @@ impl Mirror {
     }
 
     /// These pages have arrived.
-    pub fn landed(&self, runs: &[PageRun]) {
+    pub fn arrived(&self, runs: &[PageRun]) {
         let mut state = self.state();
         runs.iter().for_each(|run| state.flying.remove_run(*run));
         self.changed.notify_all();
     }
 
-    /// So many bytes of pieces have arrived; their pages are [`Mirror::landed`].
+    /// So many bytes of pieces have arrived; their pages are [`Mirror::arrived`].
     pub fn carried(&self, bytes: u64) {
         let mut state = self.state();
         state.outstanding = state.outstanding.saturating_sub(bytes);
@@ -174,11 +174,11 @@ impl Mirror {
     }
 
     /// What is to be carried: at least one piece, of at most `pages` pages together. Waits for it, if `wait`.
-    pub fn take(&self, pages: u64, wait: bool) -> Taken {
+    pub fn take(&self, pages: u64, wait: bool) -> NextWrites {
         let mut state = self.state();
         loop {
             if state.mode == Mode::Ended {
-                return Taken::Ended;
+                return NextWrites::Ended;
             }
             let (mut room, mut pieces) = (pages, Vec::new());
             while let Some(piece) = state.queue.pop_front_if(|(run, _)| run.len <= room) {
@@ -186,10 +186,10 @@ impl Mirror {
                 pieces.push(piece);
             }
             if !pieces.is_empty() {
-                return Taken::Pieces(pieces);
+                return NextWrites::Pieces(pieces);
             }
             if !wait {
-                return Taken::Nothing;
+                return NextWrites::Nothing;
             }
             state = self.wait(state);
         }
@@ -211,7 +211,7 @@ impl Mirror {
         read: impl Fn(PageRun, &mut [u8]) -> Result<(), BlockError>,
     ) -> Result<(), BlockError> {
         let begun = Instant::now();
-        let carried = self.begin(run);
+        let carried = self.start(run);
         let mut waited = begun.elapsed();
         let outcome = write();
         let after = Instant::now();
@@ -240,7 +240,7 @@ impl Mirror {
     }
 
     /// Waits until no page that is to be carried is under way; the pages that are, of `run`.
-    fn begin(&self, run: PageRun) -> Vec<PageRun> {
+    fn start(&self, run: PageRun) -> Vec<PageRun> {
         let mut state = self.state();
         loop {
             if state.mode != Mode::On {

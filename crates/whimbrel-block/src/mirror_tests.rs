@@ -1,7 +1,7 @@
 //! The mirror under threads that write, copy and carry at once: is the copy the device? What does a failure of the carrier leave?
 
 use super::*;
-use crate::{Device, MemDevice, Mirrored, Tracked};
+use crate::{Device, MemDevice, MirrorLayer, TrackedDevice};
 use proptest::prelude::*;
 use std::sync::{
     Arc,
@@ -24,8 +24,8 @@ impl Dice {
 
 /// A device, what follows it, and its copy.
 struct Pair {
-    tracked: Arc<Tracked>,
-    disk: Mirrored,
+    tracked: Arc<TrackedDevice>,
+    disk: MirrorLayer,
     mirror: Arc<Mirror>,
     copy: MemDevice,
     /// Versions under way, by page: there is one at most.
@@ -35,9 +35,9 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
-        let tracked = Arc::new(Tracked::new(Arc::new(MemDevice::new(vec![0; SIZE]))));
+        let tracked = Arc::new(TrackedDevice::new(Arc::new(MemDevice::new(vec![0; SIZE]))));
         Self {
-            disk: Mirrored::new(tracked.clone()),
+            disk: MirrorLayer::new(tracked.clone()),
             tracked,
             mirror: Arc::new(Mirror::new(PAGES)),
             copy: MemDevice::new(vec![0; SIZE]),
@@ -56,7 +56,7 @@ impl Pair {
         for page in run.pages() {
             self.under_way[page as usize].fetch_sub(1, SeqCst);
         }
-        self.mirror.landed(&[run]);
+        self.mirror.arrived(&[run]);
     }
 
     /// Writes anywhere, a little or a lot, until `stop`. A failure is none of its business.
@@ -77,12 +77,12 @@ impl Pair {
     fn carry(&self, most: u64) {
         for _ in 0..most {
             match self.mirror.take(16, true) {
-                Taken::Pieces(pieces) => pieces.iter().for_each(|(run, data)| {
+                NextWrites::Pieces(pieces) => pieces.iter().for_each(|(run, data)| {
                     self.travel(*run, data);
                     self.mirror.carried(data.len() as u64);
                 }),
-                Taken::Nothing => unreachable!("it was to wait"),
-                Taken::Ended => return,
+                NextWrites::Nothing => unreachable!("it was to wait"),
+                NextWrites::Ended => return,
             }
         }
         self.broken.store(true, SeqCst);
@@ -179,16 +179,16 @@ fn once_a_round_has_had_a_page_only_writes_that_met_it_bring_it_back() {
     write(3, 3);
     write(20, 3);
     assert!(
-        matches!(pair.mirror.take(16, false), Taken::Pieces(pieces) if pieces[0].0 == PageRun::new(20, 1))
+        matches!(pair.mirror.take(16, false), NextWrites::Pieces(pieces) if pieces[0].0 == PageRun::new(20, 1))
     );
-    pair.mirror.landed(&[PageRun::new(20, 1)]);
+    pair.mirror.arrived(&[PageRun::new(20, 1)]);
     pair.mirror.carried(PAGE_SIZE as u64);
     pair.round(&left);
     assert!(pair.found().is_empty(), "page 3 was read after it was written");
     (0..PAGES).for_each(|page| {
         write(page, 4);
-        assert!(matches!(pair.mirror.take(16, false), Taken::Pieces(_)));
-        pair.mirror.landed(&[PageRun::new(page, 1)]);
+        assert!(matches!(pair.mirror.take(16, false), NextWrites::Pieces(_)));
+        pair.mirror.arrived(&[PageRun::new(page, 1)]);
         pair.mirror.carried(PAGE_SIZE as u64);
     });
     assert!(pair.found().is_empty(), "all of it was carried");

@@ -1,9 +1,10 @@
 //! The loop: rounds while the machine runs, one last round while it is paused.
 
 use crate::{
-    Batch, CaptureError, Follower, Ledger, Policy, RoundStats, Scan, Sink, StopReason, Verdict,
-    order::{self, Cluster},
+    CaptureError, Consumer, DirtyLog, PageBatch, RoundDecision, RoundStats, Scan, Sink, StopPolicy,
+    StopReason,
     round::Tally,
+    scan_sequence::{self, Cluster},
 };
 use std::{
     ops::ControlFlow,
@@ -22,18 +23,18 @@ const LOOK_SHARE: u32 = 50;
 const STAGE_BYTES_MAX: usize = 256 << 20;
 
 /// What is captured: a machine and its arrays, as one party follows them.
-pub struct Subject<'a> {
+pub struct CaptureSource<'a> {
     /// The machine, running or paused.
     pub machine: &'a mut dyn Machine,
     /// Its page arrays, each followed by `follower`.
-    pub ledgers: &'a mut [Ledger],
+    pub ledgers: &'a mut [DirtyLog],
     /// For whom.
-    pub follower: Follower,
+    pub follower: Consumer,
 }
 
 /// What happens to the machine after the last round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Finish {
+pub enum AfterCapture {
     /// It goes on: the last pages are set aside during the pause and delivered afterwards.
     GoOn,
     /// It stays paused; the caller decides who runs next.
@@ -102,10 +103,10 @@ pub struct PauseParts {
 /// On success the sink has every page that `subject.follower` had not seen, as of the instant of the pause.
 /// On failure the follower's sets hold every page taken so far again, and a machine that this call paused runs.
 pub fn capture(
-    subject: &mut Subject<'_>,
+    subject: &mut CaptureSource<'_>,
     sink: &mut dyn Sink,
-    policy: &dyn Policy,
-    finish: Finish,
+    policy: &dyn StopPolicy,
+    finish: AfterCapture,
     observe: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Captured, CaptureError> {
     let who = subject.follower;
@@ -133,7 +134,7 @@ pub fn capture(
 }
 
 struct Run<'r, 's> {
-    subject: &'r mut Subject<'s>,
+    subject: &'r mut CaptureSource<'s>,
     sink: &'r mut dyn Sink,
     observe: &'r mut dyn FnMut(Progress) -> ControlFlow<()>,
     /// Everything taken from the ledgers since the beginning, by array: what a failure must put back.
@@ -154,7 +155,7 @@ struct Looked {
 }
 
 impl Run<'_, '_> {
-    fn all(&mut self, policy: &dyn Policy, finish: Finish) -> Result<Captured, CaptureError> {
+    fn all(&mut self, policy: &dyn StopPolicy, finish: AfterCapture) -> Result<Captured, CaptureError> {
         let mut rounds: Vec<RoundStats> = Vec::new();
         let mut left = self.collect()?;
         // Rounds from before the machine was slowed down say nothing about those after it.
@@ -162,14 +163,14 @@ impl Run<'_, '_> {
         loop {
             let history = &rounds[since..];
             let rate = match policy.decide(history, count(&left)) {
-                Verdict::Round { rate } => rate,
-                Verdict::Stop { rate, why }
+                RoundDecision::Round { rate } => rate,
+                RoundDecision::Stop { rate, why }
                     if why.is_hopeless() && self.slows_down(policy, history, &left) =>
                 {
                     since = rounds.len();
                     rate
                 }
-                Verdict::Stop { rate, why } => {
+                RoundDecision::Stop { rate, why } => {
                     self.sink.limit_rate(rate);
                     return self.last_round(left, rounds, Ending { rate, why, finish });
                 }
@@ -186,7 +187,7 @@ impl Run<'_, '_> {
     }
 
     /// Asks the machine to write less; whether another round may help.
-    fn slows_down(&mut self, policy: &dyn Policy, history: &[RoundStats], left: &[PageSet]) -> bool {
+    fn slows_down(&mut self, policy: &dyn StopPolicy, history: &[RoundStats], left: &[PageSet]) -> bool {
         let predicted = policy.downtime(history, count(left));
         predicted.is_some_and(|predicted| self.subject.machine.slow_down(predicted))
     }
@@ -221,7 +222,7 @@ impl Run<'_, '_> {
         self.sink.divide(&mut left, &fresh, why);
         parts.scan = paused_at.elapsed() - parts.stop;
         let fits = count(&left) as usize * PAGE_SIZE <= STAGE_BYTES_MAX;
-        if finish == Finish::StayPaused || !fits {
+        if finish == AfterCapture::StayPaused || !fits {
             let begun = Instant::now();
             let tally = self.send(&left, Phase::Paused, rate)?;
             self.sink.push_out()?;
@@ -248,8 +249,8 @@ impl Run<'_, '_> {
         Ok((device_state, begun.elapsed()))
     }
 
-    fn finish(&mut self, finish: Finish, paused_at: Instant) -> Result<Duration, CaptureError> {
-        if finish == Finish::StayPaused {
+    fn finish(&mut self, finish: AfterCapture, paused_at: Instant) -> Result<Duration, CaptureError> {
+        if finish == AfterCapture::StayPaused {
             return Ok(Duration::ZERO);
         }
         self.subject.machine.unpause()?;
@@ -283,18 +284,18 @@ impl Run<'_, '_> {
 
     /// Hands the pages of a round to the sink, which may still have some of them when this returns.
     fn send(&mut self, sets: &[PageSet], phase: Phase, rate: Option<u64>) -> Result<Tally, CaptureError> {
-        let mut tally = Tally::begin(phase, count(sets), self.sink.bytes_out(), self.begun).held_to(rate);
-        let mut clusters = order::ascending(sets, BATCH_PAGES);
+        let mut tally = Tally::start(phase, count(sets), self.sink.bytes_out(), self.begun).held_to(rate);
+        let mut clusters = scan_sequence::ascending(sets, BATCH_PAGES);
         let hot_waits = match phase {
             Phase::Round(round) if !self.delivered.is_empty() => {
-                order::shuffle(&mut clusters, round);
+                scan_sequence::shuffle(&mut clusters, round);
                 true
             }
             _ => false,
         };
         for cluster in clusters {
             if phase != Phase::Paused {
-                self.look()?;
+                self.drain_dirty()?;
             }
             let hot_waits = hot_waits && self.sink.hot_may_wait(cluster.array);
             let (runs, skipped) = self.runs_of(cluster, &sets[cluster.array], hot_waits);
@@ -330,14 +331,14 @@ impl Run<'_, '_> {
     }
 
     /// Enters what was dirtied lately, if the last look was long enough ago for what looks cost.
-    fn look(&mut self) -> Result<(), CaptureError> {
+    fn drain_dirty(&mut self) -> Result<(), CaptureError> {
         let every = self.looked.every;
         let pause = every.max(self.looked.cost * LOOK_SHARE);
         if !every.is_zero() && self.looked.at.elapsed() < pause {
             return Ok(());
         }
         let begun = Instant::now();
-        self.subject.ledgers.iter_mut().try_for_each(Ledger::refresh)?;
+        self.subject.ledgers.iter_mut().try_for_each(DirtyLog::refresh)?;
         self.looked = Looked { every, at: Instant::now(), cost: begun.elapsed() };
         Ok(())
     }
@@ -348,7 +349,7 @@ impl Run<'_, '_> {
         self.buffer.resize(run.bytes(), 0);
         ledger.read_for(self.subject.follower, run, &mut self.buffer)?;
         let hot = ledger.unseen(self.subject.follower);
-        self.sink.pages(Batch { array, run, data: &self.buffer, hot })?;
+        self.sink.pages(PageBatch { array, run, data: &self.buffer, hot })?;
         if let Some(delivered) = self.delivered.get_mut(array) {
             delivered.insert_run(run);
         }
@@ -375,12 +376,12 @@ impl Run<'_, '_> {
         rate: Option<u64>,
     ) -> Result<RoundStats, CaptureError> {
         let phase = Phase::Delivering;
-        let mut tally = Tally::begin(phase, count(sets), self.sink.bytes_out(), self.begun).held_to(rate);
+        let mut tally = Tally::start(phase, count(sets), self.sink.bytes_out(), self.begun).held_to(rate);
         let mut rest = staged;
         for (array, set) in sets.iter().enumerate() {
             for run in set.runs().flat_map(|run| run.chunks(BATCH_PAGES)) {
                 let (data, after) = rest.split_at(run.bytes());
-                self.sink.pages(Batch { array, run, data, hot: None })?;
+                self.sink.pages(PageBatch { array, run, data, hot: None })?;
                 rest = after;
                 self.report(tally.add(run.len, 0, self.sink.bytes_out()))?;
             }
@@ -415,11 +416,11 @@ struct Ending {
     /// The limit of the last round.
     rate: Option<u64>,
     why: StopReason,
-    finish: Finish,
+    finish: AfterCapture,
 }
 
 /// The pages of `sets`, as `who` sees them, one after the other.
-fn copy_aside(ledgers: &[Ledger], who: Follower, sets: &[PageSet]) -> Result<Vec<u8>, PageError> {
+fn copy_aside(ledgers: &[DirtyLog], who: Consumer, sets: &[PageSet]) -> Result<Vec<u8>, PageError> {
     let mut staged = vec![0; count(sets) as usize * PAGE_SIZE];
     let mut rest = &mut staged[..];
     for (ledger, set) in ledgers.iter().zip(sets) {

@@ -46,7 +46,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    pub(crate) fn begin(phase: Phase, total: u64, bytes_before: u64, since: Instant) -> Self {
+    pub(crate) fn start(phase: Phase, total: u64, bytes_before: u64, since: Instant) -> Self {
         let stats = RoundStats { begun: since.elapsed(), ..RoundStats::default() };
         Self { phase, stats, total, bytes_before, begun: Instant::now() }
     }

@@ -7,7 +7,7 @@ use whimbrel_machine::{MachineError, PageError};
 
 /// Neighbouring pages of one array with their content as of just now.
 #[derive(Debug)]
-pub struct Batch<'a> {
+pub struct PageBatch<'a> {
     /// Which array, as an index into the subject's ledgers.
     pub array: usize,
     /// Which pages.
@@ -21,7 +21,7 @@ pub struct Batch<'a> {
 /// Takes pages. The latest content given for a page wins.
 pub trait Sink {
     /// Takes a batch; may block while the sink is full.
-    fn pages(&mut self, batch: Batch<'_>) -> Result<(), SinkError>;
+    fn pages(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError>;
 
     /// From now on at most so many bytes a second are to leave; none is as fast as they can.
     fn limit_rate(&mut self, _rate: Option<u64>) {}

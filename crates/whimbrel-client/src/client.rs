@@ -187,7 +187,7 @@ impl Client {
     }
 
     /// Finds the capsule that fits best.
-    pub async fn match_golden(&self, request: &MatchRequest) -> Result<Golden, ClientError> {
+    pub async fn match_golden(&self, request: &MatchRequest) -> Result<GoldenMatch, ClientError> {
         self.post(routes::MATCH, request).await
     }
 
@@ -214,7 +214,7 @@ impl Client {
         &self,
         capsule: &CapsuleRef,
         onto: Option<&CapsuleRef>,
-    ) -> Result<RebaseReport, ClientError> {
+    ) -> Result<OutdatedReport, ClientError> {
         self.get(routes::capsule_rebase(capsule, onto)).await
     }
 
@@ -249,7 +249,7 @@ impl Client {
     }
 
     /// Removes a ref, and says what it named.
-    pub async fn remove(&self, name: &RefName) -> Result<LeftBehind, ClientError> {
+    pub async fn remove(&self, name: &RefName) -> Result<PreviousCapsule, ClientError> {
         Call::new(Method::DELETE, routes::reference(name)).read(&self.socket).await
     }
 

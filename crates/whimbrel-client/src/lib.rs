@@ -6,12 +6,12 @@
 
 mod client;
 mod connection;
+mod dirty_trace;
 mod error;
-mod follow;
-mod stream;
-mod wws;
+mod operation_stream;
+mod raw_stream;
 
 pub use client::Client;
+pub use dirty_trace::TraceStream;
 pub use error::ClientError;
-pub use stream::RawStream;
-pub use wws::TraceStream;
+pub use raw_stream::RawStream;

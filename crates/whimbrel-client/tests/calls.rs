@@ -118,7 +118,7 @@ async fn following_sees_every_snapshot_and_ends_with_the_operation() {
     );
     with_daemon(lines(text), |client| async move {
         let mut seen = 0;
-        let ended = client.follow(OperationId(7), |_| seen += 1).await.unwrap();
+        let ended = client.watch_operation(OperationId(7), |_| seen += 1).await.unwrap();
         assert_eq!(seen, 3);
         assert!(matches!(ended.state, OperationState::Succeeded { result: OperationResult::Gc { .. } }));
     })
@@ -131,7 +131,7 @@ async fn a_daemon_that_dies_in_the_middle_of_an_operation_is_noticed() {
     let torn = format!("{whole}{}", operation(json!({"state": "running"})));
     for text in [String::new(), whole, torn] {
         with_daemon(lines(text), |client| async move {
-            let lost = client.follow(OperationId(7), |_| ()).await.unwrap_err();
+            let lost = client.watch_operation(OperationId(7), |_| ()).await.unwrap_err();
             assert!(matches!(lost, ClientError::Lost { operation: OperationId(7) }), "{lost:?}");
         })
         .await;
@@ -141,7 +141,7 @@ async fn a_daemon_that_dies_in_the_middle_of_an_operation_is_noticed() {
 #[tokio::test]
 async fn a_line_without_end_is_cut_off() {
     with_daemon(lines("x".repeat(5 << 20)), |client| async move {
-        let endless = client.follow(OperationId(7), |_| ()).await.unwrap_err();
+        let endless = client.watch_operation(OperationId(7), |_| ()).await.unwrap_err();
         assert!(matches!(endless, ClientError::TooLarge { .. }), "{endless:?}");
     })
     .await;

@@ -3,21 +3,21 @@
 //! Nothing here does I/O, knows a clock or is async. Invariants: a [`PageSet`] never holds a page at or past
 //! its length; a [`PageRun`] is never empty inside a set's iterator; a name that exists as a type is valid.
 
-mod config;
+mod byte_size;
 mod digest;
-mod name;
-mod pages;
-mod size;
-mod witness;
-mod zero;
+mod machine_config;
+mod names;
+mod page_set;
+mod witness_address;
+mod zero_page;
 
-pub use config::{Accel, Boot, DiskConfig, MachineConfig, NicConfig};
+pub use byte_size::{ByteSize, ParseSizeError};
 pub use digest::{Digest, ParseDigestError};
-pub use name::{CapsuleId, HostName, MachineName, NameError, RefName};
-pub use pages::{PageRun, PageSet, Runs};
-pub use size::{ByteSize, ParseSizeError};
-pub use witness::{WitnessName, WitnessNameError};
-pub use zero::is_zero;
+pub use machine_config::{Accel, Boot, DiskConfig, MachineConfig, NicConfig};
+pub use names::{CapsuleId, HostName, MachineName, NameError, RefName};
+pub use page_set::{PageRun, PageSet, Runs};
+pub use witness_address::{WitnessAddress, WitnessAddressError};
+pub use zero_page::is_zero;
 
 /// Bytes in a page, the unit of everything Whimbrel tracks and stores.
 pub const PAGE_SIZE: usize = 4096;

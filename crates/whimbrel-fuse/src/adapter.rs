@@ -51,7 +51,7 @@ fn caller(request: &Request) -> Caller {
     Caller { uid: request.uid(), gid: request.gid(), pid: request.pid() }
 }
 
-fn give_entry(reply: ReplyEntry, found: std::result::Result<Entry, fuser::Errno>) {
+fn reply_entry(reply: ReplyEntry, found: std::result::Result<Entry, fuser::Errno>) {
     match found {
         Ok(entry) => {
             let (attributes, generation) = (entry.attributes.to_fuser(), Generation(entry.generation));
@@ -61,7 +61,7 @@ fn give_entry(reply: ReplyEntry, found: std::result::Result<Entry, fuser::Errno>
     }
 }
 
-fn give_done(reply: ReplyEmpty, done: std::result::Result<(), fuser::Errno>) {
+fn reply_done(reply: ReplyEmpty, done: std::result::Result<(), fuser::Errno>) {
     match done {
         Ok(()) => reply.ok(),
         Err(error) => reply.error(error),
@@ -69,7 +69,7 @@ fn give_done(reply: ReplyEmpty, done: std::result::Result<(), fuser::Errno>) {
 }
 
 /// A question of size 0 asks how long the value is.
-fn give_xattr(reply: ReplyXattr, size: u32, value: std::result::Result<Vec<u8>, fuser::Errno>) {
+fn reply_xattr(reply: ReplyXattr, size: u32, value: std::result::Result<Vec<u8>, fuser::Errno>) {
     match value {
         Err(error) => reply.error(error),
         Ok(value) if value.len() > XATTR_MAX => reply.error(fuser::Errno::E2BIG),
@@ -113,7 +113,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
                 return reply.entry(&kept, &nothing, Generation(0));
             }
         }
-        give_entry(reply, found);
+        reply_entry(reply, found);
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, count: u64) {
@@ -157,7 +157,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
     }
 
     fn access(&self, request: &Request, inode: INodeNo, mask: fuser::AccessFlags, reply: ReplyEmpty) {
-        give_done(reply, self.ask(|files| files.access(caller(request), inode.0, mask.bits())));
+        reply_done(reply, self.ask(|files| files.access(caller(request), inode.0, mask.bits())));
     }
 
     fn readlink(&self, _request: &Request, inode: INodeNo, reply: ReplyData) {
@@ -177,7 +177,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         device: u32,
         reply: ReplyEntry,
     ) {
-        give_entry(reply, self.ask(|files| files.mknod(caller(request), parent.0, name, mode, device)));
+        reply_entry(reply, self.ask(|files| files.mknod(caller(request), parent.0, name, mode, device)));
     }
 
     fn mkdir(
@@ -189,19 +189,19 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         _umask: u32,
         reply: ReplyEntry,
     ) {
-        give_entry(reply, self.ask(|files| files.mkdir(caller(request), parent.0, name, mode)));
+        reply_entry(reply, self.ask(|files| files.mkdir(caller(request), parent.0, name, mode)));
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        give_done(reply, self.ask(|files| files.unlink(caller(request), parent.0, name)));
+        reply_done(reply, self.ask(|files| files.unlink(caller(request), parent.0, name)));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        give_done(reply, self.ask(|files| files.rmdir(caller(request), parent.0, name)));
+        reply_done(reply, self.ask(|files| files.rmdir(caller(request), parent.0, name)));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        give_entry(reply, self.ask(|files| files.symlink(caller(request), parent.0, name, target)));
+        reply_entry(reply, self.ask(|files| files.symlink(caller(request), parent.0, name, target)));
     }
 
     fn rename(
@@ -215,11 +215,11 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         reply: ReplyEmpty,
     ) {
         let (from, to) = ((parent.0, name), (new_parent.0, new_name));
-        give_done(reply, self.ask(|files| files.rename(caller(request), from, to, flags.bits())));
+        reply_done(reply, self.ask(|files| files.rename(caller(request), from, to, flags.bits())));
     }
 
     fn link(&self, request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        give_entry(reply, self.ask(|files| files.link(caller(request), inode.0, parent.0, name)));
+        reply_entry(reply, self.ask(|files| files.link(caller(request), inode.0, parent.0, name)));
     }
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -292,7 +292,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         _owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        give_done(reply, self.ask(|files| files.flush(caller(request), inode.0, handle.0)));
+        reply_done(reply, self.ask(|files| files.flush(caller(request), inode.0, handle.0)));
     }
 
     fn release(
@@ -305,7 +305,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        give_done(reply, self.ask(|files| files.release(inode.0, handle.0)));
+        reply_done(reply, self.ask(|files| files.release(inode.0, handle.0)));
     }
 
     fn fsync(
@@ -316,7 +316,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         data_only: bool,
         reply: ReplyEmpty,
     ) {
-        give_done(reply, self.ask(|files| files.fsync(inode.0, handle.0, data_only)));
+        reply_done(reply, self.ask(|files| files.fsync(inode.0, handle.0, data_only)));
     }
 
     fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -353,7 +353,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         _flags: OpenFlags,
         reply: ReplyEmpty,
     ) {
-        give_done(reply, self.ask(|files| files.releasedir(inode.0, handle.0)));
+        reply_done(reply, self.ask(|files| files.releasedir(inode.0, handle.0)));
     }
 
     fn fsyncdir(
@@ -364,7 +364,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         _data_only: bool,
         reply: ReplyEmpty,
     ) {
-        give_done(reply, self.ask(|files| files.fsyncdir(inode.0, handle.0)));
+        reply_done(reply, self.ask(|files| files.fsyncdir(inode.0, handle.0)));
     }
 
     fn statfs(&self, _request: &Request, inode: INodeNo, reply: ReplyStatfs) {
@@ -388,22 +388,22 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        give_done(reply, self.ask(|files| files.setxattr(caller(request), inode.0, name, value, flags)));
+        reply_done(reply, self.ask(|files| files.setxattr(caller(request), inode.0, name, value, flags)));
     }
 
     fn getxattr(&self, request: &Request, inode: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        give_xattr(reply, size, self.ask(|files| files.getxattr(caller(request), inode.0, name)));
+        reply_xattr(reply, size, self.ask(|files| files.getxattr(caller(request), inode.0, name)));
     }
 
     fn listxattr(&self, request: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
         let names = self.ask(|files| files.listxattr(caller(request), inode.0)).map(|names| {
             names.iter().flat_map(|name| name.as_bytes().iter().copied().chain([0])).collect::<Vec<u8>>()
         });
-        give_xattr(reply, size, names);
+        reply_xattr(reply, size, names);
     }
 
     fn removexattr(&self, request: &Request, inode: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        give_done(reply, self.ask(|files| files.removexattr(caller(request), inode.0, name)));
+        reply_done(reply, self.ask(|files| files.removexattr(caller(request), inode.0, name)));
     }
 
     fn fallocate(
@@ -416,7 +416,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        give_done(reply, self.ask(|files| files.fallocate(inode.0, handle.0, offset, length, mode)));
+        reply_done(reply, self.ask(|files| files.fallocate(inode.0, handle.0, offset, length, mode)));
     }
 
     fn copy_file_range(

@@ -39,7 +39,7 @@ impl Entry {
     }
 
     /// The same, kept by the kernel for `ttl`.
-    pub fn kept(self, ttl: Duration) -> Self {
+    pub fn cached(self, ttl: Duration) -> Self {
         Self { entry_ttl: ttl, attributes_ttl: ttl, ..self }
     }
 }

@@ -1,20 +1,20 @@
 //! What a host and the optional program inside a guest say to each other, over a virtio serial port.
 //!
 //! What is here: frames and how they are found in a stream that may begin anywhere ([`frame`]), what the host asks for
-//! ([`Order`]), what the guest says ([`Word`]). What is not: the port, either end of it, and what either does. Pure, and without
+//! ([`Command`]), what the guest says ([`Report`]). What is not: the port, either end of it, and what either does. Pure, and without
 //! dependencies: half of it runs inside guests. docs/protocols/guest.md is the description.
 //!
 //! Neither side trusts the other: every length is bounded before anything is allocated, and what makes no sense is an error and
 //! never a panic.
 
-mod bytes;
+mod codec;
+mod command;
 pub mod frame;
-mod order;
-mod word;
+mod report;
 
-pub use bytes::Malformed;
-pub use order::{Order, Outcome, SAMPLE_MAX};
-pub use word::{Ask, FEATURES, PROCESSES_MAX, Process, Word};
+pub use codec::Malformed;
+pub use command::{Command, RequestOutcome, SAMPLE_MAX};
+pub use report::{FEATURES, GuestRequest, PROCESSES_MAX, Process, Report};
 
 /// The name of the port, as the guest sees it in `/sys/class/virtio-ports/*/name`.
 pub const PORT: &str = "org.whimbrel.guest.0";

@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use whimbrel_core::{Digest, PAGE_SIZE};
-use whimbrel_hashcache::{Geometry, HashCache, Location, Missing, SourceKind};
+use whimbrel_hashcache::{Geometry, HashCache, Location, OnMissing, SourceKind};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -81,7 +81,7 @@ fn fill(cache: &HashCache, source: whimbrel_hashcache::SourceId, from: u64, to: 
 
 fn tables(folder: &Path, pages: u64) -> Result<(), Failure> {
     let path = folder.join("lookup.cache");
-    let cache = HashCache::open_seeded(&path, Missing::Create(Geometry::for_pages(pages)), 1)?;
+    let cache = HashCache::open_seeded(&path, OnMissing::Create(Geometry::for_pages(pages)), 1)?;
     let file = folder.join("nothing");
     std::fs::write(&file, b"")?;
     let source = cache.register(&file, SourceKind::Raw)?;
@@ -114,7 +114,7 @@ fn pages(folder: &Path) -> Result<(), Failure> {
     std::fs::write(&file, &image)?;
     let digests: Vec<Digest> = image.chunks_exact(PAGE_SIZE).map(Digest::of).collect();
     let geometry = Geometry::for_pages(digests.len() as u64);
-    let cache = HashCache::open_seeded(&folder.join("get.cache"), Missing::Create(geometry), 1)?;
+    let cache = HashCache::open_seeded(&folder.join("get.cache"), OnMissing::Create(geometry), 1)?;
     let begin = Instant::now();
     cache.add(&file, SourceKind::Raw, None, &|_| std::ops::ControlFlow::Continue(()))?;
     println!("add {MIB} MiB: {:.0} MB/s", image.len() as f64 / 1e6 / begin.elapsed().as_secs_f64());

@@ -6,13 +6,13 @@
 
 use crate::SourceKind;
 use crate::error::{CacheError, Result, io_at};
-use crate::files::{Files, NotRead};
 use crate::format::{Geometry, HEADER_SIZE, Header, HeaderError};
-use crate::mapped::Mapped;
-use crate::place::{Location, SourceId};
-use crate::random::Random;
-use crate::reader::{Reader, Sought, Stream};
-use crate::sources::Sources;
+use crate::location::{Location, SourceId};
+use crate::mapped_table::Mapped;
+use crate::page_reader::{PageQuery, Reader, Stream};
+use crate::prng::Random;
+use crate::source_files::{NotRead, SourceFiles};
+use crate::source_records::SourceRecords;
 use crate::stats::Counters;
 use crate::table::Table;
 use rustix::fs::{AtFlags, CWD, FallocateFlags, OFlags};
@@ -30,7 +30,7 @@ const AHEAD: usize = 32;
 
 /// What to do when there is no usable table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Missing {
+pub enum OnMissing {
     /// Say so.
     Fail,
     /// Make one if there is no file; a damaged or foreign file is an error.
@@ -46,7 +46,7 @@ pub struct HashCache {
     file: File,
     map: Mapped,
     geometry: Geometry,
-    files: Files,
+    files: SourceFiles,
     random: Random,
     shared: Mutex<Stream>,
     /// Held with the file lock while the list of sources changes.
@@ -55,19 +55,18 @@ pub struct HashCache {
 
 impl HashCache {
     /// Opens the table at `path`.
-    pub fn open(path: &Path, missing: Missing) -> Result<Self> {
+    pub fn open(path: &Path, missing: OnMissing) -> Result<Self> {
         Self::open_seeded(path, missing, rand::random())
     }
 
     /// The same with chosen randomness of evictions, for tests that must repeat.
-    pub fn open_seeded(path: &Path, missing: Missing, seed: u64) -> Result<Self> {
+    pub fn open_seeded(path: &Path, missing: OnMissing, seed: u64) -> Result<Self> {
         let (file, header) = match (open_table(path), missing) {
-            (Err(CacheError::Io { source, .. }), Missing::Create(geometry) | Missing::Recreate(geometry))
-                if source.kind() == io::ErrorKind::NotFound =>
-            {
-                create(path, geometry)?
-            }
-            (Err(CacheError::Unusable { source, .. }), Missing::Recreate(geometry)) => {
+            (
+                Err(CacheError::Io { source, .. }),
+                OnMissing::Create(geometry) | OnMissing::Recreate(geometry),
+            ) if source.kind() == io::ErrorKind::NotFound => create(path, geometry)?,
+            (Err(CacheError::Unusable { source, .. }), OnMissing::Recreate(geometry)) => {
                 tracing::warn!(path = %path.display(), reason = %source, "making the hash cache anew");
                 io_at("remove", path, std::fs::remove_file(path))?;
                 create(path, geometry)?
@@ -81,7 +80,7 @@ impl HashCache {
             file,
             map,
             geometry,
-            files: Files::default(),
+            files: SourceFiles::default(),
             random: Random::new(seed),
             shared: Mutex::default(),
             registration: Mutex::default(),
@@ -125,14 +124,14 @@ impl HashCache {
     /// Reads the page of `digest` from wherever it lies and checks it. Entries that turn out wrong are dropped. If it
     /// returns false, `page` holds anything.
     pub fn get(&self, digest: &Digest, page: &mut [u8; PAGE_SIZE]) -> bool {
-        self.stream().get(self, &Sought::Digest(*digest), page)
+        self.stream().get(self, &PageQuery::Digest(*digest), page)
     }
 
     /// The same for a page of which only the first half of the digest is known: reads the first page found whose digest begins so.
     pub fn get_by_half(&self, half: &[u8; 16], page: &mut [u8; PAGE_SIZE]) -> bool {
         let mut digest = Digest([0; 32]);
         digest.0[..half.len()].copy_from_slice(half);
-        self.stream().get(self, &Sought::Half(digest), page)
+        self.stream().get(self, &PageQuery::Half(digest), page)
     }
 
     fn stream(&self) -> MutexGuard<'_, Stream> {
@@ -159,15 +158,15 @@ impl HashCache {
         Table::new(&self.map, &self.geometry)
     }
 
-    pub(crate) fn sources(&self) -> Sources<'_> {
-        Sources::new(&self.map, self.geometry)
+    pub(crate) fn sources(&self) -> SourceRecords<'_> {
+        SourceRecords::new(&self.map, self.geometry)
     }
 
     pub(crate) fn counters(&self) -> Counters<'_> {
         Counters(&self.map.words()[self.geometry.counters_word()..][..PAGE_SIZE / 8])
     }
 
-    pub(crate) fn files(&self) -> &Files {
+    pub(crate) fn files(&self) -> &SourceFiles {
         &self.files
     }
 

@@ -9,28 +9,28 @@
 //! What this crate does not do: find the alignment of file pages in a disk image (it is told, as [`Cuts`](whimbrel_align::Cuts)); hold content; talk
 //! to other hosts.
 
-mod add;
+mod aligned_ranges;
 mod cache;
 mod error;
-mod files;
 pub mod format;
-mod grid;
-mod mapped;
-mod pieces;
-mod place;
+mod location;
+mod mapped_table;
+mod page_reader;
+mod prng;
 pub mod qcow2;
-mod random;
-mod reader;
+mod registration;
 mod scan;
-mod sources;
+mod scan_ranges;
+mod source_files;
+mod source_records;
 mod stats;
 mod table;
 
-pub use cache::{HashCache, Missing};
+pub use cache::{HashCache, OnMissing};
 pub use error::{CacheError, Result};
-pub use files::SourceKind;
 pub use format::Geometry;
-pub use place::{Location, SourceId};
-pub use reader::Reader;
+pub use location::{Location, SourceId};
+pub use page_reader::Reader;
 pub use scan::{Added, Progress};
+pub use source_files::SourceKind;
 pub use stats::{SourceStats, Stats};

@@ -6,9 +6,9 @@
 
 use crate::HashCache;
 use crate::error::{CacheError, Result};
-use crate::files::fill;
-use crate::pieces::{PIECE_PAGES, Piece, Pieces, WalkError};
-use crate::place::{Location, SourceId};
+use crate::location::{Location, SourceId};
+use crate::scan_ranges::{PIECE_PAGES, ScanRange, ScanRanges, WalkError};
+use crate::source_files::fill;
 use crate::table::Inserted;
 use std::fs::File;
 use std::io;
@@ -56,7 +56,7 @@ pub(crate) struct Job<'a> {
     pub(crate) path: &'a Path,
     pub(crate) file: &'a File,
     pub(crate) total: u64,
-    pub(crate) pieces: Pieces,
+    pub(crate) pieces: ScanRanges,
     pub(crate) progress: &'a (dyn Fn(Progress) -> ControlFlow<()> + Sync),
 }
 
@@ -123,7 +123,7 @@ fn walk_error(path: &Path, error: WalkError) -> CacheError {
     }
 }
 
-fn read_piece(file: &File, piece: &Piece, buffer: &mut [u8]) -> io::Result<usize> {
+fn read_piece(file: &File, piece: &ScanRange, buffer: &mut [u8]) -> io::Result<usize> {
     let wanted = piece.pages as usize * PAGE_SIZE;
     fill(file, piece.offset, &mut buffer[..wanted])
 }

@@ -1,7 +1,7 @@
 //! What a cache can say of itself. Counters are kept in the table file, so they go on over restarts and processes; they are
 //! not checked and worth what a damaged file makes of them.
 
-use crate::place::SourceId;
+use crate::location::SourceId;
 use crate::{HashCache, SourceKind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

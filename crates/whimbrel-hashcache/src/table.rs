@@ -12,8 +12,8 @@
 //! that the early end stays right.
 
 use crate::format::{BUCKET_ENTRIES, Geometry};
-use crate::mapped::{Mapped, prefetch};
-use crate::place::{Location, Place, SourceId};
+use crate::location::{Location, PackedLocation, SourceId};
+use crate::mapped_table::{Mapped, prefetch};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use whimbrel_core::Digest;
 
@@ -29,7 +29,7 @@ const COPIES: usize = 2;
 
 /// Where a digest is looked for.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Key {
+pub(crate) struct TableKey {
     first: usize,
     home: usize,
     tag: u64,
@@ -39,7 +39,7 @@ pub(crate) struct Key {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seen {
     slot: usize,
-    pub(crate) place: Place,
+    pub(crate) place: PackedLocation,
 }
 
 /// What an insertion did.
@@ -67,18 +67,18 @@ impl<'a> Table<'a> {
         Self { words: &map.words()[geometry.buckets_word()..], buckets: geometry.buckets() }
     }
 
-    pub(crate) fn key(&self, digest: &Digest) -> Key {
+    pub(crate) fn key(&self, digest: &Digest) -> TableKey {
         let bucket = (u128::from(digest.prefix()) * u128::from(self.buckets)) >> 64;
         let [_, _, _, _, _, _, _, _, a, b, c, d, e, f, g, h, ..] = digest.0;
         let tag = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
         let home = (tag >> 59) as usize % GROUPS;
         // A tag of zero would look like an entry that was never used.
-        Key { first: bucket as usize * GROUPS * GROUP_WORDS, home, tag: tag.max(1) }
+        TableKey { first: bucket as usize * GROUPS * GROUP_WORDS, home, tag: tag.max(1) }
     }
 
     /// Asks for the lines where a search most likely ends.
     #[inline(always)]
-    pub(crate) fn prefetch(&self, key: &Key) {
+    pub(crate) fn prefetch(&self, key: &TableKey) {
         let group = key.first + key.home * GROUP_WORDS;
         prefetch(&self.words[group]);
         prefetch(&self.words[group + GROUP]);
@@ -86,7 +86,7 @@ impl<'a> Table<'a> {
 
     /// Asks for the tags of the other groups if the search will not end in the first, which should be here by now.
     #[inline(always)]
-    pub(crate) fn prefetch_rest(&self, key: &Key) {
+    pub(crate) fn prefetch_rest(&self, key: &TableKey) {
         let mut groups = self.window(key);
         if let Some((tags, ..)) = groups.next()
             && compare(tags, key.tag) == (0, false)
@@ -97,7 +97,7 @@ impl<'a> Table<'a> {
 
     /// The groups of a key's window: the tags, the places, and the word where the places begin.
     #[inline(always)]
-    fn window(&self, key: &Key) -> impl Iterator<Item = (&'a [AtomicU64], &'a [AtomicU64], usize)> {
+    fn window(&self, key: &TableKey) -> impl Iterator<Item = (&'a [AtomicU64], &'a [AtomicU64], usize)> {
         let words = self.words;
         let (first, home) = (key.first, key.home);
         (0..WINDOW).map(move |step| {
@@ -109,11 +109,11 @@ impl<'a> Table<'a> {
 
     /// The first place for a digest, without a check of the content.
     #[inline]
-    pub(crate) fn first(&self, key: &Key) -> Option<Location> {
+    pub(crate) fn first(&self, key: &TableKey) -> Option<Location> {
         for (tags, places, _) in self.window(key) {
             let (mut equal, virgin) = compare(tags, key.tag);
             while equal != 0 {
-                let place = Place(places[equal.trailing_zeros() as usize].load(Relaxed));
+                let place = PackedLocation(places[equal.trailing_zeros() as usize].load(Relaxed));
                 if !place.is_none() {
                     return Some(place.location());
                 }
@@ -127,14 +127,14 @@ impl<'a> Table<'a> {
     }
 
     /// All places for a digest, at most [`COPIES`] and one for damage.
-    pub(crate) fn all(&self, key: &Key) -> impl Iterator<Item = Seen> + use<> {
+    pub(crate) fn all(&self, key: &TableKey) -> impl Iterator<Item = Seen> + use<> {
         let mut found = [None; COPIES + 1];
         let mut count = 0;
         for (tags, places, at) in self.window(key) {
             let (mut equal, virgin) = compare(tags, key.tag);
             while equal != 0 && count < found.len() {
                 let i = equal.trailing_zeros() as usize;
-                let place = Place(places[i].load(Relaxed));
+                let place = PackedLocation(places[i].load(Relaxed));
                 if !place.is_none() {
                     found[count] = Some(Seen { slot: at + i, place });
                     count += 1;
@@ -151,8 +151,8 @@ impl<'a> Table<'a> {
     /// Notes that `digest` lies at `place`. `volatile` says which sources change all the time; they give way to others.
     pub(crate) fn insert(
         &self,
-        key: &Key,
-        place: Place,
+        key: &TableKey,
+        place: PackedLocation,
         volatile: impl Fn(SourceId) -> bool,
         random: impl FnMut() -> u64,
     ) -> Inserted {
@@ -163,7 +163,7 @@ impl<'a> Table<'a> {
             let mut virgin = false;
             for i in 0..GROUP {
                 let tag = tags[i].load(Relaxed);
-                let old = Place(places[i].load(Relaxed));
+                let old = PackedLocation(places[i].load(Relaxed));
                 // Searches end at a tag of zero, so it is free whatever place damage left beside it.
                 if old.is_none() || tag == 0 {
                     free.get_or_insert(at + i);
@@ -199,7 +199,7 @@ impl<'a> Table<'a> {
     }
 
     /// Points an entry to a newer place of the same content, keeping its count.
-    fn refresh(&self, old: Seen, place: Place) -> Inserted {
+    fn refresh(&self, old: Seen, place: PackedLocation) -> Inserted {
         if old.place.location() == place.location() {
             return Inserted::Known;
         }
@@ -210,11 +210,11 @@ impl<'a> Table<'a> {
 
     /// The entry of the window that goes: the least used of a random sample. Each of the others loses one use with a
     /// chance of 1 in 8, so a use is worth about one whole turnover of the window.
-    fn victim(&self, key: &Key, mut random: impl FnMut() -> u64) -> usize {
+    fn victim(&self, key: &TableKey, mut random: impl FnMut() -> u64) -> usize {
         let (mut draw, mut age) = (random(), random());
         let mut slots = [0; SAMPLE];
         let mut victim = (usize::MAX, u8::MAX);
-        let uses = |slot: usize| Place(self.words[slot].load(Relaxed)).uses();
+        let uses = |slot: usize| PackedLocation(self.words[slot].load(Relaxed)).uses();
         for (i, slot) in slots.iter_mut().enumerate() {
             let entry = draw as usize % (WINDOW * GROUP);
             draw >>= 6;
@@ -228,7 +228,7 @@ impl<'a> Table<'a> {
         let victim = victim.0;
         for slot in slots.into_iter().filter(|slot| *slot != victim) {
             if age & 7 == 0 {
-                let old = Place(self.words[slot].load(Relaxed));
+                let old = PackedLocation(self.words[slot].load(Relaxed));
                 let new = old.with_uses(old.uses().saturating_sub(1));
                 let _ = self.words[slot].compare_exchange(old.0, new.0, Relaxed, Relaxed);
             }
@@ -250,7 +250,7 @@ impl<'a> Table<'a> {
         while now.location() == seen.place.location() && !now.is_none() {
             match self.words[seen.slot].compare_exchange(now.0, 0, Relaxed, Relaxed) {
                 Ok(_) => return,
-                Err(other) => now = Place(other),
+                Err(other) => now = PackedLocation(other),
             }
         }
     }
@@ -259,7 +259,7 @@ impl<'a> Table<'a> {
     pub(crate) fn purge(&self, source: SourceId) -> u64 {
         let mut dropped = 0;
         for slot in self.place_words() {
-            let place = Place(slot.load(Relaxed));
+            let place = PackedLocation(slot.load(Relaxed));
             if place.source() == source && slot.compare_exchange(place.0, 0, Relaxed, Relaxed).is_ok() {
                 dropped += 1;
             }
@@ -271,7 +271,7 @@ impl<'a> Table<'a> {
     pub(crate) fn count_by_source(&self, sources: u32) -> Vec<u64> {
         let mut counts = vec![0; sources as usize + 1];
         for slot in self.place_words() {
-            let place = Place(slot.load(Relaxed));
+            let place = PackedLocation(slot.load(Relaxed));
             if !place.is_none() {
                 let number = u32::from(place.source().0);
                 counts[if number <= sources { number as usize } else { 0 }] += 1;

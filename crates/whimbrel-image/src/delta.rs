@@ -10,8 +10,8 @@
 //! in parts as large, 1.28 MB.
 
 use crate::{
-    frame::FrameError,
-    similar::{Similar, resembles},
+    pack_frame::PackFrameError,
+    similarity::{SimilarityIndex, resembles},
 };
 use std::collections::BTreeSet;
 use whimbrel_core::PAGE_SIZE;
@@ -24,7 +24,7 @@ pub const PART_PAGES: usize = 32;
 
 /// A page that the reader has.
 #[derive(Debug, Clone, Copy)]
-pub struct Old<'a> {
+pub struct OldPages<'a> {
     /// What it holds.
     pub bytes: &'a [u8; PAGE_SIZE],
     /// How many deltas the reader must undo to get at it. Parts are kept apart by it, so that depth spreads little.
@@ -33,7 +33,7 @@ pub struct Old<'a> {
 
 /// A page that changed.
 #[derive(Debug, Clone, Copy)]
-pub struct Changed<'a> {
+pub struct ChangedPages<'a> {
     /// What it holds now.
     pub new: &'a [u8; PAGE_SIZE],
     /// Which of the old pages lay in its place, if there was one.
@@ -51,10 +51,10 @@ pub struct Part {
 
 /// Sorts `changed` into parts of at most `pages` pages and chooses their bases among `old`: the older versions of the
 /// changed pages and whatever else is at hand, best what lay near them.
-pub fn plan(changed: &[Changed<'_>], old: &[Old<'_>], pages: usize) -> Vec<Part> {
-    let mut similar = Similar::default();
+pub fn plan(changed: &[ChangedPages<'_>], old: &[OldPages<'_>], pages: usize) -> Vec<Part> {
+    let mut similar = SimilarityIndex::default();
     old.iter().enumerate().for_each(|(number, old)| similar.add(number as u32, old.bytes));
-    let bases = |page: &Changed<'_>| {
+    let bases = |page: &ChangedPages<'_>| {
         let stayed = page.old.filter(|number| resembles(page.new, old[*number].bytes));
         let elsewhere = similar.closest(page.new).map(|number| number as usize);
         stayed.into_iter().chain(elsewhere).collect::<Vec<_>>()
@@ -73,8 +73,8 @@ pub fn plan(changed: &[Changed<'_>], old: &[Old<'_>], pages: usize) -> Vec<Part>
 }
 
 /// `raw` with `bases` (pages, one after the other; none is fine) as prefix, at zstd `level`.
-pub fn encode(raw: &[u8], bases: &[u8], level: i32) -> Result<Vec<u8>, FrameError> {
-    let fail = |code| FrameError::Payload { reason: get_error_name(code) };
+pub fn encode(raw: &[u8], bases: &[u8], level: i32) -> Result<Vec<u8>, PackFrameError> {
+    let fail = |code| PackFrameError::Payload { reason: get_error_name(code) };
     let mut context = CCtx::create();
     context.set_parameter(CParameter::CompressionLevel(level)).map_err(fail)?;
     // The window must reach from the last byte to the first base; zstd would choose it for `raw` alone.
@@ -88,14 +88,14 @@ pub fn encode(raw: &[u8], bases: &[u8], level: i32) -> Result<Vec<u8>, FrameErro
 
 /// Undoes [`encode`] with the same `bases` into `raw`, which is as long as what was encoded. Bytes that do not fit give an
 /// error or other bytes than were encoded, never more than `raw` holds.
-pub fn decode(payload: &[u8], bases: &[u8], raw: &mut [u8]) -> Result<(), FrameError> {
-    let fail = |code| FrameError::Payload { reason: get_error_name(code) };
+pub fn decode(payload: &[u8], bases: &[u8], raw: &mut [u8]) -> Result<(), PackFrameError> {
+    let fail = |code| PackFrameError::Payload { reason: get_error_name(code) };
     let mut context = DCtx::create();
     context.ref_prefix(bases).map_err(fail)?;
     let found = context.decompress(raw, payload).map_err(fail)?;
     match found == raw.len() {
         true => Ok(()),
-        false => Err(FrameError::Length { found, expected: raw.len() }),
+        false => Err(PackFrameError::Length { found, expected: raw.len() }),
     }
 }
 
@@ -120,8 +120,9 @@ mod tests {
     fn a_page_that_moved_to_another_place_costs_next_to_nothing() {
         let old: Vec<_> = (0..64).map(noise).collect();
         let new: Vec<_> = (0..64).map(|i| noise((i + 17) % 64)).collect();
-        let changed: Vec<_> = new.iter().enumerate().map(|(i, new)| Changed { new, old: Some(i) }).collect();
-        let olds: Vec<_> = old.iter().map(|bytes| Old { bytes, depth: 0 }).collect();
+        let changed: Vec<_> =
+            new.iter().enumerate().map(|(i, new)| ChangedPages { new, old: Some(i) }).collect();
+        let olds: Vec<_> = old.iter().map(|bytes| OldPages { bytes, depth: 0 }).collect();
         let mut bytes = 0;
         for part in plan(&changed, &olds, 16) {
             let raw = concatenated(part.pages.iter().map(|i| &new[*i]));
@@ -134,10 +135,10 @@ mod tests {
     #[test]
     fn pages_that_stand_alone_are_not_mixed_with_those_on_deep_bases() {
         let (bytes, stranger) = (noise(1), noise(2));
-        let old = [Old { bytes: &bytes, depth: 1 }];
+        let old = [OldPages { bytes: &bytes, depth: 1 }];
         let page = |i| match i % 3 {
-            0 => Changed { new: &stranger, old: None },
-            _ => Changed { new: &bytes, old: Some(0) },
+            0 => ChangedPages { new: &stranger, old: None },
+            _ => ChangedPages { new: &bytes, old: Some(0) },
         };
         let changed: Vec<_> = (0..30).map(page).collect();
         for part in plan(&changed, &old, 8) {
@@ -151,8 +152,8 @@ mod tests {
         fn every_page_is_in_one_part_and_comes_back(seeds in prop::collection::vec((0..40u64, prop::option::of(0..40usize)), 0..80), size in 1..40usize) {
             let new: Vec<_> = seeds.iter().map(|(new, _)| noise(*new)).collect();
             let old: Vec<_> = (20..60).map(noise).collect();
-            let olds: Vec<_> = old.iter().map(|bytes| Old { bytes, depth: 0 }).collect();
-            let changed: Vec<_> = new.iter().zip(&seeds).map(|(new, (_, old))| Changed { new, old: *old }).collect();
+            let olds: Vec<_> = old.iter().map(|bytes| OldPages { bytes, depth: 0 }).collect();
+            let changed: Vec<_> = new.iter().zip(&seeds).map(|(new, (_, old))| ChangedPages { new, old: *old }).collect();
             let mut seen = Vec::new();
             for part in plan(&changed, &olds, size) {
                 let raw = concatenated(part.pages.iter().map(|i| &new[*i]));

@@ -11,16 +11,16 @@
 
 pub mod delta;
 mod digests;
-pub mod frame;
-mod key;
 mod manifest;
 mod node;
-pub mod similar;
+pub mod pack_frame;
+mod prefetch_list;
+mod short_digest;
+pub mod similarity;
 pub mod tree;
-mod working_set;
 
 pub use digests::page_digests;
-pub use key::Key;
 pub use manifest::{FORMAT, ImageRef, MAX_MANIFEST, Manifest, ManifestError};
 pub use node::{FAN_OUT, MAX_NODE, Node, NodeError};
-pub use working_set::{WorkingSet, WorkingSetError};
+pub use prefetch_list::{PrefetchList, PrefetchListError};
+pub use short_digest::ShortDigest;

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use whimbrel_align::Cuts;
+use whimbrel_align::PageAlignment;
 use whimbrel_core::{CapsuleId, Digest, MachineConfig, PAGE_SIZE};
 
 /// The format that this version writes and reads.
@@ -52,13 +52,13 @@ pub struct ImageRef {
     pub root: Option<Digest>,
     /// How its pages were cut from a disk; none if from byte 0 on. Manifests from before there were cuts stay as they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cuts: Option<Cuts>,
+    pub cuts: Option<PageAlignment>,
 }
 
 impl ImageRef {
     /// Bytes of what it is an image of: of a disk that was cut, less than its pages are.
     pub fn size(&self) -> u64 {
-        self.cuts.as_ref().map_or_else(|| self.pages.saturating_mul(PAGE_SIZE as u64), Cuts::size)
+        self.cuts.as_ref().map_or_else(|| self.pages.saturating_mul(PAGE_SIZE as u64), PageAlignment::size)
     }
 }
 

@@ -80,14 +80,14 @@ pub trait Machine: Send {
     }
 
     /// Takes the state and lets the machine go on, as soon as that may be. It is let go on also if its state cannot be taken.
-    fn unpause_with_state(&mut self) -> WentOn {
+    fn unpause_with_state(&mut self) -> UnpauseReport {
         state_then_unpause(self)
     }
 }
 
 /// How a machine went on.
 #[derive(Debug)]
-pub struct WentOn {
+pub struct UnpauseReport {
     /// What it was when it stood. An error also if it does not go on.
     pub device_state: Result<Vec<u8>, MachineError>,
     /// How long it stood still for that.
@@ -97,13 +97,13 @@ pub struct WentOn {
 }
 
 /// Takes the state of a machine that stands, then lets it go on: one after the other.
-pub fn state_then_unpause<M: Machine + ?Sized>(machine: &mut M) -> WentOn {
+pub fn state_then_unpause<M: Machine + ?Sized>(machine: &mut M) -> UnpauseReport {
     let begun = Instant::now();
     let device_state = machine.device_state();
     let devices = begun.elapsed();
     let goes_on = machine.unpause();
     let device_state = device_state.and_then(|state| goes_on.map(|()| state));
-    WentOn { device_state, devices, go_on: begun.elapsed() - devices }
+    UnpauseReport { device_state, devices, go_on: begun.elapsed() - devices }
 }
 
 /// A page array could not do what it was asked.

@@ -10,26 +10,26 @@
 //! in `ptrace`, `uffd` and `pagemap`. Linux 6.7 or later.
 
 mod arch;
-mod attach;
-mod cave;
+mod attachment;
+mod code_cave;
+mod cpu_throttle;
 mod error;
-mod inject;
+mod guest_ram;
+mod page_source;
 mod pagemap;
 mod pager;
-mod probe;
 mod process;
 mod ptrace;
-mod ram;
+mod requirements;
 mod residency;
-mod source;
-mod template;
-mod throttle;
-mod uffd;
+mod syscall_injection;
+mod template_guard;
+mod userfaultfd;
 
-pub use attach::{Attachment, Mode, RamTarget};
+pub use attachment::{Attachment, Mode, RamTarget};
+pub use cpu_throttle::{CpuShare, Throttle};
 pub use error::AttachError;
+pub use guest_ram::GuestRam;
+pub use page_source::PageSource;
 pub use pager::{Pager, PagerEnd, PagerState, Prefetch, StartError};
-pub use probe::{Finding, Need, probe};
-pub use ram::GuestRam;
-pub use source::PageSource;
-pub use throttle::{Share, Throttle};
+pub use requirements::{Finding, Requirement, probe};

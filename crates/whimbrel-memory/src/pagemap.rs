@@ -1,7 +1,7 @@
 //! `PAGEMAP_SCAN` (Linux 6.7, Documentation/admin-guide/mm/pagemap.rst): finds pages by state, and re-arms write
 //! tracking in the same step, so that no write falls between the two.
 
-use crate::uffd::Span;
+use crate::userfaultfd::Span;
 use linux_raw_sys::general as sys;
 use std::{ffi::c_ulong, fs::File, io, os::fd::AsRawFd};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};

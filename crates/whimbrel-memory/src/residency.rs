@@ -21,15 +21,15 @@ use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// Where a pager leaves its source for those who read memory.
-pub(crate) type Slot = RwLock<Option<Arc<Lazy>>>;
+pub(crate) type LazyMemoryCell = RwLock<Option<Arc<LazyMemory>>>;
 
 /// Lazily filled memory.
-pub(crate) struct Lazy {
+pub(crate) struct LazyMemory {
     pub(crate) source: Arc<dyn PageSource>,
     filled: Vec<AtomicU64>,
 }
 
-impl Lazy {
+impl LazyMemory {
     pub(crate) fn new(source: Arc<dyn PageSource>) -> Self {
         let words = source.page_count().div_ceil(64) as usize;
         Self { source, filled: (0..words).map(|_| AtomicU64::new(0)).collect() }
@@ -51,7 +51,7 @@ impl Lazy {
     }
 }
 
-impl std::fmt::Debug for Lazy {
+impl std::fmt::Debug for LazyMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Lazy({} pages)", self.source.page_count())
     }

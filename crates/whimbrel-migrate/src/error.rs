@@ -1,6 +1,6 @@
 //! How a migration fails, on either side.
 
-use crate::{codec::BatchError, handover::Target, protocol::HandoverId, target::HostError};
+use crate::{handover::Target, page_batch::PageBatchError, protocol::HandoverId, target::HostError};
 
 /// Why the target could not do what a message asked.
 #[derive(Debug, thiserror::Error)]
@@ -39,7 +39,7 @@ pub enum TargetError {
     },
     /// The pages are garbage.
     #[error("the pages cannot be read")]
-    Batch(#[from] BatchError),
+    Batch(#[from] PageBatchError),
     /// No message has this kind.
     #[error("message kind {kind:#06x} is not one of a migration")]
     Kind {

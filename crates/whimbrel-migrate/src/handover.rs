@@ -67,11 +67,11 @@ pub enum SourceAction {
     /// Tell the target to forget it; again after each silence.
     SendAbort,
     /// Let the machine run here again, with every page it has sent unseen again.
-    GoOn,
+    ResumeHere,
     /// The target knows how it ended: strike the note out.
-    StrikeOut,
+    RemoveRecord,
     /// End the paused machine here and free what it held.
-    Retire,
+    FreeMachine,
 }
 
 /// What the source's disk says about a handover that was begun and not struck out.
@@ -87,7 +87,7 @@ pub enum SourceRecord {
 
 impl Source {
     /// A migration begins.
-    pub fn begin() -> (Source, &'static [SourceAction]) {
+    pub fn initial() -> (Source, &'static [SourceAction]) {
         (Source::Copying, &[SourceAction::NoteAndOffer])
     }
 
@@ -106,10 +106,10 @@ impl Source {
         match (self, event) {
             (Copying, RoundsOver) => (Stopped, &[StopAndSend]),
             (Stopped, TargetReady) => (Committed, &[RecordHandover, SendCommit]),
-            (Copying | Stopped, Failed | Restarted) => (Aborted, &[GoOn, SendAbort]),
-            (Committed, TargetRuns) => (Done, &[StrikeOut, Retire]),
+            (Copying | Stopped, Failed | Restarted) => (Aborted, &[ResumeHere, SendAbort]),
+            (Committed, TargetRuns) => (Done, &[RemoveRecord, FreeMachine]),
             (Committed, Failed | Restarted) => (Committed, &[SendCommit]),
-            (Aborted, TargetForgot) => (Aborted, &[StrikeOut]),
+            (Aborted, TargetForgot) => (Aborted, &[RemoveRecord]),
             (Aborted, Failed | Restarted) => (Aborted, &[SendAbort]),
             // Late or repeated news changes nothing.
             (state, _) => (state, &[]),
@@ -160,13 +160,13 @@ pub enum TargetAction {
     MarkAndSayReady,
     /// Let the machine run, open its network, announce it; write down, durably, that it is this host's; then tell the
     /// source.
-    RunAndSaySo,
+    RunAndConfirm,
     /// Tell the source (again) that the machine runs here.
     SayRunning,
     /// End it and free what it held, the record too; then tell the source.
     Discard,
     /// Tell the source (again) that nothing of it is here.
-    SayForgotten,
+    ConfirmDiscarded,
 }
 
 /// What the target's disk says about a handover.
@@ -191,7 +191,7 @@ pub enum Waiting {
 
 impl Target {
     /// A machine is offered, and there is room for it.
-    pub fn begin() -> (Target, &'static [TargetAction]) {
+    pub fn initial() -> (Target, &'static [TargetAction]) {
         (Target::Receiving, &[TargetAction::ReserveAndAccept])
     }
 
@@ -217,10 +217,10 @@ impl Target {
         match (self, event) {
             (Receiving, Loaded) => (Prepared, &[MarkAndSayReady]),
             (Receiving, Abort | Failed | Restarted) => (Discarded, &[Discard]),
-            (Prepared, Commit) => (Running, &[RunAndSaySo]),
+            (Prepared, Commit) => (Running, &[RunAndConfirm]),
             (Prepared, Abort) => (Discarded, &[Discard]),
             (Running, Commit) => (Running, &[SayRunning]),
-            (Discarded, Abort) => (Discarded, &[SayForgotten]),
+            (Discarded, Abort) => (Discarded, &[ConfirmDiscarded]),
             (state, _) => (state, &[]),
         }
     }

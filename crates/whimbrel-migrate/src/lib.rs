@@ -8,25 +8,25 @@
 //!
 //! Invariant: at every instant at most one side may run the machine, and after any failure exactly one can.
 
-mod asking;
-pub mod base;
-pub mod boot;
-mod choice;
-pub mod codec;
+pub mod baseline;
+pub mod boot_files;
+pub mod compatibility;
+pub mod downtime;
+mod effort_control;
 mod error;
-pub mod fit;
 pub mod handover;
-mod known;
+mod hit_estimate;
+pub mod late_frames;
 pub mod link;
-mod mirroring;
-pub mod pause;
+mod mirrored_writes;
+pub mod page_batch;
+mod page_sender;
 pub mod postcopy;
 pub mod protocol;
-mod sender;
-mod sent;
+mod sent_hashes;
 pub mod source;
-pub mod strays;
 pub mod target;
+mod target_contents;
 
 pub use error::TargetError;
-pub use source::{Commit, HandedOver, MigrateError, Move, abort, confirm, migrate};
+pub use source::{HandedOver, MigrateError, MigrationJob, PendingCommit, abort, confirm, migrate};

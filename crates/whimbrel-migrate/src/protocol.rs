@@ -3,7 +3,9 @@
 //! Every message is a request of the wire protocol; its header is one of these types in postcard form, its
 //! payload what the doc of the kind says. The requests of one handover are handled in the order they came.
 
-use crate::{base::BegunAs, boot::FileRun, codec::BATCH_PAGES_MAX, fit::Misfit};
+use crate::{
+    baseline::Baseline, boot_files::FileRun, compatibility::Incompatibility, page_batch::BATCH_PAGES_MAX,
+};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 use whimbrel_core::{CapsuleId, Digest, HostName, MachineConfig, MachineName, PAGE_SIZE, PageRun};
@@ -11,31 +13,31 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Offer a machine; header [`Offer`], reply [`Offered`].
 pub const OFFER: u16 = 0x0100;
-/// A piece of a file that the machine boots from; header [`BlobPiece`], payload the piece.
-pub const BLOB: u16 = 0x0101;
-/// Pages; header [`Pages`], payload as in [`crate::codec`].
+/// A piece of a file that the machine boots from; header [`BootFileRange`], payload the piece.
+pub const BOOT_FILE: u16 = 0x0101;
+/// Pages; header [`PagesHeader`], payload as in [`crate::page_batch`].
 pub const PAGES: u16 = 0x0102;
-/// All pages are sent; header [`LastWord`], payload the rest of the device state as one zstd frame. Answered, with [`Prepared`], once
+/// All pages are sent; header [`FinishHeader`], payload the rest of the device state as one zstd frame. Answered, with [`Prepared`], once
 /// loaded and written down.
 pub const FINISH: u16 = 0x0103;
-/// The source has committed: run it; header [`HandoverId`]. May come again. The first is answered with [`Runs`].
+/// The source has committed: run it; header [`HandoverId`]. May come again. The first is answered with [`RunningSince`].
 pub const COMMIT: u16 = 0x0104;
 /// The source has given up; header [`HandoverId`].
 pub const ABORT: u16 = 0x0105;
 
-/// Has the target these pages anywhere; header [`AskPages`], reply [`HasPages`]. Those that it has are where they belong then.
+/// Has the target these pages anywhere; header [`PageQuery`], reply [`PageQueryReply`]. Those that it has are where they belong then.
 /// In no order with other messages.
-pub const ASK_PAGES: u16 = 0x0107;
+pub const QUERY_PAGES: u16 = 0x0107;
 
 /// How the device state will most likely begin; header [`HandoverId`], payload one zstd frame. Before [`FINISH`], at most once.
-pub const STATE_AHEAD: u16 = 0x0108;
+pub const EARLY_STATE: u16 = 0x0108;
 
 /// Pages of memory that the target finds in the files of the offer; header [`FilePages`].
-pub const FILE_PAGES: u16 = 0x0109;
+pub const BOOT_FILE_PAGES: u16 = 0x0109;
 
-/// Frames that came for the machine on its old host; header [`StraysHead`](crate::strays::StraysHead), payload the frames. After [`COMMIT`], in no
+/// Frames that came for the machine on its old host; header [`StraysHead`](crate::late_frames::StraysHead), payload the frames. After [`COMMIT`], in no
 /// order with it.
-pub const STRAYS: u16 = 0x010a;
+pub const LATE_FRAMES: u16 = 0x010a;
 
 /// Most bytes of a blob in one message.
 pub const BLOB_PIECE_MAX: usize = 4 << 20;
@@ -105,14 +107,14 @@ pub struct Offer {
     /// The source's name, if pages of the machine may stay there at the pause.
     pub leaves: Option<HostName>,
     /// The protection that the machine has from the commit on, until all of it is on the target.
-    pub third: Option<Third>,
+    pub third: Option<BackupHost>,
     /// Its user has paused it: the target has it then, and it stays paused.
     pub paused: bool,
 }
 
 /// A third host that has all of a machine as of the pause, and follows it on the target from then on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Third {
+pub struct BackupHost {
     /// The protection: the target is its primary, the source its witness.
     pub protection: [u8; 16],
     /// The handover by which the third host knows the machine.
@@ -166,11 +168,11 @@ impl Offer {
     }
 
     /// Whether the target may begin an array as this.
-    pub fn names(&self, begun: &BegunAs) -> bool {
+    pub fn names(&self, begun: &Baseline) -> bool {
         match begun {
-            BegunAs::Zeros => true,
-            BegunAs::Capsule(capsule) => self.bases.contains(capsule),
-            BegunAs::File => !self.files.is_empty(),
+            Baseline::Zeros => true,
+            Baseline::Capsule(capsule) => self.bases.contains(capsule),
+            Baseline::File => !self.files.is_empty(),
         }
     }
 }
@@ -233,7 +235,7 @@ pub enum Offered {
     /// Room is reserved.
     Accepted(Accepted),
     /// The machine does not fit; nothing was reserved.
-    Misfit(Misfit),
+    Misfit(Incompatibility),
 }
 
 /// The target has reserved room.
@@ -242,12 +244,12 @@ pub struct Accepted {
     /// Blobs of the offer that the target lacks.
     pub blobs_missing: Vec<Digest>,
     /// What each array begins as; zeros where nothing is said.
-    pub begun_as: Vec<BegunAs>,
+    pub begun_as: Vec<Baseline>,
 }
 
 /// A piece of a blob; pieces come in order of their offsets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlobPiece {
+pub struct BootFileRange {
     /// This attempt.
     pub handover: HandoverId,
     /// The whole blob's digest.
@@ -258,11 +260,11 @@ pub struct BlobPiece {
 
 /// Pages of one array.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pages {
+pub struct PagesHeader {
     /// This attempt.
     pub handover: HandoverId,
     /// Which pages and how they are encoded.
-    pub batch: crate::codec::BatchHeader,
+    pub batch: crate::page_batch::PageBatchHeader,
 }
 
 /// Pages of memory that are in files which the machine boots from.
@@ -298,7 +300,7 @@ impl FilePages {
 
 /// Pages of one array that are about to be sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AskPages {
+pub struct PageQuery {
     /// This attempt.
     pub handover: HandoverId,
     /// Which array, as an index into the offer's arrays.
@@ -309,7 +311,7 @@ pub struct AskPages {
     pub digests: Vec<Digest>,
 }
 
-impl AskPages {
+impl PageQuery {
     /// Whether a sound source would ask this of an array of `len` pages.
     pub(crate) fn is_sound(&self, len: u64) -> bool {
         let pages = self.runs.iter().fold(0u64, |sum, run| sum.saturating_add(run.len));
@@ -320,12 +322,12 @@ impl AskPages {
 
 /// Which of the pages asked for were there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HasPages {
+pub struct PageQueryReply {
     /// Bit `i % 64` of word `i / 64` for page `i` of the question.
     pub found: Vec<u64>,
 }
 
-impl HasPages {
+impl PageQueryReply {
     /// Of one answer for each page.
     pub(crate) fn of(found: &[bool]) -> Self {
         let word = |bits: &[bool]| (0..).zip(bits).fold(0, |word, (at, bit)| word | u64::from(*bit) << at);
@@ -349,7 +351,7 @@ pub struct Finish {
 
 /// The header of [`FINISH`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LastWord {
+pub struct FinishHeader {
     /// What ends.
     pub finish: Finish,
     /// So many bytes of the device state are as they came ahead.
@@ -367,7 +369,7 @@ pub struct Prepared {
 
 /// The machine runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Runs {
+pub struct RunningSince {
     /// For so many microseconds when this was said.
     pub since: u64,
 }
@@ -391,7 +393,7 @@ mod tests {
 
     #[test]
     fn a_question_and_its_answer_are_these_bytes() {
-        let ask = AskPages {
+        let ask = PageQuery {
             handover: HandoverId([9; 16]),
             array: 1,
             runs: vec![PageRun::new(300, 2)],
@@ -400,11 +402,11 @@ mod tests {
         let bytes = [&[9; 16][..], &[1, 1, 0xac, 2, 2, 2], &[1; 32], &[2; 32]].concat();
         assert_eq!(postcard::to_stdvec(&ask).unwrap(), bytes);
         assert!(ask.is_sound(302) && !ask.is_sound(301));
-        assert!(!AskPages { digests: vec![], ..ask.clone() }.is_sound(302));
-        assert!(!AskPages { runs: vec![PageRun::new(u64::MAX, 2)], ..ask }.is_sound(u64::MAX));
+        assert!(!PageQuery { digests: vec![], ..ask.clone() }.is_sound(302));
+        assert!(!PageQuery { runs: vec![PageRun::new(u64::MAX, 2)], ..ask }.is_sound(u64::MAX));
         let mut found = [false; 70];
         (found[0], found[69]) = (true, true);
-        let has = HasPages::of(&found);
+        let has = PageQueryReply::of(&found);
         assert_eq!(postcard::to_stdvec(&has).unwrap(), [2, 1, 32]);
         assert!(has.has(0) && has.has(69) && !has.has(1) && !has.has(1000));
     }

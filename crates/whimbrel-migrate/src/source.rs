@@ -6,16 +6,19 @@
 //! answers, over new connections where needed, or until it is told to stop and leave that to a later call.
 
 use crate::{
-    base::{ArrayBase, BegunAs, MayDiffer},
-    boot::{BootFile, BootFiles},
-    fit::Misfit,
+    baseline::{ArrayBaseline, Baseline, MayDiffer},
+    boot_files::{BootFile, BootFiles},
+    compatibility::Incompatibility,
+    downtime::DowntimeParts,
     handover::{Source, SourceAction, SourceEvent},
+    late_frames::{self, LateFrame},
     link::{self, Answer, Link, LinkError},
-    pause::Pause,
-    postcopy::leave::Leaving,
-    protocol::{self, Accepted, BlobPiece, Finish, HandoverId, LastWord, Offer, Offered, Prepared, Runs},
-    sender::Pipeline,
-    strays::{self, Stray},
+    page_sender::Pipeline,
+    postcopy::deferred_pages::DeferredPages,
+    protocol::{
+        self, Accepted, BootFileRange, Finish, FinishHeader, HandoverId, Offer, Offered, Prepared,
+        RunningSince,
+    },
 };
 use bytes::Bytes;
 use std::{
@@ -27,15 +30,15 @@ use std::{
 };
 use whimbrel_block::Mirror;
 use whimbrel_capture::{
-    CaptureError, Captured, Finish as CaptureFinish, Follower, Ledger, Phase, Policy, Progress, RoundStats,
-    StopReason, Subject, capture,
+    AfterCapture as CaptureFinish, CaptureError, CaptureSource, Captured, Consumer, DirtyLog, Phase,
+    Progress, RoundStats, StopPolicy, StopReason, capture,
 };
 use whimbrel_core::{Digest, PageSet};
 
 /// A machine to be moved and where to.
-pub struct Move<'a, 's> {
+pub struct MigrationJob<'a, 's> {
     /// The machine and its arrays; the follower is set by [`migrate`].
-    pub subject: &'a mut Subject<'s>,
+    pub subject: &'a mut CaptureSource<'s>,
     /// The connection to the target.
     pub link: &'a dyn Link,
     /// What is offered.
@@ -43,23 +46,23 @@ pub struct Move<'a, 's> {
     /// Opens a boot file of the offer.
     pub blob: &'a (dyn Fn(Digest) -> Result<Box<dyn BootFile>, BoxError> + Sync),
     /// Opens what an array begins as on the target, which is more than zeros.
-    pub base: &'a dyn Fn(&mut Ledger, &BegunAs) -> Result<ArrayBase, BoxError>,
+    pub base: &'a dyn Fn(&mut DirtyLog, &Baseline) -> Result<ArrayBaseline, BoxError>,
     /// Drawn anew for each migration and told to nobody: see `sent.rs`.
     pub seed: u64,
     /// Addresses seen on each port, asked for at the pause.
     pub ports: &'a dyn Fn() -> Vec<Vec<u8>>,
     /// Takes what came for the machine since it stands still, once it is handed over.
-    pub strays: &'a mut dyn FnMut() -> Vec<Stray>,
+    pub strays: &'a mut dyn FnMut() -> Vec<LateFrame>,
     /// Writes down, durably, that the machine was handed over: the commit point.
     pub record_handover: &'a mut dyn FnMut() -> Result<(), BoxError>,
     /// How fast rounds go and when to stop.
-    pub policy: &'a dyn Policy,
+    pub policy: &'a dyn StopPolicy,
     /// Whether pages may stay here at the pause, for the target to fetch.
-    pub leaving: Option<&'a mut Leaving>,
+    pub leaving: Option<&'a mut DeferredPages>,
     /// Disks whose writes are carried to the target too once their mirror is armed, by their arrays. Each has ended when [`migrate`] returns.
     pub mirrors: &'a [(usize, Arc<Mirror>)],
     /// A third host that is to have all of the machine as of the pause before it is handed over.
-    pub third: Option<&'a mut dyn Third>,
+    pub third: Option<&'a mut dyn BackupSink>,
     /// Told after every batch; `Break` cancels.
     pub observe: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
 }
@@ -68,12 +71,12 @@ pub struct Move<'a, 's> {
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// A third host that the machine is copied to as well. What fails here fails the migration.
-pub trait Third {
+pub trait BackupSink {
     /// Copies what the third host has not seen, while the machine runs: the target is ready for it.
-    fn ahead(&mut self, ledgers: &mut [Ledger]) -> Result<(), BoxError>;
+    fn ahead(&mut self, ledgers: &mut [DirtyLog]) -> Result<(), BoxError>;
 
     /// Copies the rest, with the device state, of the machine that stands still: returns once the third host has all of it.
-    fn at_pause(&mut self, ledgers: &mut [Ledger], device_state: &[u8]) -> Result<(), BoxError>;
+    fn at_pause(&mut self, ledgers: &mut [DirtyLog], device_state: &[u8]) -> Result<(), BoxError>;
 }
 
 /// A machine that now belongs to the target, committed but not yet confirmed.
@@ -88,15 +91,15 @@ pub struct HandedOver {
     /// When the machine was paused.
     pub paused_at: Instant,
     /// What was done since, up to the commit point.
-    pub pause: Pause,
+    pub pause: DowntimeParts,
     /// The target has been told.
-    pub commit: Commit,
+    pub commit: PendingCommit,
 }
 
 /// The word to the target that the machine is its own, on its way.
-pub struct Commit(Result<Box<dyn Answer>, LinkError>);
+pub struct PendingCommit(Result<Box<dyn Answer>, LinkError>);
 
-impl Commit {
+impl PendingCommit {
     /// Sends it.
     pub fn send(link: &dyn Link, handover: HandoverId) -> Self {
         let header = postcard::to_stdvec(&handover).expect("an id is always encodable");
@@ -109,7 +112,7 @@ impl Commit {
     }
 }
 
-impl std::fmt::Debug for Commit {
+impl std::fmt::Debug for PendingCommit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Commit(sent: {})", self.0.is_ok())
     }
@@ -123,7 +126,7 @@ pub enum MigrateError {
     Offer(#[source] LinkError),
     /// The machine does not fit the target.
     #[error("the machine does not fit the target")]
-    Misfit(#[source] Misfit),
+    Misfit(#[source] Incompatibility),
     /// A boot file could not be read.
     #[error("cannot read the machine's boot file {digest}")]
     Blob {
@@ -166,15 +169,15 @@ pub enum MigrateError {
 ///
 /// On success the machine is paused here and must never run here again: follow with [`confirm`], then free it.
 /// On failure it runs here as before.
-pub fn migrate(mut job: Move<'_, '_>) -> Result<HandedOver, MigrateError> {
+pub fn migrate(mut job: MigrationJob<'_, '_>) -> Result<HandedOver, MigrateError> {
     let handover = job.offer.handover;
     let mut state = Source::Copying;
     match attempt(&mut job, &mut state) {
         Ok(done) => Ok(done),
         Err(error) => {
             let (_, actions) = state.step(SourceEvent::Failed);
-            debug_assert_eq!(actions, [SourceAction::GoOn, SourceAction::SendAbort], "{state:?}");
-            job.subject.ledgers.iter_mut().for_each(|ledger| ledger.unfollow(Follower::Migration));
+            debug_assert_eq!(actions, [SourceAction::ResumeHere, SourceAction::SendAbort], "{state:?}");
+            job.subject.ledgers.iter_mut().for_each(|ledger| ledger.unfollow(Consumer::Migration));
             if state == Source::Stopped
                 && let Err(error) = job.subject.machine.unpause()
             {
@@ -195,7 +198,7 @@ pub fn abort(link: &dyn Link, handover: HandoverId) -> Result<(), LinkError> {
     link::call(link, protocol::ABORT, &handover, Bytes::new()).map(drop)
 }
 
-fn attempt(job: &mut Move<'_, '_>, state: &mut Source) -> Result<HandedOver, MigrateError> {
+fn attempt(job: &mut MigrationJob<'_, '_>, state: &mut Source) -> Result<HandedOver, MigrateError> {
     let (accepted, boot) = offer(job)?;
     let accepted = match postcard::from_bytes(&accepted).map_err(MigrateError::Answer)? {
         Offered::Accepted(accepted) => accepted,
@@ -206,7 +209,7 @@ fn attempt(job: &mut Move<'_, '_>, state: &mut Source) -> Result<HandedOver, Mig
             send_blob(job, *digest, *size)?;
         }
     }
-    let bases = follow(job, &accepted)?;
+    let bases = attach_consumer(job, &accepted)?;
     let ahead = send_state_ahead(job).map_err(MigrateError::StateAhead)?;
     if let Some(third) = &mut job.third {
         third.ahead(job.subject.ledgers).map_err(MigrateError::Third)?;
@@ -221,7 +224,7 @@ fn attempt(job: &mut Move<'_, '_>, state: &mut Source) -> Result<HandedOver, Mig
 }
 
 /// Makes the offer. Its boot files are looked through while the target makes room.
-fn offer(job: &Move<'_, '_>) -> Result<(Bytes, BootFiles), MigrateError> {
+fn offer(job: &MigrationJob<'_, '_>) -> Result<(Bytes, BootFiles), MigrateError> {
     let (offer, blob) = (job.offer, job.blob);
     thread::scope(|scope| {
         let boot = scope.spawn(|| BootFiles::index(&offer.blobs, blob));
@@ -233,7 +236,7 @@ fn offer(job: &Move<'_, '_>) -> Result<(Bytes, BootFiles), MigrateError> {
 
 /// From the end of the copy to the commit point, and the word that follows it.
 fn hand_over(
-    job: &mut Move<'_, '_>,
+    job: &mut MigrationJob<'_, '_>,
     state: &mut Source,
     captured: Captured,
     ahead: &[u8],
@@ -242,9 +245,9 @@ fn hand_over(
     let Captured { device_state, rounds, why, paused_at, parts, .. } = captured;
     *state = state.step(SourceEvent::RoundsOver).0;
     if let Some(leaving) = &job.leaving {
-        leaving.tell(job.link, handover).map_err(MigrateError::Owe)?;
+        leaving.announce(job.link, handover).map_err(MigrateError::Owe)?;
     }
-    let mut pause = Pause::copied(&parts);
+    let mut pause = DowntimeParts::copied(&parts);
     if let Some(third) = &mut job.third {
         let begun = Instant::now();
         third.at_pause(job.subject.ledgers, &device_state).map_err(MigrateError::Third)?;
@@ -254,31 +257,31 @@ fn hand_over(
     pause.prepared(paused_at, prepared);
     (job.record_handover)().map_err(MigrateError::Record)?;
     *state = state.step(SourceEvent::TargetReady).0;
-    let commit = Commit::send(job.link, handover);
+    let commit = PendingCommit::send(job.link, handover);
     pause.committed(paused_at);
-    if let Err(unsent) = strays::send(job.link, handover, &(job.strays)()) {
+    if let Err(unsent) = late_frames::send(job.link, handover, &(job.strays)()) {
         tracing::debug!(%handover, %unsent, "what came for the machine in its pause is lost");
     }
     Ok(HandedOver { handover, rounds, why, paused_at, pause, commit })
 }
 
 /// Sends what is known of the device state while the machine runs: the most of it, which hardly ever changes.
-fn send_state_ahead(job: &mut Move<'_, '_>) -> Result<Vec<u8>, BoxError> {
+fn send_state_ahead(job: &mut MigrationJob<'_, '_>) -> Result<Vec<u8>, BoxError> {
     let Some(ahead) = job.subject.machine.device_state_ahead() else { return Ok(Vec::new()) };
     let packed = protocol::pack_state(&ahead)?;
-    link::call(job.link, protocol::STATE_AHEAD, &job.offer.handover, packed.into())?;
+    link::call(job.link, protocol::EARLY_STATE, &job.offer.handover, packed.into())?;
     Ok(ahead)
 }
 
 /// Sends the end of the copy and what of the device state is not there yet; the answer says that the target is ready.
-fn finish(job: &Move<'_, '_>, state: &[u8], ahead: &[u8]) -> Result<Prepared, MigrateError> {
+fn finish(job: &MigrationJob<'_, '_>, state: &[u8], ahead: &[u8]) -> Result<Prepared, MigrateError> {
     let same = match state.starts_with(ahead) {
         true => ahead.len(),
         false => state.iter().zip(ahead).take_while(|(state, ahead)| state == ahead).count(),
     };
     let rest = &state[same..];
     let finish = Finish { handover: job.offer.handover, ports: (job.ports)() };
-    let word = LastWord { finish, ahead: same as u32, rest: rest.len() as u32 };
+    let word = FinishHeader { finish, ahead: same as u32, rest: rest.len() as u32 };
     let packed = protocol::pack_state(rest).map_err(|source| MigrateError::StateAhead(source.into()))?;
     let ready = link::call(job.link, protocol::FINISH, &word, packed.into()).map_err(MigrateError::Load)?;
     // Figures only: an answer that cannot be read is one all the same.
@@ -286,37 +289,40 @@ fn finish(job: &Move<'_, '_>, state: &[u8], ahead: &[u8]) -> Result<Prepared, Mi
 }
 
 /// Begins to follow every array from what the target has of it on.
-fn follow(job: &mut Move<'_, '_>, accepted: &Accepted) -> Result<Vec<Option<ArrayBase>>, MigrateError> {
+fn attach_consumer(
+    job: &mut MigrationJob<'_, '_>,
+    accepted: &Accepted,
+) -> Result<Vec<Option<ArrayBaseline>>, MigrateError> {
     let mut bases = Vec::new();
     for (index, ledger) in job.subject.ledgers.iter_mut().enumerate() {
-        let begun = accepted.begun_as.get(index).unwrap_or(&BegunAs::Zeros);
+        let begun = accepted.begun_as.get(index).unwrap_or(&Baseline::Zeros);
         if !job.offer.names(begun) {
             return Err(MigrateError::Base("it began as something that was not offered".into()));
         }
-        let base = follow_array(ledger, begun, job.base);
+        let base = attach_array_consumer(ledger, begun, job.base);
         bases.push(base.map_err(MigrateError::Base)?);
     }
-    job.subject.follower = Follower::Migration;
+    job.subject.follower = Consumer::Migration;
     Ok(bases)
 }
 
 /// Followed first, listed second: a page that is written in between is in one of the two.
-fn follow_array(
-    ledger: &mut Ledger,
-    begun: &BegunAs,
-    open: &dyn Fn(&mut Ledger, &BegunAs) -> Result<ArrayBase, BoxError>,
-) -> Result<Option<ArrayBase>, BoxError> {
-    let who = Follower::Migration;
-    if *begun == BegunAs::Zeros {
-        ledger.follow_all(who)?;
+fn attach_array_consumer(
+    ledger: &mut DirtyLog,
+    begun: &Baseline,
+    open: &dyn Fn(&mut DirtyLog, &Baseline) -> Result<ArrayBaseline, BoxError>,
+) -> Result<Option<ArrayBaseline>, BoxError> {
+    let who = Consumer::Migration;
+    if *begun == Baseline::Zeros {
+        ledger.attach_all(who)?;
         return Ok(None);
     }
-    ledger.follow_from(who, PageSet::empty(ledger.page_count()))?;
+    ledger.attach_from(who, PageSet::empty(ledger.page_count()))?;
     let base = open(ledger, begun)?;
     match &base.may_differ {
         MayDiffer::These(pages) => ledger.put_back(who, pages),
         MayDiffer::TheseOrPopulated(pages) => {
-            ledger.follow_all(who)?;
+            ledger.attach_all(who)?;
             ledger.put_back(who, pages);
         }
     }
@@ -324,14 +330,17 @@ fn follow_array(
 }
 
 /// The arrays as the sender needs to know them.
-fn arrays<'b>(job: &Move<'_, '_>, bases: &'b [Option<ArrayBase>]) -> Vec<(u64, Option<&'b ArrayBase>)> {
+fn arrays<'b>(
+    job: &MigrationJob<'_, '_>,
+    bases: &'b [Option<ArrayBaseline>],
+) -> Vec<(u64, Option<&'b ArrayBaseline>)> {
     let arrays = job.subject.ledgers.iter().zip(bases);
     arrays.map(|(ledger, base)| (ledger.page_count(), base.as_ref())).collect()
 }
 
 /// The rounds.
 fn copy<'scope>(
-    job: &mut Move<'_, '_>,
+    job: &mut MigrationJob<'_, '_>,
     line: &'scope Pipeline<'_>,
     scope: &'scope thread::Scope<'scope, '_>,
 ) -> Result<Captured, MigrateError> {
@@ -351,7 +360,7 @@ fn copy<'scope>(
     captured.map_err(MigrateError::Capture)
 }
 
-fn send_blob(job: &Move<'_, '_>, digest: Digest, size: u64) -> Result<(), MigrateError> {
+fn send_blob(job: &MigrationJob<'_, '_>, digest: Digest, size: u64) -> Result<(), MigrateError> {
     let unreadable = |source| MigrateError::Blob { digest, source };
     let content = (job.blob)(digest).map_err(unreadable)?;
     let handover = job.offer.handover;
@@ -359,8 +368,8 @@ fn send_blob(job: &Move<'_, '_>, digest: Digest, size: u64) -> Result<(), Migrat
     while offset < size {
         let mut data = vec![0; (size - offset).min(protocol::BLOB_PIECE_MAX as u64) as usize];
         content.read_at(offset, &mut data).map_err(unreadable)?;
-        let (piece, len) = (BlobPiece { handover, digest, offset }, data.len());
-        link::call(job.link, protocol::BLOB, &piece, data.into()).map_err(MigrateError::SendBlob)?;
+        let (piece, len) = (BootFileRange { handover, digest, offset }, data.len());
+        link::call(job.link, protocol::BOOT_FILE, &piece, data.into()).map_err(MigrateError::SendBlob)?;
         offset += len as u64;
     }
     Ok(())
@@ -371,11 +380,11 @@ fn send_blob(job: &Move<'_, '_>, digest: Digest, size: u64) -> Result<(), Migrat
 /// confirmed.
 pub fn confirm(
     handover: HandoverId,
-    first: Commit,
+    first: PendingCommit,
     connect: &dyn Fn() -> Result<Box<dyn Link>, BoxError>,
     wait: &dyn Fn(Duration) -> bool,
 ) -> Option<Instant> {
-    let answer = |commit: Commit| commit.0.and_then(|sent| sent.wait()).map_err(BoxError::from);
+    let answer = |commit: PendingCommit| commit.0.and_then(|sent| sent.wait()).map_err(BoxError::from);
     let mut outcome = answer(first);
     let mut pause = Duration::from_millis(50);
     while let Err(error) = outcome {
@@ -384,9 +393,10 @@ pub fn confirm(
             return None;
         }
         pause = (pause * 2).min(Duration::from_secs(5));
-        outcome = connect().and_then(|link| answer(Commit::send(&*link, handover)));
+        outcome = connect().and_then(|link| answer(PendingCommit::send(&*link, handover)));
     }
-    let said = outcome.ok().and_then(|said| postcard::from_bytes::<Runs>(&said).ok()).unwrap_or_default();
+    let said =
+        outcome.ok().and_then(|said| postcard::from_bytes::<RunningSince>(&said).ok()).unwrap_or_default();
     let now = Instant::now();
     Some(now.checked_sub(Duration::from_micros(said.since)).unwrap_or(now))
 }

@@ -2,20 +2,20 @@
 //!
 //! One lock an arrival, never held across another's work. Everything a message says is checked against the
 //! offer before it is used. The states are those of [`crate::handover::Target`]; this file turns its actions
-//! into calls of [`Arrival`], which the host implements.
+//! into calls of [`IncomingMachine`], which the host implements.
 
 use crate::{
-    base::BegunAs,
-    codec::Batch,
+    baseline::Baseline,
+    compatibility::Incompatibility,
     error::TargetError,
-    fit::Misfit,
     handover::{Target, TargetAction, TargetEvent},
-    postcopy::{self, messages::Owed},
+    late_frames::{self, LateFrame, LateFramesHeader},
+    page_batch::PageBatch,
+    postcopy::{self, messages::MissingPages},
     protocol::{
-        self, Accepted, AskPages, BlobPiece, FilePages, Finish, HandoverId, HasPages, LastWord, Offer,
-        Offered, Pages, Prepared, Runs,
+        self, Accepted, BootFileRange, FilePages, Finish, FinishHeader, HandoverId, Offer, Offered,
+        PageQuery, PageQueryReply, PagesHeader, Prepared, RunningSince,
     },
-    strays::{self, Stray, StraysHead},
 };
 use bytes::Bytes;
 use std::{
@@ -33,9 +33,9 @@ pub(crate) const MEMORY: usize = 0;
 pub type HostError = Box<dyn Error + Send + Sync>;
 
 /// Where machines land: reserves room for them.
-pub trait Landing: Send + Sync {
-    /// Reserves name, memory, disks and devices for `offer`, or says why not; a [`Misfit`] is told to the source as one.
-    fn reserve(&self, offer: &Offer) -> Result<Box<dyn Arrival>, HostError>;
+pub trait TargetHost: Send + Sync {
+    /// Reserves name, memory, disks and devices for `offer`, or says why not; a [`Incompatibility`] is told to the source as one.
+    fn reserve(&self, offer: &Offer) -> Result<Box<dyn IncomingMachine>, HostError>;
 
     /// Fills `out` with the page of this digest, if it is anywhere on this host. It was checked against the digest.
     fn page(&self, _digest: &Digest, _out: &mut [u8; PAGE_SIZE]) -> bool {
@@ -43,16 +43,16 @@ pub trait Landing: Send + Sync {
     }
 
     /// Frames came for a machine that arrives or has arrived: it gets them once it runs. What cannot be delivered is dropped.
-    fn strays(&self, _handover: HandoverId, _strays: Vec<Stray>) {}
+    fn strays(&self, _handover: HandoverId, _strays: Vec<LateFrame>) {}
 }
 
 /// A machine that is arriving: its arrays are here and filled, it does not run yet.
-pub trait Arrival: Send {
+pub trait IncomingMachine: Send {
     /// Blobs of the offer that are not here yet.
     fn blobs_missing(&self) -> Vec<Digest>;
 
     /// What each array begins as; zeros where nothing is said. Nothing that the offer does not name.
-    fn begins_as(&self) -> Vec<BegunAs> {
+    fn baselines(&self) -> Vec<Baseline> {
         Vec::new()
     }
 
@@ -75,7 +75,7 @@ pub trait Arrival: Send {
     fn read(&self, array: usize, run: PageRun, out: &mut [u8]) -> Result<(), HostError>;
 
     /// Pages that stay with the source, for this side to fetch once the machine runs; `piece` as in `postcopy::sets`.
-    fn owe(&mut self, owed: &Owed, piece: &[u8]) -> Result<(), HostError> {
+    fn add_missing(&mut self, owed: &MissingPages, piece: &[u8]) -> Result<(), HostError> {
         let _ = (owed, piece);
         Err("this host takes no machine of which pages stay elsewhere".into())
     }
@@ -109,7 +109,7 @@ pub trait Arrival: Send {
 
 struct Arriving {
     state: Target,
-    arrival: Box<dyn Arrival>,
+    arrival: Box<dyn IncomingMachine>,
     /// Lengths of the offered arrays, in pages.
     arrays: Vec<u64>,
     blobs: Vec<(Digest, u64)>,
@@ -123,8 +123,8 @@ struct Arriving {
 const FORGOTTEN_MAX: usize = 4096;
 
 /// All machines that are arriving at this host, and what became of earlier ones.
-pub struct Arrivals {
-    landing: Arc<dyn Landing>,
+pub struct IncomingMigrations {
+    landing: Arc<dyn TargetHost>,
     table: Mutex<HashMap<HandoverId, Arc<Mutex<Arriving>>>>,
     ended: Mutex<Ended>,
 }
@@ -144,7 +144,7 @@ impl Ended {
         arrived.or_else(|| self.forgotten.contains(&handover).then_some(Target::Discarded))
     }
 
-    fn enter(&mut self, handover: HandoverId, state: Target) {
+    fn insert(&mut self, handover: HandoverId, state: Target) {
         match state {
             Target::Running => drop(self.arrived.insert(handover)),
             Target::Discarded if !self.forgotten.contains(&handover) => {
@@ -158,14 +158,18 @@ impl Ended {
     }
 }
 
-impl Arrivals {
+impl IncomingMigrations {
     /// No machine is arriving yet.
-    pub fn new(landing: Arc<dyn Landing>) -> Self {
+    pub fn new(landing: Arc<dyn TargetHost>) -> Self {
         Self { landing, table: Mutex::default(), ended: Mutex::default() }
     }
 
     /// Takes up an arrival that an earlier daemon had prepared: it waits for the source's word.
-    pub fn adopt_prepared(&self, handover: HandoverId, arrival: Box<dyn Arrival>) -> Result<(), TargetError> {
+    pub fn adopt_prepared(
+        &self,
+        handover: HandoverId,
+        arrival: Box<dyn IncomingMachine>,
+    ) -> Result<(), TargetError> {
         let state = Target::Prepared;
         let arriving =
             Arriving { state, arrival, arrays: vec![], blobs: vec![], blob: vec![], state_ahead: vec![] };
@@ -175,44 +179,44 @@ impl Arrivals {
 
     /// A machine that came by this handover is this host's, says its record: a source that has not heard is told.
     pub fn adopt_arrived(&self, handover: HandoverId) {
-        self.ended().enter(handover, Target::Running);
+        self.ended().insert(handover, Target::Running);
     }
 
     /// Handles one message and returns the reply's header. Blocks while the arrival works.
     pub fn handle(&self, kind: u16, header: &[u8], payload: Bytes) -> Result<Vec<u8>, TargetError> {
         match kind {
             protocol::OFFER => self.offer(parse(header)?),
-            protocol::BLOB => {
-                let piece: BlobPiece = parse(header)?;
+            protocol::BOOT_FILE => {
+                let piece: BootFileRange = parse(header)?;
                 self.with(piece.handover, |arriving| arriving.blob_piece(&piece, &payload))
             }
             protocol::PAGES => {
-                let pages: Pages = parse(header)?;
+                let pages: PagesHeader = parse(header)?;
                 // Unpacked before it is anybody's turn.
-                let batch = Batch::decode(&pages.batch, &payload)?;
+                let batch = PageBatch::decode(&pages.batch, &payload)?;
                 self.with(pages.handover, |arriving| arriving.pages(&pages, &batch))
             }
-            protocol::FILE_PAGES => {
+            protocol::BOOT_FILE_PAGES => {
                 let pages: FilePages = parse(header)?;
                 self.with(pages.handover, |arriving| arriving.file_pages(&pages))
             }
-            protocol::ASK_PAGES => self.look_for(&parse(header)?),
-            postcopy::messages::OWED => {
-                let owed: Owed = parse(header)?;
-                self.with(owed.handover, |arriving| arriving.owe(&owed, &payload))
+            protocol::QUERY_PAGES => self.look_for(&parse(header)?),
+            postcopy::messages::MISSING_PAGES => {
+                let owed: MissingPages = parse(header)?;
+                self.with(owed.handover, |arriving| arriving.add_missing(&owed, &payload))
             }
-            protocol::STATE_AHEAD => {
+            protocol::EARLY_STATE => {
                 self.with(parse(header)?, |arriving| arriving.take_state_ahead(&payload))
             }
             protocol::FINISH => {
-                let word: LastWord = parse(header)?;
+                let word: FinishHeader = parse(header)?;
                 let begun = Instant::now();
                 self.with(word.finish.handover, |arriving| arriving.finish(&word, &payload))?;
                 Ok(said(&Prepared { took: begun.elapsed().as_micros() as u64 }))
             }
-            protocol::STRAYS => {
-                let head: StraysHead = parse(header)?;
-                self.landing.strays(head.handover, strays::taken(&head, &payload)?);
+            protocol::LATE_FRAMES => {
+                let head: LateFramesHeader = parse(header)?;
+                self.landing.strays(head.handover, late_frames::taken(&head, &payload)?);
                 Ok(Vec::new())
             }
             protocol::COMMIT => self.word(parse(header)?, TargetEvent::Commit),
@@ -242,7 +246,7 @@ impl Arrivals {
         });
         self.sort_out_ended(handover);
         if let (Ok(_), TargetEvent::Commit, Some(since)) = (&done, event, runs_since) {
-            return Ok(said(&Runs { since: since.elapsed().as_micros() as u64 }));
+            return Ok(said(&RunningSince { since: since.elapsed().as_micros() as u64 }));
         }
         let Err(TargetError::Unknown { .. }) = done else { return done };
         if event == TargetEvent::Abort && self.unheard(handover) {
@@ -264,7 +268,7 @@ impl Arrivals {
         let table = self.table();
         let unknown = !table.contains_key(&handover) && self.ended().of(handover).is_none();
         if unknown {
-            self.ended().enter(handover, Target::forget_unheard().0);
+            self.ended().insert(handover, Target::forget_unheard().0);
         }
         unknown
     }
@@ -277,16 +281,17 @@ impl Arrivals {
         if let Some(state) = self.ended().of(offer.handover) {
             return Err(TargetError::State { state });
         }
-        let arrival = match self.landing.reserve(&offer).map_err(|error| error.downcast::<Misfit>()) {
+        let arrival = match self.landing.reserve(&offer).map_err(|error| error.downcast::<Incompatibility>())
+        {
             Ok(arrival) => arrival,
             Err(Ok(misfit)) => return Ok(reply(&Offered::Misfit(*misfit))),
             Err(Err(source)) => return Err(TargetError::Refused { source }),
         };
-        let (blobs_missing, begun_as) = (arrival.blobs_missing(), arrival.begins_as());
+        let (blobs_missing, begun_as) = (arrival.blobs_missing(), arrival.baselines());
         let accepted = Offered::Accepted(Accepted { blobs_missing, begun_as });
         let arrays = offer.arrays.iter().map(|array| array.pages).collect();
         // `reserve` has done what the actions say, the reply is the rest.
-        let ((state, _), blobs) = (Target::begin(), offer.blobs);
+        let ((state, _), blobs) = (Target::initial(), offer.blobs);
         let mut arriving = Arriving { state, arrival, arrays, blobs, blob: vec![], state_ahead: vec![] };
         let mut table = self.table();
         // Bound first: the lock on what has ended is not held while the arrival is discarded.
@@ -302,7 +307,7 @@ impl Arrivals {
     }
 
     /// Looks for pages on this host and puts those that are found where they belong.
-    fn look_for(&self, ask: &AskPages) -> Result<Vec<u8>, TargetError> {
+    fn look_for(&self, ask: &PageQuery) -> Result<Vec<u8>, TargetError> {
         let invalid = || TargetError::Invalid { what: "a question that nobody can answer" };
         // Of any array, before it is looked for; of the array, before it is used.
         if !ask.is_sound(u64::MAX) {
@@ -316,7 +321,7 @@ impl Arrivals {
         if found.contains(&true) {
             self.with(ask.handover, |arriving| arriving.put(ask, &found, &content))?;
         }
-        Ok(postcard::to_stdvec(&HasPages::of(&found)).expect("a reply is always encodable"))
+        Ok(postcard::to_stdvec(&PageQueryReply::of(&found)).expect("a reply is always encodable"))
     }
 
     fn with(
@@ -334,7 +339,7 @@ impl Arrivals {
         let Some(arriving) = self.table().get(&handover).cloned() else { return };
         let state = arriving.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).state;
         if let Target::Running | Target::Discarded = state {
-            self.ended().enter(handover, state);
+            self.ended().insert(handover, state);
             self.table().remove(&handover);
         }
     }
@@ -353,7 +358,7 @@ impl Arriving {
         let (next, actions) = self.state.step(event);
         for action in actions {
             match action {
-                TargetAction::RunAndSaySo => {
+                TargetAction::RunAndConfirm => {
                     self.arrival.run().map_err(|source| TargetError::Run { source })?;
                 }
                 TargetAction::Discard => self.arrival.discard(),
@@ -361,7 +366,7 @@ impl Arriving {
                 TargetAction::ReserveAndAccept
                 | TargetAction::MarkAndSayReady
                 | TargetAction::SayRunning
-                | TargetAction::SayForgotten => {}
+                | TargetAction::ConfirmDiscarded => {}
             }
         }
         self.state = next;
@@ -379,7 +384,7 @@ impl Arriving {
         }
     }
 
-    fn blob_piece(&mut self, piece: &BlobPiece, data: &[u8]) -> Result<(), TargetError> {
+    fn blob_piece(&mut self, piece: &BootFileRange, data: &[u8]) -> Result<(), TargetError> {
         self.receiving()?;
         let known = self.blobs.iter().find(|(digest, _)| *digest == piece.digest);
         let (digest, size) = *known.ok_or(TargetError::Invalid { what: "a blob that was not offered" })?;
@@ -400,7 +405,7 @@ impl Arriving {
         self.arrival.put_blob(digest, content).map_err(TargetError::write)
     }
 
-    fn pages(&mut self, pages: &Pages, batch: &Batch) -> Result<(), TargetError> {
+    fn pages(&mut self, pages: &PagesHeader, batch: &PageBatch) -> Result<(), TargetError> {
         self.receiving()?;
         let array = pages.batch.array as usize;
         let len =
@@ -453,7 +458,7 @@ impl Arriving {
     }
 
     /// Stores pages that were found here.
-    fn put(&mut self, ask: &AskPages, found: &[bool], content: &[u8]) -> Result<(), TargetError> {
+    fn put(&mut self, ask: &PageQuery, found: &[bool], content: &[u8]) -> Result<(), TargetError> {
         self.receiving()?;
         let array = ask.array as usize;
         let len = self.arrays.get(array).copied().filter(|len| ask.is_sound(*len));
@@ -465,12 +470,12 @@ impl Arriving {
         Ok(())
     }
 
-    fn owe(&mut self, owed: &Owed, piece: &[u8]) -> Result<(), TargetError> {
+    fn add_missing(&mut self, owed: &MissingPages, piece: &[u8]) -> Result<(), TargetError> {
         self.receiving()?;
         if owed.array as usize >= self.arrays.len() {
             return Err(TargetError::Invalid { what: "pages of an array that was not offered" });
         }
-        self.arrival.owe(owed, piece).map_err(TargetError::write)
+        self.arrival.add_missing(owed, piece).map_err(TargetError::write)
     }
 
     fn take_state_ahead(&mut self, packed: &[u8]) -> Result<(), TargetError> {
@@ -484,7 +489,7 @@ impl Arriving {
     }
 
     /// The device state, of what came ahead and the rest.
-    fn device_state(&mut self, word: &LastWord, rest: &[u8]) -> Result<Vec<u8>, TargetError> {
+    fn device_state(&mut self, word: &FinishHeader, rest: &[u8]) -> Result<Vec<u8>, TargetError> {
         let (ahead, len) = (word.ahead as usize, word.rest as usize);
         if ahead > self.state_ahead.len() || ahead.saturating_add(len) > protocol::DEVICE_STATE_MAX {
             return Err(NO_STATE);
@@ -496,7 +501,7 @@ impl Arriving {
         Ok(state)
     }
 
-    fn finish(&mut self, word: &LastWord, rest: &[u8]) -> Result<(), TargetError> {
+    fn finish(&mut self, word: &FinishHeader, rest: &[u8]) -> Result<(), TargetError> {
         self.receiving()?;
         let device_state = self.device_state(word, rest)?;
         // What failed is cleared up on the source's word: its machine stands still until this is answered.

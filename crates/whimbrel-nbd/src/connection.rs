@@ -1,6 +1,6 @@
 //! One client from greeting to end.
 
-use crate::execute::Session;
+use crate::execution::Executor;
 use crate::handshake::{Agreed, Export, Handshake, HandshakeError, Progress};
 use crate::input::Input;
 use crate::output::Output;
@@ -46,7 +46,7 @@ pub(crate) fn serve(
     if rustix::net::sockopt::set_socket_send_buffer_size_force(socket, SEND_BUFFER).is_err() {
         rustix::net::sockopt::set_socket_send_buffer_size(socket, SEND_BUFFER).map_err(io::Error::from)?;
     }
-    let session = Session { device, export, agreed, output: Output::new(socket) };
+    let session = Executor { device, export, agreed, output: Output::new(socket) };
     Ok(transmission::run(&session, input, workers)?)
 }
 

@@ -10,7 +10,7 @@
 //! A broken option that can be skipped gets an error reply and the handshake goes on; wrong magic, an oversize
 //! option or an unknown name for `EXPORT_NAME` (which has no error reply) ends the connection.
 
-use crate::proto::*;
+use crate::constants::*;
 
 /// What the server offers.
 #[derive(Debug, Clone)]

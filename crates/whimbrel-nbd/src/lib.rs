@@ -10,15 +10,15 @@
 //! reading costs its own connection and a bounded amount of memory.
 
 mod connection;
-mod execute;
+mod constants;
+mod execution;
 mod handshake;
 mod input;
 mod output;
-mod pool;
-mod proto;
 mod reply;
 mod request;
 mod server;
 mod transmission;
+mod worker_pool;
 
 pub use server::{Options, Server, bind, bind_private, serve};

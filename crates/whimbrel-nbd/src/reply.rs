@@ -1,6 +1,6 @@
 //! Headers of replies. Pure: values in, bytes out.
 
-use crate::proto::*;
+use crate::constants::*;
 
 /// A simple reply without payload, or the head of one with data.
 pub(crate) fn simple(cookie: u64, error: Option<WireError>) -> [u8; 16] {

@@ -1,7 +1,7 @@
 //! Requests of the transmission phase: 28 bytes in, a checked request out. Pure.
 
+use crate::constants::*;
 use crate::handshake::{Agreed, Export};
-use crate::proto::*;
 
 /// Bytes of a request's header.
 pub(crate) const REQUEST_SIZE: usize = 28;

@@ -4,12 +4,12 @@
 //! Replies may overtake each other (the protocol allows it). A flush covers writes that were *answered*, and a write
 //! is answered only after the device has it, so a flush in a worker needs no order with writes in this thread.
 
-use crate::execute::{Pace, Session, Work};
+use crate::constants::CMD_FUA;
+use crate::execution::{Executor, ReadMode, Work};
 use crate::input::Input;
 use crate::output::{ReplyBuffer, SEND_AT};
-use crate::pool::{Job, Pool};
-use crate::proto::CMD_FUA;
 use crate::request::{Command, REQUEST_SIZE, Request, RequestError};
+use crate::worker_pool::{Job, WorkerPool};
 use std::{io, thread};
 
 /// Why a connection ended other than by the client's leave.
@@ -22,8 +22,8 @@ pub(crate) enum TransmissionError {
 }
 
 /// Serves requests until the client leaves; ends when the last of them was answered.
-pub(crate) fn run(session: &Session<'_>, input: Input<'_>, workers: usize) -> Result<(), TransmissionError> {
-    let pool = Pool::new(workers);
+pub(crate) fn run(session: &Executor<'_>, input: Input<'_>, workers: usize) -> Result<(), TransmissionError> {
+    let pool = WorkerPool::new(workers);
     thread::scope(|scope| {
         let _close = CloseOnDrop(&pool);
         let start_worker = || {
@@ -35,7 +35,7 @@ pub(crate) fn run(session: &Session<'_>, input: Input<'_>, workers: usize) -> Re
 }
 
 /// Closes also when the receiver fails or panics; the scope would wait for the workers for ever otherwise.
-struct CloseOnDrop<'a>(&'a Pool);
+struct CloseOnDrop<'a>(&'a WorkerPool);
 
 impl Drop for CloseOnDrop<'_> {
     fn drop(&mut self) {
@@ -43,7 +43,7 @@ impl Drop for CloseOnDrop<'_> {
     }
 }
 
-fn work(session: &Session<'_>, pool: &Pool) {
+fn work(session: &Executor<'_>, pool: &WorkerPool) {
     let mut replies = ReplyBuffer::default();
     while let Some(Job { request, work, bytes }) = pool.next() {
         let sent =
@@ -57,9 +57,9 @@ fn work(session: &Session<'_>, pool: &Pool) {
 }
 
 struct Receiver<'a> {
-    session: &'a Session<'a>,
+    session: &'a Executor<'a>,
     input: Input<'a>,
-    pool: &'a Pool,
+    pool: &'a WorkerPool,
     replies: ReplyBuffer,
     start_worker: &'a dyn Fn(),
 }
@@ -112,7 +112,7 @@ impl Receiver<'_> {
         // A large reply in one piece is left to a worker: there its memory is counted.
         let at_once = in_pieces || request.len as usize <= SEND_AT;
         let from = match at_once {
-            true => self.session.read(request, request.offset, Pace::Now, &mut self.replies)?,
+            true => self.session.read(request, request.offset, ReadMode::Now, &mut self.replies)?,
             false => Some(request.offset),
         };
         let Some(from) = from else { return Ok(()) };

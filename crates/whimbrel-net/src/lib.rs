@@ -10,33 +10,33 @@
 //!
 //! The world may also be elsewhere: [`tunnel`] has the two ends of the way there.
 //!
-//! The cores are pure and without I/O: [`HoldQueue`], [`Addresses`], [`announcements`], the framing, the replay of [`Inputs`]. What a
+//! The cores are pure and without I/O: [`OutputBuffer`], [`Addresses`], [`announcements`], the framing, the replay of [`InputLog`]. What a
 //! guest sends is hostile input: bounded before it is stored, checked before it is read.
 
-mod address;
-mod announce;
-mod batch;
+mod announcement;
 mod error;
+mod forwarder;
+mod frame_buffer;
+mod frame_parser;
+mod frame_pipe;
 mod framing;
-mod inputs;
-mod line;
+mod input_log;
+mod input_replay;
+mod late_frames;
+mod learned_addresses;
 mod netlink;
-mod parse;
+mod output_buffer;
 mod port;
-mod pump;
-mod queue;
-mod replay;
-mod strays;
 mod tap;
 pub mod tunnel;
 
-pub use address::{Addresses, Mac, Station};
-pub use announce::{ANNOUNCE_GAPS, announcements};
+pub use announcement::{ANNOUNCE_GAPS, announcements};
 pub use error::NetError;
-pub use inputs::{Input, Inputs, Told};
-pub use line::{LineEnd, line};
-pub use port::{Gate, Gates, Port, PortConfig, PortCounters, TapConfig, World};
-pub use queue::{Epoch, Full, HoldLimits, HoldQueue};
+pub use frame_pipe::{FramePipeEnd, frame_pipe};
+pub use input_log::{Input, InputBatch, InputLog};
+pub use learned_addresses::{Addresses, Mac, Station};
+pub use output_buffer::{BufferFull, Epoch, HoldLimits, OutputBuffer};
+pub use port::{Gate, Gates, Port, PortConfig, PortCounters, TapConfig, Uplink};
 
 /// Bytes of the largest frame QEMU passes (its `NET_BUFSIZE`, `include/net/net.h`).
 pub const FRAME_MAX: usize = 4096 + 65536;

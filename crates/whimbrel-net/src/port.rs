@@ -5,9 +5,9 @@
 //! and removes its tap device.
 
 use crate::{
-    Addresses, Epoch, HoldLimits, Input, Inputs, LineEnd, NetError,
-    pump::{Pump, Shared, run},
-    replay::Replay,
+    Addresses, Epoch, FramePipeEnd, HoldLimits, Input, InputLog, NetError,
+    forwarder::{Forwarder, Shared, run},
+    input_replay::InputReplay,
     tap,
 };
 use rustix::event::{EventfdFlags, eventfd};
@@ -28,20 +28,20 @@ pub struct PortConfig {
     /// The socket QEMU listens on: `-netdev stream,server=on,addr.type=unix,addr.path=…`. It need not exist yet.
     pub stream_socket: PathBuf,
     /// The side of the world.
-    pub world: World,
+    pub world: Uplink,
     /// What passes at first.
     pub gates: Gates,
 }
 
 /// The side of a port that is not the machine.
 #[derive(Debug)]
-pub enum World {
+pub enum Uplink {
     /// The machine hears and reaches nobody.
     Nobody,
     /// A network of this host.
     Tap(TapConfig),
     /// Whoever has the other end of the line.
-    Line(LineEnd),
+    Line(FramePipeEnd),
 }
 
 /// A tap device.
@@ -107,14 +107,14 @@ impl Port {
     /// soon as it listens, and again whenever the connection is lost.
     pub fn open(config: PortConfig) -> Result<Self, NetError> {
         let (device, tap_name) = match config.world {
-            World::Nobody => (None, None),
-            World::Tap(tap) => tap::open(&tap).map(|(device, name)| (Some(device), Some(name)))?,
-            World::Line(LineEnd(end)) => (Some(end), None),
+            Uplink::Nobody => (None, None),
+            Uplink::Tap(tap) => tap::open(&tap).map(|(device, name)| (Some(device), Some(name)))?,
+            Uplink::Line(FramePipeEnd(end)) => (Some(end), None),
         };
         let failed = |action| move |source: std::io::Error| NetError::Thread { action, source };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake = Arc::new(wake.map_err(|errno| failed("wake")(errno.into()))?);
-        let shared = Arc::new(Shared::new(Pump::new(config.stream_socket, device, config.gates)));
+        let shared = Arc::new(Shared::new(Forwarder::new(config.stream_socket, device, config.gates)));
         let stop = Arc::new(AtomicBool::new(false));
         let (its_pump, its_wake, its_stop) = (Arc::clone(&shared), Arc::clone(&wake), Arc::clone(&stop));
         let thread = thread::Builder::new().name("port".to_owned());
@@ -190,14 +190,14 @@ impl Port {
     }
 
     /// From now on records what reaches the guest, as that of port `index`; or does not any more.
-    pub fn record(&self, inputs: Option<(Arc<Inputs>, u16)>) {
+    pub fn record(&self, inputs: Option<(Arc<InputLog>, u16)>) {
         self.pump().record(inputs);
     }
 
     /// Gives the guest, before anything else, what had reached it before, and drops of what it then sends what had left before, by the
-    /// fingerprints that [`Inputs::take`] told. To be called before the gates are opened.
+    /// fingerprints that [`InputLog::take`] told. To be called before the gates are opened.
     pub fn replay(&self, inputs: Vec<Input>, left: &[u64]) {
-        self.pump().replay(Replay::new(inputs, left));
+        self.pump().replay(InputReplay::new(inputs, left));
         self.wake();
     }
 
@@ -259,7 +259,7 @@ impl Port {
         true
     }
 
-    fn pump(&self) -> MutexGuard<'_, Pump> {
+    fn pump(&self) -> MutexGuard<'_, Forwarder> {
         self.shared.lock()
     }
 

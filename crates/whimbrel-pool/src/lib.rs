@@ -12,16 +12,16 @@
 mod address;
 pub mod benefactor;
 pub mod chunk;
+pub mod chunk_map;
 pub mod client;
-mod front;
-pub mod link;
+pub mod connections;
 pub mod manager;
-pub mod map;
+mod member_listener;
 mod meta;
 pub mod mount;
 pub mod policy;
 pub mod protocol;
 
 pub use address::{ManagerAddress, ManagerAddressError};
-pub use front::FrontError;
+pub use member_listener::FrontError;
 pub use meta::MetaError;

@@ -4,7 +4,7 @@
 //! timestep Tj: for a policy all timesteps of one node are versions of one thing. Other files have the versions that were
 //! written under their name.
 
-use crate::chunk::Cutting;
+use crate::chunk::Chunking;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -44,14 +44,14 @@ pub struct Policy {
     /// Benefactors a file is written to at once.
     pub width: u16,
     /// How files are cut into chunks.
-    pub cutting: Cutting,
+    pub cutting: Chunking,
     /// Which old versions are kept.
     pub keep: Retention,
 }
 
 impl Default for Policy {
     fn default() -> Self {
-        let (safety, cutting, keep) = (Safety::default(), Cutting::default(), Retention::default());
+        let (safety, cutting, keep) = (Safety::default(), Chunking::default(), Retention::default());
         Self { copies: 2, safety, width: 4, cutting, keep }
     }
 }
@@ -238,8 +238,8 @@ mod tests {
             Policy { copies: 9, ..Policy::default() },
             Policy { width: 0, ..Policy::default() },
             Policy { keep: Retention { last: Some(0), ..Default::default() }, ..Policy::default() },
-            Policy { cutting: Cutting::Fixed { size: 100 }, ..Policy::default() },
-            Policy { cutting: Cutting::Fixed { size: 1 << 30 }, ..Policy::default() },
+            Policy { cutting: Chunking::Fixed { size: 100 }, ..Policy::default() },
+            Policy { cutting: Chunking::Fixed { size: 1 << 30 }, ..Policy::default() },
         ] {
             bad.check().unwrap_err();
         }

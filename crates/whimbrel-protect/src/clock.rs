@@ -7,9 +7,9 @@ use std::time::Duration;
 
 /// A moment on this host's clock. Means nothing on another host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Moment(pub Duration);
+pub struct BootTime(pub Duration);
 
-impl Moment {
+impl BootTime {
     /// This moment.
     pub fn now() -> Self {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -26,7 +26,7 @@ impl Moment {
     }
 
     /// Time until `then`; zero if that has passed.
-    pub fn until(self, then: Moment) -> Duration {
+    pub fn until(self, then: BootTime) -> Duration {
         then.0.saturating_sub(self.0)
     }
 }

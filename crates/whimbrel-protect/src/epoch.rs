@@ -15,7 +15,7 @@
 
 /// The primary's side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Primary {
+pub enum PrimaryEpochs {
     /// The standby has this epoch. Output of later ones waits.
     Standing {
         /// The last epoch that was acknowledged.
@@ -50,9 +50,9 @@ pub enum PrimaryAction {
     Release(u64),
 }
 
-impl Primary {
+impl PrimaryEpochs {
     /// The first copy was sealed, as epoch 0.
-    pub fn begin() -> Self {
+    pub fn initial() -> Self {
         Self::Standing { committed: 0 }
     }
 
@@ -75,7 +75,7 @@ impl Primary {
 
 /// The standby's side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Standby {
+pub enum StandbyEpochs {
     /// Pages arrive as they come; they are of no one instant.
     Filling,
     /// It has the machine as of the end of this epoch.
@@ -119,7 +119,7 @@ pub enum StandbyEvent {
 
 /// What the standby must do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum StandbyAction {
+pub enum StandbyEpochAction {
     /// Write the page where it belongs; what is held aside is void.
     Write,
     /// Hold the page aside.
@@ -136,7 +136,7 @@ pub enum StandbyAction {
     Refuse,
 }
 
-impl Standby {
+impl StandbyEpochs {
     /// The last whole epoch that it has.
     pub fn committed(self) -> Option<u64> {
         match self {
@@ -146,8 +146,8 @@ impl Standby {
     }
 
     /// The one transition function.
-    pub fn step(self, event: StandbyEvent) -> (Self, StandbyAction) {
-        use StandbyAction::{Acknowledge, Apply, Discard, Hold, Refuse, Run, Write};
+    pub fn step(self, event: StandbyEvent) -> (Self, StandbyEpochAction) {
+        use StandbyEpochAction::{Acknowledge, Apply, Discard, Hold, Refuse, Run, Write};
         match (self, event) {
             (Self::Over { .. }, _) => (self, Refuse),
             (Self::Filling | Self::Standing { .. }, StandbyEvent::Fill) => (Self::Filling, Write),

@@ -1,10 +1,10 @@
 //! How a protection fails, on either side.
 
-use crate::code::sections::DamagedPiece;
+use crate::codec::sections::DamagedEpochPages;
 use std::error::Error;
 use whimbrel_capture::CaptureError;
 use whimbrel_machine::{MachineError, PageError};
-use whimbrel_migrate::{fit::Misfit, link::LinkError};
+use whimbrel_migrate::{compatibility::Incompatibility, link::LinkError};
 
 /// Any error of the host.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -17,7 +17,7 @@ pub enum PrimaryError {
     Begin(#[source] LinkError),
     /// The machine does not fit the standby.
     #[error("the machine does not fit the standby")]
-    Misfit(#[source] Misfit),
+    Misfit(#[source] Incompatibility),
     /// A boot file could not be read or sent.
     #[error("cannot bring the machine's boot files to the standby")]
     Blob(#[source] BoxError),
@@ -72,7 +72,7 @@ pub enum StandbyError {
     NotFollowing,
     /// A piece is damaged.
     #[error(transparent)]
-    Damaged(#[from] DamagedPiece),
+    Damaged(#[from] DamagedEpochPages),
     /// The header is garbage.
     #[error("the message header cannot be read")]
     Header(#[source] postcard::Error),

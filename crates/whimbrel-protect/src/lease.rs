@@ -12,14 +12,14 @@
 //! - Alone against the other two: the primary stops before its lease can pass on, the standby gets no yes.
 //! - No witness at all: the standby never asks by itself. A person says that the primary is dead, and answers for it.
 //!
-//! Clocks are only compared with themselves ([`Moment`]). The eighth covers how much slower than the others the primary's
+//! Clocks are only compared with themselves ([`BootTime`]). The eighth covers how much slower than the others the primary's
 //! clock may be (over a term; quartz is four orders of magnitude better, and a clock that is being slewed two), and how long the
 //! primary takes to stop. `tests/lease_model.rs` checks the rules against every order of messages, losses, repetitions,
 //! restarts and clocks that drift by as much.
 
 use crate::{
-    clock::Moment,
-    protocol::{Fate, Heard},
+    clock::BootTime,
+    protocol::{HeartbeatReply, StandbyOutcome},
 };
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub fn usable(term: Duration) -> Duration {
 
 /// What a witness is asked.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Question {
+pub enum WitnessQuery {
     /// A protection begins: the primary has the lease.
     Register {
         /// Who may take over.
@@ -43,7 +43,7 @@ pub enum Question {
     /// The primary wants its lease anew.
     Renew,
     /// The standby wants to run the machine.
-    Take {
+    TakeOver {
         /// The primary has said that it never will again.
         yielded: bool,
     },
@@ -55,7 +55,7 @@ pub enum Question {
 
 /// What a witness answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Verdict {
+pub enum WitnessReply {
     /// Yes.
     Yes,
     /// Not yet: the primary's lease runs.
@@ -73,7 +73,7 @@ pub enum Verdict {
 /// How a protection stands at the witness. Durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Stand {
+pub enum WitnessState {
     /// Primary and standby both may run it one day.
     Open,
     /// The standby has it for good.
@@ -84,61 +84,64 @@ pub enum Stand {
 
 /// One protection at the witness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Witness {
-    stand: Stand,
+pub struct WitnessLease {
+    stand: WitnessState,
     term: Duration,
-    expires: Moment,
+    expires: BootTime,
 }
 
-impl Witness {
+impl WitnessLease {
     /// A protection as it is registered, or as a restarted witness finds it. What it granted before it restarted it does not
     /// know; all of that has run out a term from now.
-    pub fn new(stand: Stand, term: Duration, now: Moment) -> Self {
+    pub fn new(stand: WitnessState, term: Duration, now: BootTime) -> Self {
         Self { stand, term, expires: now.after(term) }
     }
 
     /// How it stands. To be durable before a verdict is given that changed it.
-    pub fn stand(&self) -> Stand {
+    pub fn state(&self) -> WitnessState {
         self.stand
     }
 
     /// The one transition function. `Register` and `Forget` are about the table and are not asked here.
-    pub fn step(&mut self, question: &Question, now: Moment) -> Verdict {
+    pub fn step(&mut self, question: &WitnessQuery, now: BootTime) -> WitnessReply {
         match (self.stand, question) {
-            (Stand::Open, Question::Renew) => {
+            (WitnessState::Open, WitnessQuery::Renew) => {
                 self.expires = now.after(self.term);
-                Verdict::Yes
+                WitnessReply::Yes
             }
-            (Stand::Open, Question::Take { yielded }) if *yielded || now >= self.expires => {
-                self.stand = Stand::Taken;
-                Verdict::Yes
+            (WitnessState::Open, WitnessQuery::TakeOver { yielded }) if *yielded || now >= self.expires => {
+                self.stand = WitnessState::Taken;
+                WitnessReply::Yes
             }
-            (Stand::Open, Question::Take { .. }) => Verdict::Held,
-            (Stand::Open, Question::Close) => {
-                self.stand = Stand::Closed;
-                Verdict::Yes
+            (WitnessState::Open, WitnessQuery::TakeOver { .. }) => WitnessReply::Held,
+            (WitnessState::Open, WitnessQuery::Close) => {
+                self.stand = WitnessState::Closed;
+                WitnessReply::Yes
             }
-            (Stand::Taken, Question::Take { .. }) | (Stand::Closed, Question::Close) => Verdict::Yes,
-            (Stand::Taken, _) => Verdict::Taken,
-            (Stand::Closed, _) => Verdict::Closed,
-            (Stand::Open, Question::Register { .. } | Question::Forget) => Verdict::Unknown,
+            (WitnessState::Taken, WitnessQuery::TakeOver { .. })
+            | (WitnessState::Closed, WitnessQuery::Close) => WitnessReply::Yes,
+            (WitnessState::Taken, _) => WitnessReply::Taken,
+            (WitnessState::Closed, _) => WitnessReply::Closed,
+            (WitnessState::Open, WitnessQuery::Register { .. } | WitnessQuery::Forget) => {
+                WitnessReply::Unknown
+            }
         }
     }
 }
 
 /// The primary's side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Primary {
-    stand: PrimaryStand,
+pub struct PrimaryLease {
+    stand: PrimaryState,
     has_witness: bool,
     term: Duration,
-    from_witness: Moment,
-    from_standby: Moment,
+    from_witness: BootTime,
+    from_standby: BootTime,
 }
 
 /// How the primary stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum PrimaryStand {
+pub enum PrimaryState {
     /// The machine is protected.
     Guarded,
     /// A protection was under way when the daemon ended: whose the machine is, others must say.
@@ -149,103 +152,107 @@ pub enum PrimaryStand {
     Gone,
 }
 
-impl Primary {
+impl PrimaryLease {
     /// A protection begins. With a witness, nothing may be seen of the machine before it has granted the first lease.
-    pub fn begin(has_witness: bool, term: Duration) -> Self {
-        let never = Moment(Duration::ZERO);
-        Self { stand: PrimaryStand::Guarded, has_witness, term, from_witness: never, from_standby: never }
+    pub fn initial(has_witness: bool, term: Duration) -> Self {
+        let never = BootTime(Duration::ZERO);
+        Self { stand: PrimaryState::Guarded, has_witness, term, from_witness: never, from_standby: never }
     }
 
     /// What a restarted daemon knows: nothing.
     pub fn recovered(has_witness: bool, term: Duration) -> Self {
-        Self { stand: PrimaryStand::Unsure, ..Self::begin(has_witness, term) }
+        Self { stand: PrimaryState::Unsure, ..Self::initial(has_witness, term) }
     }
 
     /// How it stands.
-    pub fn stand(&self) -> PrimaryStand {
+    pub fn state(&self) -> PrimaryState {
         self.stand
     }
 
     /// Whether anything of the machine may be seen now.
-    pub fn may_run(&self, now: Moment) -> bool {
+    pub fn may_run(&self, now: BootTime) -> bool {
         match self.stand {
-            PrimaryStand::Alone => true,
-            PrimaryStand::Gone | PrimaryStand::Unsure => false,
-            PrimaryStand::Guarded => !self.has_witness || now < self.until(),
+            PrimaryState::Alone => true,
+            PrimaryState::Gone | PrimaryState::Unsure => false,
+            PrimaryState::Guarded => !self.has_witness || now < self.until(),
         }
     }
 
     /// Until when it may, as things are.
-    pub fn until(&self) -> Moment {
+    pub fn until(&self) -> BootTime {
         self.from_witness.max(self.from_standby)
     }
 
     /// Until when the witness's lease lets it run.
-    pub fn lease_until(&self) -> Moment {
+    pub fn lease_until(&self) -> BootTime {
         self.from_witness
     }
 
     /// Until when its standby's promise lets it run.
-    pub fn promise_until(&self) -> Moment {
+    pub fn promise_until(&self) -> BootTime {
         self.from_standby
     }
 
     /// The witness has answered a question that was sent at `asked`.
-    pub fn witness_said(&mut self, question: &Question, verdict: Verdict, asked: Moment) {
-        if let PrimaryStand::Alone | PrimaryStand::Gone = self.stand {
+    pub fn witness_said(&mut self, question: &WitnessQuery, verdict: WitnessReply, asked: BootTime) {
+        if let PrimaryState::Alone | PrimaryState::Gone = self.stand {
             return;
         }
         match (question, verdict) {
-            (Question::Renew, Verdict::Yes) => {
+            (WitnessQuery::Renew, WitnessReply::Yes) => {
                 self.from_witness = self.from_witness.max(asked.after(usable(self.term)));
             }
-            (Question::Close, Verdict::Yes) | (_, Verdict::Closed) => self.stand = PrimaryStand::Alone,
-            (_, Verdict::Taken) => self.stand = PrimaryStand::Gone,
+            (WitnessQuery::Close, WitnessReply::Yes) | (_, WitnessReply::Closed) => {
+                self.stand = PrimaryState::Alone
+            }
+            (_, WitnessReply::Taken) => self.stand = PrimaryState::Gone,
             _ => {}
         }
     }
 
     /// The standby has answered a heartbeat that was sent at `asked`.
-    pub fn standby_heard(&mut self, heard: Heard, asked: Moment) {
+    pub fn standby_heard(&mut self, heard: HeartbeatReply, asked: BootTime) {
         match heard {
-            Heard::Promise => self.from_standby = self.from_standby.max(asked.after(usable(self.term))),
-            Heard::NoPromise(fate) => self.standby_is(fate),
+            HeartbeatReply::Promise => {
+                self.from_standby = self.from_standby.max(asked.after(usable(self.term)))
+            }
+            HeartbeatReply::NoPromise(fate) => self.standby_is(fate),
         }
     }
 
     /// The standby has said what has become of the protection.
-    pub fn standby_is(&mut self, fate: Fate) {
-        if let PrimaryStand::Alone | PrimaryStand::Gone = self.stand {
+    pub fn standby_is(&mut self, fate: StandbyOutcome) {
+        if let PrimaryState::Alone | PrimaryState::Gone = self.stand {
             return;
         }
         match fate {
-            Fate::TakenOver => self.stand = PrimaryStand::Gone,
-            Fate::Ended => self.stand = PrimaryStand::Alone,
-            Fate::Standing | Fate::Asking => {}
+            StandbyOutcome::TakenOver => self.stand = PrimaryState::Gone,
+            StandbyOutcome::Ended => self.stand = PrimaryState::Alone,
+            StandbyOutcome::Standing | StandbyOutcome::Asking => {}
         }
     }
 
     /// This side gives the machine up for good. To be durable before anybody is told.
-    pub fn give_up(&mut self) -> bool {
-        if self.stand != PrimaryStand::Alone {
-            self.stand = PrimaryStand::Gone;
+    pub fn yield_machine(&mut self) -> bool {
+        if self.stand != PrimaryState::Alone {
+            self.stand = PrimaryState::Gone;
         }
-        self.stand == PrimaryStand::Gone
+        self.stand == PrimaryState::Gone
     }
 }
 
 /// The standby's side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Standby {
-    fate: Fate,
+pub struct StandbyLease {
+    fate: StandbyOutcome,
     has_witness: bool,
     term: Duration,
-    promised: Moment,
+    promised: BootTime,
 }
 
 /// What the standby must do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum StandbyAction {
+pub enum StandbyLeaseAction {
     /// Nothing.
     Nothing,
     /// Ask the witness whether it may run the machine.
@@ -256,103 +263,104 @@ pub enum StandbyAction {
     Discard,
 }
 
-impl Standby {
+impl StandbyLease {
     /// A protection begins.
-    pub fn begin(has_witness: bool, term: Duration, now: Moment) -> Self {
-        Self { fate: Fate::Standing, has_witness, term, promised: now.after(term) }
+    pub fn initial(has_witness: bool, term: Duration, now: BootTime) -> Self {
+        Self { fate: StandbyOutcome::Standing, has_witness, term, promised: now.after(term) }
     }
 
     /// What has become of it.
-    pub fn fate(&self) -> Fate {
+    pub fn fate(&self) -> StandbyOutcome {
         self.fate
     }
 
     /// The primary lives.
-    pub fn heartbeat(&mut self, now: Moment) -> Heard {
+    pub fn heartbeat(&mut self, now: BootTime) -> HeartbeatReply {
         match self.fate {
-            Fate::Standing => {
+            StandbyOutcome::Standing => {
                 self.promised = now.after(self.term);
-                Heard::Promise
+                HeartbeatReply::Promise
             }
-            fate => Heard::NoPromise(fate),
+            fate => HeartbeatReply::NoPromise(fate),
         }
     }
 
     /// Time goes on; `current` says whether it has a whole epoch to take over from.
-    pub fn tick(&mut self, current: bool, now: Moment) -> StandbyAction {
-        if self.fate == Fate::Standing && self.has_witness && current && now >= self.promised {
-            self.fate = Fate::Asking;
-            return StandbyAction::AskWitness;
+    pub fn tick(&mut self, current: bool, now: BootTime) -> StandbyLeaseAction {
+        if self.fate == StandbyOutcome::Standing && self.has_witness && current && now >= self.promised {
+            self.fate = StandbyOutcome::Asking;
+            return StandbyLeaseAction::AskWitness;
         }
-        StandbyAction::Nothing
+        StandbyLeaseAction::Nothing
     }
 
-    /// When [`Standby::tick`] has something to do at the earliest.
-    pub fn wakes(&self) -> Moment {
+    /// When [`StandbyLease::tick`] has something to do at the earliest.
+    pub fn wakes(&self) -> BootTime {
         self.promised
     }
 
     /// The witness has answered; none if it was not reached.
-    pub fn witness_said(&mut self, verdict: Option<Verdict>, now: Moment) -> StandbyAction {
-        if self.fate != Fate::Asking {
-            return StandbyAction::Nothing;
+    pub fn witness_said(&mut self, verdict: Option<WitnessReply>, now: BootTime) -> StandbyLeaseAction {
+        if self.fate != StandbyOutcome::Asking {
+            return StandbyLeaseAction::Nothing;
         }
         match verdict {
-            Some(Verdict::Yes) => {
-                self.fate = Fate::TakenOver;
-                StandbyAction::TakeOver
+            Some(WitnessReply::Yes) => {
+                self.fate = StandbyOutcome::TakenOver;
+                StandbyLeaseAction::TakeOver
             }
-            Some(Verdict::Closed) => {
-                self.fate = Fate::Ended;
-                StandbyAction::Discard
+            Some(WitnessReply::Closed) => {
+                self.fate = StandbyOutcome::Ended;
+                StandbyLeaseAction::Discard
             }
-            Some(Verdict::Held | Verdict::Taken | Verdict::Unknown | Verdict::Full) | None => {
-                self.fate = Fate::Standing;
+            Some(WitnessReply::Held | WitnessReply::Taken | WitnessReply::Unknown | WitnessReply::Full)
+            | None => {
+                self.fate = StandbyOutcome::Standing;
                 self.promised = now.after(self.term / 16);
-                StandbyAction::Nothing
+                StandbyLeaseAction::Nothing
             }
         }
     }
 
     /// The primary never runs the machine again.
-    pub fn yielded(&mut self, current: bool) -> StandbyAction {
+    pub fn yielded(&mut self, current: bool) -> StandbyLeaseAction {
         match self.fate {
-            Fate::Standing | Fate::Asking if current => {
-                self.fate = Fate::TakenOver;
-                StandbyAction::TakeOver
+            StandbyOutcome::Standing | StandbyOutcome::Asking if current => {
+                self.fate = StandbyOutcome::TakenOver;
+                StandbyLeaseAction::TakeOver
             }
-            _ => StandbyAction::Nothing,
+            _ => StandbyLeaseAction::Nothing,
         }
     }
 
     /// What was yielded to it cannot be run here: it stays the primary's. Only while nothing was written down and nobody was told.
-    pub fn gives_back(&mut self) {
-        self.fate = Fate::Ended;
+    pub fn returns_machine(&mut self) {
+        self.fate = StandbyOutcome::Ended;
     }
 
     /// A person wants it to take over. Without a witness the person answers for the primary's death.
-    pub fn by_hand(&mut self, current: bool, now: Moment) -> StandbyAction {
+    pub fn by_hand(&mut self, current: bool, now: BootTime) -> StandbyLeaseAction {
         match (self.fate, current, self.has_witness) {
-            (Fate::Standing, true, true) if now >= self.promised => {
-                self.fate = Fate::Asking;
-                StandbyAction::AskWitness
+            (StandbyOutcome::Standing, true, true) if now >= self.promised => {
+                self.fate = StandbyOutcome::Asking;
+                StandbyLeaseAction::AskWitness
             }
-            (Fate::Standing, true, false) => {
-                self.fate = Fate::TakenOver;
-                StandbyAction::TakeOver
+            (StandbyOutcome::Standing, true, false) => {
+                self.fate = StandbyOutcome::TakenOver;
+                StandbyLeaseAction::TakeOver
             }
-            _ => StandbyAction::Nothing,
+            _ => StandbyLeaseAction::Nothing,
         }
     }
 
     /// The primary keeps the machine, or this side cannot go on.
-    pub fn end(&mut self) -> StandbyAction {
+    pub fn end(&mut self) -> StandbyLeaseAction {
         match self.fate {
-            Fate::Standing => {
-                self.fate = Fate::Ended;
-                StandbyAction::Discard
+            StandbyOutcome::Standing => {
+                self.fate = StandbyOutcome::Ended;
+                StandbyLeaseAction::Discard
             }
-            _ => StandbyAction::Nothing,
+            _ => StandbyLeaseAction::Nothing,
         }
     }
 }

@@ -19,21 +19,21 @@
 //! Invariants: output of an epoch is released only when the standby holds all of it, checked; the standby's machine
 //! is at every instant that of one whole epoch; of primary and standby at most one may be seen to run.
 
-pub mod ballot;
 pub mod clock;
-pub mod code;
-pub mod cut;
+pub mod codec;
+pub mod consistency_group;
 pub mod epoch;
+pub mod epoch_capture;
+pub mod epoch_length;
+pub mod epoch_snapshot;
 mod error;
-pub mod group;
-pub mod inherit;
-pub mod keep;
+pub mod inherited_primary;
+pub mod input_replay;
 pub mod lease;
 pub mod primary;
 pub mod protocol;
-pub mod replay;
+pub mod register_witness;
 pub mod standby;
 pub mod stats;
-pub mod stretch;
 
 pub use error::{BoxError, PrimaryError, StandbyError};

@@ -4,31 +4,31 @@
 //! doc of the kind says. Those with pages are handled in the order in which they were sent; those without a payload are
 //! answered at once, however much is on its way.
 
-use crate::code::{BlockSize, Coding};
+use crate::codec::{BlockSize, CodecOptions};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
-use whimbrel_core::{HostName, PageRun, WitnessName};
+use whimbrel_core::{HostName, PageRun, WitnessAddress};
 use whimbrel_migrate::protocol::{Offer, Offered};
 
-/// Offer a machine to be protected; header [`Begin`], reply [`Offered`].
-pub const BEGIN: u16 = 0x0300;
+/// Offer a machine to be protected; header [`StartRequest`], reply [`Offered`].
+pub const START: u16 = 0x0300;
 /// A piece of a file that the machine boots from; header [`Blob`], payload the piece.
 pub const BLOB: u16 = 0x0301;
 /// Which pages differ; header [`Compare`], payload 16 bytes a page; reply: one bit a page.
-pub const COMPARE: u16 = 0x0302;
-/// Pages of an epoch; header [`Piece`], payload as in [`crate::code`]; reply [`Again`].
-pub const PIECE: u16 = 0x0303;
-/// All of an epoch was sent; header [`Seal`], payload the device state if it did not come as pages; reply empty: it is committed.
-pub const SEAL: u16 = 0x0304;
-/// The primary lives; header [`ProtectionId`]; reply [`Heard`].
+pub const COMPARE_DIGESTS: u16 = 0x0302;
+/// Pages of an epoch; header [`EpochPages`], payload as in [`crate::codec`]; reply [`PagesToResend`].
+pub const EPOCH_PAGES: u16 = 0x0303;
+/// All of an epoch was sent; header [`EpochEnd`], payload the device state if it did not come as pages; reply empty: it is committed.
+pub const EPOCH_END: u16 = 0x0304;
+/// The primary lives; header [`ProtectionId`]; reply [`HeartbeatReply`].
 pub const HEARTBEAT: u16 = 0x0305;
-/// The protection ends, the machine stays where it is; header [`End`]; reply [`Fate`]. May come again.
+/// The protection ends, the machine stays where it is; header [`EndProtection`]; reply [`StandbyOutcome`]. May come again.
 pub const END: u16 = 0x0306;
-/// The primary will never run the machine again; header [`ProtectionId`]; reply [`Fate`] when it runs. May come again.
+/// The primary will never run the machine again; header [`ProtectionId`]; reply [`StandbyOutcome`] when it runs. May come again.
 pub const YIELD: u16 = 0x0307;
-/// What a witness is asked; header [`Asked`], reply [`crate::lease::Verdict`].
+/// What a witness is asked; header [`WitnessRequest`], reply [`crate::lease::Verdict`].
 pub const WITNESS: u16 = 0x0308;
-/// What reached the guest, and what has left; header [`Inputs`], payload the frames; reply empty: they are kept.
+/// What reached the guest, and what has left; header [`InputFrames`], payload the frames; reply empty: they are kept.
 pub const INPUTS: u16 = 0x0309;
 
 /// Most frames in one [`INPUTS`], and most bytes of all but the last of them.
@@ -76,37 +76,37 @@ impl FromStr for ProtectionId {
 
 /// What the standby is to hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Begin {
+pub struct StartRequest {
     /// This protection.
     pub id: ProtectionId,
     /// The machine, as it would be offered for a migration.
     pub offer: Offer,
     /// How pages are coded.
-    pub coding: Coding,
+    pub coding: CodecOptions,
     /// How long a lease lasts.
     pub lease_ms: u32,
     /// Who decides when the two hosts lose each other; none if a person does.
-    pub witness: Option<WitnessName>,
+    pub witness: Option<WitnessAddress>,
     /// How the standby is to protect the machine when it has taken it over: a request of its own API. None if not at all.
     pub then: Option<String>,
     /// Which epochs the standby is to keep as capsules; none if none.
-    pub keep: Option<Keep>,
-    /// Who is the primary, if that is not who sends this: its machine is about to move there ([`crate::inherit`]).
+    pub keep: Option<SnapshotRule>,
+    /// Who is the primary, if that is not who sends this: its machine is about to move there ([`crate::inherited_primary`]).
     pub heir: Option<HostName>,
 }
 
 /// Which epochs are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Keep {
+pub struct SnapshotRule {
     /// One in so many milliseconds.
     pub every_ms: u64,
     /// The last so many of them.
     pub count: u32,
 }
 
-/// What the standby says to [`BEGIN`].
+/// What the standby says to [`START`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Begun {
+pub struct StartReply {
     /// Whether it has room.
     pub offered: Offered,
     /// Whether it still has pages of the protection before.
@@ -119,7 +119,7 @@ pub struct Blob {
     /// This protection.
     pub id: ProtectionId,
     /// Which file and where.
-    pub piece: whimbrel_migrate::protocol::BlobPiece,
+    pub piece: whimbrel_migrate::protocol::BootFileRange,
 }
 
 /// Which of these pages differ?
@@ -135,7 +135,7 @@ pub struct Compare {
 
 /// Pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Piece {
+pub struct EpochPages {
     /// This protection.
     pub id: ProtectionId,
     /// The epoch they belong to; none while the first copy is made, when there is nothing to keep whole.
@@ -148,14 +148,14 @@ pub struct Piece {
 
 /// The standby's answer to a piece.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Again {
+pub struct PagesToResend {
     /// Pages that did not come out as their digests say.
     pub pages: Vec<u64>,
 }
 
 /// The end of an epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seal {
+pub struct EpochEnd {
     /// This protection.
     pub id: ProtectionId,
     /// The epoch.
@@ -170,7 +170,7 @@ pub struct Seal {
 
 /// Frames that reached the guest, in the order in which they did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Inputs {
+pub struct InputFrames {
     /// This protection.
     pub id: ProtectionId,
     /// Number of the first.
@@ -185,7 +185,7 @@ pub struct Inputs {
 
 /// The end of a protection whose machine stays with the primary.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct End {
+pub struct EndProtection {
     /// Which.
     pub id: ProtectionId,
     /// Whether another protection is to follow, for which the pages are of use.
@@ -194,16 +194,16 @@ pub struct End {
 
 /// The standby's answer to a heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Heard {
+pub enum HeartbeatReply {
     /// It will not take over for as long as a lease lasts, counted from when the heartbeat was sent.
     Promise,
     /// It has asked whether it may take over, or has done so, or does not know the protection.
-    NoPromise(Fate),
+    NoPromise(StandbyOutcome),
 }
 
 /// What has become of a protection at the standby.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Fate {
+pub enum StandbyOutcome {
     /// It stands by.
     Standing,
     /// It is finding out whether it may run the machine.
@@ -216,9 +216,9 @@ pub enum Fate {
 
 /// A question to a witness.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asked {
+pub struct WitnessRequest {
     /// Which protection.
     pub id: ProtectionId,
     /// What.
-    pub question: crate::lease::Question,
+    pub question: crate::lease::WitnessQuery,
 }

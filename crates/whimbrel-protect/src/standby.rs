@@ -1,21 +1,21 @@
 //! The receiving side: holds an epoch aside until all of it is here and checked, then makes it the machine's state.
 //!
-//! [`crate::epoch::Standby`] says what comes when; this file does it to an [`Arrival`], which is what the target of a migration
+//! [`crate::epoch::StandbyEpochs`] says what comes when; this file does it to an [`IncomingMachine`], which is what the target of a migration
 //! has: memory and disks of a QEMU that waits. Taking over is the end of such a migration: load the device state, run.
 //!
 //! A failure to write in the middle of applying an epoch leaves neither the old state nor the new one: the standby then
 //! refuses everything, so that the primary learns that it is unprotected.
 
 use crate::{
-    code::{
+    codec::{
         self,
-        decode::{Assembly, Decoder},
-        known::Name,
+        decoder::{Decoder, PageSink},
+        shared_pages::PageReference,
     },
-    epoch::{Standby, StandbyAction, StandbyEvent},
+    epoch::{StandbyEpochAction, StandbyEpochs, StandbyEvent},
+    epoch_snapshot::{EpochSnapshot, EpochSnapshots, SnapshotLost, SnapshotPages},
     error::{BoxError, StandbyError},
-    keep::{CopyLost, Keeping, Kept, KeptPages},
-    protocol::{Again, Compare, DEVICES, EPOCH_BYTES_MAX, Piece, ProtectionId, Seal},
+    protocol::{Compare, DEVICES, EPOCH_BYTES_MAX, EpochEnd, EpochPages, PagesToResend, ProtectionId},
 };
 use std::{
     collections::BTreeMap,
@@ -24,8 +24,8 @@ use std::{
 };
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
-    protocol::{BLOB_MAX, BlobPiece, DEVICE_STATE_MAX, Finish, HandoverId},
-    target::Arrival,
+    protocol::{BLOB_MAX, BootFileRange, DEVICE_STATE_MAX, Finish, HandoverId},
+    target::IncomingMachine,
 };
 
 /// Most ports whose addresses travel.
@@ -37,9 +37,9 @@ const HELD_PAGES_MAX: usize = (EPOCH_BYTES_MAX + DEVICE_STATE_MAX) / PAGE_SIZE;
 /// What there is to take over from, for those who must know while the receiver is at work.
 ///
 /// Cleared before the first byte is written that may leave the machine of no one instant, set once it is whole again.
-pub struct Current(Mutex<(Option<u64>, Instant)>);
+pub struct CommittedEpoch(Mutex<(Option<u64>, Instant)>);
 
-impl Current {
+impl CommittedEpoch {
     fn nothing() -> Self {
         Self(Mutex::new((None, Instant::now())))
     }
@@ -64,35 +64,35 @@ impl Current {
 }
 
 /// The receiving side of one protection.
-pub struct Receiver {
-    arrival: Box<dyn Arrival>,
+pub struct EpochReceiver {
+    arrival: Box<dyn IncomingMachine>,
     /// Lengths of the arrays, in pages.
     arrays: Vec<u64>,
     blobs: Vec<(Digest, u64)>,
     blob: Vec<u8>,
     decoder: Decoder,
-    state: Standby,
-    current: Arc<Current>,
+    state: StandbyEpochs,
+    current: Arc<CommittedEpoch>,
     held: Held,
     /// Of the last committed epoch.
     device_state: Vec<u8>,
     ports: Vec<Vec<u8>>,
     handover: HandoverId,
     /// If copies of epochs are wanted.
-    keeping: Option<Keeping>,
+    keeping: Option<EpochSnapshots>,
 }
 
 /// Who has pages of other machines of the same primary.
-pub trait Neighbours {
+pub trait SiblingPages {
     /// Reads a page of another protection's standby here, if it can be read now. What it returns may be of any moment.
-    fn read(&self, name: &Name, out: &mut [u8]) -> bool;
+    fn read(&self, name: &PageReference, out: &mut [u8]) -> bool;
 }
 
 /// There are no others.
-pub struct Nobody;
+pub struct NoSiblings;
 
-impl Neighbours for Nobody {
-    fn read(&self, _: &Name, _: &mut [u8]) -> bool {
+impl SiblingPages for NoSiblings {
+    fn read(&self, _: &PageReference, _: &mut [u8]) -> bool {
         false
     }
 }
@@ -106,14 +106,14 @@ struct Held {
 
 /// Assembles the pages of one piece.
 struct Assembling<'r> {
-    arrival: &'r mut dyn Arrival,
-    state: &'r mut Standby,
-    current: &'r Current,
+    arrival: &'r mut dyn IncomingMachine,
+    state: &'r mut StandbyEpochs,
+    current: &'r CommittedEpoch,
     held: &'r mut Held,
-    keeping: Option<&'r mut Keeping>,
+    keeping: Option<&'r mut EpochSnapshots>,
     /// The device state of the last epoch.
     devices: &'r [u8],
-    neighbours: &'r dyn Neighbours,
+    neighbours: &'r dyn SiblingPages,
     /// Lengths of the arrays, in pages.
     arrays: &'r [u64],
     id: ProtectionId,
@@ -121,10 +121,10 @@ struct Assembling<'r> {
     epoch: Option<u64>,
 }
 
-impl Receiver {
+impl EpochReceiver {
     /// A standby whose arrival has room for arrays of these lengths.
     pub fn new(
-        arrival: Box<dyn Arrival>,
+        arrival: Box<dyn IncomingMachine>,
         arrays: Vec<u64>,
         blobs: Vec<(Digest, u64)>,
         handover: HandoverId,
@@ -135,8 +135,8 @@ impl Receiver {
             blobs,
             blob: Vec::new(),
             decoder: Decoder::new().map_err(StandbyError::Codec)?,
-            state: Standby::Filling,
-            current: Arc::new(Current::nothing()),
+            state: StandbyEpochs::Filling,
+            current: Arc::new(CommittedEpoch::nothing()),
             held: Held::default(),
             device_state: Vec::new(),
             ports: Vec::new(),
@@ -146,7 +146,7 @@ impl Receiver {
     }
 
     /// Whether it has a whole epoch, and which: to be looked at while this works.
-    pub fn current(&self) -> Arc<Current> {
+    pub fn current(&self) -> Arc<CommittedEpoch> {
         self.current.clone()
     }
 
@@ -161,43 +161,43 @@ impl Receiver {
     }
 
     /// Another protection of the same machine begins: what is here is older than it, and may be of no one instant.
-    pub fn begin_again(&mut self) {
+    pub fn restart(&mut self) {
         self.current.clear();
-        self.state = Standby::Filling;
+        self.state = StandbyEpochs::Filling;
         self.held.clear();
-        self.keeping.iter_mut().for_each(|keeping| keeping.give_up(CopyLost::Over));
+        self.keeping.iter_mut().for_each(|keeping| keeping.abandon(SnapshotLost::Over));
     }
 
     /// Whether copies of epochs are wanted from now on. The first one has all that was ever written; whether it was the
     /// first is the answer. Of one that is `fresh` nothing was written yet.
-    pub fn keeps(&mut self, wanted: bool, fresh: bool) -> bool {
+    pub fn wants_snapshot(&mut self, wanted: bool, fresh: bool) -> bool {
         let first = self.keeping.is_none();
         match wanted {
-            true => drop(self.keeping.get_or_insert_with(|| Keeping::new(&self.arrays, fresh))),
+            true => drop(self.keeping.get_or_insert_with(|| EpochSnapshots::new(&self.arrays, fresh))),
             false => self.keeping = None,
         }
         first
     }
 
     /// Begins a copy of the epoch that is whole here. None if none is, or a copy is in the making.
-    pub fn keep(&mut self) -> Option<Kept> {
+    pub fn start_snapshot(&mut self) -> Option<EpochSnapshot> {
         let epoch = self.state.committed()?;
-        let copy = self.keeping.as_mut()?.begin()?;
-        Some(Kept { copy, epoch, device_state: self.device_state.clone() })
+        let copy = self.keeping.as_mut()?.start()?;
+        Some(EpochSnapshot { copy, epoch, device_state: self.device_state.clone() })
     }
 
     /// The next pages of a copy, a few each time.
-    pub fn kept_pages(&mut self, copy: u64) -> Result<KeptPages, CopyLost> {
-        self.keeping.as_mut().ok_or(CopyLost::Over)?.next(&*self.arrival, copy)
+    pub fn kept_pages(&mut self, copy: u64) -> Result<SnapshotPages, SnapshotLost> {
+        self.keeping.as_mut().ok_or(SnapshotLost::Over)?.next(&*self.arrival, copy)
     }
 
     /// A copy is stored; or is not, and its pages belong to the next one.
-    pub fn kept(&mut self, copy: u64, stored: bool) {
+    pub fn snapshot_done(&mut self, copy: u64, stored: bool) {
         self.keeping.iter_mut().for_each(|keeping| keeping.end(copy, stored));
     }
 
     /// A piece of a boot file.
-    pub fn blob_piece(&mut self, piece: &BlobPiece, data: &[u8]) -> Result<(), StandbyError> {
+    pub fn blob_piece(&mut self, piece: &BootFileRange, data: &[u8]) -> Result<(), StandbyError> {
         let invalid = |what| StandbyError::Invalid { what };
         let known = self.blobs.iter().find(|(digest, _)| *digest == piece.digest);
         let (digest, size) = *known.ok_or(invalid("a blob that was not offered"))?;
@@ -225,19 +225,19 @@ impl Receiver {
         let len = *self.arrays.get(asked.array as usize).ok_or(invalid("an array that was not offered"))?;
         let fits = asked.run.len <= crate::protocol::COMPARE_PAGES_MAX
             && asked.run.start.checked_add(asked.run.len).is_some_and(|end| end <= len)
-            && checks.len() as u64 == asked.run.len * code::CHECK_BYTES as u64;
+            && checks.len() as u64 == asked.run.len * codec::CHECK_BYTES as u64;
         if !fits {
             return Err(invalid("a comparison of pages that are not there"));
         }
         let mut bits = vec![0u8; asked.run.len.div_ceil(8) as usize];
         let mut content = vec![0; 256 * PAGE_SIZE];
-        let mut checks = checks.chunks_exact(code::CHECK_BYTES);
+        let mut checks = checks.chunks_exact(codec::CHECK_BYTES);
         for part in asked.run.chunks(256) {
             let out = &mut content[..part.bytes()];
             self.arrival.read(asked.array as usize, part, out).map_err(StandbyError::Write)?;
             for (page, content) in part.pages().zip(out.chunks_exact(PAGE_SIZE)) {
                 let at = (page - asked.run.start) as usize;
-                if checks.next() != Some(&code::check_of(content)) {
+                if checks.next() != Some(&codec::check_of(content)) {
                     bits[at / 8] |= 1 << (at % 8);
                 }
             }
@@ -246,17 +246,17 @@ impl Receiver {
     }
 
     /// Pages of an epoch, or of a first copy, of which none is another machine's.
-    pub fn piece(&mut self, piece: &Piece, payload: &[u8]) -> Result<Again, StandbyError> {
-        self.piece_among(piece, payload, &Nobody)
+    pub fn piece(&mut self, piece: &EpochPages, payload: &[u8]) -> Result<PagesToResend, StandbyError> {
+        self.piece_among(piece, payload, &NoSiblings)
     }
 
     /// Pages of an epoch, or of a first copy.
     pub fn piece_among(
         &mut self,
-        piece: &Piece,
+        piece: &EpochPages,
         payload: &[u8],
-        neighbours: &dyn Neighbours,
-    ) -> Result<Again, StandbyError> {
+        neighbours: &dyn SiblingPages,
+    ) -> Result<PagesToResend, StandbyError> {
         let len = match (piece.array, piece.epoch) {
             (DEVICES, Some(_)) => (DEVICE_STATE_MAX / PAGE_SIZE) as u64,
             (array, _) => *self
@@ -264,7 +264,7 @@ impl Receiver {
                 .get(array as usize)
                 .ok_or(StandbyError::Invalid { what: "an array that was not offered" })?,
         };
-        if let Standby::Over { .. } = self.state {
+        if let StandbyEpochs::Over { .. } = self.state {
             return Err(StandbyError::NotFollowing);
         }
         let mut into = Assembling {
@@ -281,29 +281,29 @@ impl Receiver {
             epoch: piece.epoch,
         };
         let pages = self.decoder.decode(payload, piece.block, len, &mut into)?;
-        Ok(Again { pages })
+        Ok(PagesToResend { pages })
     }
 
     /// Reads a page for another machine's standby; whether it could be. What is in it is that one's to check.
-    pub fn lend(&self, array: u32, page: u64, out: &mut [u8]) -> bool {
+    pub fn read_shared(&self, array: u32, page: u64, out: &mut [u8]) -> bool {
         let is_there = self.arrays.get(array as usize).is_some_and(|len| page < *len);
         // What was taken over is written by its guest, and not ours to look into.
         is_there
-            && !matches!(self.state, Standby::Over { .. })
+            && !matches!(self.state, StandbyEpochs::Over { .. })
             && self.arrival.read(array as usize, PageRun::new(page, 1), out).is_ok()
     }
 
     /// All of an epoch was sent. On success it is this machine's state, whole.
-    pub fn seal(&mut self, seal: Seal, payload: Vec<u8>) -> Result<(), StandbyError> {
+    pub fn seal(&mut self, seal: EpochEnd, payload: Vec<u8>) -> Result<(), StandbyError> {
         let device_len = seal.device_bytes.map_or(payload.len(), |len| len as usize);
         if device_len > DEVICE_STATE_MAX || seal.ports.len() > PORTS_MAX {
             return Err(StandbyError::Invalid { what: "a device state that is too large" });
         }
         let (next, action) = self.state.step(StandbyEvent::Seal { epoch: seal.epoch, pages: seal.pages });
         match action {
-            StandbyAction::Apply => {}
-            StandbyAction::Acknowledge => return Ok(()),
-            _ if matches!(self.state, Standby::Over { .. }) => return Err(StandbyError::NotFollowing),
+            StandbyEpochAction::Apply => {}
+            StandbyEpochAction::Acknowledge => return Ok(()),
+            _ if matches!(self.state, StandbyEpochs::Over { .. }) => return Err(StandbyError::NotFollowing),
             _ => return Err(StandbyError::Invalid { what: "the end of an epoch that is not here" }),
         }
         let device_state = match seal.device_bytes {
@@ -315,7 +315,7 @@ impl Receiver {
         self.held.clear();
         if let Err(error) = applied {
             // Half of it is written: there is no state to take over from any more.
-            self.state = Standby::Filling;
+            self.state = StandbyEpochs::Filling;
             return Err(StandbyError::Write(error));
         }
         self.state = next;
@@ -325,10 +325,10 @@ impl Receiver {
         Ok(())
     }
 
-    /// Loads the last whole epoch; what was on its way of a later one is void. Then [`Receiver::run`].
+    /// Loads the last whole epoch; what was on its way of a later one is void. Then [`EpochReceiver::run`].
     pub fn take_over(&mut self) -> Result<(), StandbyError> {
         let (next, action) = self.state.step(StandbyEvent::TakeOver);
-        if action != StandbyAction::Run {
+        if action != StandbyEpochAction::Run {
             return Err(StandbyError::Invalid { what: "no epoch yet that is whole" });
         }
         self.state = next;
@@ -343,15 +343,15 @@ impl Receiver {
         self.arrival.run().map_err(StandbyError::TakeOver)
     }
 
-    /// What [`Receiver::take_over`] could not load: frees what was reserved.
-    pub fn give_back(&mut self) {
+    /// What [`EpochReceiver::take_over`] could not load: frees what was reserved.
+    pub fn release_pages(&mut self) {
         self.arrival.discard();
     }
 
     /// Ends it and frees what was reserved.
     pub fn discard(&mut self) {
         let (next, action) = self.state.step(StandbyEvent::End);
-        if action == StandbyAction::Discard {
+        if action == StandbyEpochAction::Discard {
             self.state = next;
             self.held = Held::default();
             self.keeping = None;
@@ -401,7 +401,11 @@ impl Held {
         Ok(state)
     }
 
-    fn apply(&self, arrival: &mut dyn Arrival, mut keeping: Option<&mut Keeping>) -> Result<(), BoxError> {
+    fn apply(
+        &self,
+        arrival: &mut dyn IncomingMachine,
+        mut keeping: Option<&mut EpochSnapshots>,
+    ) -> Result<(), BoxError> {
         for ((array, page), at) in self.pages.iter().filter(|((array, _), _)| *array != DEVICES) {
             keeping.iter_mut().for_each(|keeping| keeping.about_to_write(arrival, *array, *page));
             let run = PageRun::new(*page, 1);
@@ -441,14 +445,14 @@ impl Assembling<'_> {
     }
 }
 
-impl Assembly for Assembling<'_> {
+impl PageSink for Assembling<'_> {
     type Error = StandbyError;
 
     fn older(&self, page: u64, out: &mut [u8]) -> Result<(), StandbyError> {
         self.own(self.array, page, out)
     }
 
-    fn named(&self, name: &Name, out: &mut [u8]) -> bool {
+    fn named(&self, name: &PageReference, out: &mut [u8]) -> bool {
         if name.of != self.id {
             return self.neighbours.read(name, out);
         }
@@ -464,11 +468,11 @@ impl Assembly for Assembling<'_> {
         };
         let (next, action) = self.state.step(event);
         match action {
-            StandbyAction::Hold => {
+            StandbyEpochAction::Hold => {
                 self.held.insert(key, content)?;
                 *self.state = next;
             }
-            StandbyAction::Write => {
+            StandbyEpochAction::Write => {
                 // From here on nothing is whole, also if this fails.
                 self.current.clear();
                 self.held.clear();

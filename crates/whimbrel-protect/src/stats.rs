@@ -1,6 +1,6 @@
 //! What a protection did so far, for people and metrics.
 
-use crate::code::Volume;
+use crate::codec::ByteCounts;
 use std::{collections::VecDeque, time::Duration};
 
 /// Epochs over which percentiles are taken: a minute at the default length.
@@ -13,7 +13,7 @@ pub struct Stats {
     /// Epochs that were committed.
     pub epochs: u64,
     /// All volumes together.
-    pub volume: Volume,
+    pub volume: ByteCounts,
     /// Pages that were asked for again.
     pub again: u64,
     /// Bytes of device state.
@@ -24,7 +24,7 @@ pub struct Stats {
 
 /// How long a machine stood still, and for what.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Pause {
+pub struct EpochPause {
     /// All of it.
     pub whole: Duration,
     /// Until it stood.
@@ -43,13 +43,13 @@ pub struct Pause {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EpochStats {
     /// How long the machine stood still.
-    pub pause: Pause,
+    pub pause: EpochPause,
     /// From the cut before to this one.
     pub length: Duration,
     /// From the cut until its output was released.
     pub delay: Duration,
     /// Pages and bytes.
-    pub volume: Volume,
+    pub volume: ByteCounts,
 }
 
 impl Stats {
@@ -87,7 +87,7 @@ mod tests {
         let mut stats = Stats::default();
         assert_eq!(stats.quantile(0.5, |epoch| epoch.pause.whole), Duration::ZERO);
         for ms in 1..=100 {
-            let pause = Pause { whole: Duration::from_millis(ms), ..Pause::default() };
+            let pause = EpochPause { whole: Duration::from_millis(ms), ..EpochPause::default() };
             stats.add(EpochStats { pause, ..EpochStats::default() });
         }
         assert_eq!(stats.quantile(0.5, |epoch| epoch.pause.whole), Duration::from_millis(50));

@@ -18,10 +18,10 @@ mod state;
 
 pub use console::{Console, Ended, Subscription};
 pub use launch::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgenid};
-pub use machine::{BalloonStats, Identity, Qemu, Status};
+pub use machine::{BalloonStats, Qemu, Status, VmIdentity};
 pub use probe::{
     Finding, KvmProbe, ProbeError, QemuBinary, Version, best_accel, find, findings, probe, probe_kvm,
 };
 pub use process::{HugePages, ProcessError, ProcessIdentity, QemuProcess};
 pub use qmp::{MachineEvent, Qmp, QmpError, ShutdownCause};
-pub use state::{DeviceState, Head, MAX_STATE, RamBlock, StateError, StreamError, compose};
+pub use state::{DeviceState, MAX_STATE, RamBlock, StateError, StreamError, StreamHeader, compose};

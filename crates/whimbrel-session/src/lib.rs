@@ -7,8 +7,8 @@
 //! carries the key of its session; a block of the cache is checked before it is used; what was written under write-back
 //! and synced is found again after any crash of the client, and reaches the server or is reported, never merged.
 
-pub mod beside;
 pub mod cache;
 pub mod client;
+pub mod hint_file;
 pub mod proto;
 pub mod server;

@@ -1,9 +1,9 @@
 //! What can go wrong with a store.
 
-use crate::elsewhere::ElsewhereError;
+use crate::remote_objects::RemoteObjectsError;
 use std::{error::Error, io};
 use whimbrel_core::{CapsuleId, Digest};
-use whimbrel_image::{ManifestError, NodeError, frame::FrameError};
+use whimbrel_image::{ManifestError, NodeError, pack_frame::PackFrameError};
 
 /// Result of a store operation.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
@@ -50,7 +50,7 @@ pub enum StoreError {
     #[error("a delta needs object {key} and it is not in the store")]
     MissingBase {
         /// First half of its digest.
-        key: whimbrel_image::Key,
+        key: whimbrel_image::ShortDigest,
     },
     /// Stored bytes are not what was written.
     #[error("object {object} is damaged in pack {pack} at offset {offset}")]
@@ -90,7 +90,7 @@ pub enum StoreError {
     Encode {
         /// Why.
         #[source]
-        source: FrameError,
+        source: PackFrameError,
     },
     /// An index file that cannot be used.
     #[error("index file {path} is damaged: {reason}")]
@@ -157,7 +157,7 @@ pub enum StoreError {
     Elsewhere {
         /// Why not.
         #[source]
-        source: ElsewhereError,
+        source: RemoteObjectsError,
     },
     /// A stream that is no exported capsule.
     #[error("not an exported capsule: {reason}")]

@@ -20,21 +20,21 @@
 //! | a session that writes a delta | the base it chose goes, another copy of it is too deep | it takes bases from packs that were not condemned at its birth only |
 
 use crate::{
-    append::{self, Message, NewFrame},
     error::{Result, StoreError},
-    files::{LockMode, Patience},
-    index::Place,
-    layout::{PACKS, PackId, TEMP},
-    lease::{Condemned, Lease, Living, Pinned, Purpose, gate, living},
+    file_names::{PACKS, PackId, TEMP},
+    gc_lease::{Condemned, GcLease, LiveGcLeases, Pinned, Purpose, gate, living},
+    index::PackLocation,
     mark::Mark,
+    pack_writer::{self, Message, NewFrame},
     store::Store,
+    vfs::{LockMode, LockWait},
 };
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::mpsc::sync_channel,
 };
 use whimbrel_core::{ByteSize, CapsuleId};
-use whimbrel_image::frame::{Frame, Kind};
+use whimbrel_image::pack_frame::{Kind, PackFrame};
 
 const GC_LOCK: &str = "gc.lock";
 /// Packs below this size are gathered into one, once there are [`MANY`].
@@ -43,7 +43,7 @@ const MANY: usize = 16;
 
 /// Which capsules stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keep {
+pub enum GcRoots {
     /// Those that a ref names. A capsule needs nothing of its parents.
     Referenced,
     /// Those, and their ancestors as far as they are still here.
@@ -67,16 +67,16 @@ pub struct GcReport {
 
 impl Store {
     /// Collects garbage: removes what no ref, no pin and no living session needs.
-    pub fn gc(&self, keep: Keep) -> Result<GcReport> {
+    pub fn gc(&self, keep: GcRoots) -> Result<GcReport> {
         let inner = &self.inner;
         inner.check_latch()?;
-        let lock = inner.files.lock(GC_LOCK, LockMode::Exclusive, Patience::Wait);
+        let lock = inner.files.lock(GC_LOCK, LockMode::Exclusive, LockWait::Wait);
         let _one = lock.map_err(StoreError::io("lock", GC_LOCK))?;
         self.reindex()?;
         let (lease, condemned) = {
             let _gate = gate(&*inner.files, LockMode::Shared)?;
             let condemned = Condemned::read(&*inner.files)?;
-            (Lease::new(inner.files.clone(), Purpose::Write, condemned.generation)?, condemned)
+            (GcLease::new(inner.files.clone(), Purpose::Write, condemned.generation)?, condemned)
         };
         inner.objects.catalog.refresh()?;
         let packs = inner.objects.catalog.packs();
@@ -93,10 +93,10 @@ impl Store {
         Ok(GcReport { before, moved, ..report })
     }
 
-    fn mark_roots(&self, mark: &mut Mark<'_>, keep: Keep, sessions: &Living) -> Result<()> {
+    fn mark_roots(&self, mark: &mut Mark<'_>, keep: GcRoots, sessions: &LiveGcLeases) -> Result<()> {
         let refs: Vec<_> = self.list_refs()?.into_values().collect();
         refs.iter().try_for_each(|id| mark.capsule(id))?;
-        if keep == Keep::Ancestors {
+        if keep == GcRoots::Ancestors {
             self.ancestors(refs)?.iter().try_for_each(|(id, _)| mark.capsule(id))?;
         }
         sessions.pins.iter().try_for_each(|pinned| mark.pinned(pinned))
@@ -105,12 +105,12 @@ impl Store {
     /// Copies live frames out of `victims`; a pack with a frame that cannot be copied is spared. Returns the bytes.
     fn move_live(
         &self,
-        lease: &Lease,
-        live: &HashSet<Place>,
+        lease: &GcLease,
+        live: &HashSet<PackLocation>,
         victims: &mut HashSet<PackId>,
     ) -> Result<ByteSize> {
         let objects = &self.inner.objects;
-        let (pack, thread) = append::start(self.inner.clone(), lease.id);
+        let (pack, thread) = pack_writer::start(self.inner.clone(), lease.id);
         let mut moved = HashMap::new();
         for index in objects.catalog.snapshot().iter() {
             if !index.packs().iter().any(|(id, _)| victims.contains(id)) {
@@ -125,7 +125,7 @@ impl Store {
                     continue;
                 }
                 let bytes = match objects.encoded(&entry.place) {
-                    Ok(bytes) if Frame::parse(&bytes).is_ok() => bytes,
+                    Ok(bytes) if PackFrame::parse(&bytes).is_ok() => bytes,
                     Ok(_) | Err(StoreError::Damaged { .. }) => {
                         victims.remove(&entry.place.pack);
                         continue;
@@ -133,7 +133,7 @@ impl Store {
                     Err(error) => return Err(error),
                 };
                 if moved.insert(entry.place, bytes.len() as u64).is_none() {
-                    let Place { kind, depth, .. } = entry.place;
+                    let PackLocation { kind, depth, .. } = entry.place;
                     let frame = NewFrame { kind, depth, keys: entry.keys, bytes };
                     pack.send(Message::Frame(frame)).map_err(|_| StoreError::Latched { action: "append" })?;
                 }
@@ -150,9 +150,9 @@ impl Store {
     /// The last step, alone behind the gate.
     fn sentence(
         &self,
-        lease: &Lease,
+        lease: &GcLease,
         mut mark: Mark<'_>,
-        keep: Keep,
+        keep: GcRoots,
         mut condemned: Condemned,
         packs: &BTreeMap<PackId, u32>,
     ) -> Result<GcReport> {
@@ -210,7 +210,7 @@ impl Store {
         })
     }
 
-    fn remove_packs(&self, gone: &HashSet<PackId>, dead: &HashSet<Place>) -> Result<()> {
+    fn remove_packs(&self, gone: &HashSet<PackId>, dead: &HashSet<PackLocation>) -> Result<()> {
         let inner = &self.inner;
         if gone.is_empty() && dead.is_empty() {
             return Ok(());
@@ -231,8 +231,8 @@ impl Store {
 /// many, and what earlier collections condemned.
 fn victims(
     packs: &BTreeMap<PackId, u32>,
-    live: &HashSet<Place>,
-    sessions: &Living,
+    live: &HashSet<PackLocation>,
+    sessions: &LiveGcLeases,
     condemned: &Condemned,
 ) -> HashSet<PackId> {
     let mut used = HashMap::<PackId, u64>::new();
@@ -256,7 +256,7 @@ fn victims(
 
 /// Manifests nobody needs in packs that stay: the index lets go of them, or a capsule would be listed whose pages are
 /// gone. Only while no session lives that may have found one.
-fn dead_manifests(store: &Store, mark: &Mark<'_>, sessions: &Living) -> HashSet<Place> {
+fn dead_manifests(store: &Store, mark: &Mark<'_>, sessions: &LiveGcLeases) -> HashSet<PackLocation> {
     if sessions.oldest != u64::MAX {
         return HashSet::new();
     }

@@ -4,10 +4,10 @@
 //! back tagged with the order of their batch, so `finish` can tell which version of a page is the last.
 
 use crate::{
-    elsewhere::Everywhere,
+    capsule_writer::WorkerThreads,
     error::{Result, StoreError},
-    worker::{Batch, Candidate, Framer, usable_base},
-    writer::Pool,
+    page_worker::{Candidate, Framer, PageBatch, usable_base},
+    remote_objects::AllNodes,
 };
 use std::{
     collections::HashMap,
@@ -18,7 +18,7 @@ use std::{
 };
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
 use whimbrel_image::{
-    frame::Kind,
+    pack_frame::Kind,
     tree::{self, NewNode},
 };
 
@@ -41,9 +41,9 @@ pub(crate) struct ImageState {
 }
 
 /// Counts a batch as done, also when its worker panicked.
-pub(crate) struct Done(Arc<ImageState>);
+pub(crate) struct BatchGuard(Arc<ImageState>);
 
-impl Drop for Done {
+impl Drop for BatchGuard {
     fn drop(&mut self) {
         *self.0.outstanding.lock().unwrap_or_else(|e| e.into_inner()) -= 1;
         self.0.idle.notify_all();
@@ -51,8 +51,8 @@ impl Drop for Done {
 }
 
 impl ImageState {
-    pub(crate) fn done_on_drop(self: &Arc<Self>) -> Done {
-        Done(self.clone())
+    pub(crate) fn done_on_drop(self: &Arc<Self>) -> BatchGuard {
+        BatchGuard(self.clone())
     }
 
     pub(crate) fn record(&self, order: u64, digests: Digested) {
@@ -111,7 +111,7 @@ pub struct FinishedImage {
 
 /// Writes one image; see [`crate::Writer::image`].
 pub struct ImageWriter {
-    pool: Arc<Pool>,
+    pool: Arc<WorkerThreads>,
     state: Arc<ImageState>,
     pages: Vec<u64>,
     data: Vec<u8>,
@@ -128,7 +128,7 @@ impl std::fmt::Debug for ImageWriter {
 }
 
 impl ImageWriter {
-    pub(crate) fn new(pool: Arc<Pool>, base: Option<Digest>, pages: u64) -> Self {
+    pub(crate) fn new(pool: Arc<WorkerThreads>, base: Option<Digest>, pages: u64) -> Self {
         let delta_budget = AtomicU64::new(pool.session.inner.options.delta_pages);
         let (results, outstanding, idle) = Default::default();
         let state = Arc::new(ImageState { base, pages, delta_budget, results, outstanding, idle });
@@ -185,7 +185,7 @@ impl ImageWriter {
             return Ok(());
         }
         let (pages, data) = (std::mem::take(&mut self.pages), std::mem::take(&mut self.data));
-        let batch = Batch { image: self.state.clone(), order: self.order, pages, data };
+        let batch = PageBatch { image: self.state.clone(), order: self.order, pages, data };
         self.order += 1;
         *self.state.outstanding.lock().unwrap_or_else(|e| e.into_inner()) += 1;
         self.pool.submit(batch)
@@ -200,7 +200,7 @@ impl ImageWriter {
         let changes = self.state.take_changes(self.order)?;
         let (session, base, pages) = (&self.pool.session, self.state.base, self.state.pages);
         let mut nodes = Vec::new();
-        let root = tree::update(&Everywhere(&session.inner), base, pages, &changes, &mut |node| {
+        let root = tree::update(&AllNodes(&session.inner), base, pages, &changes, &mut |node| {
             nodes.push(node);
             Ok(())
         })?;

@@ -13,9 +13,9 @@
 //! for the guess and one for the value. The head is checked when a file is opened, the body (which may be gigabytes)
 //! by `verify` and before a merge; every number taken from the body is bounded where it is used.
 
-use crate::{files::Mapping, layout::PackId};
+use crate::{file_names::PackId, vfs::Mapping};
 use std::ops::Range;
-use whimbrel_image::{Key, frame::Kind};
+use whimbrel_image::{ShortDigest, pack_frame::Kind};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 const MAGIC: [u8; 8] = *b"WHINDEX\x01";
@@ -29,7 +29,7 @@ pub(crate) const MAX_PACKS: usize = 1 << 16;
 
 /// A frame in a pack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
+pub(crate) struct PackLocation {
     pub(crate) pack: PackId,
     pub(crate) offset: u32,
     pub(crate) len: u32,
@@ -39,16 +39,16 @@ pub(crate) struct Place {
 
 /// An object in a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Location {
-    pub(crate) place: Place,
+pub(crate) struct ObjectLocation {
+    pub(crate) place: PackLocation,
     pub(crate) slot: u8,
 }
 
 /// One frame and the keys of its objects in slot order: what an index is made from.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
-    pub(crate) place: Place,
-    pub(crate) keys: Vec<Key>,
+    pub(crate) place: PackLocation,
+    pub(crate) keys: Vec<ShortDigest>,
 }
 
 /// An opened index file.
@@ -80,7 +80,7 @@ impl Index {
         if packs > MAX_PACKS || frames > MAX_FRAMES || entries > frames.saturating_mul(256) {
             return Err("impossible counts");
         }
-        if bytes.len() != HEAD + packs * PACK + frames * FRAME + entries * (Key::LEN + 4) {
+        if bytes.len() != HEAD + packs * PACK + frames * FRAME + entries * (ShortDigest::LEN + 4) {
             return Err("wrong length");
         }
         if head_sum(bytes, packs) != wide(bytes, 24) {
@@ -113,29 +113,29 @@ impl Index {
         xxh3_64(&self.bytes()[self.body()..]) == wide(self.bytes(), 32)
     }
 
-    fn key(&self, entry: usize) -> Key {
-        let at = self.body() + self.frames * FRAME + entry * Key::LEN;
-        let mut key = [0; Key::LEN];
-        key.copy_from_slice(&self.bytes()[at..at + Key::LEN]);
-        Key(key)
+    fn key(&self, entry: usize) -> ShortDigest {
+        let at = self.body() + self.frames * FRAME + entry * ShortDigest::LEN;
+        let mut key = [0; ShortDigest::LEN];
+        key.copy_from_slice(&self.bytes()[at..at + ShortDigest::LEN]);
+        ShortDigest(key)
     }
 
-    fn place(&self, frame: usize) -> Option<Place> {
+    fn place(&self, frame: usize) -> Option<PackLocation> {
         let at = self.body() + frame * FRAME;
         let bytes = self.bytes().get(at..at + FRAME).filter(|_| frame < self.frames)?;
         let (pack, _) = self.packs.get(usize::from(u16::from_le_bytes([bytes[0], bytes[1]])))?;
         let kind = Kind::from_number(bytes[2])?;
-        Some(Place { pack: *pack, kind, depth: bytes[3], offset: long(bytes, 4), len: long(bytes, 8) })
+        Some(PackLocation { pack: *pack, kind, depth: bytes[3], offset: long(bytes, 4), len: long(bytes, 8) })
     }
 
-    fn location(&self, entry: usize) -> Option<Location> {
-        let at = self.body() + self.frames * FRAME + self.entries * Key::LEN + entry * 4;
+    fn location(&self, entry: usize) -> Option<ObjectLocation> {
+        let at = self.body() + self.frames * FRAME + self.entries * ShortDigest::LEN + entry * 4;
         let value = long(self.bytes(), at);
-        Some(Location { place: self.place((value >> 8) as usize)?, slot: value as u8 })
+        Some(ObjectLocation { place: self.place((value >> 8) as usize)?, slot: value as u8 })
     }
 
     /// First entry whose key is not below `key`, by interpolation with a bisection as the safety net.
-    fn lower_bound(&self, key: Key) -> usize {
+    fn lower_bound(&self, key: ShortDigest) -> usize {
         let mut range = 0..self.entries;
         let (mut low, mut high) = (0u64, u64::MAX);
         while range.len() > 8 {
@@ -163,7 +163,7 @@ impl Index {
     }
 
     /// Every place that holds `key`.
-    pub(crate) fn find(&self, key: Key) -> impl Iterator<Item = Location> {
+    pub(crate) fn find(&self, key: ShortDigest) -> impl Iterator<Item = ObjectLocation> {
         let first = self.lower_bound(key);
         let equal = (first..self.entries).take_while(move |entry| self.key(*entry) == key);
         equal.filter_map(|entry| self.location(entry))
@@ -178,18 +178,18 @@ impl Index {
             (0..self.frames).map(|frame| Some(Entry { place: self.place(frame)?, keys: Vec::new() }));
         let mut frames = frames.collect::<Option<Vec<_>>>()?;
         for entry in 0..self.entries {
-            let at = self.body() + self.frames * FRAME + self.entries * Key::LEN + entry * 4;
+            let at = self.body() + self.frames * FRAME + self.entries * ShortDigest::LEN + entry * 4;
             let value = long(self.bytes(), at);
             let (frame, slot) = ((value >> 8) as usize, value as u8 as usize);
             let keys = &mut frames.get_mut(frame)?.keys;
-            keys.resize(keys.len().max(slot + 1), Key([0; Key::LEN]));
+            keys.resize(keys.len().max(slot + 1), ShortDigest([0; ShortDigest::LEN]));
             keys[slot] = self.key(entry);
         }
         Some(frames)
     }
 
     /// Places of all frames of one kind.
-    pub(crate) fn places(&self) -> impl Iterator<Item = Place> {
+    pub(crate) fn places(&self) -> impl Iterator<Item = PackLocation> {
         (0..self.frames).filter_map(|frame| self.place(frame))
     }
 }
@@ -210,7 +210,7 @@ pub(crate) fn encode(packs: &[(PackId, u32)], entries: &[Entry]) -> Vec<u8> {
         let frame = (frame as u32) << 8;
         entry.keys.iter().enumerate().map(move |(slot, key)| (*key, frame | slot as u32)).collect::<Vec<_>>()
     };
-    let mut keys: Vec<(Key, u32)> = entries.iter().enumerate().flat_map(keyed).collect();
+    let mut keys: Vec<(ShortDigest, u32)> = entries.iter().enumerate().flat_map(keyed).collect();
     keys.sort_unstable();
 
     let mut bytes = Vec::with_capacity(HEAD + packs.len() * PACK + entries.len() * FRAME + keys.len() * 20);
@@ -251,14 +251,14 @@ mod tests {
         let entry = |frame: u32| {
             let pack = packs[frame as usize % 2];
             let keys = (0..5u32).map(|slot| {
-                let mut key = Key::from(&Digest::of(&(frame * 5 + slot).to_le_bytes()));
+                let mut key = ShortDigest::from(&Digest::of(&(frame * 5 + slot).to_le_bytes()));
                 if clustered {
                     key.0[..7].fill(0x41);
                 }
                 key
             });
             Entry {
-                place: Place { pack, offset: frame * 100, len: 99, kind: Kind::Pages, depth: 0 },
+                place: PackLocation { pack, offset: frame * 100, len: 99, kind: Kind::Pages, depth: 0 },
                 keys: keys.collect(),
             }
         };
@@ -277,13 +277,16 @@ mod tests {
             for entry in &entries {
                 for (slot, key) in entry.keys.iter().enumerate() {
                     let found: Vec<_> = index.find(*key).collect();
-                    assert!(found.contains(&Location { place: entry.place, slot: slot as u8 }));
+                    assert!(found.contains(&ObjectLocation { place: entry.place, slot: slot as u8 }));
                 }
             }
             for other in 0..2000u32 {
-                assert_eq!(index.find(Key::from(&Digest::of(&(other + 1_000_000).to_le_bytes()))).count(), 0);
+                assert_eq!(
+                    index.find(ShortDigest::from(&Digest::of(&(other + 1_000_000).to_le_bytes()))).count(),
+                    0
+                );
             }
-            for edge in [Key([0; 16]), Key([255; 16])] {
+            for edge in [ShortDigest([0; 16]), ShortDigest([255; 16])] {
                 assert_eq!(index.find(edge).count(), 0);
             }
             let contents = index.contents().unwrap();

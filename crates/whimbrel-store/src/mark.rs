@@ -1,11 +1,11 @@
 //! Which frames are needed: the closure of some roots over trees and delta bases.
 
-use crate::{error::Result, index::Place, layout::PackId, lease::Pinned, store::Store};
+use crate::{error::Result, file_names::PackId, gc_lease::Pinned, index::PackLocation, store::Store};
 use std::collections::HashSet;
 use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{
-    Key,
-    frame::Frame,
+    ShortDigest,
+    pack_frame::PackFrame,
     tree::{Visit, walk},
 };
 
@@ -15,9 +15,9 @@ pub(crate) struct Mark<'a> {
     /// Packs to look past where another one holds the object as well.
     pub(crate) avoid: HashSet<PackId>,
     nodes: HashSet<Digest>,
-    pub(crate) live: HashSet<Place>,
+    pub(crate) live: HashSet<PackLocation>,
     /// Deltas whose bases were marked.
-    rested: HashSet<Place>,
+    rested: HashSet<PackLocation>,
     pub(crate) capsules: HashSet<CapsuleId>,
 }
 
@@ -34,8 +34,8 @@ impl<'a> Mark<'a> {
         }
         let manifest = self.store.manifest(id)?;
         let partial = self.store.is_partial(id)?;
-        self.object(Key::from(&id.0), u8::MAX)?;
-        manifest.blobs().try_for_each(|blob| self.object(Key::from(&blob), u8::MAX))?;
+        self.object(ShortDigest::from(&id.0), u8::MAX)?;
+        manifest.blobs().try_for_each(|blob| self.object(ShortDigest::from(&blob), u8::MAX))?;
         manifest.images.iter().try_for_each(|image| match image.root {
             Some(root) => self.image(root, image.pages, partial),
             None => Ok(()),
@@ -45,7 +45,7 @@ impl<'a> Mark<'a> {
     /// Marks all that a pin holds.
     pub(crate) fn pinned(&mut self, pinned: &Pinned) -> Result<()> {
         let (root, pages) = match pinned {
-            Pinned::Object(digest) => return self.object(Key::from(digest), u8::MAX),
+            Pinned::Object(digest) => return self.object(ShortDigest::from(digest), u8::MAX),
             Pinned::Image { root, pages } => (*root, *pages),
         };
         let partial = self.store.is_partial_image(root, pages)?;
@@ -61,16 +61,17 @@ impl<'a> Mark<'a> {
             Visit::Page { digest, .. } if partial && !store.inner.objects.has(&digest) => Ok(true),
             Visit::Node { digest, .. } if !self.nodes.insert(digest) => Ok(false),
             Visit::Node { digest, .. } | Visit::Page { digest, .. } => {
-                self.object(Key::from(&digest), u8::MAX).map(|()| true)
+                self.object(ShortDigest::from(&digest), u8::MAX).map(|()| true)
             }
         })
     }
 
-    fn object(&mut self, key: Key, below: u8) -> Result<()> {
-        let mut places: Vec<Place> =
+    fn object(&mut self, key: ShortDigest, below: u8) -> Result<()> {
+        let mut places: Vec<PackLocation> =
             self.store.inner.objects.catalog.find(key).into_iter().map(|l| l.place).collect();
         places.retain(|place| place.depth < below);
-        let order = |place: &Place| (self.avoid.contains(&place.pack), place.depth, place.pack, place.offset);
+        let order =
+            |place: &PackLocation| (self.avoid.contains(&place.pack), place.depth, place.pack, place.offset);
         match places.into_iter().min_by_key(order) {
             Some(place) => {
                 self.live.insert(place);
@@ -96,12 +97,12 @@ impl<'a> Mark<'a> {
         Ok(())
     }
 
-    fn bases(&mut self, place: &Place) -> Result<()> {
+    fn bases(&mut self, place: &PackLocation) -> Result<()> {
         if place.depth == 0 || !self.rested.insert(*place) {
             return Ok(());
         }
         let bytes = self.store.inner.objects.encoded(place)?;
-        let Ok(frame) = Frame::parse(&bytes) else {
+        let Ok(frame) = PackFrame::parse(&bytes) else {
             tracing::warn!(pack = %place.pack, offset = place.offset, "a damaged delta: what it rests on is unknown");
             return Ok(());
         };

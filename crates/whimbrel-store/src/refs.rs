@@ -6,10 +6,10 @@
 
 use crate::{
     error::{Result, StoreError},
-    files::{Lock, LockMode, Patience},
-    layout::{REFS, publish, read_sealed, seal},
-    lease::gate,
+    file_names::{REFS, publish, read_sealed, seal},
+    gc_lease::gate,
     store::Store,
+    vfs::{Lock, LockMode, LockWait},
 };
 use std::{
     collections::BTreeMap,
@@ -120,7 +120,7 @@ impl Store {
     fn lock_refs(&self) -> Result<Option<Lock>> {
         self.inner
             .files
-            .lock(REFS_LOCK, LockMode::Exclusive, Patience::Wait)
+            .lock(REFS_LOCK, LockMode::Exclusive, LockWait::Wait)
             .map_err(StoreError::io("lock", REFS_LOCK))
     }
 

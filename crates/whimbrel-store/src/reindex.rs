@@ -5,16 +5,16 @@
 
 use crate::{
     error::{Result, StoreError},
-    index::{Entry, Place},
-    layout::{PACK_HEAD, PACKS, PackId},
-    lease::living,
-    object::Decoded,
+    file_names::{PACK_HEAD, PACKS, PackId},
+    gc_lease::living,
+    index::{Entry, PackLocation},
+    object_reader::Decoded,
     store::Store,
 };
 use std::collections::HashMap;
 use whimbrel_image::{
-    Key,
-    frame::{Frame, HEAD},
+    ShortDigest,
+    pack_frame::{HEAD, PackFrame},
 };
 
 /// Longest pack that is read: one full pack with a largest blob behind it.
@@ -60,8 +60,8 @@ impl Store {
 
 struct Salvage<'a> {
     store: &'a Store,
-    frames: Vec<Place>,
-    found: HashMap<Key, Vec<(Place, u8)>>,
+    frames: Vec<PackLocation>,
+    found: HashMap<ShortDigest, Vec<(PackLocation, u8)>>,
 }
 
 impl Salvage<'_> {
@@ -73,11 +73,11 @@ impl Salvage<'_> {
         file.read_at(0, &mut bytes).map_err(StoreError::io("read", &pack.path()))?;
         let mut at = PACK_HEAD;
         while at + HEAD <= bytes.len() {
-            match Frame::parse(&bytes[at..]) {
+            match PackFrame::parse(&bytes[at..]) {
                 Ok(frame) => {
                     let len = frame.head.total();
                     let (kind, depth) = (frame.head.kind, frame.head.depth);
-                    self.frames.push(Place { pack, offset: at as u32, len: len as u32, kind, depth });
+                    self.frames.push(PackLocation { pack, offset: at as u32, len: len as u32, kind, depth });
                     at += len;
                 }
                 Err(_) => at += 1 + next_magic(&bytes[at + 1..]),
@@ -95,7 +95,8 @@ impl Salvage<'_> {
         for place in frames {
             let Ok(decoded) = self.decode(&place) else { continue };
             let slots = 0..decoded.objects().min(256);
-            let keys: Vec<Key> = slots.filter_map(|slot| decoded.digest(slot as u8).map(Key::from)).collect();
+            let keys: Vec<ShortDigest> =
+                slots.filter_map(|slot| decoded.digest(slot as u8).map(ShortDigest::from)).collect();
             keys.iter()
                 .enumerate()
                 .for_each(|(slot, key)| self.found.entry(*key).or_default().push((place, slot as u8)));
@@ -105,7 +106,7 @@ impl Salvage<'_> {
         entries
     }
 
-    fn decode(&self, place: &Place) -> Result<Decoded> {
+    fn decode(&self, place: &PackLocation) -> Result<Decoded> {
         self.store.inner.objects.decode(place, &|key, below| {
             let here = self.found.get(&key).into_iter().flatten().find(|(place, _)| place.depth < below);
             match here {

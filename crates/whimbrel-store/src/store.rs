@@ -1,22 +1,22 @@
 //! Opening a store; what its handles share.
 
 use crate::{
-    elsewhere::{Here, Source},
+    complete_capsules::CompleteCapsules,
     error::{Result, StoreError},
-    files::{Files, LockMode},
-    layout::{INDEX, LEASES, MARKER, MARKER_TEXT, PACKS, PARTIAL, REFS, TEMP, publish},
-    lease::{Condemned, Lease, Pinned, Purpose, gate},
-    object::Objects,
-    os::OsFiles,
-    shadow::Shadow,
-    whole::Wholes,
+    fetched_objects::FetchedObjects,
+    file_names::{INDEX, LEASES, MARKER, MARKER_TEXT, PACKS, PARTIAL, REFS, TEMP, publish},
+    gc_lease::{Condemned, GcLease, Pinned, Purpose, gate},
+    object_reader::Objects,
+    os_vfs::OsVfs,
+    remote_objects::{LocalNodes, RemoteSource},
+    vfs::{LockMode, Vfs},
 };
 use std::{
     path::Path,
     sync::{Arc, OnceLock, Weak},
 };
 use whimbrel_core::{CapsuleId, Digest};
-use whimbrel_image::{Key, Manifest, delta};
+use whimbrel_image::{Manifest, ShortDigest, delta};
 
 /// How a store is used. The stored bytes do not depend on any of it.
 #[derive(Debug, Clone)]
@@ -58,12 +58,12 @@ impl Options {
 }
 
 pub(crate) struct Inner {
-    pub(crate) files: Arc<dyn Files>,
+    pub(crate) files: Arc<dyn Vfs>,
     pub(crate) objects: Objects,
     pub(crate) options: Options,
-    pub(crate) elsewhere: Source,
-    pub(crate) shadow: Shadow,
-    pub(crate) wholes: Wholes,
+    pub(crate) elsewhere: RemoteSource,
+    pub(crate) shadow: FetchedObjects,
+    pub(crate) wholes: CompleteCapsules,
     /// For the thread that keeps what was fetched.
     pub(crate) me: Weak<Inner>,
     latch: OnceLock<&'static str>,
@@ -105,20 +105,20 @@ impl Store {
         } else if !dir.join(MARKER).exists() {
             return Err(StoreError::NoStore { path: dir.display().to_string() });
         }
-        Self::open_on(Arc::new(OsFiles::new(dir)), options)
+        Self::open_on(Arc::new(OsVfs::new(dir)), options)
     }
 
     /// Opens the store on `files`: another kind of disk, or one that fails on purpose.
-    pub fn open_on(files: Arc<dyn Files>, options: Options) -> Result<Self> {
+    pub fn open_on(files: Arc<dyn Vfs>, options: Options) -> Result<Self> {
         check_marker(&*files, options.create)?;
         let objects = Objects::new(files.clone(), options.cache)?;
         let inner = Arc::new_cyclic(|me| Inner {
             files,
             objects,
             options,
-            elsewhere: Source::default(),
-            shadow: Shadow::default(),
-            wholes: Wholes::default(),
+            elsewhere: RemoteSource::default(),
+            shadow: FetchedObjects::default(),
+            wholes: CompleteCapsules::default(),
             me: me.clone(),
             latch: OnceLock::new(),
         });
@@ -141,11 +141,11 @@ impl Store {
 
     /// Whether the store holds each object, by its index; those just fetched count.
     pub fn has(&self, digests: &[Digest]) -> Vec<bool> {
-        digests.iter().map(|digest| Here(&self.inner).has(digest)).collect()
+        digests.iter().map(|digest| LocalNodes(&self.inner).has(digest)).collect()
     }
 
     /// The digest of an object with this key, if one is in a pack here and undamaged; it is read for that.
-    pub fn digest_of(&self, key: &Key) -> Option<Digest> {
+    pub fn digest_of(&self, key: &ShortDigest) -> Option<Digest> {
         self.inner.objects.digest_of(*key)
     }
 
@@ -159,7 +159,7 @@ impl Store {
             self.require_whole(id)?;
         }
         let lease =
-            Lease::new(inner.files.clone(), Purpose::Pin, Condemned::read(&*inner.files)?.generation)?;
+            GcLease::new(inner.files.clone(), Purpose::Pin, Condemned::read(&*inner.files)?.generation)?;
         lease.pin(Pinned::Object(id.0))?;
         manifest.blobs().try_for_each(|blob| lease.pin(Pinned::Object(blob)))?;
         for image in &manifest.images {
@@ -171,7 +171,7 @@ impl Store {
 
 /// Keeps a capsule from being collected; see [`Store::pin`].
 pub struct Pin {
-    _lease: Lease,
+    _lease: GcLease,
 }
 
 impl std::fmt::Debug for Pin {
@@ -180,7 +180,7 @@ impl std::fmt::Debug for Pin {
     }
 }
 
-fn check_marker(files: &dyn Files, create: bool) -> Result<()> {
+fn check_marker(files: &dyn Vfs, create: bool) -> Result<()> {
     match files.open(MARKER) {
         Ok(file) => {
             let mut text = vec![0; file.size().map_err(StoreError::io("size", MARKER))?.min(80) as usize];

@@ -2,15 +2,15 @@
 
 use crate::{
     error::{Result, StoreError},
-    index::{Entry, Place},
-    layout::{PACKS, PackId},
-    lease::living,
+    file_names::{PACKS, PackId},
+    gc_lease::living,
+    index::{Entry, PackLocation},
     store::Store,
 };
 use std::collections::{HashMap, HashSet};
 use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{
-    Key,
+    ShortDigest,
     tree::{Visit, walk},
 };
 
@@ -59,7 +59,7 @@ pub struct BrokenCapsule {
 
 impl Report {
     /// Whether all is well.
-    pub fn is_whole(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.damage.is_empty() && self.broken.is_empty()
     }
 }
@@ -90,8 +90,8 @@ impl Store {
         Ok(report)
     }
 
-    fn verify_frame(&self, entry: &Entry, report: &mut Report, good: &mut HashSet<Key>) {
-        let Place { pack, offset, len, .. } = entry.place;
+    fn verify_frame(&self, entry: &Entry, report: &mut Report, good: &mut HashSet<ShortDigest>) {
+        let PackLocation { pack, offset, len, .. } = entry.place;
         report.frames += 1;
         report.bytes += u64::from(len);
         let objects = &self.inner.objects;
@@ -103,18 +103,19 @@ impl Store {
                 return;
             }
         };
-        let fits =
-            |(slot, key): &(usize, &Key)| decoded.digest(*slot as u8).is_some_and(|found| key.matches(found));
+        let fits = |(slot, key): &(usize, &ShortDigest)| {
+            decoded.digest(*slot as u8).is_some_and(|found| key.matches(found))
+        };
         let (right, wrong): (Vec<_>, Vec<_>) = entry.keys.iter().enumerate().partition(fits);
         report.objects += entry.keys.len() as u64;
         good.extend(right.into_iter().map(|(_, key)| *key));
         if !wrong.is_empty() {
-            let keys: Vec<Key> = wrong.into_iter().map(|(_, key)| *key).collect();
+            let keys: Vec<ShortDigest> = wrong.into_iter().map(|(_, key)| *key).collect();
             report.damage.push(damage(pack.path(), offset.into(), "the content has another digest", &keys));
         }
     }
 
-    fn verify_capsules(&self, good: &HashSet<Key>, report: &mut Report) -> Result<()> {
+    fn verify_capsules(&self, good: &HashSet<ShortDigest>, report: &mut Report) -> Result<()> {
         // A manifest that is damaged is in the list of damage, and if a ref names it also in that of the broken.
         let mut ids: HashSet<CapsuleId> = self.manifest_ids()?.into_iter().collect();
         match self.list_refs() {
@@ -139,11 +140,12 @@ impl Store {
     fn missing_in(
         &self,
         id: &CapsuleId,
-        good: &HashSet<Key>,
+        good: &HashSet<ShortDigest>,
         known: &mut HashMap<Digest, Vec<Digest>>,
     ) -> Vec<(Option<String>, Vec<Digest>)> {
         let Ok(manifest) = self.manifest(id) else { return vec![(None, vec![id.0])] };
-        let blobs: Vec<Digest> = manifest.blobs().filter(|blob| !good.contains(&Key::from(blob))).collect();
+        let blobs: Vec<Digest> =
+            manifest.blobs().filter(|blob| !good.contains(&ShortDigest::from(blob))).collect();
         let mut missing = vec![(None, blobs)];
         for image in &manifest.images {
             let Some(root) = image.root else { continue };
@@ -154,11 +156,11 @@ impl Store {
         missing
     }
 
-    fn missing_below(&self, root: Digest, pages: u64, good: &HashSet<Key>) -> Vec<Digest> {
+    fn missing_below(&self, root: Digest, pages: u64, good: &HashSet<ShortDigest>) -> Vec<Digest> {
         let mut lost = Vec::new();
         let walked = walk(&self.inner.objects, Some(root), pages, &mut |visit| {
             let (Visit::Node { digest, .. } | Visit::Page { digest, .. }) = visit;
-            let is_good = good.contains(&Key::from(&digest));
+            let is_good = good.contains(&ShortDigest::from(&digest));
             if !is_good && lost.len() < MAX_LISTED {
                 lost.push(digest);
             }
@@ -183,8 +185,13 @@ impl Store {
     }
 }
 
-fn damage(file: String, offset: u64, reason: &str, keys: &[Key]) -> Damage {
-    Damage { file, offset, reason: reason.to_owned(), objects: keys.iter().map(Key::to_string).collect() }
+fn damage(file: String, offset: u64, reason: &str, keys: &[ShortDigest]) -> Damage {
+    Damage {
+        file,
+        offset,
+        reason: reason.to_owned(),
+        objects: keys.iter().map(ShortDigest::to_string).collect(),
+    }
 }
 
 fn with_sources(error: &dyn std::error::Error) -> String {

@@ -16,7 +16,7 @@ use std::{
 use whimbrel_core::{Accel, ByteSize, CapsuleId, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_image::{FORMAT, ImageRef, Manifest};
 use whimbrel_store::{Options as StoreOptions, Store};
-use whimbrel_sync::{Answer, Link, LinkError, Options, Peer, Server, Sources, pull};
+use whimbrel_sync::{Answer, Holder, Holders, Link, LinkError, Options, Server, pull};
 use whimbrel_wire::{Reply, Request};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
@@ -33,7 +33,7 @@ static ANSWERING: AtomicU64 = AtomicU64::new(0);
 
 struct Done(Result<Reply, LinkError>);
 
-impl Peer for Local {
+impl Holder for Local {
     fn name(&self) -> &str {
         "local"
     }
@@ -128,7 +128,7 @@ fn main() -> Outcome {
     drop((from, to));
     // Opened again: nothing is in a cache.
     let (from, to) = (open(there.path())?, open(here.path())?);
-    let sources = Sources::new(vec![Box::new(Local { server: Server::new(from), rate })]);
+    let sources = Holders::new(vec![Box::new(Local { server: Server::new(from), rate })]);
     let cancel = AtomicBool::new(false);
     let options = Options {
         bases: vec![old],

@@ -5,7 +5,7 @@
 //! its distance to the one before in a LEB128 number. A list from a peer is bounded before it is used, and a page it names must be
 //! there; nothing else rests on it.
 
-use crate::shelf::{self, Shelf};
+use crate::local_objects::{self, LocalObjects};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use whimbrel_core::{Digest, PAGE_SIZE};
@@ -60,15 +60,15 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Vec<u64>> {
 }
 
 /// Digests of pages of base images; nodes are read once.
-pub(crate) struct Pages<'a> {
-    shelf: &'a dyn Shelf,
+pub(crate) struct BasePages<'a> {
+    shelf: &'a dyn LocalObjects,
     images: &'a [BaseImage],
     leaves: HashMap<(usize, u64), Option<Node>>,
 }
 
 /// What came of looking for a page of a base image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum BaseLookup {
     Page(Digest),
     /// No image has such a page, or it is zero.
     Nothing,
@@ -76,13 +76,13 @@ pub(crate) enum Found {
     Unknown,
 }
 
-impl<'a> Pages<'a> {
-    pub(crate) fn new(shelf: &'a dyn Shelf, images: &'a [BaseImage]) -> Self {
+impl<'a> BasePages<'a> {
+    pub(crate) fn new(shelf: &'a dyn LocalObjects, images: &'a [BaseImage]) -> Self {
         Self { shelf, images, leaves: HashMap::new() }
     }
 
     /// The digest of page `number` of all images.
-    pub(crate) fn digest(&mut self, number: u64) -> Found {
+    pub(crate) fn digest(&mut self, number: u64) -> BaseLookup {
         let mut page = number;
         for (image, base) in self.images.iter().enumerate() {
             if page < base.pages {
@@ -90,15 +90,15 @@ impl<'a> Pages<'a> {
             }
             page -= base.pages;
         }
-        Found::Nothing
+        BaseLookup::Nothing
     }
 
-    fn digest_in(&mut self, image: usize, page: u64) -> Found {
+    fn digest_in(&mut self, image: usize, page: u64) -> BaseLookup {
         let (shelf, base) = (self.shelf, self.images[image]);
         let leaf = self.leaves.entry((image, page >> 8)).or_insert_with(|| leaf(shelf, &base, page));
         match leaf {
-            None => Found::Unknown,
-            Some(leaf) => leaf.child(page as usize % 256).map_or(Found::Nothing, Found::Page),
+            None => BaseLookup::Unknown,
+            Some(leaf) => leaf.child(page as usize % 256).map_or(BaseLookup::Nothing, BaseLookup::Page),
         }
     }
 
@@ -108,14 +108,14 @@ impl<'a> Pages<'a> {
     }
 }
 
-fn leaf(shelf: &dyn Shelf, base: &BaseImage, page: u64) -> Option<Node> {
+fn leaf(shelf: &dyn LocalObjects, base: &BaseImage, page: u64) -> Option<Node> {
     let mut level = tree::height(base.pages) - 1;
-    let mut node = shelf::node(shelf, &base.root).filter(|node| node.level() == level)?;
+    let mut node = local_objects::node(shelf, &base.root).filter(|node| node.level() == level)?;
     while level > 0 {
         let child = (page / tree::span(level)) as usize % 256;
         let Some(below) = node.child(child) else { return Some(Node::empty(0)) };
         level -= 1;
-        node = shelf::node(shelf, &below).filter(|node| node.level() == level)?;
+        node = local_objects::node(shelf, &below).filter(|node| node.level() == level)?;
     }
     Some(node)
 }

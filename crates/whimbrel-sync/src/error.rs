@@ -1,6 +1,6 @@
 //! How a sync fails on the asking side.
 
-use crate::{LinkError, shelf::BoxError};
+use crate::{LinkError, local_objects::BoxError};
 use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{ManifestError, NodeError};
 use whimbrel_store::StoreError;

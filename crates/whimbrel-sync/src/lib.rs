@@ -1,54 +1,54 @@
 //! Copies capsules between stores by tree: what both sides have never travels.
 //!
-//! [`protocol`] has the messages, [`Server`] answers them out of a store, [`Sources`] is the list of holders that are asked,
-//! nearest first, [`Remote`] fetches what a running machine needs at once, [`pull()`] copies a whole capsule. What is not here:
-//! connections (a [`Link`] is brought), where objects are kept (a [`Shelf`]), whom to trust ([`Access`]).
+//! [`protocol`] has the messages, [`Server`] answers them out of a store, [`Holders`] is the list of holders that are asked,
+//! nearest first, [`DemandFetcher`] fetches what a running machine needs at once, [`pull()`] copies a whole capsule. What is not here:
+//! connections (a [`Link`] is brought), where objects are kept (a [`LocalObjects`]), whom to trust ([`Access`]).
 //!
 //! Invariants: nothing that a peer sent is kept under a digest that is not its own, and nothing counts as part of a capsule before
 //! its digest was compared; every length is bounded before
 //! it is allocated, decompression included; the server keeps nothing between two calls
 //! that an answer depends on. Calls block; threads are plain.
 
+mod answer_decoder;
 mod base_images;
-mod driver;
+mod child_set;
+mod compression;
+mod compression_level;
+mod demand_fetcher;
 mod error;
+mod fuzz_entry;
 mod glob;
+mod holders;
 mod holdings;
-mod level;
 mod link;
-mod meter;
+mod link_meter;
+mod local_objects;
 pub mod node_delta;
-mod pack;
+mod page_answers;
 mod page_frame;
-pub mod plan;
 pub mod protocol;
 mod pull;
-mod receive;
-mod remote;
-mod request;
-mod serve_pages;
+mod pull_driver;
+pub mod pull_plan;
+mod request_builder;
 mod server;
-mod shelf;
 mod short_leaf;
 mod similar_pages;
 mod sketch;
-mod slots;
-mod sources;
-mod untrusted;
-mod walk;
+mod tree_walk;
 
 pub use base_images::{BASES_MAX, BaseImage};
+pub use child_set::ChildSet;
+pub use compression::CompressionError;
+pub use compression_level::CompressionLevel;
+pub use demand_fetcher::DemandFetcher;
 pub use error::SyncError;
+pub use fuzz_entry::open_anything;
+pub use holders::{Demand, Holder, Holders, PEERS_MAX};
 pub use holdings::{Holdings, announcements};
-pub use level::Level;
 pub use link::{Answer, Link, LinkError, WireLink, call};
-pub use meter::{Content, Meter, level};
-pub use pack::PackError;
+pub use link_meter::{Content, LinkMeter, level};
+pub use local_objects::{BoxError, LocalObjects, PageLookup};
 pub use pull::{Options, Progress, Report, fetch_capsule, pull};
-pub use remote::Remote;
 pub use server::{Access, Server};
-pub use shelf::{BoxError, Holder, Shelf};
-pub use slots::Slots;
-pub use sources::{Demand, PEERS_MAX, Peer, Sources};
-pub use untrusted::open_anything;
-pub use walk::PageCounts;
+pub use tree_walk::PageCounts;

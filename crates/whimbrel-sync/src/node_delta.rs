@@ -3,7 +3,7 @@
 //! Layout: length of the changed set (1 byte), the set, length of the gone set, the set, digests of the changed children that
 //! are there. A leaf of which eight pages changed is 266 bytes instead of 8,226. Pure.
 
-use crate::Slots;
+use crate::ChildSet;
 use whimbrel_core::Digest;
 use whimbrel_image::{FAN_OUT, Node, NodeError};
 
@@ -23,14 +23,14 @@ pub enum NodeDeltaError {
 }
 
 /// The children that differ between two nodes of one level.
-pub(crate) fn changed(old: &Node, new: &Node) -> Slots {
+pub(crate) fn changed(old: &Node, new: &Node) -> ChildSet {
     (0..FAN_OUT).filter(|slot| old.child(*slot) != new.child(*slot)).collect()
 }
 
 /// `new` as its difference to `old`.
 pub(crate) fn encode(old: &Node, new: &Node) -> Vec<u8> {
     let changed = changed(old, new);
-    let gone: Slots = changed.iter().filter(|slot| new.child(*slot).is_none()).collect();
+    let gone: ChildSet = changed.iter().filter(|slot| new.child(*slot).is_none()).collect();
     let mut bytes = Vec::new();
     for set in [&changed, &gone] {
         let set = set.to_bytes();
@@ -59,10 +59,10 @@ pub fn decode(old: &Node, bytes: &[u8]) -> Result<Vec<u8>, NodeDeltaError> {
     node.encode().ok_or_else(none)
 }
 
-fn set(bytes: &[u8]) -> Result<(Slots, &[u8]), NodeDeltaError> {
+fn set(bytes: &[u8]) -> Result<(ChildSet, &[u8]), NodeDeltaError> {
     let (len, rest) = bytes.split_first().ok_or(NodeDeltaError::Malformed)?;
     let (set, rest) = rest.split_at_checked(usize::from(*len)).ok_or(NodeDeltaError::Malformed)?;
-    Ok((Slots::from_bytes(set).ok_or(NodeDeltaError::Malformed)?, rest))
+    Ok((ChildSet::from_bytes(set).ok_or(NodeDeltaError::Malformed)?, rest))
 }
 
 #[cfg(test)]

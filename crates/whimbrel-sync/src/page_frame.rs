@@ -5,18 +5,22 @@
 //! other's, or the pages before it. Pure; what is decoded has the length that the caller bounded.
 
 use crate::{
-    Level,
-    pack::{PackError, pack, unpack},
+    CompressionLevel,
+    compression::{CompressionError, pack, unpack},
 };
 use whimbrel_core::PAGE_SIZE;
 
 /// `pages` as one frame; `older` are pages that the receiver holds too, in an order that both know.
-pub(crate) fn encode_pages(pages: &[u8], older: &[u8], level: Level) -> Result<Vec<u8>, PackError> {
+pub(crate) fn encode_pages(
+    pages: &[u8],
+    older: &[u8],
+    level: CompressionLevel,
+) -> Result<Vec<u8>, CompressionError> {
     debug_assert!(pages.len().is_multiple_of(PAGE_SIZE) && older.len().is_multiple_of(PAGE_SIZE));
     pack(pages, older, level)
 }
 
 /// The `count` pages of a frame.
-pub(crate) fn decode_pages(frame: &[u8], older: &[u8], count: usize) -> Result<Vec<u8>, PackError> {
+pub(crate) fn decode_pages(frame: &[u8], older: &[u8], count: usize) -> Result<Vec<u8>, CompressionError> {
     unpack(frame, older, count * PAGE_SIZE)
 }

@@ -3,10 +3,10 @@
 //! Every message is a call of the wire in the range of the store; headers are these types in postcard form. The server
 //! keeps nothing between two calls, and every answer is bounded by the numbers here and by `max_bytes` of its request.
 
-use crate::{BaseImage, Slots};
+use crate::{BaseImage, ChildSet};
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{CapsuleId, Digest, RefName};
-use whimbrel_image::frame::Kind;
+use whimbrel_image::pack_frame::Kind;
 use whimbrel_wire::{Call, range};
 
 /// Most objects or leaves that one request wants.
@@ -16,7 +16,7 @@ pub const DIGESTS_MAX: usize = 65_536;
 /// Most refs in one page of a catalog.
 pub const REFS_MAX: usize = 256;
 /// Most refs that one `TAKE` sets.
-pub const TAKE_REFS_MAX: usize = 64;
+pub const REMOTE_PULL_REFS_MAX: usize = 64;
 /// Raw bytes of the objects in one answer, and of a piece of a blob.
 pub const RAW_MAX: usize = 8 << 20;
 /// Bytes of the longest pattern of refs.
@@ -34,7 +34,7 @@ pub const SIMILAR_BLOB_MAX: usize = 4 << 20;
 
 /// Lists refs; header [`CatalogPage`].
 #[derive(Debug)]
-pub struct Catalog;
+pub struct ListRefs;
 
 /// Which refs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,7 +73,7 @@ pub struct CatalogAnswer {
 
 /// Which digests are there; the digests are the payload, the answer's payload is a bitmap.
 #[derive(Debug)]
-pub struct Have;
+pub struct HasObjects;
 
 /// Whole objects: manifests, tree nodes, blobs; header [`ObjectsAsk`].
 #[derive(Debug)]
@@ -145,13 +145,13 @@ pub struct ObjectsAnswer {
     pub objects: Vec<ObjectAnswer>,
 }
 
-/// A piece of a blob; header [`PieceAsk`], the answer's payload packed.
+/// A piece of a blob; header [`BlobRangeRequest`], the answer's payload packed.
 #[derive(Debug)]
-pub struct Piece;
+pub struct BlobRange;
 
 /// Which piece.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PieceAsk {
+pub struct BlobRangeRequest {
     /// The blob's digest.
     pub digest: Digest,
     /// Where it begins.
@@ -164,16 +164,16 @@ pub struct PieceAsk {
 
 /// A piece.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PieceAnswer {
+pub struct BlobRangeReply {
     /// Bytes of the whole blob.
     pub total: u64,
     /// Raw bytes of the piece.
     pub len: u32,
 }
 
-/// Pages; header [`PagesAsk`].
+/// Pages; header [`LeafPagesRequest`].
 #[derive(Debug)]
-pub struct Pages;
+pub struct LeafPages;
 
 /// Which pages of a leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -181,12 +181,12 @@ pub enum WantSlots {
     /// Those whose digest differs from `similar`. Without `similar`, none.
     Differing,
     /// These; the asker knows the leaf and thereby their digests.
-    These(Slots),
+    These(ChildSet),
 }
 
 /// Pages that are wanted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum WantPages {
+pub enum WantedLeafPages {
     /// Of one leaf.
     Leaf {
         /// The leaf's digest.
@@ -203,15 +203,15 @@ pub enum WantPages {
         /// An older node of the same place.
         similar: Digest,
         /// Which of the leaves; both nodes have them, and different ones.
-        children: Slots,
+        children: ChildSet,
     },
 }
 
 /// Pages of many leaves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PagesAsk {
+pub struct LeafPagesRequest {
     /// What is wanted.
-    pub wants: Vec<WantPages>,
+    pub wants: Vec<WantedLeafPages>,
     /// Images that the asker holds whole, where it pays to look for similar pages in them; at most
     /// [`BASES_MAX`](crate::BASES_MAX).
     pub bases: Vec<BaseImage>,
@@ -227,9 +227,9 @@ pub enum LeafAnswer {
     /// Its pages are next in the answer.
     Sent {
         /// The slots answered: those asked for, or those that differ.
-        changed: Slots,
+        changed: ChildSet,
         /// Those of them that are zero, and not in the payload.
-        zero: Slots,
+        zero: ChildSet,
         /// Whether pages are coded against those of `similar`.
         delta: bool,
     },
@@ -244,16 +244,16 @@ pub enum LeafAnswer {
 /// Header of the answer. The leaves are those of all wants in order, children in order of slots; leaves that were left out
 /// for want of room stand at the end and have no entry. The payload is the frames one after the other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PagesAnswer {
+pub struct LeafPagesReply {
     /// In the order of wants.
     pub leaves: Vec<LeafAnswer>,
     /// In the order of leaves.
-    pub frames: Vec<PagesFrame>,
+    pub frames: Vec<LeafPagesFrame>,
 }
 
 /// A frame of pages: its part of the payload is a list of pages of base images, then what is coded against them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PagesFrame {
+pub struct LeafPagesFrame {
     /// Leaves of which it has the pages.
     pub leaves: u16,
     /// Bytes of the list.
@@ -264,11 +264,11 @@ pub struct PagesFrame {
 
 /// Asks the peer to pull a capsule over this connection; answered when it is whole there and the refs are set.
 #[derive(Debug)]
-pub struct Take;
+pub struct RemotePull;
 
 /// What to take.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TakeAsk {
+pub struct RemotePullRequest {
     /// The capsule.
     pub capsule: CapsuleId,
     /// Refs to point at it.
@@ -279,7 +279,7 @@ pub struct TakeAsk {
 
 /// It was taken.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TakeAnswer {
+pub struct RemotePullReply {
     /// Bytes that crossed the connection for it, both ways.
     pub bytes: u64,
     /// Pages that came over it.
@@ -288,11 +288,11 @@ pub struct TakeAnswer {
 
 /// How far the peer is with taking a capsule; header the capsule's id.
 #[derive(Debug)]
-pub struct TakeStatus;
+pub struct RemotePullStatus;
 
 /// Progress of a pull.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TakeProgress {
+pub struct RemotePullProgress {
     /// Bytes received.
     pub received: u64,
     /// Bytes that are probably left.
@@ -328,7 +328,7 @@ pub struct Holding {
 
 /// Who holds a capsule or an image; header the digests, at most [`HOLDINGS_MAX`].
 #[derive(Debug)]
-pub struct WhoHas;
+pub struct FindHolders;
 
 /// For each digest, the names of those who have it, whole holders first.
 pub type WhoHasAnswer = Vec<Vec<String>>;
@@ -343,15 +343,15 @@ macro_rules! call {
     };
 }
 
-call!(Catalog, 0, CatalogPage, CatalogAnswer);
-call!(Have, 1, (), ());
+call!(ListRefs, 0, CatalogPage, CatalogAnswer);
+call!(HasObjects, 1, (), ());
 call!(Objects, 2, ObjectsAsk, ObjectsAnswer);
-call!(Piece, 3, PieceAsk, PieceAnswer);
-call!(Pages, 4, PagesAsk, PagesAnswer);
-call!(Take, 5, TakeAsk, TakeAnswer);
-call!(TakeStatus, 6, CapsuleId, Option<TakeProgress>);
+call!(BlobRange, 3, BlobRangeRequest, BlobRangeReply);
+call!(LeafPages, 4, LeafPagesRequest, LeafPagesReply);
+call!(RemotePull, 5, RemotePullRequest, RemotePullReply);
+call!(RemotePullStatus, 6, CapsuleId, Option<RemotePullProgress>);
 call!(Announce, 7, AnnounceAsk, ());
-call!(WhoHas, 8, Vec<Digest>, WhoHasAnswer);
+call!(FindHolders, 8, Vec<Digest>, WhoHasAnswer);
 
 #[cfg(test)]
 mod tests {
@@ -362,18 +362,19 @@ mod tests {
         let fits =
             |bytes: Vec<u8>| assert!(bytes.len() <= whimbrel_wire::MAX_HEADER as usize, "{}", bytes.len());
         let digest = Digest([255; 32]);
-        let slots: Slots = (0..256).collect();
-        let leaf = WantPages::Leaf { leaf: digest, similar: Some(digest), slots: WantSlots::These(slots) };
+        let slots: ChildSet = (0..256).collect();
+        let leaf =
+            WantedLeafPages::Leaf { leaf: digest, similar: Some(digest), slots: WantSlots::These(slots) };
         let bases = vec![BaseImage { root: digest, pages: u64::MAX }; crate::BASES_MAX];
-        let ask = PagesAsk { wants: vec![leaf; WANTS_MAX], bases, level: -1, max_bytes: u32::MAX };
+        let ask = LeafPagesRequest { wants: vec![leaf; WANTS_MAX], bases, level: -1, max_bytes: u32::MAX };
         fits(postcard::to_stdvec(&ask).unwrap());
         let want = WantObject { digest, similar: Some(digest) };
         let ask =
             ObjectsAsk { kind: ObjectKind::Blob, wants: vec![want; WANTS_MAX], level: -1, max_bytes: 1 };
         fits(postcard::to_stdvec(&ask).unwrap());
         let sent = LeafAnswer::Sent { changed: slots, zero: slots, delta: true };
-        let frame = PagesFrame { leaves: 1, bases: 4096, bytes: 4096 };
-        let answer = PagesAnswer { leaves: vec![sent; LEAVES_MAX], frames: vec![frame; LEAVES_MAX] };
+        let frame = LeafPagesFrame { leaves: 1, bases: 4096, bytes: 4096 };
+        let answer = LeafPagesReply { leaves: vec![sent; LEAVES_MAX], frames: vec![frame; LEAVES_MAX] };
         fits(postcard::to_stdvec(&answer).unwrap());
         let holdings = vec![Holding { digest, whole: true }; HOLDINGS_MAX];
         fits(postcard::to_stdvec(&AnnounceAsk { replace: true, holdings }).unwrap());

@@ -4,7 +4,7 @@
 //! walks what is here and goes on. Nothing is named before it is whole. Blobs that come in pieces are the exception:
 //! they live in memory until their digest can be compared.
 
-use crate::{Holder, Shelf, Sources, SyncError, driver::Driver, walk::PageCounts};
+use crate::{Holders, LocalObjects, PageLookup, SyncError, pull_driver::PullDriver, tree_walk::PageCounts};
 use std::{sync::atomic::AtomicBool, time::Duration};
 use whimbrel_core::{CapsuleId, RefName};
 use whimbrel_store::{Expected, Store};
@@ -14,7 +14,7 @@ pub struct Options<'a> {
     /// Capsules that may be here and resemble it: the machine's previous one first.
     pub bases: Vec<CapsuleId>,
     /// Other places on this host where pages may lie.
-    pub holders: &'a [&'a dyn Holder],
+    pub holders: &'a [&'a dyn PageLookup],
     /// Set to give up.
     pub cancel: &'a AtomicBool,
     /// Told now and then how far it is.
@@ -54,7 +54,7 @@ pub struct Report {
 /// Copies a capsule into `store` and names it `refs`, once all of it is here.
 pub fn pull(
     store: &Store,
-    sources: &Sources,
+    sources: &Holders,
     capsule: CapsuleId,
     refs: &[RefName],
     options: Options<'_>,
@@ -70,13 +70,13 @@ pub fn pull(
 
 /// Brings all that a capsule consists of onto a shelf.
 pub fn fetch_capsule(
-    shelf: &dyn Shelf,
-    sources: &Sources,
+    shelf: &dyn LocalObjects,
+    sources: &Holders,
     capsule: CapsuleId,
     options: Options<'_>,
 ) -> Result<Report, SyncError> {
     let cpu = cpu_time();
-    let mut driver = Driver::new(shelf, sources, options.holders);
+    let mut driver = PullDriver::new(shelf, sources, options.holders);
     let ended = driver.capsule(capsule, options);
     let flushed = shelf.flush().map_err(|source| SyncError::Keep { source });
     ended.and(flushed)?;

@@ -4,10 +4,12 @@
 //! which one learns from a manifest. Only what lies here is served: a server never asks a third host. Calls block.
 
 use crate::{
-    Level, glob, node_delta,
-    pack::{PackError, pack},
+    CompressionLevel,
+    compression::{CompressionError, pack},
+    glob,
+    local_objects::LocalObjects,
+    node_delta,
     protocol::*,
-    shelf::Shelf,
     short_leaf::ShortLeaf,
 };
 use bytes::Bytes;
@@ -49,11 +51,11 @@ impl Server {
     /// Answers a request of the store's range. `Take`, `TakeStatus`, `Announce` and `WhoHas` are the caller's.
     pub fn answer(&self, access: &dyn Access, request: &Request) -> Answer {
         match request.kind {
-            Catalog::KIND => self.catalog(access, request.decode::<Catalog>()?),
-            Have::KIND => self.have(&request.payload),
+            ListRefs::KIND => self.catalog(access, request.decode::<ListRefs>()?),
+            HasObjects::KIND => self.have(&request.payload),
             Objects::KIND => self.objects(access, &request.decode::<Objects>()?),
-            Piece::KIND => self.piece(access, &request.decode::<Piece>()?),
-            Pages::KIND => self.pages(&request.decode::<Pages>()?),
+            BlobRange::KIND => self.piece(access, &request.decode::<BlobRange>()?),
+            LeafPages::KIND => self.pages(&request.decode::<LeafPages>()?),
             kind => Err(Refusal::unknown_kind(kind)),
         }
     }
@@ -71,11 +73,11 @@ impl Server {
                 continue;
             }
             if listed.len() == REFS_MAX {
-                return Reply::of::<Catalog>(&CatalogAnswer { refs: listed, more: true }, Bytes::new());
+                return Reply::of::<ListRefs>(&CatalogAnswer { refs: listed, more: true }, Bytes::new());
             }
             listed.extend(self.ref_entry(name, capsule));
         }
-        Reply::of::<Catalog>(&CatalogAnswer { refs: listed, more: false }, Bytes::new())
+        Reply::of::<ListRefs>(&CatalogAnswer { refs: listed, more: false }, Bytes::new())
     }
 
     fn ref_entry(&self, name: RefName, capsule: CapsuleId) -> Option<RefEntry> {
@@ -98,7 +100,7 @@ impl Server {
         for (i, there) in self.store.has(&digests).into_iter().enumerate() {
             bitmap[i / 8] |= u8::from(there) << (i % 8);
         }
-        Reply::of::<Have>(&(), bitmap.into())
+        Reply::of::<HasObjects>(&(), bitmap.into())
     }
 
     fn objects(&self, access: &dyn Access, ask: &ObjectsAsk) -> Answer {
@@ -188,7 +190,7 @@ impl Server {
         (delta.len() < bytes.len() / 2).then_some(delta)
     }
 
-    fn piece(&self, access: &dyn Access, ask: &PieceAsk) -> Answer {
+    fn piece(&self, access: &dyn Access, ask: &BlobRangeRequest) -> Answer {
         if ask.len as usize > RAW_MAX {
             return Err(bad("too long a piece"));
         }
@@ -200,22 +202,22 @@ impl Server {
         let mut packed = pack(piece, &[], ask.level.into()).map_err(codec)?;
         if packed.len() > whimbrel_wire::MAX_PAYLOAD as usize {
             // Of 8 MiB that do not shrink the frame is a little longer: half of it, then.
-            let half = PieceAsk { len: ask.len / 2, ..ask.clone() };
+            let half = BlobRangeRequest { len: ask.len / 2, ..ask.clone() };
             return self.piece(access, &half);
         }
         packed.shrink_to_fit();
-        Reply::of::<Piece>(&PieceAnswer { total, len: piece.len() as u32 }, packed.into())
+        Reply::of::<BlobRange>(&BlobRangeReply { total, len: piece.len() as u32 }, packed.into())
     }
 }
 
 /// Device states are small, and every byte of them is waited for.
-const BLOB_DELTA_LEVEL: Level = Level::Zstd(9);
+const BLOB_DELTA_LEVEL: CompressionLevel = CompressionLevel::Zstd(9);
 
 pub(crate) fn bad(text: &str) -> Refusal {
     Refusal::new(Code::BAD_HEADER, text)
 }
 
-pub(crate) fn codec(error: PackError) -> Refusal {
+pub(crate) fn codec(error: CompressionError) -> Refusal {
     Refusal::new(Code::INTERNAL, error.to_string())
 }
 

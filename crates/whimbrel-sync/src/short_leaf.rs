@@ -5,10 +5,10 @@
 //! the pages that were found or came. It counts only once its own digest is the one that was asked for: until then
 //! nothing is known by it, and if it never is (two pages with one key), the leaf is fetched whole.
 
-use crate::Slots;
+use crate::ChildSet;
 use std::collections::HashMap;
 use whimbrel_core::Digest;
-use whimbrel_image::{Key, Node};
+use whimbrel_image::{Node, ShortDigest};
 
 /// Keys of pages that came and are remembered, for leaves that have the same page again, until they are in a pack and found there.
 /// A few megabytes.
@@ -17,14 +17,16 @@ const REMEMBERED: usize = 1 << 16;
 /// The keys of a leaf's pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ShortLeaf {
-    slots: Slots,
-    keys: Vec<Key>,
+    slots: ChildSet,
+    keys: Vec<ShortDigest>,
 }
 
 impl ShortLeaf {
     pub(crate) fn of(leaf: &Node) -> Self {
-        let (slots, keys) =
-            leaf.children().map(|(slot, digest)| (slot, Key::from(&digest))).unzip::<_, _, Vec<_>, _>();
+        let (slots, keys) = leaf
+            .children()
+            .map(|(slot, digest)| (slot, ShortDigest::from(&digest)))
+            .unzip::<_, _, Vec<_>, _>();
         Self { slots: slots.into_iter().collect(), keys }
     }
 
@@ -37,17 +39,17 @@ impl ShortLeaf {
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (bitmap, keys) = bytes.split_first_chunk::<32>()?;
-        let slots: Slots = (0..256).filter(|slot| bitmap[slot / 8] >> (slot % 8) & 1 == 1).collect();
-        let (keys, rest) = keys.as_chunks::<{ Key::LEN }>();
+        let slots: ChildSet = (0..256).filter(|slot| bitmap[slot / 8] >> (slot % 8) & 1 == 1).collect();
+        let (keys, rest) = keys.as_chunks::<{ ShortDigest::LEN }>();
         let fits = rest.is_empty() && keys.len() == slots.len() && !keys.is_empty();
-        fits.then(|| Self { slots, keys: keys.iter().map(|key| Key(*key)).collect() })
+        fits.then(|| Self { slots, keys: keys.iter().map(|key| ShortDigest(*key)).collect() })
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, Key)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, ShortDigest)> {
         self.slots.iter().zip(self.keys.iter().copied())
     }
 
-    pub(crate) fn key(&self, slot: usize) -> Option<Key> {
+    pub(crate) fn key(&self, slot: usize) -> Option<ShortDigest> {
         self.iter().find(|(at, _)| *at == slot).map(|(_, key)| key)
     }
 }
@@ -73,23 +75,23 @@ pub(crate) enum Built {
 #[derive(Debug, Default)]
 pub(crate) struct ShortLeaves {
     leaves: HashMap<Digest, Building>,
-    waiting: HashMap<Key, Vec<(Digest, usize)>>,
-    came: HashMap<Key, Digest>,
+    waiting: HashMap<ShortDigest, Vec<(Digest, usize)>>,
+    came: HashMap<ShortDigest, Digest>,
 }
 
 impl ShortLeaves {
     /// A leaf's keys have come: `find` looks for a page on this host. Gives the slots to be asked for, and the leaf if nothing is.
-    pub(crate) fn begin(
+    pub(crate) fn start(
         &mut self,
         leaf: Digest,
         short: ShortLeaf,
-        mut find: impl FnMut(&Key) -> Option<Digest>,
-    ) -> (Slots, Option<Built>) {
+        mut find: impl FnMut(&ShortDigest) -> Option<Digest>,
+    ) -> (ChildSet, Option<Built>) {
         if self.leaves.contains_key(&leaf) {
-            return (Slots::NONE, None);
+            return (ChildSet::NONE, None);
         }
         let mut building = Building { node: Node::empty(0), missing: 0, short };
-        let mut slots = Slots::NONE;
+        let mut slots = ChildSet::NONE;
         for (slot, key) in building.short.iter().collect::<Vec<_>>() {
             if let Some(digest) = self.came.get(&key).copied().or_else(|| find(&key)) {
                 building.node.set(slot, Some(digest));
@@ -112,8 +114,8 @@ impl ShortLeaves {
     }
 
     /// A page has come: the leaves that are built by it.
-    pub(crate) fn came(&mut self, digest: Digest) -> Vec<Built> {
-        let key = Key::from(&digest);
+    pub(crate) fn arrived(&mut self, digest: Digest) -> Vec<Built> {
+        let key = ShortDigest::from(&digest);
         if self.came.len() >= REMEMBERED {
             self.came.clear();
         }
@@ -178,9 +180,9 @@ mod tests {
             let leaves = [first, second].map(|pages| leaf(&pages.into_iter().collect::<Vec<_>>()));
             let mut building = ShortLeaves::default();
             let (mut asked, mut built) = (Vec::new(), Vec::new());
-            let found: HashMap<Key, Digest> = here.iter().map(|page| (Key::from(&digest(*page)), digest(*page))).collect();
+            let found: HashMap<ShortDigest, Digest> = here.iter().map(|page| (ShortDigest::from(&digest(*page)), digest(*page))).collect();
             for (digest, node) in &leaves {
-                let (slots, done) = building.begin(*digest, ShortLeaf::of(node), |key| found.get(key).copied());
+                let (slots, done) = building.start(*digest, ShortLeaf::of(node), |key| found.get(key).copied());
                 asked.extend(slots.iter().map(|slot| node.child(slot).unwrap()));
                 built.extend(done);
             }
@@ -188,7 +190,7 @@ mod tests {
             // The same leaf twice is one leaf; its pages may be asked for once more only then.
             prop_assert!(distinct.len() == asked.len() || leaves[0].0 == leaves[1].0);
             if turn { asked.reverse() }
-            asked.iter().for_each(|page| built.extend(building.came(*page)));
+            asked.iter().for_each(|page| built.extend(building.arrived(*page)));
             for (digest, node) in &leaves {
                 prop_assert!(built.contains(&Built::Right(*digest, node.encode().unwrap())));
             }
@@ -199,14 +201,14 @@ mod tests {
     fn a_page_with_the_key_and_not_the_digest_is_noticed() {
         let (asked, node) = leaf(&[(3, 1), (9, 2)]);
         let mut building = ShortLeaves::default();
-        let other = |key: &Key| {
+        let other = |key: &ShortDigest| {
             let mut other = digest(1);
             other.0[31] ^= 1;
-            (Key::from(&digest(1)) == *key).then_some(other)
+            (ShortDigest::from(&digest(1)) == *key).then_some(other)
         };
-        let (slots, built) = building.begin(asked, ShortLeaf::of(&node), other);
+        let (slots, built) = building.start(asked, ShortLeaf::of(&node), other);
         assert_eq!((slots.iter().collect::<Vec<_>>(), built), (vec![9], None));
-        assert_eq!(building.came(digest(2)), [Built::Wrong(asked)]);
+        assert_eq!(building.arrived(digest(2)), [Built::Wrong(asked)]);
         assert!(building.get(&asked).is_none());
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     BaseImage,
-    base_images::{FRAME_BASES, Found, Pages},
+    base_images::{BaseLookup, BasePages, FRAME_BASES},
     sketch::{self, Sketch},
 };
 use std::collections::{BTreeSet, HashSet};
@@ -13,12 +13,12 @@ use whimbrel_store::Store;
 pub(crate) struct SimilarPages<'a> {
     store: &'a Store,
     images: &'a [BaseImage],
-    pages: Pages<'a>,
+    pages: BasePages<'a>,
 }
 
 impl<'a> SimilarPages<'a> {
     pub(crate) fn new(store: &'a Store, images: &'a [BaseImage]) -> Self {
-        Self { store, images, pages: Pages::new(store, images) }
+        Self { store, images, pages: BasePages::new(store, images) }
     }
 
     /// Numbers, ascending, and contents of the base pages that resemble `pages`; not those of `have`, which the frame rests on
@@ -33,7 +33,7 @@ impl<'a> SimilarPages<'a> {
         }
         let (mut numbers, mut older) = (Vec::new(), Vec::new());
         for number in self.candidates(pages, &have) {
-            let Found::Page(digest) = self.pages.digest(number) else { continue };
+            let BaseLookup::Page(digest) = self.pages.digest(number) else { continue };
             if numbers.len() == FRAME_BASES || have.contains(&digest) {
                 continue;
             }
@@ -61,7 +61,7 @@ impl<'a> SimilarPages<'a> {
             let Some((_, _, image, page)) = best else { continue };
             let before = self.images[..image].iter().fold(0u64, |sum, image| sum.saturating_add(image.pages));
             let number = before.saturating_add(page.into());
-            if matches!(self.pages.digest(number), Found::Page(digest) if have.contains(&digest)) {
+            if matches!(self.pages.digest(number), BaseLookup::Page(digest) if have.contains(&digest)) {
                 continue;
             }
             chosen.insert(number);

@@ -1,15 +1,15 @@
 //! Similar pages through a server and back: contents that moved, answers that lie, images that are gone.
 
 use crate::{
-    BaseImage, Server, Shelf, Slots,
+    BaseImage, ChildSet, LocalObjects, Server,
+    answer_decoder::{AskedSlots, CameLeaf, RequestedLeaf, open_pages},
+    local_objects,
     protocol::*,
-    receive::{Asked, AskedSlots, CameLeaf, open_pages},
-    shelf,
 };
 use bytes::Bytes;
 use tempfile::TempDir;
 use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE};
-use whimbrel_image::{Node, frame::Kind};
+use whimbrel_image::{Node, pack_frame::Kind};
 use whimbrel_store::{Options, Store};
 use whimbrel_wire::Request;
 
@@ -42,8 +42,8 @@ fn moved() -> Moved {
         let pages: Vec<&[u8]> = bytes.chunks(PAGE_SIZE).collect();
         pages.iter().enumerate().for_each(|(i, page)| leaf.set(first + i, Some(Digest::of(page))));
         let leaf = leaf.encode().unwrap();
-        shelf.keep(Kind::Pages, &pages).unwrap();
-        shelf.keep(Kind::Nodes, &[&leaf]).unwrap();
+        shelf.store(Kind::Pages, &pages).unwrap();
+        shelf.store(Kind::Nodes, &[&leaf]).unwrap();
         Digest::of(&leaf)
     };
     let (old, mut later) = (noise(64 * PAGE_SIZE, 1), noise(777, 2));
@@ -53,19 +53,19 @@ fn moved() -> Moved {
     Moved { _dir: dir, store, old: BaseImage { root: old, pages: PAGES }, new }
 }
 
-fn ask(moved: &Moved, bases: Vec<BaseImage>) -> (PagesAnswer, Bytes) {
+fn ask(moved: &Moved, bases: Vec<BaseImage>) -> (LeafPagesReply, Bytes) {
     let slots = WantSlots::These((120..184).collect());
-    let wants = vec![WantPages::Leaf { leaf: moved.new, similar: None, slots }];
-    let ask = PagesAsk { wants, bases, level: 3, max_bytes: 1 << 20 };
-    let request = Request::of::<Pages>(&ask, Bytes::new()).unwrap();
+    let wants = vec![WantedLeafPages::Leaf { leaf: moved.new, similar: None, slots }];
+    let ask = LeafPagesRequest { wants, bases, level: 3, max_bytes: 1 << 20 };
+    let request = Request::of::<LeafPages>(&ask, Bytes::new()).unwrap();
     let reply = Server::new(moved.store.clone()).answer(&|_: &CapsuleId| true, &request).unwrap();
-    (reply.decode::<Pages>().unwrap(), reply.payload)
+    (reply.decode::<LeafPages>().unwrap(), reply.payload)
 }
 
-fn asked(moved: &Moved) -> [Asked; 1] {
-    let slots: Slots = (120..184).collect();
-    let leaf = shelf::node(&moved.store, &moved.new).unwrap();
-    [Asked { leaf: moved.new, old: None, similar: false, slots: AskedSlots::These(slots, leaf) }]
+fn asked(moved: &Moved) -> [RequestedLeaf; 1] {
+    let slots: ChildSet = (120..184).collect();
+    let leaf = local_objects::node(&moved.store, &moved.new).unwrap();
+    [RequestedLeaf { leaf: moved.new, old: None, similar: false, slots: AskedSlots::These(slots, leaf) }]
 }
 
 #[test]
@@ -96,6 +96,7 @@ fn an_older_image_that_cannot_be_read_any_more_is_nobodys_fault() {
     let (answer, payload) = ask(&moved, vec![moved.old]);
     let lost = Store::open(empty.path(), Options::create()).unwrap();
     assert!(!lost.has(&[moved.old.root])[0]);
-    let came = open_pages(&lost as &dyn Shelf, &asked(&moved), &[moved.old], &answer, &payload).unwrap();
+    let came =
+        open_pages(&lost as &dyn LocalObjects, &asked(&moved), &[moved.old], &answer, &payload).unwrap();
     assert!(matches!(came.leaves[..], [CameLeaf::NoBases]));
 }

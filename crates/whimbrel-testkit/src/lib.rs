@@ -4,6 +4,6 @@
 //! takes long to make (kernel, initial RAM disk, a Debian root) is made once and kept below `target/`.
 //! Needs root (namespaces, TUN devices) and Debian's `apt`; failures to set up panic or are plain errors.
 
-pub mod fake;
+pub mod fake_machine;
 pub mod guest;
 pub mod lab;

@@ -6,11 +6,11 @@
 //! one that came is kept until its `Pending` is awaited, so a caller bounds them by how many it keeps.
 
 use crate::{
-    Call, CallError, CloseReason, Order, Refusal, Reply, Request,
+    Call, CallError, CloseReason, Refusal, Reply, Request, RequestOrder,
     credit::{Class, PerClass, ReceiveCredit, SendCredit},
-    frame::{Flags, Frame, FrameError},
-    limit::TokenBucket,
-    outbox::Outbox,
+    frame::{Flags, WireFrame, WireFrameError},
+    send_queue::SendQueue,
+    token_bucket::TokenBucket,
 };
 use bytes::Bytes;
 use std::{
@@ -30,10 +30,10 @@ use tokio::sync::{Notify, oneshot, watch};
 /// Everything the tasks and the handles of one connection share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) outbox: Outbox,
+    pub(crate) outbox: SendQueue,
     pub(crate) send: PerClass<SendCredit>,
     pub(crate) receive: PerClass<ReceiveCredit>,
-    pub(crate) meters: Meters,
+    pub(crate) meters: ConnectionCounters,
     pub(crate) limit: Mutex<TokenBucket>,
     pub(crate) limit_changed: Notify,
     calls: Mutex<Calls>,
@@ -48,7 +48,7 @@ struct Calls {
 
 /// Counters and clocks; all times are microseconds since the connection began.
 #[derive(Debug)]
-pub(crate) struct Meters {
+pub(crate) struct ConnectionCounters {
     began: Instant,
     pub(crate) sent: AtomicU64,
     pub(crate) received: AtomicU64,
@@ -62,13 +62,13 @@ type Arrived = Result<Reply, Refusal>;
 
 /// Received bytes that count against the peer's credit until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldCredit {
     pub(crate) shared: Arc<Shared>,
     pub(crate) class: Class,
     pub(crate) bytes: u32,
 }
 
-impl Drop for Held {
+impl Drop for HeldCredit {
     fn drop(&mut self) {
         if self.shared.receive.of(self.class).release(self.bytes) {
             self.shared.outbox.wake();
@@ -76,7 +76,7 @@ impl Drop for Held {
     }
 }
 
-impl Meters {
+impl ConnectionCounters {
     pub(crate) fn now(&self) -> u64 {
         self.began.elapsed().as_micros() as u64
     }
@@ -84,7 +84,7 @@ impl Meters {
 
 impl Shared {
     pub(crate) fn new(window: u32) -> Arc<Self> {
-        let meters = Meters {
+        let meters = ConnectionCounters {
             began: Instant::now(),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
@@ -93,7 +93,7 @@ impl Shared {
             round_trip: AtomicU64::new(0),
         };
         Arc::new(Self {
-            outbox: Outbox::default(),
+            outbox: SendQueue::default(),
             send: PerClass::new(window, SendCredit::new),
             receive: PerClass::new(window, ReceiveCredit::new),
             meters,
@@ -130,11 +130,13 @@ impl Shared {
     }
 
     /// Hands a reply to whoever waits for it.
-    pub(crate) fn reply(&self, frame: Frame) -> Result<(), FrameError> {
+    pub(crate) fn reply(&self, frame: WireFrame) -> Result<(), WireFrameError> {
         let request = frame.head.request;
-        let waiting = self.calls().waiting.remove(&request).ok_or(FrameError::UnknownReply { request })?;
+        let waiting =
+            self.calls().waiting.remove(&request).ok_or(WireFrameError::UnknownReply { request })?;
         let answer = if frame.head.flags == Flags::REFUSAL {
-            Err(Refusal::from_header(&frame.header).ok_or(FrameError::Malformed { kind: frame.head.kind })?)
+            Err(Refusal::from_header(&frame.header)
+                .ok_or(WireFrameError::Malformed { kind: frame.head.kind })?)
         } else {
             Ok(Reply { header: frame.header, payload: frame.payload })
         };
@@ -144,7 +146,7 @@ impl Shared {
     }
 
     /// Sends a frame as soon as there is credit for it; false when the connection is over.
-    pub(crate) async fn send_frame(&self, frame: Frame) -> bool {
+    pub(crate) async fn send_frame(&self, frame: WireFrame) -> bool {
         let credit = self.send.of(Class::of(&frame.head));
         let sent = credit.take(frame.head.frame_len()).await;
         if sent {
@@ -224,13 +226,13 @@ impl Connection {
     pub async fn start(&self, request: Request) -> Result<Pending, CallError> {
         let unsendable = |source| CallError::Unsendable { source };
         if request.kind & 0xff00 == crate::range::WIRE {
-            return Err(unsendable(FrameError::Malformed { kind: request.kind }));
+            return Err(unsendable(WireFrameError::Malformed { kind: request.kind }));
         }
         let (flags, stream) = match request.order {
-            Order::Any => (Flags::NONE, 0),
-            Order::Stream(stream) => (Flags::ORDERED, stream),
+            RequestOrder::Any => (Flags::NONE, 0),
+            RequestOrder::Stream(stream) => (Flags::ORDERED, stream),
         };
-        let frame = Frame::new(flags, request.kind, stream, 0, request.header, request.payload);
+        let frame = WireFrame::new(flags, request.kind, stream, 0, request.header, request.payload);
         let mut frame = frame.map_err(unsendable)?;
         let credit = self.shared().send.of(Class::of(&frame.head));
         if !credit.take(frame.head.frame_len()).await {

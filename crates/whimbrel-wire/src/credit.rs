@@ -10,7 +10,7 @@
 //! No deadlock by hoarding: a receiver keeps back less than a quarter of a window before it sends a grant, and
 //! the other three quarters hold the largest frame (see [`MIN_WINDOW`]).
 
-use crate::frame::{Flags, FrameError, FrameHead, HEAD_SIZE, MAX_HEADER, MAX_PAYLOAD};
+use crate::frame::{Flags, FrameHead, HEAD_SIZE, MAX_HEADER, MAX_PAYLOAD, WireFrameError};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Semaphore;
 
@@ -79,10 +79,10 @@ impl SendCredit {
     }
 
     /// The peer gave `bytes` back.
-    pub(crate) fn give(&self, bytes: u64) -> Result<(), FrameError> {
+    pub(crate) fn grant(&self, bytes: u64) -> Result<(), WireFrameError> {
         let used =
             self.in_flight.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| used.checked_sub(bytes));
-        used.map_err(|used| FrameError::GrantExceeded { over: bytes - used })?;
+        used.map_err(|used| WireFrameError::GrantExceeded { over: bytes - used })?;
         self.free.add_permits(bytes as usize);
         Ok(())
     }
@@ -114,11 +114,11 @@ impl ReceiveCredit {
     }
 
     /// A frame of `bytes` begins to arrive.
-    pub(crate) fn admit(&self, bytes: u32) -> Result<(), FrameError> {
+    pub(crate) fn admit(&self, bytes: u32) -> Result<(), WireFrameError> {
         let held = self.held.fetch_add(u64::from(bytes), Ordering::AcqRel) + u64::from(bytes);
         match held.checked_sub(self.window) {
             None | Some(0) => Ok(()),
-            Some(over) => Err(FrameError::CreditExceeded { over }),
+            Some(over) => Err(WireFrameError::CreditExceeded { over }),
         }
     }
 
@@ -151,9 +151,9 @@ mod tests {
         let credit = ReceiveCredit::new(100);
         credit.admit(60).unwrap();
         assert!(credit.release(60), "a quarter is due");
-        assert_eq!(credit.admit(60), Err(FrameError::CreditExceeded { over: 20 }), "not granted yet");
+        assert_eq!(credit.admit(60), Err(WireFrameError::CreditExceeded { over: 20 }), "not granted yet");
         let send = SendCredit::new(100);
-        assert_eq!(send.give(1), Err(FrameError::GrantExceeded { over: 1 }));
+        assert_eq!(send.grant(1), Err(WireFrameError::GrantExceeded { over: 1 }));
     }
 
     #[test]

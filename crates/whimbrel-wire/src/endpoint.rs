@@ -1,8 +1,8 @@
 //! This side of any connection: its name, service and limits; and the hello over any pair of byte streams.
 
 use crate::{
-    ConnectError, Connection, Hello, HelloError, Peer, PeerIdentity, Rights, Role, Service, Stage,
-    VersionRange, connection::Shared, credit, hello, pump,
+    ConnectError, ConnectStep, Connection, Hello, HelloError, Peer, PeerIdentity, Rights, Role, Service,
+    VersionRange, connection::Shared, connection_tasks, credit, hello,
 };
 use std::{io, sync::Arc, time::Duration};
 use tokio::{
@@ -13,7 +13,7 @@ use whimbrel_core::HostName;
 
 /// Limits of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct EndpointSettings {
     /// Bytes of bulk in flight each way; at least [`crate::MIN_WINDOW`], the smaller of both sides counts.
     pub window: u32,
     /// A peer that makes no progress for so long is dead.
@@ -26,7 +26,7 @@ pub struct Settings {
     pub max_handshakes: usize,
 }
 
-impl Default for Settings {
+impl Default for EndpointSettings {
     fn default() -> Self {
         Self {
             window: credit::DEFAULT_WINDOW,
@@ -48,7 +48,7 @@ pub struct Endpoint {
     /// Answers what peers ask.
     pub service: Arc<dyn Service>,
     /// Limits.
-    pub settings: Settings,
+    pub settings: EndpointSettings,
     /// Versions we offer.
     pub versions: VersionRange,
 }
@@ -56,7 +56,7 @@ pub struct Endpoint {
 impl Endpoint {
     /// A host called `name` whose peers are answered by `service` (`()` refuses everything).
     pub fn new(name: HostName, service: impl Service) -> Self {
-        let settings = Settings::default();
+        let settings = EndpointSettings::default();
         Self { name, role: Role::HOST, service: Arc::new(service), settings, versions: VersionRange::OURS }
     }
 
@@ -73,7 +73,7 @@ impl std::fmt::Debug for Endpoint {
 }
 
 /// What the carrier knows of a peer before it speaks.
-pub(crate) struct Introduction {
+pub(crate) struct TransportPeer {
     pub(crate) identity: PeerIdentity,
     pub(crate) rights: Rights,
     /// The name it is trusted under; without one it goes by the name it gives.
@@ -89,18 +89,18 @@ pub async fn connect_io(
     rights: Rights,
     endpoint: &Endpoint,
 ) -> Result<Connection, ConnectError> {
-    connect_known(reader, writer, Introduction { identity, rights, name: None }, endpoint).await
+    connect_known(reader, writer, TransportPeer { identity, rights, name: None }, endpoint).await
 }
 
 pub(crate) async fn connect_known(
     mut reader: impl AsyncRead + Unpin + Send + 'static,
     mut writer: impl AsyncWrite + Unpin + Send + 'static,
-    peer: Introduction,
+    peer: TransportPeer,
     endpoint: &Endpoint,
 ) -> Result<Connection, ConnectError> {
     let after = endpoint.settings.handshake;
     let exchanged = timeout(after, exchange(&mut reader, &mut writer, &endpoint.hello())).await;
-    let theirs = exchanged.map_err(|_| ConnectError::Timeout { stage: Stage::Hello, after })??;
+    let theirs = exchanged.map_err(|_| ConnectError::Timeout { stage: ConnectStep::Hello, after })??;
     let agreed = endpoint.hello().agree(&theirs);
     if agreed.is_err() {
         part(&mut reader, &mut writer).await;
@@ -118,7 +118,7 @@ pub(crate) async fn connect_known(
     });
     // First, so that no request is handled by a service that does not know the connection yet.
     endpoint.service.connected(connection.clone());
-    pump::start(reader, writer, shared, &connection, endpoint);
+    connection_tasks::start(reader, writer, shared, &connection, endpoint);
     Ok(connection)
 }
 
@@ -127,7 +127,7 @@ async fn exchange(
     writer: &mut (impl AsyncWrite + Unpin),
     ours: &Hello,
 ) -> Result<Hello, ConnectError> {
-    let failed = |source: io::Error| ConnectError::Io { stage: Stage::Hello, source };
+    let failed = |source: io::Error| ConnectError::Io { stage: ConnectStep::Hello, source };
     writer.write_all(&ours.encode()).await.map_err(failed)?;
     writer.flush().await.map_err(failed)?;
     let mut fixed = [0; hello::FIXED];
@@ -158,5 +158,5 @@ pub(crate) async fn part(reader: &mut (impl AsyncRead + Unpin), writer: &mut (im
         tokio::io::copy(&mut reader.take(1 << 20), &mut tokio::io::sink()).await
     };
     // However it goes, the stream is dropped next.
-    let _ = timeout(pump::LINGER, parting).await;
+    let _ = timeout(connection_tasks::LINGER, parting).await;
 }

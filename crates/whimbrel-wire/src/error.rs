@@ -1,6 +1,6 @@
 //! Why an identity, a trust file, a connection or a call failed. One enum for each family.
 
-use crate::{FrameError, HelloError, PublicKey, Refusal};
+use crate::{HelloError, PublicKey, Refusal, WireFrameError};
 use std::{error::Error, io, path::PathBuf, process::ExitStatus, sync::Arc, time::Duration};
 use whimbrel_core::HostName;
 
@@ -101,7 +101,7 @@ pub enum TrustError {
 
 /// How far a connection came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum ConnectStep {
     /// TCP connection.
     Dial,
     /// TLS handshake.
@@ -110,12 +110,12 @@ pub enum Stage {
     Hello,
 }
 
-impl std::fmt::Display for Stage {
+impl std::fmt::Display for ConnectStep {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Stage::Dial => "dialling",
-            Stage::Tls => "the TLS handshake",
-            Stage::Hello => "the hello",
+            ConnectStep::Dial => "dialling",
+            ConnectStep::Tls => "the TLS handshake",
+            ConnectStep::Hello => "the hello",
         })
     }
 }
@@ -127,7 +127,7 @@ pub enum ConnectError {
     #[error("connection failed during {stage}")]
     Io {
         /// When.
-        stage: Stage,
+        stage: ConnectStep,
         /// Why.
         source: io::Error,
     },
@@ -135,7 +135,7 @@ pub enum ConnectError {
     #[error("the peer did not finish {stage} within {after:?}")]
     Timeout {
         /// When.
-        stage: Stage,
+        stage: ConnectStep,
         /// The deadline.
         after: Duration,
     },
@@ -230,7 +230,7 @@ pub enum CloseReason {
     #[error("the peer broke the protocol")]
     Protocol {
         /// How.
-        source: FrameError,
+        source: WireFrameError,
     },
 }
 
@@ -253,7 +253,7 @@ pub enum CallError {
     #[error("the request cannot be sent")]
     Unsendable {
         /// Why not.
-        source: FrameError,
+        source: WireFrameError,
     },
     /// A header could not be encoded or decoded.
     #[error("cannot {action} the header of kind {kind:#06x}")]

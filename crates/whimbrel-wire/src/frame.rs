@@ -64,7 +64,7 @@ pub struct FrameHead {
 
 /// One frame. Its head's lengths are those of its parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Frame {
+pub struct WireFrame {
     /// The head.
     pub head: FrameHead,
     /// Small typed header.
@@ -75,7 +75,7 @@ pub struct Frame {
 
 /// The bytes are not this protocol, or break one of its promises.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum FrameError {
+pub enum WireFrameError {
     /// No frame begins here.
     #[error("the stream is out of step: {found:#06x} where a frame should begin")]
     Magic {
@@ -144,7 +144,7 @@ struct RawHead {
 
 const _: () = assert!(size_of::<RawHead>() == HEAD_SIZE);
 
-impl Frame {
+impl WireFrame {
     /// A frame of these parts; refuses parts over the limits.
     pub fn new(
         flags: Flags,
@@ -153,11 +153,11 @@ impl Frame {
         request: u64,
         header: Bytes,
         payload: Bytes,
-    ) -> Result<Self, FrameError> {
+    ) -> Result<Self, WireFrameError> {
         let header_len = bounded(header.len() as u64, MAX_HEADER)
-            .ok_or(FrameError::HeaderTooLong { len: header.len() as u64 })?;
+            .ok_or(WireFrameError::HeaderTooLong { len: header.len() as u64 })?;
         let payload_len = bounded(payload.len() as u64, MAX_PAYLOAD)
-            .ok_or(FrameError::PayloadTooLong { len: payload.len() as u64 })?;
+            .ok_or(WireFrameError::PayloadTooLong { len: payload.len() as u64 })?;
         let head = FrameHead { flags, kind, stream, request, header_len, payload_len };
         Ok(Self { head, header, payload })
     }
@@ -173,20 +173,21 @@ impl FrameHead {
         HEAD_SIZE as u32 + self.header_len + self.payload_len
     }
 
-    fn parse(raw: &RawHead) -> Result<Self, FrameError> {
+    fn parse(raw: &RawHead) -> Result<Self, WireFrameError> {
         if raw.magic.get() != MAGIC {
-            return Err(FrameError::Magic { found: raw.magic.get() });
+            return Err(WireFrameError::Magic { found: raw.magic.get() });
         }
         let flags = raw.flags.get();
-        let flags = Flags::from_bits(flags).ok_or(FrameError::Flags { flags })?;
+        let flags = Flags::from_bits(flags).ok_or(WireFrameError::Flags { flags })?;
         let (header, payload) = (u64::from(raw.header_len.get()), u64::from(raw.payload_len.get()));
         Ok(Self {
             flags,
             kind: raw.kind.get(),
             stream: raw.stream.get(),
             request: raw.request.get(),
-            header_len: bounded(header, MAX_HEADER).ok_or(FrameError::HeaderTooLong { len: header })?,
-            payload_len: bounded(payload, MAX_PAYLOAD).ok_or(FrameError::PayloadTooLong { len: payload })?,
+            header_len: bounded(header, MAX_HEADER).ok_or(WireFrameError::HeaderTooLong { len: header })?,
+            payload_len: bounded(payload, MAX_PAYLOAD)
+                .ok_or(WireFrameError::PayloadTooLong { len: payload })?,
         })
     }
 }
@@ -246,7 +247,7 @@ impl Decoder {
 
     /// The head of the frame that comes next, as soon as it is there: lets a receiver refuse a frame before
     /// memory is spent on it.
-    pub fn peek(&self) -> Result<Option<FrameHead>, FrameError> {
+    pub fn peek(&self) -> Result<Option<FrameHead>, WireFrameError> {
         match &self.filling {
             Some(filling) => Ok(Some(filling.head)),
             None => {
@@ -256,7 +257,7 @@ impl Decoder {
     }
 
     /// The next complete frame.
-    pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
+    pub fn next_frame(&mut self) -> Result<Option<WireFrame>, WireFrameError> {
         if self.filling.is_none() {
             let Some(head) = self.peek()? else { return Ok(None) };
             let before_payload = HEAD_SIZE + head.header_len as usize;
@@ -274,7 +275,7 @@ impl Decoder {
             self.filling = Some(Filling { head, header, payload });
         }
         let complete = self.filling.take_if(|filling| filling.missing() == 0);
-        Ok(complete.map(|done| Frame {
+        Ok(complete.map(|done| WireFrame {
             head: done.head,
             header: done.header,
             payload: done.payload.freeze(),
@@ -282,8 +283,8 @@ impl Decoder {
     }
 
     /// Says whether the stream may end here.
-    pub fn finish(&self) -> Result<(), FrameError> {
-        if self.filling.is_none() && self.ahead.is_empty() { Ok(()) } else { Err(FrameError::Torn) }
+    pub fn finish(&self) -> Result<(), WireFrameError> {
+        if self.filling.is_none() && self.ahead.is_empty() { Ok(()) } else { Err(WireFrameError::Torn) }
     }
 }
 
@@ -292,15 +293,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn frames() -> impl Strategy<Value = Vec<Frame>> {
+    fn frames() -> impl Strategy<Value = Vec<WireFrame>> {
         let flags = prop::sample::select(vec![Flags::NONE, Flags::REPLY, Flags::REFUSAL, Flags::ORDERED]);
         let bytes = |max| prop::collection::vec(any::<u8>(), 0..max).prop_map(Bytes::from);
         let frame = (flags, any::<u16>(), any::<u16>(), any::<u64>(), bytes(300), bytes(70_000));
-        let frame = frame.prop_map(|(f, k, s, r, h, p)| Frame::new(f, k, s, r, h, p).unwrap());
+        let frame = frame.prop_map(|(f, k, s, r, h, p)| WireFrame::new(f, k, s, r, h, p).unwrap());
         prop::collection::vec(frame, 0..6)
     }
 
-    fn encode(frames: &[Frame]) -> BytesMut {
+    fn encode(frames: &[WireFrame]) -> BytesMut {
         let mut out = BytesMut::new();
         for frame in frames {
             encode_head(&frame.head, &mut out);
@@ -310,7 +311,7 @@ mod tests {
         out
     }
 
-    fn feed(decoder: &mut Decoder, mut bytes: &[u8], cut: usize) -> Result<Vec<Frame>, FrameError> {
+    fn feed(decoder: &mut Decoder, mut bytes: &[u8], cut: usize) -> Result<Vec<WireFrame>, WireFrameError> {
         let mut frames = Vec::new();
         while !bytes.is_empty() {
             let mut space = decoder.space();
@@ -354,7 +355,7 @@ mod tests {
 
     #[test]
     fn a_head_is_these_bytes_for_ever() {
-        let frame = Frame::new(
+        let frame = WireFrame::new(
             Flags::ORDERED,
             0x0102,
             0x0304,
@@ -371,13 +372,13 @@ mod tests {
         let mut head = [0; HEAD_SIZE];
         head[..2].copy_from_slice(b"Wf");
         head[16..20].copy_from_slice(&(MAX_HEADER + 1).to_le_bytes());
-        let long = FrameError::HeaderTooLong { len: u64::from(MAX_HEADER) + 1 };
+        let long = WireFrameError::HeaderTooLong { len: u64::from(MAX_HEADER) + 1 };
         assert_eq!(feed(&mut Decoder::default(), &head, 64), Err(long));
         head[16..20].copy_from_slice(&0u32.to_le_bytes());
         head[20..24].copy_from_slice(&u32::MAX.to_le_bytes());
-        let long = FrameError::PayloadTooLong { len: u64::from(u32::MAX) };
+        let long = WireFrameError::PayloadTooLong { len: u64::from(u32::MAX) };
         assert_eq!(feed(&mut Decoder::default(), &head, 64), Err(long));
         let over = Bytes::from(vec![0; MAX_PAYLOAD as usize + 1]);
-        assert!(Frame::new(Flags::NONE, 1, 0, 1, Bytes::new(), over).is_err());
+        assert!(WireFrame::new(Flags::NONE, 1, 0, 1, Bytes::new(), over).is_err());
     }
 }

@@ -3,7 +3,7 @@
 //! The certificate is only an envelope, made anew at every start: no authority, name or date in it is ever
 //! looked at. The secret is `identity.key` (PKCS #8 in PEM, mode 0600); like ssh, we refuse one others can read.
 
-use crate::{IdentityError, PublicKey, durable};
+use crate::{IdentityError, PublicKey, atomic_file};
 use rcgen::{CertificateParams, KeyPair, PKCS_ED25519};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use std::{fmt, fs, io, os::unix::fs::PermissionsExt, path::Path};
@@ -25,7 +25,7 @@ impl Identity {
         if !path.exists() {
             fs::create_dir_all(dir).map_err(|source| file("create", source))?;
             let key = KeyPair::generate_for(&PKCS_ED25519).map_err(|source| IdentityError::Key { source })?;
-            match durable::create(&path, key.serialize_pem().as_bytes()) {
+            match atomic_file::create(&path, key.serialize_pem().as_bytes()) {
                 // Another process was faster: its key is the key.
                 Err(source) if source.kind() == io::ErrorKind::AlreadyExists => {}
                 made => made.map_err(|source| file("create", source))?,

@@ -9,42 +9,42 @@
 //! for a connection than its windows of requests and one reply for each call it made; a call ends in a reply or in a typed error, never in silence.
 //! The bytes are described in `docs/protocols/wire.md`.
 
-mod address;
-mod answer;
+pub mod atomic_file;
+mod call;
 mod connection;
+mod connection_tasks;
 mod credit;
-mod dispatch;
-pub mod durable;
+mod dispatcher;
 mod endpoint;
 mod error;
 mod frame;
 mod hello;
 mod identity;
-mod key;
-mod kind;
-mod limit;
-mod outbox;
-mod pattern;
-mod pump;
+mod message_kinds;
+mod peer_address;
+mod public_key;
+mod ref_pattern;
+mod send_queue;
 mod ssh;
 mod tls;
-mod trust;
+mod token_bucket;
+mod trust_list;
 
-pub use address::{ParseAddressError, PeerAddress};
-pub use answer::{Answer, Call, Code, Order, Refusal, Reply, Request};
+pub use call::{Answer, Call, Code, Refusal, Reply, Request, RequestOrder};
 pub use connection::{Connection, Pending, Traffic};
 pub use credit::{CONTROL_WINDOW, DEFAULT_WINDOW, MIN_WINDOW};
-pub use dispatch::{BoxFuture, Peer, PeerIdentity, Service};
-pub use endpoint::{Endpoint, Settings, connect_io};
-pub use error::{CallError, CloseReason, ConnectError, IdentityError, Stage, TrustError};
+pub use dispatcher::{BoxFuture, Peer, PeerIdentity, Service};
+pub use endpoint::{Endpoint, EndpointSettings, connect_io};
+pub use error::{CallError, CloseReason, ConnectError, ConnectStep, IdentityError, TrustError};
 pub use frame::{
-    Decoder, Flags, Frame, FrameError, FrameHead, HEAD_SIZE, MAX_HEADER, MAX_PAYLOAD, encode_head,
+    Decoder, Flags, FrameHead, HEAD_SIZE, MAX_HEADER, MAX_PAYLOAD, WireFrame, WireFrameError, encode_head,
 };
 pub use hello::{Hello, HelloError, Role, VERSIONS, Version, VersionRange};
 pub use identity::Identity;
-pub use key::{ParseKeyError, PublicKey};
-pub use kind::{Right, Rights, range};
-pub use pattern::{PatternError, RefPattern, RefPatterns};
+pub use message_kinds::{Right, Rights, range};
+pub use peer_address::{ParseAddressError, PeerAddress};
+pub use public_key::{ParseKeyError, PublicKey};
+pub use ref_pattern::{PatternError, RefPattern, RefPatterns};
 pub use ssh::{SshCommand, StdioReader, StdioWriter, connect_ssh, stdio};
 pub use tls::{connect_tls, serve_tls};
-pub use trust::{Route, Trust, TrustedPeer};
+pub use trust_list::{Route, Trust, TrustedPeer};

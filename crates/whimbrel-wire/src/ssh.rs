@@ -4,7 +4,7 @@
 //! ssh runs without a terminal and never asks: what it cannot do without a password fails, with its own words.
 
 use crate::{
-    ConnectError, Connection, Endpoint, PeerIdentity, Rights, Stage, connection, endpoint::connect_io,
+    ConnectError, ConnectStep, Connection, Endpoint, PeerIdentity, Rights, connection, endpoint::connect_io,
 };
 use std::{
     ffi::OsString,
@@ -72,7 +72,7 @@ impl SshCommand {
         let mut command = Command::new(&self.program);
         command.args(OPTIONS).args(&self.options).arg("--").arg(&self.destination).arg(&self.remote);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        command.spawn().map_err(|source| ConnectError::Io { stage: Stage::Dial, source })
+        command.spawn().map_err(|source| ConnectError::Io { stage: ConnectStep::Dial, source })
     }
 }
 
@@ -82,7 +82,7 @@ pub async fn connect_ssh(ssh: &SshCommand, endpoint: &Endpoint) -> Result<Connec
     let piped = (child.stdout.take(), child.stdin.take(), child.stderr.take());
     let (Some(reader), Some(writer), Some(stderr)) = piped else {
         let source = io::Error::other("ssh was started without pipes");
-        return Err(ConnectError::Io { stage: Stage::Dial, source });
+        return Err(ConnectError::Io { stage: ConnectStep::Dial, source });
     };
     let complaints = tokio::spawn(tail(stderr));
     let identity = PeerIdentity::Ssh(ssh.destination.clone());

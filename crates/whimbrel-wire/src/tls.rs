@@ -5,8 +5,9 @@
 //! A stranger costs a handshake and holds nothing: their number at once and their time are bounded.
 
 use crate::{
-    ConnectError, Connection, Endpoint, Identity, PeerIdentity, PublicKey, Rights, Stage, Trust, TrustError,
-    endpoint::{Introduction, connect_known, part},
+    ConnectError, ConnectStep, Connection, Endpoint, Identity, PeerIdentity, PublicKey, Rights, Trust,
+    TrustError,
+    endpoint::{TransportPeer, connect_known, part},
 };
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, OtherError, ServerConfig,
@@ -263,23 +264,23 @@ pub async fn connect_tls(
     let after = endpoint.settings.handshake;
     let io = |stage| move |source| ConnectError::Io { stage, source };
     let late = |stage| move |_| ConnectError::Timeout { stage, after };
-    let dialled = timeout(after, TcpStream::connect(address)).await.map_err(late(Stage::Dial))?;
-    let stream = dialled.map_err(io(Stage::Dial))?;
-    tune(&stream).map_err(io(Stage::Dial))?;
+    let dialled = timeout(after, TcpStream::connect(address)).await.map_err(late(ConnectStep::Dial))?;
+    let stream = dialled.map_err(io(ConnectStep::Dial))?;
+    tune(&stream).map_err(io(ConnectStep::Dial))?;
     let connector = TlsConnector::from(Arc::new(client_config(identity, expected)?));
     // Not sent: SNI is off.
     let name = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
     let ours = identity.public_key();
-    let shaken = timeout(after, connector.connect(name, stream)).await.map_err(late(Stage::Tls))?;
-    let stream = shaken.map_err(|source| explain(io(Stage::Tls)(source), ours))?;
-    let peer = Introduction { identity: PeerIdentity::Key(expected), rights: Rights::all(), name: None };
+    let shaken = timeout(after, connector.connect(name, stream)).await.map_err(late(ConnectStep::Tls))?;
+    let stream = shaken.map_err(|source| explain(io(ConnectStep::Tls)(source), ours))?;
+    let peer = TransportPeer { identity: PeerIdentity::Key(expected), rights: Rights::all(), name: None };
     let connected = carry(stream.into(), peer, endpoint).await;
     connected.map_err(|error| explain(error, ours))
 }
 
 async fn carry(
     mut stream: TlsStream<TcpStream>,
-    peer: Introduction,
+    peer: TransportPeer,
     endpoint: &Endpoint,
 ) -> Result<Connection, ConnectError> {
     match &mut stream {
@@ -360,11 +361,11 @@ impl Server {
 
     async fn accept(&self, stream: TcpStream) -> Result<Connection, ConnectError> {
         let after = self.endpoint.settings.handshake;
-        let failed = |source| ConnectError::Io { stage: Stage::Tls, source };
+        let failed = |source| ConnectError::Io { stage: ConnectStep::Tls, source };
         tune(&stream).map_err(failed)?;
         let accepting = self.acceptor.accept(stream).into_fallible();
         let shaken = timeout(after, accepting).await;
-        let stream = match shaken.map_err(|_| ConnectError::Timeout { stage: Stage::Tls, after })? {
+        let stream = match shaken.map_err(|_| ConnectError::Timeout { stage: ConnectStep::Tls, after })? {
             Ok(stream) => stream,
             Err((error, mut stream)) => {
                 let (mut reader, mut writer) = stream.split();
@@ -380,7 +381,7 @@ impl Server {
         // Looked up again for its rights; it may have been removed since the handshake began.
         let trusted = trusted.ok_or(ConnectError::Stranger { key })?;
         let identity = PeerIdentity::Key(key);
-        let peer = Introduction { identity, rights: trusted.rights, name: Some(trusted.name) };
+        let peer = TransportPeer { identity, rights: trusted.rights, name: Some(trusted.name) };
         let connected = carry(stream.into(), peer, &self.endpoint).await;
         connected.map_err(|error| explain(error, self.ours))
     }

@@ -1,6 +1,6 @@
 //! The words of the command line. What each verb takes and does stands in its own file.
 
-use crate::{commands::*, context::Context, failure::Failure};
+use crate::{commands::*, context::Context, error::CliError};
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};
 
@@ -87,7 +87,7 @@ pub(crate) enum Call {
     Console(console::Args),
     Start(start::Args),
     Stop(stop::Args),
-    Forget(forget::Args),
+    Forget(delete::Args),
     Pause(pause::Args),
     Unpause(unpause::Args),
     Balloon(balloon::Args),
@@ -100,9 +100,9 @@ pub(crate) enum Call {
     Protect(protect::Args),
     Unprotect(unprotect::Args),
     Failover(failover::Args),
-    Report(report::Args),
+    Report(migrations::Args),
     Evacuate(evacuate::Args),
-    Wws(wws::Args),
+    Wws(dirty_rate::Args),
     Push(push::Args),
     Pull(pull::Args),
     Ls(ls::Args),
@@ -111,8 +111,8 @@ pub(crate) enum Call {
     Diff(diff::Args),
     Tag(tag::Args),
     Promote(promote::Args),
-    Rebase(rebase::Args),
-    Rm(rm::Args),
+    Rebase(outdated::Args),
+    Rm(untag::Args),
     Cache(cache::Args),
     Gc(gc::Args),
     Verify(verify::Args),
@@ -125,7 +125,7 @@ pub(crate) enum Call {
 
 impl Call {
     /// Does it.
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         match self {
             Self::Run(args) => args.run(context).await,
             Self::Ps(args) => args.run(context).await,

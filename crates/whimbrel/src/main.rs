@@ -4,30 +4,30 @@
 //! their help, and one short function. Results go to stdout, everything else to stderr; `edge` alone prints
 //! errors and chooses the exit code.
 
-mod capsules;
+mod app;
+mod argument_types;
+mod capsule_text;
+mod capsule_tree;
 mod cli;
 mod commands;
 mod context;
+mod dirty_rate;
 mod doctor;
-mod edge;
-mod evacuated;
-mod failure;
-mod machines;
+mod error;
+mod evacuation_text;
+mod machine_text;
 mod operation;
-mod outcome;
 mod output;
 mod picture;
 mod progress;
-mod protection;
-mod rounds;
-mod sessions;
+mod protection_text;
+mod result_text;
+mod round_text;
+mod session_dirs;
 mod settings;
 mod table;
 mod terminal;
-mod tree;
-mod values;
-mod wws;
 
 fn main() -> std::process::ExitCode {
-    edge::run()
+    app::run()
 }

@@ -3,7 +3,7 @@
 //! The daemon owns the operation; losing this process changes nothing for it. The first Ctrl-C asks the daemon to
 //! cancel and goes on watching, because only the daemon knows what state is left. The second one just leaves.
 
-use crate::{context::Context, failure::Failure, outcome, progress::Display, rounds};
+use crate::{context::Context, error::CliError, progress::Display, result_text, round_text};
 use std::future::Future;
 use tokio::{
     pin, select,
@@ -16,11 +16,11 @@ use whimbrel_client::ClientError;
 pub(crate) async fn perform(
     context: &Context,
     begin: impl Future<Output = Result<Operation, ClientError>>,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     let ended = complete(context, begin).await?;
     match &ended.state {
         OperationState::Succeeded { result } => {
-            context.output.result(&ended, |_| outcome::describe(result))?;
+            context.output.result(&ended, |_| result_text::describe(result))?;
             verdict(&ended.subject, result)
         }
         _ => Err(ClientError::Lost { operation: ended.id }.into()),
@@ -31,40 +31,41 @@ pub(crate) async fn perform(
 pub(crate) async fn complete(
     context: &Context,
     begin: impl Future<Output = Result<Operation, ClientError>>,
-) -> Result<Operation, Failure> {
+) -> Result<Operation, CliError> {
     // Before the request goes out, so that no Ctrl-C can fall between it and the watching.
-    let mut interrupts = signal(SignalKind::interrupt()).map_err(Failure::io("watch for Ctrl-C"))?;
+    let mut interrupts = signal(SignalKind::interrupt()).map_err(CliError::io("watch for Ctrl-C"))?;
     let begun = select! {
         begun = begin => begun?,
-        _ = interrupts.recv() => return Err(Failure::Interrupted { operation: None }),
+        _ = interrupts.recv() => return Err(CliError::Interrupted { operation: None }),
     };
     let ended = watch(context, &begun, &mut interrupts).await?;
     match &ended.state {
         OperationState::Succeeded { .. } => Ok(ended),
-        OperationState::Failed { error } => Err(Failure::Operation(error.clone())),
-        OperationState::Cancelled { left } => Err(Failure::Cancelled { left: left.clone() }),
+        OperationState::Failed { error } => Err(CliError::Operation(error.clone())),
+        OperationState::Cancelled { left } => Err(CliError::Cancelled { left: left.clone() }),
         OperationState::Running => Err(ClientError::Lost { operation: ended.id }.into()),
     }
 }
 
 /// A verification that found damage has succeeded, and its answer is no; so has an evacuation that left a machine.
-fn verdict(subject: &str, result: &OperationResult) -> Result<(), Failure> {
+fn verdict(subject: &str, result: &OperationResult) -> Result<(), CliError> {
     match result {
         OperationResult::Verify { damaged, .. } if !damaged.is_empty() => {
-            Err(Failure::Damaged { damaged: damaged.clone() })
+            Err(CliError::Damaged { damaged: damaged.clone() })
         }
-        OperationResult::Evacuate(report) if !report.empty => {
-            Err(Failure::NotEmpty { host: subject.to_owned(), machines: crate::evacuated::stay(report) })
-        }
+        OperationResult::Evacuate(report) if !report.empty => Err(CliError::NotEmpty {
+            host: subject.to_owned(),
+            machines: crate::evacuation_text::stay(report),
+        }),
         _ => Ok(()),
     }
 }
 
-async fn watch(context: &Context, begun: &Operation, interrupts: &mut Signal) -> Result<Operation, Failure> {
+async fn watch(context: &Context, begun: &Operation, interrupts: &mut Signal) -> Result<Operation, CliError> {
     let display = Display::new(&context.output, begun);
     let mut told = 0;
     let mut rest = None;
-    let follow = context.client.follow(begun.id, |operation| {
+    let follow = context.client.watch_operation(begun.id, |operation| {
         display.show(&operation.progress);
         tell_rounds(context, operation, &mut told, &display);
         tell_rest(context, operation, &mut rest);
@@ -76,7 +77,7 @@ async fn watch(context: &Context, begun: &Operation, interrupts: &mut Signal) ->
             ended = &mut follow => break ended,
             _ = interrupts.recv() => {
                 if cancelled {
-                    return Err(Failure::Interrupted { operation: Some(begun.id) });
+                    return Err(CliError::Interrupted { operation: Some(begun.id) });
                 }
                 cancelled = true;
                 display.note(&format!("cancelling {}; Ctrl-C again leaves without waiting", begun.kind));
@@ -90,12 +91,12 @@ async fn watch(context: &Context, begun: &Operation, interrupts: &mut Signal) ->
 
 /// Tells of the rounds of a migration that have ended since `told` of them had.
 fn tell_rounds(context: &Context, operation: &Operation, told: &mut usize, display: &Display) {
-    let known = rounds::known(operation);
+    let known = round_text::known(operation);
     for (at, round) in known.iter().enumerate().skip(*told) {
-        let last = rounds::is_over(operation) && at + 1 == known.len();
+        let last = round_text::is_over(operation) && at + 1 == known.len();
         if !context.output.json {
-            display.note(&rounds::sentence(at + 1, round, last));
-        } else if let Err(error) = context.output.event(&rounds::Line::new(at + 1, round, last)) {
+            display.note(&round_text::sentence(at + 1, round, last));
+        } else if let Err(error) = context.output.event(&round_text::Line::new(at + 1, round, last)) {
             // Whoever read along is gone. The result, if it can be written, says all of it again.
             tracing::debug!(%error, "a round was not told");
         }
@@ -108,7 +109,7 @@ fn tell_rest(context: &Context, operation: &Operation, told: &mut Option<Postcop
     let Some(rest) = operation.progress.postcopy.as_ref().filter(|_| context.output.json) else { return };
     if told.as_ref() != Some(rest) {
         *told = Some(rest.clone());
-        if let Err(error) = context.output.event(&rounds::Rest::new(rest)) {
+        if let Err(error) = context.output.event(&round_text::Rest::new(rest)) {
             tracing::debug!(%error, "the rest of a machine was not told");
         }
     }

@@ -1,6 +1,6 @@
 //! Results on stdout: one JSON value of a stable shape, or text for people.
 
-use crate::failure::Failure;
+use crate::error::CliError;
 use serde::Serialize;
 use std::io::Write;
 
@@ -19,10 +19,10 @@ impl Output {
         &self,
         value: &T,
         text: impl FnOnce(&T) -> String,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CliError> {
         let text = if self.json {
             let mut text = serde_json::to_string_pretty(value)
-                .map_err(|error| Failure::io("write the result")(error.into()))?;
+                .map_err(|error| CliError::io("write the result")(error.into()))?;
             text.push('\n');
             text
         } else {
@@ -33,12 +33,12 @@ impl Output {
 
     /// A part of the result before its end, one line, for programs that read along. Nothing if quiet: then the result is
     /// the one value.
-    pub(crate) fn event<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
+    pub(crate) fn event<T: Serialize>(&self, value: &T) -> Result<(), CliError> {
         if !self.json || self.quiet {
             return Ok(());
         }
         let text =
-            serde_json::to_string(value).map_err(|error| Failure::io("write the result")(error.into()))?;
+            serde_json::to_string(value).map_err(|error| CliError::io("write the result")(error.into()))?;
         write(format!("{text}\n").as_bytes())
     }
 
@@ -51,9 +51,9 @@ impl Output {
 }
 
 /// Writes to stdout and flushes, so that a full disk or a broken pipe is seen here and not lost at exit.
-pub(crate) fn write(bytes: &[u8]) -> Result<(), Failure> {
+pub(crate) fn write(bytes: &[u8]) -> Result<(), CliError> {
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(Failure::io("write the result"))
+    stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(CliError::io("write the result"))
 }
 
 /// What a command that removes names prints.

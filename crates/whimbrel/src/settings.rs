@@ -1,6 +1,6 @@
 //! Settings of the daemon: options on the command line over a TOML file over what is built in.
 
-use crate::failure::Failure;
+use crate::error::CliError;
 use serde::Deserialize;
 use std::{
     fs, io,
@@ -32,7 +32,7 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// Reads `file`, or the default one if there is one.
-    pub(crate) fn read(file: Option<&Path>) -> Result<Self, Failure> {
+    pub(crate) fn read(file: Option<&Path>) -> Result<Self, CliError> {
         let path = file.unwrap_or(Path::new(DEFAULT_FILE));
         match read_bounded(path) {
             Ok(text) => toml::from_str(&text).map_err(|error| unusable(path, error)),
@@ -60,15 +60,15 @@ fn read_bounded(path: &Path) -> io::Result<String> {
     fs::read_to_string(path)
 }
 
-fn unusable(path: &Path, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
-    Failure::Settings { path: path.to_owned(), source: source.into() }
+fn unusable(path: &Path, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> CliError {
+    CliError::Settings { path: path.to_owned(), source: source.into() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Settings, Failure> {
+    fn read(text: &str) -> Result<Settings, CliError> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("host.toml");
         fs::write(&path, text).unwrap();

@@ -13,7 +13,7 @@ pub(crate) struct RawMode {
 
 impl RawMode {
     /// Makes stdin raw; none if it is no terminal.
-    pub(crate) fn enter() -> io::Result<Option<Self>> {
+    pub(crate) fn enable_raw_mode() -> io::Result<Option<Self>> {
         let stdin = io::stdin();
         if !stdin.is_terminal() {
             return Ok(None);

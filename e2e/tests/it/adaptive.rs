@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess};
-use whimbrel_testkit::guest::{Verdict, Work, assert_same_life};
+use whimbrel_testkit::guest::{CheckResult, Work, assert_same_life};
 
 const MBIT: f64 = 1e6;
 /// What a page is taken to cost at least, however little those of a short round came to.
@@ -89,7 +89,10 @@ fn rates_follow_a_guest_that_dirties_memory_and_keep_their_limits_on_the_wire() 
 
     let after = witness.check().expect("a machine on the target");
     assert_same_life(&born, &after);
-    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    assert!(
+        matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+        "{after:?}"
+    );
     assert!(beta.machines().iter().any(|(name, _)| name == "web"));
     the_report_shows_it(&cluster, alpha, result);
 }

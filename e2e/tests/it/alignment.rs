@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 use whimbrel_e2e::{Cluster, Guest, HostProcess, console};
-use whimbrel_testkit::guest::{GuestOptions, Identity, Verdict, Witness, assert_same_life};
+use whimbrel_testkit::guest::{CheckResult, GuestOptions, Identity, TestAgent, assert_same_life};
 
 const MIB: u64 = 1 << 20;
 /// Where the partition begins: 3584 bytes into a page.
@@ -58,14 +58,14 @@ fn make_odd_disk(disk: &Path, mib: u64, known: &[u8]) {
 }
 
 /// A small guest whose second disk is an odd one, on which its witness writes.
-fn start(cluster: &Cluster, host: &HostProcess, name: &str, known: &[u8]) -> Witness {
+fn start(cluster: &Cluster, host: &HostProcess, name: &str, known: &[u8]) -> TestAgent {
     let odd = cluster.disk.path().join(format!("{name}-odd.img"));
     make_odd_disk(&odd, 64, known);
     start_with(cluster, host, name, &odd, "data=vdb1")
 }
 
 /// A small guest with an empty disk and this one.
-fn start_with(cluster: &Cluster, host: &HostProcess, name: &str, second: &Path, option: &str) -> Witness {
+fn start_with(cluster: &Cluster, host: &HostProcess, name: &str, second: &Path, option: &str) -> TestAgent {
     let first = cluster.disk.path().join(format!("{name}-empty.img"));
     File::create(&first).and_then(|file| file.set_len(4 * MIB)).expect("a disk image");
     let files = cluster.files();
@@ -81,7 +81,10 @@ fn start_with(cluster: &Cluster, host: &HostProcess, name: &str, second: &Path, 
 }
 
 fn assert_good(state: &Identity) {
-    assert!(matches!(state.ram, Verdict::Good(_)) && matches!(state.disk, Verdict::Good(_)), "{state:?}");
+    assert!(
+        matches!(state.ram, CheckResult::Good(_)) && matches!(state.disk, CheckResult::Good(_)),
+        "{state:?}"
+    );
 }
 
 /// A disk of a machine as its guest sees it, read beside it.

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess};
-use whimbrel_testkit::guest::{GuestMemory, Verdict, Witness, assert_same_life, image};
+use whimbrel_testkit::guest::{CheckResult, GuestMemory, TestAgent, assert_same_life, image};
 
 const MIB: u64 = 1 << 20;
 const DISK_MIB: u64 = 128;
 
 /// A guest whose caches hold a disk of noise.
-fn start(cluster: &Cluster) -> Witness {
+fn start(cluster: &Cluster) -> TestAgent {
     let guest = Guest { memory_mib: 256, disk_mib: DISK_MIB, ..Guest::small("web") };
     guest.run_on(cluster, cluster.host("alpha"), |path| {
         image::patterned(path, DISK_MIB, 7).expect("a disk of noise");
@@ -31,7 +31,7 @@ fn bytes_of_memory(cluster: &Cluster, host: &HostProcess, capsule: &str) -> u64 
 }
 
 /// Waits until the guest has as much memory as it had `before`: it takes it back in its own time.
-fn wait_whole(witness: &mut Witness, before: &GuestMemory) {
+fn wait_whole(witness: &mut TestAgent, before: &GuestMemory) {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let now = witness.memory().expect("an answer");
@@ -64,7 +64,7 @@ fn a_squeezed_machine_is_small_in_the_store_and_whole_when_it_runs_on() {
     wait_whole(&mut witness, &before);
     let lived_on = witness.check().expect("a guest that runs on");
     assert_same_life(&born, &lived_on);
-    assert!(matches!(lived_on.ram, Verdict::Good(_)), "{lived_on:?}");
+    assert!(matches!(lived_on.ram, CheckResult::Good(_)), "{lived_on:?}");
 
     witness.fill_cache().expect("a disk that can be read");
     drop(witness);
@@ -79,7 +79,7 @@ fn a_squeezed_machine_is_small_in_the_store_and_whole_when_it_runs_on() {
     wait_whole(&mut witness, &before);
     let again = witness.check().expect("a guest that goes on");
     assert_same_life(&lived_on, &again);
-    assert!(matches!(again.ram, Verdict::Good(_)), "{again:?}");
+    assert!(matches!(again.ram, CheckResult::Good(_)), "{again:?}");
     let memory = witness.fill_cache().expect("a disk that can be read");
     assert!(memory.cached > (DISK_MIB - 16) * MIB, "it has room for its caches again: {memory:?}");
     drop(witness);

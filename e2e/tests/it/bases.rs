@@ -3,7 +3,7 @@
 
 use std::{fs, time::Duration};
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console};
-use whimbrel_testkit::guest::{Verdict, Work, assert_same_life};
+use whimbrel_testkit::guest::{CheckResult, Work, assert_same_life};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const MIB: usize = 1 << 20;
@@ -64,7 +64,10 @@ fn a_machine_that_gave_memory_back_on_another_host_is_kept_as_it_is_when_it_retu
     alpha.run(&["resume", "back", "--name", "again", "--full"]);
     let again = cluster.witness(GUEST_ADDRESS).check().expect("a life that goes on");
     assert_same_life(&born, &again);
-    assert!(matches!(again.ram, Verdict::Good(_)) && matches!(again.disk, Verdict::Good(_)), "{again:?}");
+    assert!(
+        matches!(again.ram, CheckResult::Good(_)) && matches!(again.disk, CheckResult::Good(_)),
+        "{again:?}"
+    );
 }
 
 /// Bytes that a file occupies; `stat` counts in units of 512 whatever the file system.
@@ -111,5 +114,8 @@ fn a_disk_range_that_was_zeroed_under_another_daemon_is_zero_in_the_next_capsule
     witness.wait_ready(PATIENCE).expect("a guest that goes on");
     let again = witness.check().expect("an answer");
     assert_same_life(&written, &again);
-    assert!(matches!(again.ram, Verdict::Good(_)) && matches!(again.disk, Verdict::Good(_)), "{again:?}");
+    assert!(
+        matches!(again.ram, CheckResult::Good(_)) && matches!(again.disk, CheckResult::Good(_)),
+        "{again:?}"
+    );
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console};
-use whimbrel_testkit::guest::{Identity, Verdict, Work, assert_same_life, image};
+use whimbrel_testkit::guest::{CheckResult, Identity, Work, assert_same_life, image};
 
 const MIB: u64 = 1 << 20;
 /// Until a guest has booted.
@@ -24,7 +24,10 @@ fn migrate(from: &HostProcess, to: &HostProcess) -> u64 {
 fn assert_intact(cluster: &Cluster, before: &Identity) -> Identity {
     let after = cluster.witness(GUEST_ADDRESS).check().expect("an answer of the guest");
     assert_same_life(before, &after);
-    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    assert!(
+        matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+        "{after:?}"
+    );
     after
 }
 

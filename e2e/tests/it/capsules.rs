@@ -3,12 +3,15 @@
 use nix::sys::signal::Signal;
 use std::time::{Duration, Instant};
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, console, wait_reborn};
-use whimbrel_testkit::guest::{Identity, Verdict, assert_same_life};
+use whimbrel_testkit::guest::{CheckResult, Identity, assert_same_life};
 
 fn check(cluster: &Cluster, before: &Identity) -> Identity {
     let after = cluster.witness(GUEST_ADDRESS).check().expect("an answer");
     assert_same_life(before, &after);
-    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    assert!(
+        matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+        "{after:?}"
+    );
     after
 }
 

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_e2e::{Cluster, Guest, HostProcess, console, wait_reborn};
-use whimbrel_testkit::guest::{Identity, Verdict, assert_same_life};
+use whimbrel_testkit::guest::{CheckResult, Identity, assert_same_life};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
@@ -180,7 +180,7 @@ fn reboot(host: &HostProcess, machine: &str) {
 }
 
 fn assert_whole(identity: &Identity) {
-    let whole = matches!((identity.ram, identity.disk), (Verdict::Good(_), Verdict::Good(_)));
+    let whole = matches!((identity.ram, identity.disk), (CheckResult::Good(_), CheckResult::Good(_)));
     assert!(whole, "memory or disk is damaged: {identity:?}");
 }
 

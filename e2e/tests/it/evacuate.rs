@@ -7,13 +7,13 @@ use nix::{
 };
 use serde_json::Value;
 use whimbrel_e2e::{Cluster, Guest, HostProcess};
-use whimbrel_testkit::guest::{Verdict, Witness, Work, assert_same_life};
+use whimbrel_testkit::guest::{CheckResult, TestAgent, Work, assert_same_life};
 
 /// Machines and their addresses; the last one writes all the time.
 const MACHINES: [(&str, &str); 3] =
     [("calm", "10.77.0.101"), ("idle", "10.77.0.102"), ("busy", "10.77.0.103")];
 
-fn start(cluster: &Cluster, host: &HostProcess) -> Vec<Witness> {
+fn start(cluster: &Cluster, host: &HostProcess) -> Vec<TestAgent> {
     for (name, address) in MACHINES {
         let work = match name {
             "busy" => Work::Dirty { region_mib: 32, pages_per_second: 8000, bytes_per_page: 64 },
@@ -97,7 +97,10 @@ fn three_machines_leave_for_where_there_is_room_and_what_stays_is_named() {
     for (before, witness) in born.iter().zip(&mut witnesses) {
         let after = witness.check().expect("an answer on the connection that was open all the time");
         assert_same_life(before, &after);
-        assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+        assert!(
+            matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+            "{after:?}"
+        );
     }
 }
 
@@ -152,6 +155,9 @@ fn an_evacuation_that_is_interrupted_leaves_each_machine_whole_on_one_host_and_g
     for (before, witness) in born.iter().zip(&mut witnesses) {
         let after = witness.check().expect("an answer from the target");
         assert_same_life(before, &after);
-        assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+        assert!(
+            matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+            "{after:?}"
+        );
     }
 }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 use whimbrel_e2e::{Cluster, Guest, console};
-use whimbrel_testkit::guest::{Verdict, assert_same_life};
+use whimbrel_testkit::guest::{CheckResult, assert_same_life};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -74,7 +74,10 @@ fn a_checkpoint_into_a_full_store_fails_and_the_next_one_is_whole() {
     witness.wait_ready(PATIENCE).expect("a guest that goes on");
     let again = witness.check().expect("an answer");
     assert_same_life(&born, &again);
-    assert!(matches!(again.ram, Verdict::Good(_)) && matches!(again.disk, Verdict::Good(_)), "{again:?}");
+    assert!(
+        matches!(again.ram, CheckResult::Good(_)) && matches!(again.disk, CheckResult::Good(_)),
+        "{again:?}"
+    );
 }
 
 /// A folder in the place of a record, which no file can replace.
@@ -116,7 +119,7 @@ fn a_resume_or_start_that_fails_at_its_last_step_leaves_the_machine_as_it_was() 
     witness.wait_ready(PATIENCE).expect("a guest that goes on");
     let resumed = witness.check().expect("an answer");
     assert_same_life(&born, &resumed);
-    assert!(matches!(resumed.disk, Verdict::Good(_)), "{resumed:?}");
+    assert!(matches!(resumed.disk, CheckResult::Good(_)), "{resumed:?}");
 
     alpha.run(&["stop", "web", "--kill"]);
     obstacle.place();

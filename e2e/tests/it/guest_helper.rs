@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, HostProcess};
-use whimbrel_testkit::guest::{GuestOptions, Verdict, Work, assert_same_life, image};
+use whimbrel_testkit::guest::{CheckResult, GuestOptions, Work, assert_same_life, image};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A region that is written flat out, larger than the sender remembers versions of, so that copying never gets ahead of it.
@@ -136,7 +136,10 @@ fn a_process_that_writes_too_fast_is_held_and_goes_on_where_it_arrives() {
     assert_eq!(moved["result"]["slowed"]["cpu_percent"], Value::Null);
     let after = witness.check().expect("a machine on the target");
     assert_same_life(&born, &after);
-    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    assert!(
+        matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+        "{after:?}"
+    );
     wait_heard(beta);
     inside.wait_muncher("RS");
     // The host announces what it has seen pass. Of this address only the guest knows.
@@ -203,7 +206,7 @@ fn who_is_allowed_is_never_held_and_the_cpus_are_throttled_instead() {
     assert_eq!(moved["result"]["slowed"]["cpu_percent"], 50, "{moved}");
     let after = witness.check().expect("a machine on the target");
     assert_same_life(&born, &after);
-    assert!(matches!(after.ram, Verdict::Good(_)), "{after:?}");
+    assert!(matches!(after.ram, CheckResult::Good(_)), "{after:?}");
 }
 
 #[test]
@@ -222,7 +225,7 @@ fn a_machine_without_the_program_is_throttled_and_moves() {
     assert!(percent.is_some_and(|percent| (20..=60).contains(&percent)), "{moved}");
     let after = witness.check().expect("a machine on the target");
     assert_same_life(&born, &after);
-    assert!(matches!(after.ram, Verdict::Good(_)), "{after:?}");
+    assert!(matches!(after.ram, CheckResult::Good(_)), "{after:?}");
 }
 
 #[test]
@@ -279,7 +282,7 @@ fn caches_are_freed_before_they_are_copied() {
     assert!(freed > 96 << 20, "{moved}");
     let after = witness.check().expect("a machine on the target");
     assert_same_life(&born, &after);
-    assert!(matches!(after.ram, Verdict::Good(_)), "{after:?}");
+    assert!(matches!(after.ram, CheckResult::Good(_)), "{after:?}");
     let deadline = Instant::now() + PATIENCE;
     while witness.memory().expect("an answer").total != before.total {
         assert!(Instant::now() < deadline, "the guest stays squeezed: {before:?}");

@@ -3,25 +3,28 @@
 use serde_json::Value;
 use std::{fs, path::Path, time::Duration};
 use whimbrel_e2e::{Cluster, Guest, HostProcess, console};
-use whimbrel_testkit::guest::{Identity, Verdict, Witness, assert_same_life};
+use whimbrel_testkit::guest::{CheckResult, Identity, TestAgent, assert_same_life};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAGE: usize = 4096;
 
 /// A small guest without a network, and its witness.
-fn start(cluster: &Cluster, alpha: &HostProcess, name: &str) -> Witness {
+fn start(cluster: &Cluster, alpha: &HostProcess, name: &str) -> TestAgent {
     Guest { address: None, ..Guest::small(name) }.run(cluster, alpha);
     ready(alpha, name)
 }
 
-fn ready(alpha: &HostProcess, name: &str) -> Witness {
+fn ready(alpha: &HostProcess, name: &str) -> TestAgent {
     let mut witness = console(alpha, name);
     witness.wait_ready(PATIENCE).expect("a guest that is up");
     witness
 }
 
 fn assert_good(state: &Identity) {
-    assert!(matches!(state.ram, Verdict::Good(_)) && matches!(state.disk, Verdict::Good(_)), "{state:?}");
+    assert!(
+        matches!(state.ram, CheckResult::Good(_)) && matches!(state.disk, CheckResult::Good(_)),
+        "{state:?}"
+    );
 }
 
 fn text<'a>(value: &'a Value, field: &str) -> &'a str {

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, console, wait_reborn};
-use whimbrel_testkit::guest::{Verdict, assert_same_life};
+use whimbrel_testkit::guest::{CheckResult, assert_same_life};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -18,13 +18,13 @@ fn a_machine_stays_itself_through_checkpoint_suspend_resume_and_still_reboots() 
     Guest::small("web").run(&cluster, alpha);
     let mut witness = cluster.witness(GUEST_ADDRESS);
     let born = witness.write(500).expect("a first life");
-    assert!(matches!(born.disk, Verdict::Good(_) | Verdict::None), "{born:?}");
+    assert!(matches!(born.disk, CheckResult::Good(_) | CheckResult::None), "{born:?}");
 
     alpha.run(&["checkpoint", "web", "--tag", "first"]);
     let after_checkpoint = witness.check().expect("an answer on the same connection");
     assert_same_life(&born, &after_checkpoint);
-    assert!(matches!(after_checkpoint.ram, Verdict::Good(_)), "{after_checkpoint:?}");
-    assert!(matches!(after_checkpoint.disk, Verdict::Good(_)), "{after_checkpoint:?}");
+    assert!(matches!(after_checkpoint.ram, CheckResult::Good(_)), "{after_checkpoint:?}");
+    assert!(matches!(after_checkpoint.disk, CheckResult::Good(_)), "{after_checkpoint:?}");
     drop(witness);
 
     let suspended = alpha.json(&["suspend", "web"]);
@@ -67,7 +67,7 @@ fn clones_share_a_past_and_have_identities_and_disks_of_their_own() {
         let before = kid.check().expect("an answer");
         assert_eq!(before.nonce, original.nonce, "a clone has the original's memory");
         assert!(
-            matches!(before.ram, Verdict::Good(_)) && matches!(before.disk, Verdict::Good(_)),
+            matches!(before.ram, CheckResult::Good(_)) && matches!(before.disk, CheckResult::Good(_)),
             "{before:?}"
         );
         let after = kid.write(10 + number).expect("a write of its own");
@@ -80,7 +80,10 @@ fn clones_share_a_past_and_have_identities_and_disks_of_their_own() {
     for number in 1..=4 {
         let mut kid = console(alpha, &format!("kid-{number}"));
         let check = kid.check().expect("an answer");
-        assert!(matches!(check.disk, Verdict::Good(_)), "another clone's writes are on this disk: {check:?}");
+        assert!(
+            matches!(check.disk, CheckResult::Good(_)),
+            "another clone's writes are on this disk: {check:?}"
+        );
     }
     assert_same_life(&original, &seed.check().expect("the original lives on"));
 }
@@ -104,7 +107,10 @@ fn a_capsule_is_whole_though_the_one_before_it_was_deleted_and_collected() {
     witness.wait_ready(PATIENCE).expect("a guest that goes on");
     let again = witness.check().expect("an answer");
     assert_same_life(&born, &again);
-    assert!(matches!(again.ram, Verdict::Good(_)) && matches!(again.disk, Verdict::Good(_)), "{again:?}");
+    assert!(
+        matches!(again.ram, CheckResult::Good(_)) && matches!(again.disk, CheckResult::Good(_)),
+        "{again:?}"
+    );
 }
 
 #[test]
@@ -172,7 +178,10 @@ fn machines_outlive_their_daemon_and_are_taken_up_again() {
     let mut witness = cluster.witness(GUEST_ADDRESS);
     let after = witness.check().expect("memory that is still filled on demand, a disk that is still served");
     assert_same_life(&born, &after);
-    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    assert!(
+        matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+        "{after:?}"
+    );
     let written = witness.write(60).expect("a disk that takes writes");
     assert_same_life(&after, &written);
     alpha.run(&["checkpoint", "web"]);
@@ -180,7 +189,7 @@ fn machines_outlive_their_daemon_and_are_taken_up_again() {
     alpha.run(&["resume", "web", "--name", "copy"]);
     let copy = cluster.witness(GUEST_ADDRESS).check().expect("the checkpoint of the daemon that came later");
     assert_same_life(&written, &copy);
-    assert!(matches!(copy.disk, Verdict::Good(_)), "{copy:?}");
+    assert!(matches!(copy.disk, CheckResult::Good(_)), "{copy:?}");
 }
 
 /// Tells a machine's QEMU to stop while a read of its disk is under way, and leaves before it answers: it waits for the disk.
@@ -213,5 +222,8 @@ fn a_machine_that_waits_for_its_disks_is_taken_up_and_goes_on() {
     cluster.host("alpha").wait_state("web", &["running"]);
     let after = cluster.witness(GUEST_ADDRESS).check().expect("a machine that goes on");
     assert_same_life(&born, &after);
-    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    assert!(
+        matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+        "{after:?}"
+    );
 }

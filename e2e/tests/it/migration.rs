@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console, wait_reborn};
 use whimbrel_testkit::{
-    guest::{Verdict, Work, assert_same_life},
+    guest::{CheckResult, Work, assert_same_life},
     lab::StreamEnd,
 };
 
@@ -29,7 +29,10 @@ fn a_machine_moves_to_and_fro_with_its_connections_and_reboots_at_the_end() {
         to.wait_state("web", &["running"]);
         let after = witness.check().expect("an answer on the connection that was open all the time");
         assert_same_life(&before, &after);
-        assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+        assert!(
+            matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+            "{after:?}"
+        );
         before = witness.write(20).expect("a disk that takes writes");
     }
     wait_given_back(alpha);
@@ -90,7 +93,10 @@ fn a_machine_that_its_user_has_paused_moves_and_stays_paused() {
     cluster.host("alpha").run(&["unpause", "web"]);
     let after = cluster.witness(GUEST_ADDRESS).check().expect("a guest that goes on");
     assert_same_life(&born, &after);
-    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    assert!(
+        matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+        "{after:?}"
+    );
 }
 
 /// Waits until nothing is left of machines that have gone, and no handover is on anybody's mind.
@@ -158,7 +164,10 @@ fn a_migration_that_fails_leaves_the_machine_where_it_was_and_the_next_one_loses
     alpha.run(&["migrate", "web", "beta"]);
     let after = cluster.witness(GUEST_ADDRESS).check().expect("a machine on the target");
     assert_same_life(&lived_on, &after);
-    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    assert!(
+        matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+        "{after:?}"
+    );
 }
 
 #[test]
@@ -173,14 +182,20 @@ fn a_machine_that_is_still_partly_in_the_store_moves_whole_and_is_kept_whole_the
     let mut witness = cluster.witness(GUEST_ADDRESS);
     let moved = witness.check().expect("an answer from the target");
     assert_same_life(&born, &moved);
-    assert!(matches!(moved.ram, Verdict::Good(_)) && matches!(moved.disk, Verdict::Good(_)), "{moved:?}");
+    assert!(
+        matches!(moved.ram, CheckResult::Good(_)) && matches!(moved.disk, CheckResult::Good(_)),
+        "{moved:?}"
+    );
     // The target's store has none of the machine's history; it must not matter.
     beta.run(&["checkpoint", "web"]);
     beta.run(&["suspend", "web"]);
     beta.run(&["resume", "web"]);
     let again = cluster.witness(GUEST_ADDRESS).check().expect("a capsule of the target");
     assert_same_life(&moved, &again);
-    assert!(matches!(again.ram, Verdict::Good(_)) && matches!(again.disk, Verdict::Good(_)), "{again:?}");
+    assert!(
+        matches!(again.ram, CheckResult::Good(_)) && matches!(again.disk, CheckResult::Good(_)),
+        "{again:?}"
+    );
 }
 
 #[test]
@@ -238,12 +253,18 @@ fn a_daemon_that_is_killed_in_the_middle_of_a_migration_costs_nothing() {
         alpha.wait_state("web", &["running"]);
         let after = cluster.witness(GUEST_ADDRESS).check().expect("a source that runs on");
         assert_same_life(&before, &after);
-        assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+        assert!(
+            matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+            "{after:?}"
+        );
         before = after;
         cluster.host("beta").wait_empty();
     }
     cluster.host("alpha").run(&["migrate", "web", "beta"]);
     let after = cluster.witness(GUEST_ADDRESS).check().expect("a machine on the target");
     assert_same_life(&before, &after);
-    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    assert!(
+        matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+        "{after:?}"
+    );
 }

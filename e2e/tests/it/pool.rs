@@ -9,7 +9,7 @@ use std::{
 };
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess};
 use whimbrel_testkit::{
-    guest::{Identity, Verdict, assert_same_life},
+    guest::{CheckResult, Identity, assert_same_life},
     lab::Process,
 };
 
@@ -207,7 +207,10 @@ impl<'a> PoolOn<'a> {
 fn check(cluster: &Cluster, before: &Identity) -> Identity {
     let after = cluster.witness(GUEST_ADDRESS).check().expect("an answer");
     assert_same_life(before, &after);
-    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    assert!(
+        matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+        "{after:?}"
+    );
     after
 }
 

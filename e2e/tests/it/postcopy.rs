@@ -9,7 +9,7 @@ use std::{
 };
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess};
 use whimbrel_testkit::guest::{
-    Identity, Verdict, Witness, Work, assert_same_life,
+    CheckResult, Identity, TestAgent, Work, assert_same_life,
     image::{page_of, patterned},
 };
 
@@ -40,7 +40,10 @@ fn wait_until(host: &HostProcess, what: &str, holds: impl Fn() -> bool) {
 
 fn assert_whole(before: &Identity, after: &Identity) {
     assert_same_life(before, after);
-    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    assert!(
+        matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+        "{after:?}"
+    );
 }
 
 /// Begins a move, and returns once the machine runs on the target with pages missing; they stay so until [`FETCH`] is
@@ -61,7 +64,7 @@ fn ended(child: Child) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&text).into_owned())
 }
 
-fn a_life(cluster: &Cluster, on: &str) -> (Witness, Identity) {
+fn a_life(cluster: &Cluster, on: &str) -> (TestAgent, Identity) {
     dirtying("web").run(cluster, cluster.host(on));
     let mut witness = cluster.witness(GUEST_ADDRESS);
     let born = witness.write(300).expect("a first life");

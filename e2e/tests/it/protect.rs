@@ -12,7 +12,7 @@ use std::{
 };
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console};
 use whimbrel_testkit::{
-    guest::{Identity, Verdict, Work, assert_same_life},
+    guest::{CheckResult, Identity, Work, assert_same_life},
     lab::{Process, StreamEnd},
 };
 
@@ -85,7 +85,7 @@ fn end_qemu(host: &HostProcess) {
 fn assert_whole(before: &Identity, cluster: &Cluster) -> Identity {
     let now = cluster.witness(GUEST_ADDRESS).check().expect("an answer");
     assert_same_life(before, &now);
-    assert!(matches!(now.ram, Verdict::Good(_)) && matches!(now.disk, Verdict::Good(_)), "{now:?}");
+    assert!(matches!(now.ram, CheckResult::Good(_)) && matches!(now.disk, CheckResult::Good(_)), "{now:?}");
     now
 }
 
@@ -131,7 +131,10 @@ fn dies(victim: Victim) {
     println!("{victim:?}: runs on beta after {:.0} ms", died.elapsed().as_secs_f64() * 1e3);
     let after = witness.check().expect("an answer on the connection that was open all the time");
     assert_same_life(&before, &after);
-    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    assert!(
+        matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+        "{after:?}"
+    );
     std::thread::sleep(Duration::from_millis(300));
     let (stream, probe) = (stream.stop(), probe.stop());
     println!("{stream:?}\n{:?} {}", probe.downtime, probe.answered);

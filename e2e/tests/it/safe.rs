@@ -12,7 +12,7 @@ use std::{
 };
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess};
 use whimbrel_testkit::{
-    guest::{Identity, Verdict, Witness, Work, assert_same_life},
+    guest::{CheckResult, Identity, TestAgent, Work, assert_same_life},
     lab::StreamEnd,
 };
 
@@ -36,7 +36,10 @@ fn wait_until(host: &HostProcess, what: &str, holds: impl Fn() -> bool) {
 
 fn assert_whole(before: &Identity, after: &Identity) {
     assert_same_life(before, after);
-    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    assert!(
+        matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+        "{after:?}"
+    );
 }
 
 fn dirtying(cluster: &Cluster) {
@@ -102,7 +105,7 @@ fn whichever_host_dies_while_pages_are_missing_the_machine_goes_on_where_all_of_
 /// Ends every process of a host while the machine runs on `on` with pages missing: it goes on at `third`, as what is answered.
 fn dies(
     cluster: &Cluster,
-    witness: &mut Witness,
+    witness: &mut TestAgent,
     (victim, on): (&str, &HostProcess),
     third: &HostProcess,
 ) -> Identity {

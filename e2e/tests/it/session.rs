@@ -8,7 +8,7 @@ use std::{
 };
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, HostProcess, Ssh};
 use whimbrel_testkit::{
-    guest::{GuestOptions, Verdict, Work},
+    guest::{CheckResult, GuestOptions, Work},
     lab::Process,
 };
 
@@ -160,7 +160,7 @@ fn a_machine_boots_from_a_disk_that_another_host_has_and_files_go_there_when_tol
     let mut witness = cluster.witness(GUEST_ADDRESS);
     witness.write(100).expect("a disk that takes writes");
     let seen = witness.check().expect("an answer");
-    assert!(matches!(seen.disk, Verdict::Good(_)), "{seen:?}");
+    assert!(matches!(seen.disk, CheckResult::Good(_)), "{seen:?}");
     alpha.run(&["stop", "web", "--kill"]);
     // A monitor that prefers a block device finds the same bytes.
     let socket = place.control.join("web.nbd");

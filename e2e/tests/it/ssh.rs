@@ -1,7 +1,7 @@
 //! Two hosts that do not trust each other's keys, and an ssh between them.
 
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, Ssh};
-use whimbrel_testkit::guest::{Verdict, assert_same_life};
+use whimbrel_testkit::guest::{CheckResult, assert_same_life};
 
 /// Lets `host` know `name` by nothing but an ssh destination.
 fn know_by_ssh(host: &HostProcess, name: &str, destination: &str) {
@@ -31,7 +31,10 @@ fn a_machine_moves_over_ssh_where_no_key_is_trusted_and_over_both_carriers_where
         assert!(from.machines().is_empty(), "nothing is left on the source");
         let after = witness.check().expect("an answer on the connection that was open all the time");
         assert_same_life(&before, &after);
-        assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+        assert!(
+            matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+            "{after:?}"
+        );
         before = witness.write(20).expect("a disk that takes writes");
     };
     move_over(alpha, beta);

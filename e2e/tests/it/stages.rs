@@ -8,7 +8,7 @@ use nix::{
     unistd::Pid,
 };
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console};
-use whimbrel_testkit::guest::{Identity, Verdict, assert_same_life};
+use whimbrel_testkit::guest::{CheckResult, Identity, assert_same_life};
 
 /// What breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +87,10 @@ impl Scene {
         let mut witness = self.cluster.witness(GUEST_ADDRESS);
         let now = witness.check().expect("an answer");
         assert_same_life(&self.life, &now);
-        assert!(matches!(now.ram, Verdict::Good(_)) && matches!(now.disk, Verdict::Good(_)), "{now:?}");
+        assert!(
+            matches!(now.ram, CheckResult::Good(_)) && matches!(now.disk, CheckResult::Good(_)),
+            "{now:?}"
+        );
         self.life = witness.write(10).expect("a machine that writes");
         (self.home, self.away) = (host, other);
     }

@@ -7,7 +7,7 @@ use std::{
 };
 use whimbrel_e2e::{Cluster, Guest, HostProcess};
 use whimbrel_testkit::{
-    guest::{Identity, Verdict, Witness, assert_same_life},
+    guest::{CheckResult, Identity, TestAgent, assert_same_life},
     lab::{Namespace, StreamEnd, StreamProbe},
 };
 
@@ -33,12 +33,12 @@ fn start(cluster: &Cluster, name: &str) {
     Guest { address, bridge: "lan0", ..Guest::small(name) }.run(cluster, cluster.host("alpha"));
 }
 
-fn witness(client: &Namespace) -> Witness {
+fn witness(client: &Namespace) -> TestAgent {
     let address: SocketAddr = format!("{GUEST}:7000").parse().expect("an address");
     let deadline = Instant::now() + PATIENCE;
     loop {
         match client.connect(address, Duration::from_secs(2)) {
-            Ok(stream) => return Witness::connected(stream).expect("a connection"),
+            Ok(stream) => return TestAgent::connected(stream).expect("a connection"),
             Err(error) => assert!(Instant::now() < deadline, "the guest does not answer: {error}"),
         }
     }
@@ -59,7 +59,7 @@ fn wait_lines(stream: &StreamProbe, when: &str) {
 }
 
 /// The median of some questions to the guest.
-fn round_trip(witness: &mut Witness) -> Duration {
+fn round_trip(witness: &mut TestAgent) -> Duration {
     let mut ask = || {
         let begun = Instant::now();
         witness.state().expect("an answer");
@@ -122,7 +122,10 @@ fn wait_nothing_left(cluster: &Cluster, host: &str) {
 
 fn assert_unharmed(before: &Identity, after: &Identity) {
     assert_same_life(before, after);
-    assert!(matches!(after.ram, Verdict::Good(_)) && matches!(after.disk, Verdict::Good(_)), "{after:?}");
+    assert!(
+        matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+        "{after:?}"
+    );
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::time::{Duration, Instant};
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess};
-use whimbrel_testkit::guest::{Verdict, Work, assert_same_life};
+use whimbrel_testkit::guest::{CheckResult, Work, assert_same_life};
 
 /// What a guest that does nothing else writes beside its work: its kernel, its answers, the page cache.
 const BESIDE: f64 = 3_000.0;
@@ -109,14 +109,17 @@ fn a_machine_that_is_looked_at_is_kept_and_moved_whole() {
     }
     let moved = witness.check().expect("an answer from the target");
     assert_same_life(&born, &moved);
-    assert!(matches!(moved.ram, Verdict::Good(_)) && matches!(moved.disk, Verdict::Good(_)), "{moved:?}");
+    assert!(
+        matches!(moved.ram, CheckResult::Good(_)) && matches!(moved.disk, CheckResult::Good(_)),
+        "{moved:?}"
+    );
     drop(witness);
     beta.run(&["stop", "web", "--kill"]);
     alpha.run(&["resume", "second", "--name", "web", "--full"]);
     let resumed = cluster.witness(GUEST_ADDRESS).check().expect("the machine of the second capsule");
     assert_same_life(&kept, &resumed);
     assert!(
-        matches!(resumed.ram, Verdict::Good(_)) && matches!(resumed.disk, Verdict::Good(_)),
+        matches!(resumed.ram, CheckResult::Good(_)) && matches!(resumed.disk, CheckResult::Good(_)),
         "{resumed:?}"
     );
 }

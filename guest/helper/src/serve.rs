@@ -19,7 +19,7 @@ use std::{
     thread,
     time::Duration,
 };
-use whimbrel_guest::{FEATURES, Order, Word, frame::Frame};
+use whimbrel_guest::{Command, FEATURES, Report, frame::Frame};
 
 /// Between two looks for a port, or for somebody at its other end.
 const LOOK_FOR_HOST: Duration = Duration::from_millis(500);
@@ -78,7 +78,7 @@ struct Server {
 impl Server {
     /// Until the port fails.
     fn serve(&mut self, port: &mut Port) -> io::Result<()> {
-        self.say(port, &self.here(), 0)?;
+        self.report(port, &self.here(), 0)?;
         loop {
             self.wait(port)?;
             let let_go = self.stunned.tick();
@@ -94,15 +94,15 @@ impl Server {
                 Heard::HungUp => self.wait_for_host(port)?,
             }
             while let Some((id, ask)) = self.desk.next_wish() {
-                if let Err(error) = self.say(port, &Word::Ask(ask), id) {
-                    self.desk.tell(id, &Wish::Failed(format!("the host cannot be asked: {error}")));
+                if let Err(error) = self.report(port, &Report::Ask(ask), id) {
+                    self.desk.answer(id, &Wish::Failed(format!("the host cannot be asked: {error}")));
                 }
             }
         }
     }
 
-    fn here(&self) -> Word {
-        Word::Here { features: FEATURES, version: env!("CARGO_PKG_VERSION").to_owned() }
+    fn here(&self) -> Report {
+        Report::Ready { features: FEATURES, version: env!("CARGO_PKG_VERSION").to_owned() }
     }
 
     /// Waits for the port, for somebody inside, or for a lease to end.
@@ -126,7 +126,7 @@ impl Server {
             let mut fds = [PollFd::from_borrowed_fd(port.as_fd(), PollFlags::IN)];
             poll(&mut fds, Some(&Timespec::default()))?;
             if !fds[0].revents().contains(PollFlags::HUP) {
-                return self.say(port, &self.here(), 0);
+                return self.report(port, &self.here(), 0);
             }
             self.stunned.tick();
             self.desk.refuse_all("the host is not there");
@@ -134,7 +134,7 @@ impl Server {
         }
     }
 
-    fn say(&self, port: &Port, word: &Word, id: u32) -> io::Result<()> {
+    fn report(&self, port: &Port, word: &Report, id: u32) -> io::Result<()> {
         match port.write(&word.to_frame(self.session, id)) {
             // Whoever comes next says hello.
             Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(()),
@@ -143,61 +143,61 @@ impl Server {
     }
 
     fn obey(&mut self, port: &Port, frame: &Frame) -> io::Result<()> {
-        let order = match Order::of(frame) {
+        let order = match Command::of(frame) {
             Ok(order) => order,
-            Err(error) => return self.say(port, &Word::Cannot { reason: error.to_string() }, frame.id),
+            Err(error) => return self.report(port, &Report::Failed { reason: error.to_string() }, frame.id),
         };
         // What was meant for another start of this program, or for another guest, is not obeyed.
-        let is_hello = matches!(order, Order::Hello { .. });
+        let is_hello = matches!(order, Command::Hello { .. });
         if !is_hello && frame.session != self.session {
             return Ok(());
         }
         match self.answer(order, frame.id) {
-            Some(word) => self.say(port, &word, frame.id),
+            Some(word) => self.report(port, &word, frame.id),
             None => Ok(()),
         }
     }
 
-    fn answer(&mut self, order: Order, id: u32) -> Option<Word> {
+    fn answer(&mut self, order: Command, id: u32) -> Option<Report> {
         match order {
-            Order::Hello { host, machine: _, pages } => {
+            Command::Hello { host, machine: _, pages } => {
                 self.stunned.release();
                 self.machine = Some(Layout::of(pages));
                 self.desk.host_is(&host);
                 Some(self.here())
             }
-            Order::FreeCaches if !self.config.free_caches => Some(cannot("the settings forbid it")),
-            Order::FreeCaches => Some(match memory::drop_caches() {
-                Ok((before, after)) => Word::Freed { before, after },
+            Command::FreeCaches if !self.config.free_caches => Some(cannot("the settings forbid it")),
+            Command::FreeCaches => Some(match memory::drop_caches() {
+                Ok((before, after)) => Report::Freed { before, after },
                 Err(error) => cannot(&error.to_string()),
             }),
-            Order::Stun { lease_ms, limit, spare, each, sample } => {
+            Command::Stun { lease_ms, limit, spare, each, sample } => {
                 Some(self.stun(&sample, lease_ms, each, Bounds { limit, spare }))
             }
-            Order::Keep { lease_ms } => {
-                self.stunned.keep(lease(lease_ms), self.config.stun_max);
+            Command::ExtendStun { lease_ms } => {
+                self.stunned.extend(lease(lease_ms), self.config.stun_max);
                 None
             }
-            Order::Release => Some(Word::Released { count: self.stunned.release() }),
-            Order::Announce if !self.config.announce => Some(cannot("the settings forbid it")),
-            Order::Announce => Some(match announce::now() {
-                Ok(frames) => Word::Announced { frames },
+            Command::Release => Some(Report::Released { count: self.stunned.release() }),
+            Command::Announce if !self.config.announce => Some(cannot("the settings forbid it")),
+            Command::Announce => Some(match announce::now() {
+                Ok(frames) => Report::Announced { frames },
                 Err(error) => cannot(&error.to_string()),
             }),
-            Order::Told(outcome) => {
-                self.desk.tell(id, &outcome.into());
+            Command::RequestResult(outcome) => {
+                self.desk.answer(id, &outcome.into());
                 None
             }
         }
     }
 
-    fn stun(&mut self, sample: &[u32], lease_ms: u32, each: u32, bounds: Bounds) -> Word {
+    fn stun(&mut self, sample: &[u32], lease_ms: u32, each: u32, bounds: Bounds) -> Report {
         let Some(layout) = self.machine.filter(|_| self.config.stun) else {
             return cannot(if self.config.stun { "nobody said hello" } else { "the settings forbid it" });
         };
         let choice = self.stunned.hold(&Sample::new(sample), layout, each, bounds, &self.config);
-        self.stunned.keep(lease(lease_ms), self.config.stun_max);
-        Word::Stunned { held: choice.hold, spared: choice.spare }
+        self.stunned.extend(lease(lease_ms), self.config.stun_max);
+        Report::Stunned { held: choice.hold, spared: choice.spare }
     }
 }
 
@@ -205,6 +205,6 @@ fn lease(ms: u32) -> Duration {
     Duration::from_millis(u64::from(ms)).min(LEASE_MAX)
 }
 
-fn cannot(reason: &str) -> Word {
-    Word::Cannot { reason: reason.to_owned() }
+fn cannot(reason: &str) -> Report {
+    Report::Failed { reason: reason.to_owned() }
 }

@@ -16,7 +16,7 @@ use std::{
     process::ExitCode,
     time::Duration,
 };
-use whimbrel_guest::{Ask, Outcome};
+use whimbrel_guest::{GuestRequest, RequestOutcome};
 
 const SOCKET: &str = "/run/whimbrel-guest.sock";
 /// Longest wish.
@@ -35,13 +35,13 @@ pub(crate) enum Wish {
     Failed(String),
 }
 
-impl From<Outcome> for Wish {
-    fn from(outcome: Outcome) -> Self {
+impl From<RequestOutcome> for Wish {
+    fn from(outcome: RequestOutcome) -> Self {
         match outcome {
-            Outcome::Begun => Self::Begun,
-            Outcome::Done(what) => Self::Done(what),
-            Outcome::Refused(why) => Self::Refused(why),
-            Outcome::Failed(why) => Self::Failed(why),
+            RequestOutcome::Begun => Self::Begun,
+            RequestOutcome::Done(what) => Self::Done(what),
+            RequestOutcome::Refused(why) => Self::Refused(why),
+            RequestOutcome::Failed(why) => Self::Failed(why),
         }
     }
 }
@@ -61,7 +61,7 @@ impl Wish {
 struct Waiting {
     id: u32,
     stream: UnixStream,
-    ask: Ask,
+    ask: GuestRequest,
 }
 
 /// Where wishes are taken.
@@ -91,7 +91,7 @@ impl Desk {
     }
 
     /// The next wish that somebody has.
-    pub(crate) fn next_wish(&mut self) -> Option<(u32, Ask)> {
+    pub(crate) fn next_wish(&mut self) -> Option<(u32, GuestRequest)> {
         loop {
             let (mut stream, _) = self.listener.accept().ok()?;
             match read_wish(&stream) {
@@ -101,16 +101,16 @@ impl Desk {
                     self.waiting.push(Waiting { id, stream, ask: ask.clone() });
                     return Some((id, ask));
                 }
-                Ok(_) => tell(&mut stream, &Wish::Refused("too many wishes at once".into())),
-                Err(error) => tell(&mut stream, &Wish::Failed(error.to_string())),
+                Ok(_) => answer(&mut stream, &Wish::Refused("too many wishes at once".into())),
+                Err(error) => answer(&mut stream, &Wish::Failed(error.to_string())),
             }
         }
     }
 
     /// Tells who waits what became of its wish.
-    pub(crate) fn tell(&mut self, id: u32, wish: &Wish) {
+    pub(crate) fn answer(&mut self, id: u32, wish: &Wish) {
         let ended = *wish != Wish::Begun;
-        self.waiting.iter_mut().filter(|waiting| waiting.id == id).for_each(|w| tell(&mut w.stream, wish));
+        self.waiting.iter_mut().filter(|waiting| waiting.id == id).for_each(|w| answer(&mut w.stream, wish));
         self.waiting.retain(|waiting| !(ended && waiting.id == id));
     }
 
@@ -118,13 +118,15 @@ impl Desk {
     pub(crate) fn host_is(&mut self, host: &str) {
         for mut waiting in self.waiting.drain(..) {
             let wish = match &waiting.ask {
-                Ask::Migrate { host: to } if to == host => Wish::Done(format!("on {host}")),
-                Ask::Migrate { .. } => Wish::Failed(format!("{host} says hello: the migration was cut off")),
-                Ask::Checkpoint { .. } => Wish::Failed(format!(
+                GuestRequest::Migrate { host: to } if to == host => Wish::Done(format!("on {host}")),
+                GuestRequest::Migrate { .. } => {
+                    Wish::Failed(format!("{host} says hello: the migration was cut off"))
+                }
+                GuestRequest::Checkpoint { .. } => Wish::Failed(format!(
                     "{host} says hello: it was cut off, or this is a copy that was resumed"
                 )),
             };
-            tell(&mut waiting.stream, &wish);
+            answer(&mut waiting.stream, &wish);
         }
         self.host = Some(host.to_owned());
     }
@@ -132,17 +134,17 @@ impl Desk {
     /// There is nobody to ask: whoever comes now is told so. Those whose wish is under way wait on.
     pub(crate) fn refuse_all(&mut self, why: &str) {
         while let Ok((mut stream, _)) = self.listener.accept() {
-            tell(&mut stream, &Wish::Failed(why.to_owned()));
+            answer(&mut stream, &Wish::Failed(why.to_owned()));
         }
     }
 }
 
 /// Who has gone meanwhile is not told.
-fn tell(stream: &mut UnixStream, wish: &Wish) {
+fn answer(stream: &mut UnixStream, wish: &Wish) {
     let _ = stream.write_all(wish.line().as_bytes());
 }
 
-fn read_wish(stream: &UnixStream) -> io::Result<Ask> {
+fn read_wish(stream: &UnixStream) -> io::Result<GuestRequest> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(SAY_WITHIN))?;
     let mut line = String::new();
@@ -150,12 +152,12 @@ fn read_wish(stream: &UnixStream) -> io::Result<Ask> {
     parse(&line).ok_or_else(|| io::Error::other("not understood"))
 }
 
-fn parse(line: &str) -> Option<Ask> {
+fn parse(line: &str) -> Option<GuestRequest> {
     let words: Vec<&str> = line.split_whitespace().collect();
     match words.as_slice() {
-        ["migrate", host] => Some(Ask::Migrate { host: (*host).to_owned() }),
-        ["checkpoint"] => Some(Ask::Checkpoint { tag: String::new() }),
-        ["checkpoint", tag] => Some(Ask::Checkpoint { tag: (*tag).to_owned() }),
+        ["migrate", host] => Some(GuestRequest::Migrate { host: (*host).to_owned() }),
+        ["checkpoint"] => Some(GuestRequest::Checkpoint { tag: String::new() }),
+        ["checkpoint", tag] => Some(GuestRequest::Checkpoint { tag: (*tag).to_owned() }),
         _ => None,
     }
 }
@@ -200,9 +202,9 @@ mod tests {
 
     #[test]
     fn wishes_are_read_and_nothing_else() {
-        assert_eq!(parse("migrate beta\n"), Some(Ask::Migrate { host: "beta".into() }));
-        assert_eq!(parse("checkpoint"), Some(Ask::Checkpoint { tag: String::new() }));
-        assert_eq!(parse("checkpoint before\n"), Some(Ask::Checkpoint { tag: "before".into() }));
+        assert_eq!(parse("migrate beta\n"), Some(GuestRequest::Migrate { host: "beta".into() }));
+        assert_eq!(parse("checkpoint"), Some(GuestRequest::Checkpoint { tag: String::new() }));
+        assert_eq!(parse("checkpoint before\n"), Some(GuestRequest::Checkpoint { tag: "before".into() }));
         for wrong in ["", "migrate", "migrate a b", "reboot"] {
             assert_eq!(parse(wrong), None, "{wrong}");
         }

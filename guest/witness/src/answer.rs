@@ -24,7 +24,7 @@ pub(crate) struct Witness {
 impl Witness {
     /// Begins a life; takes as long as filling a buffer of `buffer_mib` MiB.
     pub(crate) fn start(buffer_mib: usize) -> Self {
-        Self { life: Life::begin(buffer_mib), disk: Mutex::default(), load: Mutex::default() }
+        Self { life: Life::start(buffer_mib), disk: Mutex::default(), load: Mutex::default() }
     }
 
     /// Ends the load there is and starts another, if any.

@@ -34,7 +34,7 @@ pub(crate) struct Verdict {
 
 impl Life {
     /// Begins a life with a buffer of `buffer_mib` MiB.
-    pub(crate) fn begin(buffer_mib: usize) -> Self {
+    pub(crate) fn start(buffer_mib: usize) -> Self {
         let nonce = unpredictable();
         let mut noise = Noise::new(nonce);
         let buffer = (0..buffer_mib << 17).map(|_| noise.next()).collect();

@@ -13,13 +13,13 @@ use tempfile::TempDir;
 use whimbrel_fuse::{
     Access, Attributes, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, MountOptions, Mounted, Opened,
 };
-use whimbrel_pool::{chunk::Cutting, policy::Policy};
+use whimbrel_pool::{chunk::Chunking, policy::Policy};
 
 /// Application bandwidth of a write of new data, and of reading it back through a mount that has nothing cached.
 pub(crate) fn bandwidth(context: &Context) -> Result<Vec<Row>> {
     let members = Members::start(4)?;
     let pool = members.pool()?;
-    let policy = Policy { copies: 1, cutting: Cutting::Fixed { size: 1 << 20 }, ..Policy::default() };
+    let policy = Policy { copies: 1, cutting: Chunking::Fixed { size: 1 << 20 }, ..Policy::default() };
     pool.block(pool.set_policy(whimbrel_fuse::ROOT, Some(policy)))?;
     let (mut written, mut read) = (Vec::new(), Vec::new());
     for seed in 0..context.times(5, 2) as u64 {

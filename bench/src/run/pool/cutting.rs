@@ -14,24 +14,24 @@ use std::{
 };
 use tempfile::TempDir;
 use whimbrel_core::{Digest, PAGE_SIZE};
-use whimbrel_pool::{chunk::Cutting, policy::Policy};
+use whimbrel_pool::{chunk::Chunking, policy::Policy};
 
 /// Cutting and hashing on one core, and what each way finds in a later image of the same guest.
 pub(crate) fn cutting(context: &Context) -> Result<Vec<Row>> {
     let (first, later) = images::pair(context)?;
     let (first, later) = (fs::read(first)?, fs::read(later)?);
-    let ways: [(&'static str, &str, Cutting, f64); 6] = [
-        ("fsch", "1 MiB", Cutting::Fixed { size: 1 << 20 }, 4000.0),
-        ("fsch", "256 KiB", Cutting::Fixed { size: 256 << 10 }, 4000.0),
-        ("cbch", "FastCDC, 256 KiB on average", Cutting::Content { average: 256 << 10 }, 1500.0),
-        ("cbch", "m=20 k=14 p=20, the paper's", Cutting::Window { window: 20, bits: 14, advance: 20 }, 0.0),
+    let ways: [(&'static str, &str, Chunking, f64); 6] = [
+        ("fsch", "1 MiB", Chunking::Fixed { size: 1 << 20 }, 4000.0),
+        ("fsch", "256 KiB", Chunking::Fixed { size: 256 << 10 }, 4000.0),
+        ("cbch", "FastCDC, 256 KiB on average", Chunking::Content { average: 256 << 10 }, 1500.0),
+        ("cbch", "m=20 k=14 p=20, the paper's", Chunking::Window { window: 20, bits: 14, advance: 20 }, 0.0),
         (
             "cbch",
             "m=20 k=14 p=1, the paper's overlap",
-            Cutting::Window { window: 20, bits: 14, advance: 1 },
+            Chunking::Window { window: 20, bits: 14, advance: 1 },
             0.0,
         ),
-        ("cbch", "pages", Cutting::Pages { average: 1 }, 0.0),
+        ("cbch", "pages", Chunking::Pages { average: 1 }, 0.0),
     ];
     let mut rows = Vec::new();
     for (name, case, way, goal) in ways {
@@ -54,7 +54,7 @@ pub(crate) fn cutting(context: &Context) -> Result<Vec<Row>> {
 }
 
 /// Chunks, with their length.
-pub(super) fn digests(way: Cutting, mut data: &[u8]) -> Vec<(Digest, usize)> {
+pub(super) fn digests(way: Chunking, mut data: &[u8]) -> Vec<(Digest, usize)> {
     let mut out = Vec::with_capacity(data.len() / PAGE_SIZE);
     while !data.is_empty() {
         let (chunk, rest) = data.split_at(way.cut(data));
@@ -68,7 +68,7 @@ pub(super) fn digests(way: Cutting, mut data: &[u8]) -> Vec<(Digest, usize)> {
 pub(crate) fn saved(context: &Context) -> Result<Vec<Row>> {
     let (first, later) = images::pair(context)?;
     let mut rows = Vec::new();
-    for (case, cutting) in [("content", Cutting::default()), ("pages", Cutting::Pages { average: 1 })] {
+    for (case, cutting) in [("content", Chunking::default()), ("pages", Chunking::Pages { average: 1 })] {
         let ours = Samples::new(vec![kept(cutting, [&first, &later])?]);
         for kind in [PeerKind::Restic, PeerKind::Borg] {
             let scratch = scratch("pool")?;
@@ -85,7 +85,7 @@ pub(crate) fn saved(context: &Context) -> Result<Vec<Row>> {
 }
 
 /// Megabytes that a pool of one benefactor holds of two versions of a file.
-fn kept(cutting: Cutting, versions: [&Path; 2]) -> Result<f64> {
+fn kept(cutting: Chunking, versions: [&Path; 2]) -> Result<f64> {
     let members = Members::start(1)?;
     let pool = members.pool()?;
     pool.block(

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
-use whimbrel_pool::{chunk::Cutting, client::Pool, policy::Policy};
+use whimbrel_pool::{chunk::Chunking, client::Pool, policy::Policy};
 
 const BENEFACTORS: usize = 4;
 const REPAIR: Duration = Duration::from_secs(300);
@@ -148,7 +148,7 @@ impl Range {
 pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let runs = context.times(500, 40) as u64;
     let pool = Processes::start(BENEFACTORS, TempDir::new_in("/dev/shm")?)?;
-    let policy = Policy { copies: 2, cutting: Cutting::Content { average: 64 << 10 }, ..Policy::default() };
+    let policy = Policy { copies: 2, cutting: Chunking::Content { average: 64 << 10 }, ..Policy::default() };
     pool.ask(async move |pool: Pool| Ok(pool.set_policy(whimbrel_fuse::ROOT, Some(policy)).await?))?;
     let (mount, source) = (pool.mount("mnt")?, pool.dir.path().join("source"));
     let mut range = Range { pool, mount, committed: Vec::new(), wrong: Vec::new() };

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
-use whimbrel_pool::{chunk::Cutting, client::Pool, policy::Policy};
+use whimbrel_pool::{chunk::Chunking, client::Pool, policy::Policy};
 use whimbrel_testkit::lab::Lab;
 
 const NAMES: [&str; 10] = ["manager", "client", "b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7"];
@@ -51,7 +51,7 @@ impl Site {
     /// One copy, in chunks of 1 MiB as in the paper, over so many benefactors.
     pub(super) fn stripe(&self, width: u16) -> Result<()> {
         let policy =
-            Policy { copies: 1, width, cutting: Cutting::Fixed { size: 1 << 20 }, ..Policy::default() };
+            Policy { copies: 1, width, cutting: Chunking::Fixed { size: 1 << 20 }, ..Policy::default() };
         self.pool.ask(async move |pool: Pool| Ok(pool.set_policy(whimbrel_fuse::ROOT, Some(policy)).await?))
     }
 

@@ -14,7 +14,7 @@ use whimbrel_pool::{
     ManagerAddress,
     benefactor::{Benefactor, BenefactorOptions},
     client::{Pool, PoolOptions, WriteOptions},
-    link::TlsDialer,
+    connections::TlsDialer,
     manager::{Manager, ManagerOptions},
     mount::{PoolMount, mount},
 };

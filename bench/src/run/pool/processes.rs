@@ -17,7 +17,7 @@ use tokio::runtime::Runtime;
 use whimbrel_pool::{
     ManagerAddress,
     client::{Pool, PoolOptions},
-    link::TlsDialer,
+    connections::TlsDialer,
     protocol::PoolStatus,
 };
 use whimbrel_testkit::lab::{Namespace, Process};

@@ -11,12 +11,12 @@ use std::{
 use tempfile::TempDir;
 use whimbrel_core::Digest;
 use whimbrel_pool::{
+    chunk_map::{self, ChunkRef},
     client::Pool,
-    map::{self, Piece},
     policy::Policy,
     protocol::{
-        AskGarbage, Commit, CommitFile, EndSession, Enroll, Inventory, Make, MakeNode, Register, Reserve,
-        ReserveSpace, Status, Written, get_numbers, put_aged, put_written,
+        BenefactorStatus, Commit, CommitFile, EndSession, FindGarbage, Heartbeat, Inventory, MakeNode,
+        NewNode, RegisterChunks, Reserve, ReserveSpace, Written, get_numbers, put_aged, put_written,
     },
 };
 
@@ -37,15 +37,24 @@ fn digest(chunk: u64) -> Digest {
 async fn claim(pool: &Pool) -> Result<u16> {
     let (name, address) = ("claims".to_owned(), "127.0.0.1:1".to_owned());
     let (capacity, free) = (1 << 50, 1 << 50);
-    let status =
-        Status { name, address, pool: 0, capacity, used: 0, free, chunks: 0, draining: false, owed: 0 };
-    Ok(pool.ask::<Register>(&status, Bytes::new()).await?.0.id)
+    let status = BenefactorStatus {
+        name,
+        address,
+        pool: 0,
+        capacity,
+        used: 0,
+        free,
+        chunks: 0,
+        draining: false,
+        owed: 0,
+    };
+    Ok(pool.ask::<Heartbeat>(&status, Bytes::new()).await?.0.id)
 }
 
 /// Commits files, as a client would that has written them to that benefactor.
 async fn fill(pool: Pool, files: u64) -> Result<()> {
     let holder = claim(&pool).await?;
-    let make = |parent, name: String, folder| Make { parent, name, folder, mode: 0o755, uid: 0, gid: 0 };
+    let make = |parent, name: String, folder| NewNode { parent, name, folder, mode: 0o755, uid: 0, gid: 0 };
     let mut folder = 0;
     for first in (0..files).step_by(BATCH as usize) {
         if first % FOLDER == 0 {
@@ -61,11 +70,13 @@ async fn fill(pool: Pool, files: u64) -> Result<()> {
             Written { digest: digest(chunk), length, stored, places }
         };
         let written: Vec<Written> = (first * CHUNKS..(first + BATCH) * CHUNKS).map(written).collect();
-        let (_, ids) = pool.ask::<Enroll>(&session, put_written(&written)).await?;
+        let (_, ids) = pool.ask::<RegisterChunks>(&session, put_written(&written)).await?;
         let ids = get_numbers(&ids).context("no numbers")?;
         for (at, chunks) in ids.chunks(CHUNKS as usize).enumerate() {
-            let pieces: Vec<Piece> =
-                chunks.iter().map(|chunk| Piece { chunk: *chunk, length: LENGTH, sealed: false }).collect();
+            let pieces: Vec<ChunkRef> = chunks
+                .iter()
+                .map(|chunk| ChunkRef { chunk: *chunk, length: LENGTH, sealed: false })
+                .collect();
             let commit = Commit {
                 session,
                 number: at as u32,
@@ -77,7 +88,7 @@ async fn fill(pool: Pool, files: u64) -> Result<()> {
                 sent: 0,
                 base: 0,
             };
-            pool.ask::<CommitFile>(&commit, map::encode(&pieces).into()).await?;
+            pool.ask::<CommitFile>(&commit, chunk_map::encode(&pieces).into()).await?;
         }
         pool.ask::<EndSession>(&session, Bytes::new()).await?;
     }
@@ -93,7 +104,7 @@ async fn inventory(pool: Pool, files: u64, lists: usize) -> Result<Vec<f64>> {
     for list in all.chunks(LISTED).take(lists) {
         let header = Inventory { from: list[0].0.0, to: list[list.len() - 1].0.0, age: 0 };
         let begun = Instant::now();
-        let (_, go) = pool.ask::<AskGarbage>(&header, put_aged(list)).await?;
+        let (_, go) = pool.ask::<FindGarbage>(&header, put_aged(list)).await?;
         times.push(begun.elapsed().as_secs_f64() * 1000.0);
         ensure!(go.iter().all(|byte| *byte == 0), "chunks of committed files were given up");
     }

@@ -12,7 +12,7 @@ use std::{
 };
 use tempfile::TempDir;
 use whimbrel_core::Digest;
-use whimbrel_pool::{chunk::Cutting, client::Pool, policy::Policy};
+use whimbrel_pool::{chunk::Chunking, client::Pool, policy::Policy};
 use whimbrel_testkit::lab::Lab;
 
 /// Between two checkpoints of tables 3 and 4; a third of it for table 5.
@@ -21,24 +21,24 @@ const INTERVAL: Duration = Duration::from_secs(6);
 const ENDLESS: usize = 20_000;
 
 /// The ways of tables 3 and 4, and ours.
-fn ways() -> Vec<(String, Cutting)> {
-    let fixed = |name: &str, size| (format!("FsCH {name}"), Cutting::Fixed { size });
+fn ways() -> Vec<(String, Chunking)> {
+    let fixed = |name: &str, size| (format!("FsCH {name}"), Chunking::Fixed { size });
     let mut ways = vec![fixed("1 KiB", 1 << 10), fixed("256 KiB", 256 << 10), fixed("1 MiB", 1 << 20)];
-    let window = |window, bits, advance| Cutting::Window { window, bits, advance };
+    let window = |window, bits, advance| Chunking::Window { window, bits, advance };
     ways.push(("CbCH overlap, m=20 k=14".to_owned(), window(20, 14, 1)));
     for bits in [8, 10, 12, 14] {
         for m in [20, 32, 64, 128, 256] {
             ways.push((format!("CbCH no overlap, m={m} k={bits}"), window(m, bits, m)));
         }
     }
-    ways.push(("FastCDC, 256 KiB on average".to_owned(), Cutting::default()));
-    ways.push(("FastCDC, 16 KiB on average".to_owned(), Cutting::Content { average: 16 << 10 }));
-    ways.push(("page by page".to_owned(), Cutting::Pages { average: 1 }));
+    ways.push(("FastCDC, 256 KiB on average".to_owned(), Chunking::default()));
+    ways.push(("FastCDC, 16 KiB on average".to_owned(), Chunking::Content { average: 16 << 10 }));
+    ways.push(("page by page".to_owned(), Chunking::Pages { average: 1 }));
     ways
 }
 
 /// What of each checkpoint is in the one before, and how fast that is found out.
-fn judge(way: Cutting, series: &[Vec<u8>]) -> (Samples, Samples) {
+fn judge(way: Chunking, series: &[Vec<u8>]) -> (Samples, Samples) {
     let (mut known, mut found, mut speed) = (HashSet::<Digest>::new(), Vec::new(), Vec::new());
     for (at, checkpoint) in series.iter().enumerate() {
         let begun = Instant::now();
@@ -105,9 +105,10 @@ pub(crate) fn application(context: &Context) -> Result<Vec<Row>> {
     let (local, local_stood, local_bytes) = run(questions, disk.path())?;
     fs::remove_dir_all(disk.path())?;
     let mut rows = Vec::new();
-    for (name, cutting) in
-        [("page by page", Cutting::Pages { average: 1 }), ("FsCH 64 KiB", Cutting::Fixed { size: 64 << 10 })]
-    {
+    for (name, cutting) in [
+        ("page by page", Chunking::Pages { average: 1 }),
+        ("FsCH 64 KiB", Chunking::Fixed { size: 64 << 10 }),
+    ] {
         let (ours, stood, kept) = in_pool(questions, cutting)?;
         let one = |value| Samples::new(vec![value]);
         let row = |what: &str, unit, ours, theirs| {
@@ -122,7 +123,7 @@ pub(crate) fn application(context: &Context) -> Result<Vec<Row>> {
 }
 
 /// Seconds in all, seconds that the program stood still, and bytes that benefactors have in the end.
-fn in_pool(questions: usize, cutting: Cutting) -> Result<(f64, f64, u64)> {
+fn in_pool(questions: usize, cutting: Chunking) -> Result<(f64, f64, u64)> {
     let names = ["manager", "b0", "b1", "b2", "b3", "client"];
     let lab = Lab::with_hosts(&names)?;
     names.iter().try_for_each(|name| lab.limit(name, 1000))?;

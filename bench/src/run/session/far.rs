@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use whimbrel_fuse::{MountOptions, Mounted};
 use whimbrel_session::{
-    client::{Connector, Face, Policy, Session, SessionError, SessionOptions},
+    client::{Connector, FuseOperations, Policy, Session, SessionError, SessionOptions},
     server::{Export, Limits, Server},
 };
 use whimbrel_testkit::lab::{LinkConfig, LinkEmulator, Namespace};
@@ -163,7 +163,7 @@ impl Far {
         // The last session's threads hold the cache until they have noticed that it is over.
         let deadline = Instant::now() + Duration::from_secs(30);
         let session = loop {
-            let begin = Session::begin(self.connector.clone(), options.clone());
+            let begin = Session::start(self.connector.clone(), options.clone());
             match self.near.block_on(self.near.spawn(begin))? {
                 Err(SessionError::Folder { .. }) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(20));
@@ -172,7 +172,8 @@ impl Far {
             }
         };
         let path = self.dir.path().join("mount");
-        let mounted = Mounted::new(Face::new(&session), &path, &MountOptions::new("bench", "whimbrel"))?;
+        let mounted =
+            Mounted::new(FuseOperations::new(&session), &path, &MountOptions::new("bench", "whimbrel"))?;
         if let Some(notifier) = mounted.notifier() {
             session.mounted(notifier);
         }

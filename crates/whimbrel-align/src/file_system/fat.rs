@@ -2,11 +2,11 @@
 //!
 //! FAT after Microsoft's "FAT: General Overview of On-Disk Format" 1.03, exFAT after its specification, section 3.1.
 
-use super::{FileSystem, Found, power_of_two};
-use crate::reader::{le16, le32};
+use super::{FileSystem, Superblock, power_of_two};
+use crate::bounded_reader::{le16, le32};
 
 /// FAT12, FAT16 or FAT32 from the first sector.
-pub(super) fn fat(boot: &[u8]) -> Option<Found> {
+pub(super) fn fat(boot: &[u8]) -> Option<Superblock> {
     let jumps = matches!(boot[0], 0xeb | 0xe9) && le16(boot, 510) == 0xaa55;
     let media = boot[21] == 0xf0 || boot[21] >= 0xf8;
     let (reserved, copies) = (u64::from(le16(boot, 14)), u64::from(boot[16]));
@@ -29,14 +29,14 @@ pub(super) fn fat(boot: &[u8]) -> Option<Found> {
         ..4085 => FileSystem::Fat12,
         _ => FileSystem::Fat16,
     };
-    Some(Found { file_system, block: (per_cluster * sector) as u32, data: data * sector })
+    Some(Superblock { file_system, block: (per_cluster * sector) as u32, data: data * sector })
 }
 
 /// exFAT from the first sector.
-pub(super) fn exfat(boot: &[u8]) -> Option<Found> {
+pub(super) fn exfat(boot: &[u8]) -> Option<Superblock> {
     let (sector, cluster) = (u32::from(boot[108]), u32::from(boot[109]));
     let known = boot[3..11] == *b"EXFAT   " && (9..=12).contains(&sector) && sector + cluster <= 25;
-    known.then(|| Found {
+    known.then(|| Superblock {
         file_system: FileSystem::ExFat,
         block: 1 << (sector + cluster),
         data: u64::from(le32(boot, 88)) << sector,
@@ -61,7 +61,10 @@ mod tests {
     #[test]
     fn data_begin_behind_tables_and_root() {
         let found = fat(&sample()).unwrap();
-        assert_eq!(found, Found { file_system: FileSystem::Fat16, block: 4096, data: (1 + 66 + 32) * 512 });
+        assert_eq!(
+            found,
+            Superblock { file_system: FileSystem::Fat16, block: 4096, data: (1 + 66 + 32) * 512 }
+        );
         let mut wide = sample();
         wide[22] = 0;
         wide[36] = 33;
@@ -88,7 +91,7 @@ mod tests {
         boot[3..11].copy_from_slice(b"EXFAT   ");
         boot[88..92].copy_from_slice(&2049u32.to_le_bytes());
         boot[108..110].copy_from_slice(&[9, 3]);
-        let expected = Found { file_system: FileSystem::ExFat, block: 4096, data: 2049 * 512 };
+        let expected = Superblock { file_system: FileSystem::ExFat, block: 4096, data: 2049 * 512 };
         assert_eq!(exfat(&boot), Some(expected));
         boot[109] = 250;
         assert_eq!(exfat(&boot), None);

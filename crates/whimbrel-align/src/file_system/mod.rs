@@ -7,8 +7,8 @@ mod fat;
 
 use crate::{
     SECTOR,
-    reader::{Reader, le16, le32, le64},
-    table::Slot,
+    bounded_reader::{BoundedReader, le16, le32, le64},
+    partition_table::TableEntry,
 };
 
 /// What lies in a region.
@@ -38,7 +38,7 @@ pub enum FileSystem {
 
 /// What a superblock says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct Superblock {
     pub(crate) file_system: FileSystem,
     /// Bytes of a block (cluster).
     pub(crate) block: u32,
@@ -46,7 +46,7 @@ pub(crate) struct Found {
     pub(crate) data: u64,
 }
 
-impl Found {
+impl Superblock {
     fn new(file_system: FileSystem, block: u32) -> Self {
         Self { file_system, block, data: 0 }
     }
@@ -56,7 +56,7 @@ impl Found {
 const HEAD: usize = 2048;
 
 /// What lies in `slot`; none if nothing known does.
-pub(crate) fn identify(disk: &mut Reader<'_>, slot: &Slot) -> Option<Found> {
+pub(crate) fn identify(disk: &mut BoundedReader<'_>, slot: &TableEntry) -> Option<Superblock> {
     if slot.len < HEAD as u64 {
         return None;
     }
@@ -84,21 +84,21 @@ fn power_of_two(value: u64, range: std::ops::RangeInclusive<u64>) -> Option<u32>
 }
 
 /// `xfs_dsb` in fs/xfs/libxfs/xfs_format.h; big-endian.
-fn xfs(boot: &[u8]) -> Option<Found> {
+fn xfs(boot: &[u8]) -> Option<Superblock> {
     let block = u32::from_be_bytes([boot[4], boot[5], boot[6], boot[7]]);
     let block = power_of_two(block.into(), 512..=65_536).filter(|_| boot.starts_with(b"XFSB"))?;
-    Some(Found::new(FileSystem::Xfs, block))
+    Some(Superblock::new(FileSystem::Xfs, block))
 }
 
 /// `ext4_super_block` in fs/ext4/ext4.h, 1024 bytes from the start; the older ones agree in these fields.
-fn ext(head: &[u8]) -> Option<Found> {
+fn ext(head: &[u8]) -> Option<Superblock> {
     let block = le32(head, 1024 + 24);
     let known = le16(head, 1024 + 56) == 0xef53 && block <= 6;
-    known.then(|| Found::new(FileSystem::Ext, 1024 << block))
+    known.then(|| Superblock::new(FileSystem::Ext, 1024 << block))
 }
 
 /// `NTFS_BOOT_SECTOR` in ntfs-3g's layout.h. A cluster count above 128 is the negated power of two.
-fn ntfs(boot: &[u8]) -> Option<Found> {
+fn ntfs(boot: &[u8]) -> Option<Superblock> {
     if boot[3..11] != *b"NTFS    " {
         return None;
     }
@@ -107,43 +107,43 @@ fn ntfs(boot: &[u8]) -> Option<Found> {
         count @ 0..=128 => u64::from(count),
         negated => 1 << (256 - u32::from(negated)).min(31),
     };
-    Some(Found::new(FileSystem::Ntfs, power_of_two(count * u64::from(sector), 512..=2 << 20)?))
+    Some(Superblock::new(FileSystem::Ntfs, power_of_two(count * u64::from(sector), 512..=2 << 20)?))
 }
 
 /// `label_header` and `pv_header` of LVM2's lib/format_text/layout.h. The label is in one of the first four sectors; behind the
 /// identity and the size stand the places of data, first that of the first extent.
-fn lvm2(head: &[u8]) -> Option<Found> {
+fn lvm2(head: &[u8]) -> Option<Superblock> {
     let label = head.chunks_exact(SECTOR as usize).find(|sector| sector.starts_with(b"LABELONE"))?;
     let header = le32(label, 20) as usize;
     let known = label[24..32] == *b"LVM2 001" && header <= SECTOR as usize - 48;
-    known.then(|| Found { file_system: FileSystem::Lvm2, block: 4096, data: le64(label, header + 40) })
+    known.then(|| Superblock { file_system: FileSystem::Lvm2, block: 4096, data: le64(label, header + 40) })
 }
 
 /// `swap_header` in include/linux/swap.h: the mark ends the first page.
-fn swap(disk: &mut Reader<'_>, slot: &Slot) -> Option<Found> {
+fn swap(disk: &mut BoundedReader<'_>, slot: &TableEntry) -> Option<Superblock> {
     if slot.len < 4096 {
         return None;
     }
     let sector = disk.sectors::<512>(slot.start + 4096 - SECTOR)?;
     let known = sector.ends_with(b"SWAPSPACE2") || sector.ends_with(b"SWAP-SPACE");
-    known.then(|| Found::new(FileSystem::Swap, 4096))
+    known.then(|| Superblock::new(FileSystem::Swap, 4096))
 }
 
 /// `btrfs_super_block` in include/uapi/linux/btrfs_tree.h, 64 KiB from the start.
-fn btrfs(disk: &mut Reader<'_>, slot: &Slot) -> Option<Found> {
+fn btrfs(disk: &mut BoundedReader<'_>, slot: &TableEntry) -> Option<Superblock> {
     const PLACE: u64 = 64 << 10;
     if slot.len < PLACE + SECTOR {
         return None;
     }
     let sector = disk.sectors::<512>(slot.start + PLACE)?;
     let block = power_of_two(le32(&sector, 0x90).into(), 4096..=65_536)?;
-    (sector[0x40..0x48] == *b"_BHRfS_M").then(|| Found::new(FileSystem::Btrfs, block))
+    (sector[0x40..0x48] == *b"_BHRfS_M").then(|| Superblock::new(FileSystem::Btrfs, block))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::RegionKind;
+    use crate::partition_table::RegionKind;
 
     fn put(at: usize, bytes: &[u8]) -> Vec<u8> {
         let mut disk = vec![0; 128 << 10];
@@ -152,8 +152,8 @@ mod tests {
     }
 
     fn found(disk: &Vec<u8>) -> Option<(FileSystem, u32, u64)> {
-        let slot = Slot { kind: RegionKind::Whole, start: 0, len: disk.len() as u64 };
-        let found = identify(&mut Reader::new(disk, slot.len), &slot)?;
+        let slot = TableEntry { kind: RegionKind::Whole, start: 0, len: disk.len() as u64 };
+        let found = identify(&mut BoundedReader::new(disk, slot.len), &slot)?;
         Some((found.file_system, found.block, found.data))
     }
 

@@ -33,7 +33,7 @@ const MAX_DEVICE: u64 = 1 << 50;
 
 /// Which of the two files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum BitmapKind {
     /// Beside the data; names synced pages only.
     Durable,
     /// In memory; names every acknowledged page while this kernel runs.
@@ -46,7 +46,7 @@ pub(super) enum Form {
 /// What a header says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Header {
-    pub(super) form: Form,
+    pub(super) form: BitmapKind,
     pub(super) id: [u8; 16],
     pub(super) size: u64,
     pub(super) base: Digest,
@@ -84,8 +84,8 @@ impl Header {
     pub(super) fn encode(&self) -> [u8; HEADER_SIZE] {
         let mut bytes = [0; HEADER_SIZE];
         let (form, boot) = match self.form {
-            Form::Durable => (1u32, [0; 16]),
-            Form::Live { boot } => (2, boot),
+            BitmapKind::Durable => (1u32, [0; 16]),
+            BitmapKind::Live { boot } => (2, boot),
         };
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
@@ -112,8 +112,8 @@ impl Header {
             return Err(HeaderError::Checksum);
         }
         let form = match number(12) {
-            1 => Form::Durable,
-            2 => Form::Live { boot: field(bytes, 32) },
+            1 => BitmapKind::Durable,
+            2 => BitmapKind::Live { boot: field(bytes, 32) },
             _ => return Err(HeaderError::Field { field: "form" }),
         };
         let size = u64::from_le_bytes(field(bytes, 48));
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn no_flipped_bit_goes_unseen() {
         let header = Header {
-            form: Form::Live { boot: [3; 16] },
+            form: BitmapKind::Live { boot: [3; 16] },
             id: [7; 16],
             size: 40960,
             base: Digest::of(b"base"),

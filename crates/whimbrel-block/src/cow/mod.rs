@@ -17,20 +17,20 @@
 //! Locking: a page that is owned needs no lock. Taking ownership holds a lock on exactly its pages, because two
 //! writers of different parts of one page would each fill the rest from the base and lose the other's part.
 
+mod allocation;
 mod format;
-mod mapped;
-mod owned;
-mod place;
+mod mapped_bitmap;
+mod overlay_files;
 
 pub use format::HeaderError;
-pub use place::{OverlayError, OverlayPlace};
+pub use overlay_files::{OverlayDir, OverlayError};
 
 use crate::device::push_extent;
-use crate::{BlockError, Device, Extent, FileDevice, flush_group::FlushGroup, range_lock::RangeLock};
-use crate::{latch::Latch, tracked::pages_of};
-use mapped::MappedWords;
-use owned::OwnedPages;
-use place::Files;
+use crate::{BlockError, Device, Extent, FileDevice, group_commit::GroupCommit, range_lock::RangeLock};
+use crate::{latch::Latch, tracked_device::pages_of};
+use allocation::AllocationMap;
+use mapped_bitmap::MappedWords;
+use overlay_files::OverlayFiles;
 use std::{io::IoSlice, ops::Range, path::PathBuf, sync::Arc};
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun, PageSet};
 
@@ -40,9 +40,9 @@ const PAGE: u64 = PAGE_SIZE as u64;
 pub struct Cow {
     base: Arc<dyn Device>,
     data: FileDevice,
-    owned: OwnedPages,
+    owned: AllocationMap,
     locks: RangeLock,
-    flushes: FlushGroup,
+    flushes: GroupCommit,
 }
 
 impl Cow {
@@ -51,11 +51,7 @@ impl Cow {
     ///
     /// # Errors
     /// If there is an overlay already, the base ends inside a page, or a file cannot be made.
-    pub fn create(
-        place: &OverlayPlace,
-        base: Arc<dyn Device>,
-        base_id: Digest,
-    ) -> Result<Self, OverlayError> {
+    pub fn create(place: &OverlayDir, base: Arc<dyn Device>, base_id: Digest) -> Result<Self, OverlayError> {
         let size = page_aligned(&*base)?;
         Self::over(place, base, place.create(size, base_id)?)
     }
@@ -65,12 +61,12 @@ impl Cow {
     ///
     /// # Errors
     /// If it is not there, in use, damaged, or made over another base.
-    pub fn open(place: &OverlayPlace, base: Arc<dyn Device>, base_id: Digest) -> Result<Self, OverlayError> {
+    pub fn open(place: &OverlayDir, base: Arc<dyn Device>, base_id: Digest) -> Result<Self, OverlayError> {
         let size = page_aligned(&*base)?;
         Self::over(place, base, place.open(size, base_id)?)
     }
 
-    fn over(place: &OverlayPlace, base: Arc<dyn Device>, files: Files) -> Result<Self, OverlayError> {
+    fn over(place: &OverlayDir, base: Arc<dyn Device>, files: OverlayFiles) -> Result<Self, OverlayError> {
         let fail = |action, path: &PathBuf| {
             let path = path.clone();
             move |source| OverlayError::Io { action, path, source }
@@ -78,10 +74,10 @@ impl Cow {
         let pages = base.size() / PAGE;
         let live = MappedWords::new(&files.live, pages.div_ceil(64) as usize)
             .map_err(fail("map a bitmap in", &place.live_dir))?;
-        let owned = OwnedPages::new(pages, live, files.durable)
+        let owned = AllocationMap::new(pages, live, files.durable)
             .map_err(fail("compare the bitmaps of", &place.dir))?;
         let data = FileDevice::new(files.data, false).map_err(fail("open the data in", &place.dir))?;
-        Ok(Self { base, data, owned, locks: RangeLock::default(), flushes: FlushGroup::new() })
+        Ok(Self { base, data, owned, locks: RangeLock::default(), flushes: GroupCommit::new() })
     }
 
     /// The pages that may differ from the base.

@@ -2,21 +2,21 @@
 
 use std::{fs, sync::Arc};
 use whimbrel_block::{
-    BlockError, Cow, Device, Extent, ExtentKind, MemDevice, OverlayError, OverlayPlace, ZeroDevice,
+    BlockError, Cow, Device, Extent, ExtentKind, MemDevice, OverlayDir, OverlayError, ZeroDevice,
 };
 use whimbrel_core::Digest;
 
 const SIZE: u64 = 1 << 20;
 
-fn place(dir: &tempfile::TempDir) -> OverlayPlace {
-    OverlayPlace { dir: dir.path().join("overlay"), live_dir: dir.path().join("live") }
+fn place(dir: &tempfile::TempDir) -> OverlayDir {
+    OverlayDir { dir: dir.path().join("overlay"), live_dir: dir.path().join("live") }
 }
 
-fn create(place: &OverlayPlace) -> Result<Cow, OverlayError> {
+fn create(place: &OverlayDir) -> Result<Cow, OverlayError> {
     Cow::create(place, Arc::new(ZeroDevice { size: SIZE }), Digest([1; 32]))
 }
 
-fn open(place: &OverlayPlace, size: u64, base: Digest) -> Result<Cow, OverlayError> {
+fn open(place: &OverlayDir, size: u64, base: Digest) -> Result<Cow, OverlayError> {
     Cow::open(place, Arc::new(ZeroDevice { size }), base)
 }
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use std::sync::Arc;
-use whimbrel_block::{Cow, Device, MemDevice, OverlayPlace};
+use whimbrel_block::{Cow, Device, MemDevice, OverlayDir};
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
 
 const PAGES: usize = 24;
@@ -11,8 +11,8 @@ fn base() -> Vec<u8> {
     (0..PAGES).flat_map(|page| vec![0x80 | page as u8; PAGE_SIZE]).collect()
 }
 
-fn place(dir: &tempfile::TempDir) -> OverlayPlace {
-    OverlayPlace { dir: dir.path().join("overlay"), live_dir: dir.path().join("live") }
+fn place(dir: &tempfile::TempDir) -> OverlayDir {
+    OverlayDir { dir: dir.path().join("overlay"), live_dir: dir.path().join("live") }
 }
 
 fn device() -> Arc<dyn Device> {

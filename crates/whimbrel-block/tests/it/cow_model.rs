@@ -7,7 +7,7 @@
 
 use proptest::prelude::*;
 use std::{fs, path::Path, sync::Arc};
-use whimbrel_block::{Cow, Device, MemDevice, OverlayPlace};
+use whimbrel_block::{Cow, Device, MemDevice, OverlayDir};
 use whimbrel_core::Digest;
 
 const PAGE: usize = 4096;
@@ -53,7 +53,7 @@ fn mix(old: &[u8], new: &[u8], unit: usize, lots: &mut u64) -> Vec<u8> {
 }
 
 struct World {
-    place: OverlayPlace,
+    place: OverlayDir,
     base: Arc<dyn Device>,
     cow: Option<Cow>,
     now: Vec<u8>,
@@ -63,7 +63,7 @@ struct World {
 
 impl World {
     fn new(dir: &Path) -> Self {
-        let place = OverlayPlace { dir: dir.join("overlay"), live_dir: dir.join("live") };
+        let place = OverlayDir { dir: dir.join("overlay"), live_dir: dir.join("live") };
         let now: Vec<u8> = (0..SIZE).map(|i| (i / 97 % 255) as u8 + 1).collect();
         let base: Arc<dyn Device> = Arc::new(MemDevice::new(now.clone()));
         let cow = Some(Cow::create(&place, base.clone(), Digest::of(b"base")).unwrap());

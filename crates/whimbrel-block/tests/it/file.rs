@@ -2,7 +2,7 @@
 
 use std::{fs, fs::File, path::Path, sync::Arc};
 use whimbrel_block::{
-    BlockError, Device, DiskPages, Extent, ExtentKind, Fault, FaultPlan, FileDevice, Tracked,
+    BlockError, Device, DiskPages, Extent, ExtentKind, FaultInjector, FaultPlan, FileDevice, TrackedDevice,
 };
 use whimbrel_core::PageRun;
 use whimbrel_machine::PageArray;
@@ -74,7 +74,8 @@ fn a_torn_write_is_marked_as_dirty() {
     let path = dir.path().join("image");
     fs::write(&path, vec![7; 16384]).unwrap();
     let plan = FaultPlan { write: Some(2), torn_at: 4096, flush: Some(1) };
-    let device = Tracked::new(Arc::new(Fault::new(Arc::new(FileDevice::open(&path).unwrap()), plan)));
+    let device =
+        TrackedDevice::new(Arc::new(FaultInjector::new(Arc::new(FileDevice::open(&path).unwrap()), plan)));
     device.write_at(0, &[1; 4096]).unwrap();
     assert_eq!(device.take_dirty().iter().collect::<Vec<_>>(), [0]);
     assert!(device.write_at(4096, &[2; 8192]).is_err());
@@ -96,7 +97,7 @@ fn a_disk_is_a_page_array_that_knows_where_its_data_is() {
     let file = sparse(&dir.path().join("image"), (3 << 30) + 4096);
     file.write_at(5 << 20, &[1; 8192]).unwrap();
     file.write_at((3 << 30) + 1, &[1]).unwrap();
-    let device = Arc::new(Tracked::new(Arc::new(file)));
+    let device = Arc::new(TrackedDevice::new(Arc::new(file)));
     let mut pages = DiskPages { name: "disk0".to_owned(), device: device.clone() };
     assert_eq!(pages.page_count(), (3 << 18) + 1);
     let populated = pages.populated().unwrap();

@@ -3,10 +3,10 @@
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use whimbrel_align::{Border, Cuts, SECTOR};
+use whimbrel_align::{AlignmentChange, PageAlignment, SECTOR};
 use whimbrel_block::{
-    BlockError, CutPages, CutsMismatch, Device, Extent, ExtentKind, MemDevice, Recut, Tracked, Uncut,
-    ZeroDevice,
+    AlignedDisk, AlignedPages, AlignmentMismatch, BlockError, Device, Extent, ExtentKind, MemDevice, RawDisk,
+    TrackedDevice, ZeroDevice,
 };
 use whimbrel_core::PAGE_SIZE;
 use whimbrel_machine::PageArray as _;
@@ -14,15 +14,15 @@ use whimbrel_machine::PageArray as _;
 const SIZE: u64 = 40_000;
 
 /// Cuts of [`SIZE`] bytes at any sectors.
-fn any_cuts() -> impl Strategy<Value = Cuts> {
+fn any_cuts() -> impl Strategy<Value = PageAlignment> {
     prop::collection::btree_map(1..SIZE / SECTOR, 0..8u64, 0..6).prop_map(|more| {
-        let mut borders = vec![Border { start: 0, phase: 0 }];
+        let mut borders = vec![AlignmentChange { start: 0, phase: 0 }];
         for (start, phase) in more {
             if borders.last().is_some_and(|last| last.phase != phase * SECTOR) {
-                borders.push(Border { start: start * SECTOR, phase: phase * SECTOR });
+                borders.push(AlignmentChange { start: start * SECTOR, phase: phase * SECTOR });
             }
         }
-        Cuts::new(SIZE, borders).unwrap()
+        PageAlignment::new(SIZE, borders).unwrap()
     })
 }
 
@@ -44,12 +44,12 @@ proptest! {
     #[test]
     fn a_disk_that_is_cut_and_put_together_is_the_same_disk(cuts in any_cuts(), ranges in prop::collection::vec(range(), 8)) {
         let disk = content();
-        let recut = Arc::new(Recut::new(Arc::new(MemDevice::new(disk.clone())), cuts.clone()).unwrap());
+        let recut = Arc::new(AlignedDisk::new(Arc::new(MemDevice::new(disk.clone())), cuts.clone()).unwrap());
         let all = read(&*recut, 0, recut.size());
         prop_assert!(disk.iter().enumerate().all(|(at, byte)| all[cuts.place_of(at as u64).unwrap() as usize] == *byte));
         // No byte of the content is zero, so all others are padding.
         prop_assert_eq!(all.iter().filter(|byte| **byte != 0).count() as u64, SIZE);
-        let uncut = Uncut::new(recut.clone(), cuts.clone()).unwrap();
+        let uncut = RawDisk::new(recut.clone(), cuts.clone()).unwrap();
         prop_assert_eq!(uncut.size(), SIZE);
         for (offset, len) in ranges {
             prop_assert!(read(&uncut, offset, len) == disk[offset as usize..(offset + len) as usize]);
@@ -69,7 +69,7 @@ proptest! {
     #[test]
     fn writes_through_the_cuts_are_writes_to_the_disk(cuts in any_cuts(), ranges in prop::collection::vec(range(), 8)) {
         let pages = Arc::new(MemDevice::new(vec![0; cuts.page_count() as usize * PAGE_SIZE]));
-        let uncut = Uncut::new(pages.clone(), cuts.clone()).unwrap();
+        let uncut = RawDisk::new(pages.clone(), cuts.clone()).unwrap();
         let mut disk = content();
         uncut.write_at(0, &disk).unwrap();
         for (number, (offset, len)) in ranges.into_iter().enumerate() {
@@ -82,21 +82,21 @@ proptest! {
             }
         }
         prop_assert!(read(&uncut, 0, SIZE) == disk);
-        let expected = Recut::new(Arc::new(MemDevice::new(disk)), cuts).unwrap();
+        let expected = AlignedDisk::new(Arc::new(MemDevice::new(disk)), cuts).unwrap();
         prop_assert!(read(&*pages, 0, pages.size()) == read(&expected, 0, expected.size()), "padding stays zero");
     }
 
     #[test]
     fn a_copy_kept_by_dirty_cut_pages_is_the_disk(cuts in any_cuts(), ranges in prop::collection::vec(range(), 9)) {
-        let device = Arc::new(Tracked::new(Arc::new(MemDevice::new(content()))));
-        let mut array = CutPages::new("disk0".into(), device.clone(), cuts.clone()).unwrap();
+        let device = Arc::new(TrackedDevice::new(Arc::new(MemDevice::new(content()))));
+        let mut array = AlignedPages::new("disk0".into(), device.clone(), cuts.clone()).unwrap();
         let mut copy = vec![0; array.page_count() as usize * PAGE_SIZE];
         let mut pages = array.populated().unwrap();
         for (number, (offset, len)) in ranges.into_iter().enumerate() {
             for run in pages.runs() {
                 array.read(run, &mut copy[run.offset() as usize..][..run.bytes()]).unwrap();
             }
-            let expected = Recut::new(device.clone(), cuts.clone()).unwrap();
+            let expected = AlignedDisk::new(device.clone(), cuts.clone()).unwrap();
             prop_assert!(copy == read(&expected, 0, expected.size()));
             device.write_at(offset, &vec![number as u8; len as usize]).unwrap();
             pages = array.take_dirty().unwrap();
@@ -139,9 +139,10 @@ impl Device for Counted {
 #[test]
 fn a_long_read_is_one_call_a_segment() {
     let borders = [(0, 0), (63 * 512, 3584), (8 << 20, 0)];
-    let cuts = Cuts::new(1 << 30, borders.map(|(start, phase)| Border { start, phase })).unwrap();
+    let cuts =
+        PageAlignment::new(1 << 30, borders.map(|(start, phase)| AlignmentChange { start, phase })).unwrap();
     let disk = Arc::new(Counted::default());
-    let recut = Recut::new(disk.clone(), cuts).unwrap();
+    let recut = AlignedDisk::new(disk.clone(), cuts).unwrap();
     let mut out = vec![0; 16 << 20];
     recut.read_at(0, &mut out).unwrap();
     assert_eq!(disk.0.swap(0, Ordering::Relaxed), 3);
@@ -153,12 +154,12 @@ fn a_long_read_is_one_call_a_segment() {
 
 #[test]
 fn cuts_of_another_disk_are_refused_and_holes_stay_holes() {
-    let cuts = Cuts::new(8192, [Border { start: 0, phase: 512 }]).unwrap();
-    let fits = |size| Recut::new(Arc::new(ZeroDevice { size }), cuts.clone()).map(drop);
-    assert_eq!(fits(4096), Err(CutsMismatch { expected: 8192, found: 4096 }));
+    let cuts = PageAlignment::new(8192, [AlignmentChange { start: 0, phase: 512 }]).unwrap();
+    let fits = |size| AlignedDisk::new(Arc::new(ZeroDevice { size }), cuts.clone()).map(drop);
+    assert_eq!(fits(4096), Err(AlignmentMismatch { expected: 8192, found: 4096 }));
     assert_eq!(fits(8192), Ok(()));
-    let uncut = |size| Uncut::new(Arc::new(ZeroDevice { size }), cuts.clone());
-    assert_eq!(uncut(8192).map(drop).unwrap_err(), CutsMismatch { expected: 12_288, found: 8192 });
+    let uncut = |size| RawDisk::new(Arc::new(ZeroDevice { size }), cuts.clone());
+    assert_eq!(uncut(8192).map(drop).unwrap_err(), AlignmentMismatch { expected: 12_288, found: 8192 });
     let hole = Extent { len: 8192, kind: ExtentKind::Hole };
     assert_eq!(uncut(12_288).unwrap().extents(0, 8192).unwrap(), [hole]);
 }

@@ -1,12 +1,12 @@
 //! A copy kept by dirty sets alone: it must equal the disk once the writers stop, whatever they did meanwhile.
 
 use std::sync::Arc;
-use whimbrel_block::{Device, MemDevice, Tracked};
+use whimbrel_block::{Device, MemDevice, TrackedDevice};
 use whimbrel_core::PageSet;
 
 const PAGES: u64 = 300;
 
-fn copy(from: &Tracked, dirty: &PageSet, to: &mut [u8]) {
+fn copy(from: &TrackedDevice, dirty: &PageSet, to: &mut [u8]) {
     for run in dirty.runs() {
         let at = run.offset() as usize;
         from.read_at(run.offset(), &mut to[at..at + run.bytes()]).unwrap();
@@ -15,7 +15,7 @@ fn copy(from: &Tracked, dirty: &PageSet, to: &mut [u8]) {
 
 #[test]
 fn no_write_is_lost_between_two_rounds() {
-    let device = Tracked::new(Arc::new(MemDevice::new(vec![0; PAGES as usize * 4096])));
+    let device = TrackedDevice::new(Arc::new(MemDevice::new(vec![0; PAGES as usize * 4096])));
     let mut replica = vec![0; PAGES as usize * 4096];
     let mut rounds = 0;
     std::thread::scope(|scope| {

@@ -9,9 +9,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use whimbrel_core::{Digest, PAGE_SIZE};
 use whimbrel_hashcache::format::HeaderError;
-use whimbrel_hashcache::{CacheError, Geometry, HashCache, Location, Missing, SourceKind};
+use whimbrel_hashcache::{CacheError, Geometry, HashCache, Location, OnMissing, SourceKind};
 
-fn open(path: &Path, missing: Missing) -> Result<HashCache, CacheError> {
+fn open(path: &Path, missing: OnMissing) -> Result<HashCache, CacheError> {
     HashCache::open_seeded(path, missing, 1)
 }
 
@@ -38,18 +38,18 @@ fn a_table_that_cannot_be_used_says_so_and_is_made_anew_only_when_asked() {
     ];
     for (name, bytes) in spoilt {
         std::fs::write(&path, &bytes).unwrap();
-        for missing in [Missing::Fail, Missing::Create(geometry)] {
+        for missing in [OnMissing::Fail, OnMissing::Create(geometry)] {
             let error = open(&path, missing).unwrap_err();
             assert!(matches!(error, CacheError::Unusable { .. }), "{name}: {error}");
             assert!(error.to_string().contains("made anew"), "{error}");
         }
-        let cache = open(&path, Missing::Recreate(geometry)).unwrap();
+        let cache = open(&path, OnMissing::Recreate(geometry)).unwrap();
         assert_eq!(cache.geometry(), geometry, "{name}");
         drop(cache);
-        assert_eq!(open(&path, Missing::Fail).unwrap().stats().used, 0, "{name}");
+        assert_eq!(open(&path, OnMissing::Fail).unwrap().stats().used, 0, "{name}");
     }
     std::fs::write(&path, with(8, 2)).unwrap();
-    let error = open(&path, Missing::Fail).unwrap_err();
+    let error = open(&path, OnMissing::Fail).unwrap_err();
     assert!(
         matches!(error, CacheError::Unusable { source: HeaderError::Version { found: 2 }, .. }),
         "{error:?}"
@@ -63,7 +63,7 @@ fn a_file_that_never_was_a_table_is_not_replaced() {
     let path = folder.path().join("image.raw");
     for content in [b"short".to_vec(), vec![7; 10000]] {
         std::fs::write(&path, &content).unwrap();
-        let result = open(&path, Missing::Recreate(Geometry::for_pages(10)));
+        let result = open(&path, OnMissing::Recreate(Geometry::for_pages(10)));
         assert!(matches!(result, Err(CacheError::Foreign { .. })));
         assert_eq!(std::fs::read(&path).unwrap(), content);
     }
@@ -75,7 +75,7 @@ fn a_table_replaced_under_an_open_handle_does_it_no_harm() {
     let file = fixture.write("image", 1..100);
     fixture.add(&file).unwrap();
     std::fs::remove_file(fixture.cache.path()).unwrap();
-    let other = open(fixture.cache.path(), Missing::Create(Geometry::for_pages(10))).unwrap();
+    let other = open(fixture.cache.path(), OnMissing::Create(Geometry::for_pages(10))).unwrap();
     assert_eq!(count(&fixture.cache, 1..100), 99);
     assert_eq!(count(&other, 1..100), 0);
 }
@@ -142,7 +142,7 @@ impl World {
 
     fn reopen(&mut self) {
         self.cache = None;
-        let missing = Missing::Recreate(Geometry::for_pages(3000));
+        let missing = OnMissing::Recreate(Geometry::for_pages(3000));
         self.cache = Some(match open(&self.table(), missing) {
             Err(CacheError::Foreign { .. }) => {
                 std::fs::remove_file(self.table()).unwrap();
@@ -273,7 +273,7 @@ impl Drop for Stop<'_> {
 
 /// The work of each of two processes: adds files, gets their pages, forgets and adds again.
 fn write_and_read(table: &Path, own: &Path, common: &Path, numbers: std::ops::Range<u64>) {
-    let cache = HashCache::open(table, Missing::Fail).unwrap();
+    let cache = HashCache::open(table, OnMissing::Fail).unwrap();
     for round in 0..8 {
         cache.add(own, SourceKind::Raw, None, &onward).unwrap();
         cache.add(common, SourceKind::Raw, None, &onward).unwrap();

@@ -6,9 +6,9 @@ use std::ops::ControlFlow;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use whimbrel_align::{Border, Cuts};
+use whimbrel_align::{AlignmentChange, PageAlignment};
 use whimbrel_core::{Digest, PAGE_SIZE};
-use whimbrel_hashcache::{CacheError, Geometry, HashCache, Location, Missing, SourceKind};
+use whimbrel_hashcache::{CacheError, Geometry, HashCache, Location, OnMissing, SourceKind};
 
 #[test]
 fn pages_of_a_file_are_found_and_zero_pages_and_strangers_are_not() {
@@ -39,7 +39,7 @@ fn a_table_outlives_its_handle() {
     let path = cache.path().to_owned();
     cache.flush().unwrap();
     drop(cache);
-    let cache = HashCache::open(&path, Missing::Fail).unwrap();
+    let cache = HashCache::open(&path, OnMissing::Fail).unwrap();
     assert_eq!(count(&cache, 1..100), 99);
     assert_eq!(cache.stats().hits, 99);
 }
@@ -129,7 +129,7 @@ fn a_page_in_two_files_is_found_when_one_of_them_goes() {
 fn forgotten_files_leave_nothing_and_their_number_is_used_again() {
     let folder = tempfile::tempdir().unwrap();
     let geometry = Geometry::for_pages(4000).with_sources(4);
-    let cache = HashCache::open(&folder.path().join("table"), Missing::Create(geometry)).unwrap();
+    let cache = HashCache::open(&folder.path().join("table"), OnMissing::Create(geometry)).unwrap();
     let paths: Vec<_> = (0..6u64)
         .map(|number| {
             let path = folder.path().join(number.to_string());
@@ -192,8 +192,11 @@ fn a_partition_at_an_odd_sector_is_cut_where_its_pages_begin() {
     let mut disk = vec![0x55; start];
     disk.extend(image(1..400));
     std::fs::write(&file, &disk).unwrap();
-    let borders = [Border { start: 0, phase: 0 }, Border { start: start as u64, phase: start as u64 % 4096 }];
-    let cuts = Cuts::new(disk.len() as u64, borders).unwrap();
+    let borders = [
+        AlignmentChange { start: 0, phase: 0 },
+        AlignmentChange { start: start as u64, phase: start as u64 % 4096 },
+    ];
+    let cuts = PageAlignment::new(disk.len() as u64, borders).unwrap();
     fixture.add(&file).unwrap();
     assert_eq!(count(&fixture.cache, 1..400), 0, "the grid of the disk is another");
     let added = fixture.cache.add(&file, SourceKind::Raw, Some(&cuts), &onward).unwrap();

@@ -3,7 +3,7 @@
 use crate::common::{Fixture, count, image, onward, page};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use whimbrel_align::{Border, Cuts};
+use whimbrel_align::{AlignmentChange, PageAlignment};
 use whimbrel_hashcache::qcow2::{Map, Qcow2Error};
 use whimbrel_hashcache::{CacheError, SourceKind};
 
@@ -64,8 +64,8 @@ fn file_pages_at_an_odd_sector_are_found_across_clusters() {
     let data = [vec![0; start as usize], image(1..600)].concat();
     std::fs::write(&raw, &data).unwrap();
     let path = convert(&fixture, &raw, "image.qcow2", "cluster_size=4k", &[]);
-    let borders = [Border { start: 0, phase: 0 }, Border { start, phase: start % 4096 }];
-    let cuts = Cuts::new(data.len() as u64, borders).unwrap();
+    let borders = [AlignmentChange { start: 0, phase: 0 }, AlignmentChange { start, phase: start % 4096 }];
+    let cuts = PageAlignment::new(data.len() as u64, borders).unwrap();
     fixture.cache.add(&path, SourceKind::Qcow2, Some(&cuts), &onward).unwrap();
     // The first and the last cluster are shared with zeros; all between lie in one piece.
     assert!(count(&fixture.cache, 1..600) >= 595);

@@ -7,24 +7,26 @@
 //! A machine that finds no room, or fails to move, runs on here and is named; the others are not held up by it. Another host may
 //! order it (`order`): then only machines move that it may read and write here, and it learns of no others.
 
-mod order;
-mod plan;
-mod room;
+mod capacity;
+pub(crate) mod plan;
+pub(crate) mod remote;
 
-pub(crate) use order::EmptyHost;
-pub(crate) use room::{AskRoom, HasRoom};
+pub(crate) use capacity::{CapacityReply, QueryCapacity};
+pub(crate) use remote::EvacuateHost;
 
 use crate::{
-    error::HostError,
-    host::Host,
-    machine::Machine,
-    operation::Reporter,
-    refs,
-    rights::{self, Access},
+    core::{
+        error::DaemonError,
+        operations::ProgressReporter,
+        refs,
+        rights::{self, Access},
+    },
+    daemon::Daemon,
+    machine::entry::Machine,
 };
-use order::OrderId;
-use plan::{Candidate, Placed, Target};
-use room::MayCome;
+use capacity::CapacityQuery;
+use plan::{CandidateHost, MovableMachine, Placed};
+use remote::EvacuationId;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
@@ -34,7 +36,7 @@ use std::{
     time::Duration,
 };
 use whimbrel_api::{
-    ApiError, ErrorCode, EvacuateReport, EvacuateRequest, Evacuated, MachineInfo, MachineState,
+    ApiError, ErrorCode, EvacuateReport, EvacuateRequest, EvacuatedMachine, MachineInfo, MachineState,
     MigrateRequest, MoveOutcome, Operation, OperationId, OperationKind, OperationResult, OperationState,
     Unit,
 };
@@ -53,14 +55,14 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Whether an evacuation is under way; there is one at a time.
 #[derive(Default)]
-pub(crate) struct Evacuating {
+pub(crate) struct EvacuationState {
     under_way: AtomicBool,
     /// The last one that another host has ordered.
-    ordered: Mutex<Option<(OrderId, OperationId)>>,
+    ordered: Mutex<Option<(EvacuationId, OperationId)>>,
 }
 
 /// The right to evacuate. Given back on drop.
-struct Alone(Arc<Host>);
+struct Alone(Arc<Daemon>);
 
 impl Drop for Alone {
     fn drop(&mut self) {
@@ -68,9 +70,9 @@ impl Drop for Alone {
     }
 }
 
-impl Host {
+impl Daemon {
     /// Moves all machines that run on a host to others.
-    pub(crate) fn evacuate(self: &Arc<Self>, mut request: EvacuateRequest) -> Result<Operation, HostError> {
+    pub(crate) fn evacuate(self: &Arc<Self>, mut request: EvacuateRequest) -> Result<Operation, DaemonError> {
         match request.host.take() {
             Some(host) if host != self.name => self.order_evacuation(host, request),
             _ => self.evacuate_here(request, None),
@@ -82,19 +84,21 @@ impl Host {
         self: &Arc<Self>,
         request: EvacuateRequest,
         by: Option<PeerIdentity>,
-    ) -> Result<Operation, HostError> {
+    ) -> Result<Operation, DaemonError> {
         let parallel = request.parallel.unwrap_or(PARALLEL);
         if !(1..=PARALLEL_MAX).contains(&parallel) {
-            return Err(HostError::invalid(format!(
+            return Err(DaemonError::invalid(format!(
                 "1 to {PARALLEL_MAX} machines can move at the same time"
             )));
         }
         if !(SAMPLE_MS_MIN..=SAMPLE_MS_MAX).contains(&request.sample_ms.unwrap_or(SAMPLE_MS)) {
-            return Err(HostError::invalid(format!("a look takes {SAMPLE_MS_MIN} ms to {SAMPLE_MS_MAX} ms")));
+            return Err(DaemonError::invalid(format!(
+                "a look takes {SAMPLE_MS_MIN} ms to {SAMPLE_MS_MAX} ms"
+            )));
         }
         let targets = self.targets(&request)?;
         if self.evacuating.under_way.swap(true, Ordering::AcqRel) {
-            return Err(HostError::Evacuating);
+            return Err(DaemonError::Evacuating);
         }
         let alone = Alone(self.clone());
         Ok(self.operations().start(OperationKind::Evacuate, self.name.to_string(), move |reporter| {
@@ -110,20 +114,20 @@ impl Host {
     }
 
     /// Hosts that machines may go to.
-    fn targets(&self, request: &EvacuateRequest) -> Result<Vec<HostName>, HostError> {
+    fn targets(&self, request: &EvacuateRequest) -> Result<Vec<HostName>, DaemonError> {
         let named: BTreeSet<HostName> = request.to.iter().cloned().collect();
         if named.contains(&self.name) {
-            return Err(HostError::invalid(format!("{} is the host that is to be emptied", self.name)));
+            return Err(DaemonError::invalid(format!("{} is the host that is to be emptied", self.name)));
         }
         named.iter().try_for_each(|host| self.route(host).map(drop))?;
         if !named.is_empty() {
             return Ok(named.into_iter().collect());
         }
-        let trusted = self.trust.list().map_err(|source| HostError::Identity { source: source.into() })?;
+        let trusted = self.trust.list().map_err(|source| DaemonError::Identity { source: source.into() })?;
         let reachable: Vec<_> =
             trusted.into_iter().map(|peer| peer.name).filter(|name| self.route(name).is_ok()).collect();
         match reachable.is_empty() {
-            true => Err(HostError::invalid("no other host is trusted: add one with `whimbrel trust add`")),
+            true => Err(DaemonError::invalid("no other host is trusted: add one with `whimbrel trust add`")),
             false => Ok(reachable),
         }
     }
@@ -146,21 +150,21 @@ impl Host {
         theirs: &Theirs,
         request: &EvacuateRequest,
         targets: Vec<HostName>,
-        reporter: &Reporter,
-    ) -> Result<(Vec<Placed>, Vec<MachineInfo>), HostError> {
+        reporter: &ProgressReporter,
+    ) -> Result<(Vec<Placed>, Vec<MachineInfo>), DaemonError> {
         let (moving, left): (Vec<_>, Vec<_>) =
             theirs.machines.iter().cloned().partition(|machine| moves(&machine.info().state));
         reporter.progress("looking at what the machines dirty", Unit::Items, 0, Some(moving.len() as u64));
         let time = Duration::from_millis(request.sample_ms.unwrap_or(SAMPLE_MS));
         let dirtied = self.dirtied_in(&moving, time, &|| !reporter.is_cancelled());
         if reporter.is_cancelled() {
-            return Err(HostError::Cancelled { left: "nothing was moved".to_owned() });
+            return Err(DaemonError::Cancelled { left: "nothing was moved".to_owned() });
         }
         reporter.progress("asking the other hosts for room", Unit::Items, 0, Some(targets.len() as u64));
-        let coming: Vec<MayCome> = moving.iter().map(may_come).collect();
+        let coming: Vec<CapacityQuery> = moving.iter().map(may_come).collect();
         let ask = |host: HostName| {
-            let room = self.ask_room(&host, &coming).map_err(|error| crate::peers::chain(&error));
-            Target { host, room }
+            let room = self.ask_room(&host, &coming).map_err(|error| crate::server::peer_rpc::chain(&error));
+            CandidateHost { host, room }
         };
         let targets = std::thread::scope(|scope| {
             let asked: Vec<_> = targets.into_iter().map(|host| scope.spawn(|| ask(host))).collect();
@@ -195,21 +199,21 @@ fn moves(state: &MachineState) -> bool {
     matches!(state, MachineState::Running | MachineState::Paused | MachineState::Lazy { .. })
 }
 
-fn may_come(machine: &Arc<Machine>) -> MayCome {
-    MayCome { name: machine.name().clone(), machine: machine.machine_type() }
+fn may_come(machine: &Arc<Machine>) -> CapacityQuery {
+    CapacityQuery { name: machine.name().clone(), machine: machine.machine_type() }
 }
 
-fn candidate(info: &MachineInfo, dirtied: &BTreeMap<MachineName, u64>) -> Candidate {
+fn candidate(info: &MachineInfo, dirtied: &BTreeMap<MachineName, u64>) -> MovableMachine {
     let disks = info.disks.iter().fold(0, |sum: u64, disk| sum.saturating_add(disk.size.0));
     let dirtied = dirtied.get(&info.name).copied().unwrap_or_default();
-    Candidate { name: info.name.clone(), memory: info.memory.0, disks, dirtied }
+    MovableMachine { name: info.name.clone(), memory: info.memory.0, disks, dirtied }
 }
 
 /// Machines on their way, one after the other or a few at a time.
 struct Evacuation<'a> {
-    host: &'a Arc<Host>,
+    host: &'a Arc<Daemon>,
     request: &'a EvacuateRequest,
-    reporter: &'a Reporter,
+    reporter: &'a ProgressReporter,
     placed: Vec<Placed>,
     state: Mutex<State>,
 }
@@ -227,10 +231,10 @@ struct State {
 
 impl<'a> Evacuation<'a> {
     fn new(
-        host: &'a Arc<Host>,
+        host: &'a Arc<Daemon>,
         request: &'a EvacuateRequest,
         placed: Vec<Placed>,
-        reporter: &'a Reporter,
+        reporter: &'a ProgressReporter,
     ) -> Self {
         Self { host, request, reporter, placed, state: Mutex::default() }
     }
@@ -260,7 +264,7 @@ impl<'a> Evacuation<'a> {
             state.next += 1;
             if let Ok(to) = place {
                 state.under_way.insert(format!("{} to {to}", machine.name));
-                self.tell(&state);
+                self.report_progress(&state);
                 return Some((index, &machine.name, to));
             }
         }
@@ -271,10 +275,10 @@ impl<'a> Evacuation<'a> {
         state.halted |= self.request.stop_on_failure && matches!(outcome, MoveOutcome::Failed { .. });
         state.under_way.remove(&format!("{machine} to {to}"));
         state.outcomes.insert(index, outcome);
-        self.tell(&state);
+        self.report_progress(&state);
     }
 
-    fn tell(&self, state: &State) {
+    fn report_progress(&self, state: &State) {
         let stage = match state.under_way.is_empty() {
             true => "moving".to_owned(),
             false => format!("moving {}", state.under_way.iter().cloned().collect::<Vec<_>>().join(", ")),
@@ -300,14 +304,14 @@ impl<'a> Evacuation<'a> {
             Some(OperationState::Cancelled { left }) => MoveOutcome::Failed {
                 error: ApiError::new(ErrorCode::Cancelled, format!("cancelled: {left}")),
             },
-            _ => MoveOutcome::Failed { error: HostError::Panicked.to_api() },
+            _ => MoveOutcome::Failed { error: DaemonError::Panicked.to_api() },
         }
     }
 
     /// A migration as a caller of the API would ask for it who says no more than this.
-    fn migration(&self, to: &HostName) -> Result<MigrateRequest, HostError> {
+    fn migration(&self, to: &HostName) -> Result<MigrateRequest, DaemonError> {
         let said = serde_json::json!({ "host": to, "rate_max": self.request.rate_max });
-        serde_json::from_value(said).map_err(|error| HostError::invalid(error.to_string()))
+        serde_json::from_value(said).map_err(|error| DaemonError::invalid(error.to_string()))
     }
 
     /// Waits for the end of a migration. Told to stop, it tells the migration, which still says how it ended.
@@ -327,13 +331,13 @@ impl<'a> Evacuation<'a> {
         }
     }
 
-    fn report(self, left: Vec<MachineInfo>, withheld: u32) -> Result<OperationResult, HostError> {
+    fn report(self, left: Vec<MachineInfo>, withheld: u32) -> Result<OperationResult, DaemonError> {
         let cancelled = self.reporter.is_cancelled();
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut outcomes = state.outcomes;
         let all_placed = self.placed.iter().all(|(_, place)| place.is_ok());
         let dry_run = self.request.dry_run;
-        let mut machines: Vec<Evacuated> = Vec::new();
+        let mut machines: Vec<EvacuatedMachine> = Vec::new();
         for (index, (machine, place)) in self.placed.into_iter().enumerate() {
             let (host, outcome) = match place {
                 Err(reasons) => (None, MoveOutcome::NoRoom { reasons }),
@@ -341,12 +345,18 @@ impl<'a> Evacuation<'a> {
                 Ok(host) => (Some(host), outcomes.remove(&index).unwrap_or(MoveOutcome::NotBegun)),
             };
             let (name, memory) = (machine.name, ByteSize(machine.memory));
-            machines.push(Evacuated { name, memory, dirtied_pages: Some(machine.dirtied), host, outcome });
+            machines.push(EvacuatedMachine {
+                name,
+                memory,
+                dirtied_pages: Some(machine.dirtied),
+                host,
+                outcome,
+            });
         }
         if cancelled {
-            return Err(HostError::Cancelled { left: what_is_left(&self.host.name, &machines) });
+            return Err(DaemonError::Cancelled { left: what_is_left(&self.host.name, &machines) });
         }
-        machines.extend(left.into_iter().map(|info| Evacuated {
+        machines.extend(left.into_iter().map(|info| EvacuatedMachine {
             name: info.name,
             memory: info.memory,
             dirtied_pages: None,
@@ -359,7 +369,7 @@ impl<'a> Evacuation<'a> {
 }
 
 /// What a cancelled evacuation has left.
-fn what_is_left(host: &HostName, machines: &[Evacuated]) -> String {
+fn what_is_left(host: &HostName, machines: &[EvacuatedMachine]) -> String {
     let names = |moved: bool| {
         let of = machines.iter().filter(|m| matches!(m.outcome, MoveOutcome::Moved { .. }) == moved);
         of.map(|machine| machine.name.as_str()).collect::<Vec<_>>().join(", ")

@@ -9,7 +9,7 @@ use whimbrel_core::{ByteSize, HostName, MachineName};
 
 /// A machine that is to move.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Candidate {
+pub(crate) struct MovableMachine {
     pub(crate) name: MachineName,
     pub(crate) memory: u64,
     pub(crate) disks: u64,
@@ -19,15 +19,15 @@ pub(crate) struct Candidate {
 
 /// A host that may take machines.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct CandidateHost {
     pub(crate) host: HostName,
     /// What it has, or why it takes none.
-    pub(crate) room: Result<Room, String>,
+    pub(crate) room: Result<SpareCapacity, String>,
 }
 
 /// What a host has for machines of others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct SpareCapacity {
     pub(crate) memory: u64,
     pub(crate) disk: u64,
     /// Machines that it will not take whatever room there is, and why.
@@ -35,10 +35,10 @@ pub(crate) struct Room {
 }
 
 /// A machine and its new host, or why each host does not take it.
-pub(crate) type Placed = (Candidate, Result<HostName, Vec<String>>);
+pub(crate) type Placed = (MovableMachine, Result<HostName, Vec<String>>);
 
 /// Puts the machines in order and finds a place for each.
-pub(crate) fn plan(mut machines: Vec<Candidate>, mut targets: Vec<Target>) -> Vec<Placed> {
+pub(crate) fn plan(mut machines: Vec<MovableMachine>, mut targets: Vec<CandidateHost>) -> Vec<Placed> {
     machines.sort_by(|a, b| (a.dirtied, a.memory, &a.name).cmp(&(b.dirtied, b.memory, &b.name)));
     machines
         .into_iter()
@@ -49,9 +49,9 @@ pub(crate) fn plan(mut machines: Vec<Candidate>, mut targets: Vec<Target>) -> Ve
         .collect()
 }
 
-fn place(machine: &Candidate, targets: &mut [Target]) -> Result<HostName, Vec<String>> {
+fn place(machine: &MovableMachine, targets: &mut [CandidateHost]) -> Result<HostName, Vec<String>> {
     let mut reasons = Vec::new();
-    let mut best: Option<(&HostName, &mut Room)> = None;
+    let mut best: Option<(&HostName, &mut SpareCapacity)> = None;
     for target in targets {
         match target.room.as_mut().map_err(|reason| reason.clone()).and_then(|room| {
             room.takes(machine)?;
@@ -70,9 +70,9 @@ fn place(machine: &Candidate, targets: &mut [Target]) -> Result<HostName, Vec<St
     Ok(host.clone())
 }
 
-impl Room {
+impl SpareCapacity {
     /// Whether there is room for it, or why not.
-    fn takes(&self, machine: &Candidate) -> Result<(), String> {
+    fn takes(&self, machine: &MovableMachine) -> Result<(), String> {
         let short = |what: &str, needs: u64, has: u64| {
             let (needs, has) = (ByteSize(needs), ByteSize(has));
             Err(format!("it needs {needs} of {what}, {has} are free"))
@@ -91,13 +91,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn machine(name: &str, memory: u64, dirtied: u64) -> Candidate {
-        Candidate { name: name.parse().unwrap(), memory, disks: 10, dirtied }
+    fn machine(name: &str, memory: u64, dirtied: u64) -> MovableMachine {
+        MovableMachine { name: name.parse().unwrap(), memory, disks: 10, dirtied }
     }
 
-    fn target(host: &str, memory: u64) -> Target {
-        let room = Room { memory, disk: 1000, refused: BTreeMap::new() };
-        Target { host: host.parse().unwrap(), room: Ok(room) }
+    fn target(host: &str, memory: u64) -> CandidateHost {
+        let room = SpareCapacity { memory, disk: 1000, refused: BTreeMap::new() };
+        CandidateHost { host: host.parse().unwrap(), room: Ok(room) }
     }
 
     fn places(placed: &[Placed]) -> Vec<(&str, Option<&str>)> {
@@ -118,7 +118,7 @@ mod tests {
     fn a_machine_that_fits_nowhere_is_told_why_by_each_host_and_those_after_it_still_go() {
         let mut full = target("full", 1 << 30);
         full.room.as_mut().unwrap().refused.insert("big".parse().unwrap(), "the name is taken".into());
-        let lost = Target { host: "lost".parse().unwrap(), room: Err("it cannot be reached".into()) };
+        let lost = CandidateHost { host: "lost".parse().unwrap(), room: Err("it cannot be reached".into()) };
         let machines = vec![machine("big", 1 << 20, 1), machine("small", 1 << 10, 2)];
         let placed = plan(machines, vec![target("beta", 1 << 12), full, lost]);
         assert_eq!(places(&placed), [("big", None), ("small", Some("full"))]);
@@ -138,13 +138,13 @@ mod tests {
             machines in proptest::collection::vec((1..60u64, 0..60u64, 0..9u64), 0..12),
             rooms in proptest::collection::vec((0..120u64, 0..120u64), 0..4),
         ) {
-            let candidate = |(number, (memory, disks, dirtied)): (usize, &(u64, u64, u64))| Candidate {
+            let candidate = |(number, (memory, disks, dirtied)): (usize, &(u64, u64, u64))| MovableMachine {
                 name: format!("m{number}").parse().unwrap(), memory: *memory, disks: *disks, dirtied: *dirtied,
             };
             let machines: Vec<_> = machines.iter().enumerate().map(candidate).collect();
-            let targets: Vec<_> = rooms.iter().enumerate().map(|(number, (memory, disk))| Target {
+            let targets: Vec<_> = rooms.iter().enumerate().map(|(number, (memory, disk))| CandidateHost {
                 host: format!("h{number}").parse().unwrap(),
-                room: Ok(Room { memory: *memory, disk: *disk, refused: BTreeMap::new() }),
+                room: Ok(SpareCapacity { memory: *memory, disk: *disk, refused: BTreeMap::new() }),
             }).collect();
             let placed = plan(machines.clone(), targets.clone());
             prop_assert_eq!(placed.len(), machines.len());

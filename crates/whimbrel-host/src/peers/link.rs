@@ -1,7 +1,8 @@
 //! Connections to other hosts, by whichever carrier their entry names, as an engine on a plain thread sees them.
 
-use super::{Apart, Peers, ssh};
-use crate::{error::HostError, host::Host};
+use super::ssh;
+use crate::server::peer_rpc::{Apart, Peers};
+use crate::{core::error::DaemonError, daemon::Daemon};
 use bytes::Bytes;
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -19,13 +20,14 @@ use whimbrel_wire::{
 /// All messages of a migration are one stream: pages, then the end of them, then the commit.
 const STREAM: u16 = 1;
 
-impl Host {
+impl Daemon {
     /// The way to a trusted host.
-    pub(crate) fn route(&self, name: &HostName) -> Result<Route, HostError> {
-        let peer = self.trust.named(name).map_err(|source| HostError::Identity { source: source.into() })?;
-        let peer = peer.ok_or_else(|| HostError::Untrusted { host: name.clone() })?;
+    pub(crate) fn route(&self, name: &HostName) -> Result<Route, DaemonError> {
+        let peer =
+            self.trust.named(name).map_err(|source| DaemonError::Identity { source: source.into() })?;
+        let peer = peer.ok_or_else(|| DaemonError::Untrusted { host: name.clone() })?;
         let no_address =
-            || HostError::invalid(format!("no address is known for {name}: add it with `whimbrel trust`"));
+            || DaemonError::invalid(format!("no address is known for {name}: add it with `whimbrel trust`"));
         peer.route().ok_or_else(no_address)
     }
 }
@@ -39,7 +41,7 @@ pub(crate) struct PeerLink {
     connection: Connection,
     bulk: Mutex<Bulk>,
     /// Makes another connection.
-    another: Box<dyn Fn() -> Result<Connection, HostError> + Send + Sync>,
+    another: Box<dyn Fn() -> Result<Connection, DaemonError> + Send + Sync>,
 }
 
 /// Connections for pages beside the first.
@@ -65,7 +67,11 @@ fn pays(rate: f64, have: usize) -> bool {
 }
 
 /// A new connection to a trusted host, whose calls over it `service` answers.
-pub(crate) fn connect(host: &Host, name: &HostName, service: impl Service) -> Result<Connection, HostError> {
+pub(crate) fn connect(
+    host: &Daemon,
+    name: &HostName,
+    service: impl Service,
+) -> Result<Connection, DaemonError> {
     let route = host.route(name)?;
     let endpoint = Endpoint::new(host.name.clone(), service);
     match route {
@@ -76,21 +82,21 @@ pub(crate) fn connect(host: &Host, name: &HostName, service: impl Service) -> Re
         Route::Ssh { destination } => host
             .runtime
             .block_on(ssh::connect(destination, endpoint))
-            .map_err(|source| HostError::Ssh { host: name.clone(), source: Box::new(source) }),
+            .map_err(|source| DaemonError::Ssh { host: name.clone(), source: Box::new(source) }),
     }
 }
 
 /// Whoever is connected to takes the connection for a way to this host, and asks over it what it likes.
-fn answering(host: &Host) -> Apart {
+fn answering(host: &Daemon) -> Apart {
     Apart(Peers::new(&host.me))
 }
 
 impl PeerLink {
-    pub(crate) fn connect(host: &Host, name: &HostName) -> Result<Self, HostError> {
+    pub(crate) fn connect(host: &Daemon, name: &HostName) -> Result<Self, DaemonError> {
         let connection = connect(host, name, answering(host))?;
         let (me, to) = (host.me.clone(), name.clone());
         let another = move || {
-            let host = me.upgrade().ok_or_else(|| HostError::invalid("the host is closing down"))?;
+            let host = me.upgrade().ok_or_else(|| DaemonError::invalid("the host is closing down"))?;
             connect(&host, &to, answering(&host))
         };
         Ok(Self { connection, bulk: Mutex::default(), another: Box::new(another) })
@@ -164,13 +170,13 @@ impl Link for PeerLink {
     }
 }
 
-fn tls_error(host: &HostName, source: ConnectError) -> HostError {
+fn tls_error(host: &HostName, source: ConnectError) -> DaemonError {
     let (host, source) = (host.clone(), Box::new(source));
     match *source {
         ConnectError::NotTrusted { .. } | ConnectError::WrongKey { .. } => {
-            HostError::NotTrustedThere { host, source }
+            DaemonError::NotTrustedThere { host, source }
         }
-        _ => HostError::Unreachable { host, source },
+        _ => DaemonError::Unreachable { host, source },
     }
 }
 

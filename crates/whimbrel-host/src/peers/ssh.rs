@@ -2,7 +2,7 @@
 //! nothing does, told by ssh's own words and by the exit code of what ran.
 
 use std::{io, time::Duration};
-use whimbrel_wire::{ConnectError, Connection, Endpoint, SshCommand, Stage, connect_ssh};
+use whimbrel_wire::{ConnectError, ConnectStep, Connection, Endpoint, SshCommand, connect_ssh};
 
 /// ssh's own failure (ssh(1), EXIT STATUS).
 const SSH_FAILED: i32 = 255;
@@ -32,7 +32,7 @@ pub enum SshError {
 impl SshError {
     fn new(destination: String, source: ConnectError) -> Self {
         match source {
-            ConnectError::Io { stage: Stage::Dial, source } => Self::Start { source },
+            ConnectError::Io { stage: ConnectStep::Dial, source } => Self::Start { source },
             ConnectError::Ssh { status, .. } => match status.code() {
                 Some(SSH_FAILED) => Self::Login { destination, source },
                 Some(code) if NO_COMMAND.contains(&code) => Self::NoCommand { destination, source },

@@ -3,7 +3,7 @@
 //! Nothing here waits for longer than it is told to, and a link can be cut from another thread: a host that was unplugged in the
 //! middle of a transfer says nothing for a long time.
 
-use crate::{error::HostError, host::Host, peers};
+use crate::{core::error::DaemonError, daemon::Daemon, server::peer_rpc};
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -13,14 +13,14 @@ use std::{
 use tokio::sync::watch;
 use whimbrel_core::HostName;
 use whimbrel_migrate::link::{Answer, Link, LinkError};
-use whimbrel_protect::protocol::{self, Fate, ProtectionId};
+use whimbrel_protect::protocol::{self, ProtectionId, StandbyOutcome};
 use whimbrel_wire::{CallError, Connection, Request};
 
 /// All pages of a protection are one stream.
 const STREAM: u16 = 3;
 
 /// The connection that pages travel over.
-pub(super) struct PageLink {
+pub(in crate::protect) struct PageLink {
     connection: Connection,
     runtime: tokio::runtime::Handle,
     cut: watch::Sender<bool>,
@@ -29,20 +29,20 @@ pub(super) struct PageLink {
 }
 
 impl PageLink {
-    pub(super) fn connect(host: &Host, to: &HostName, rate_max: Option<u64>) -> Result<Self, HostError> {
-        let (connection, runtime) = (peers::connect_apart(host, to)?, host.runtime.clone());
+    pub(in crate::protect) fn connect(host: &Daemon, to: &HostName, rate_max: Option<u64>) -> Result<Self, DaemonError> {
+        let (connection, runtime) = (peer_rpc::connect_apart(host, to)?, host.runtime.clone());
         let link = Self { connection, runtime, cut: watch::Sender::new(false), rate_max };
         link.limit_rate(None);
         Ok(link)
     }
 
     /// Ends it: whoever waits is told at once.
-    pub(super) fn cut(&self) {
+    pub(in crate::protect) fn cut(&self) {
         self.cut.send_replace(true);
         self.connection.close();
     }
 
-    pub(super) fn bytes_both_ways(&self) -> u64 {
+    pub(in crate::protect) fn bytes_both_ways(&self) -> u64 {
         let traffic = self.connection.traffic();
         traffic.sent + traffic.received
     }
@@ -107,23 +107,23 @@ fn link_error(error: CallError) -> LinkError {
 }
 
 /// A way to ask another host short questions: connects when it must, and again after a failure.
-pub(super) struct Line {
-    host: Arc<Host>,
+pub(in crate::protect) struct ControlLink {
+    host: Arc<Daemon>,
     to: HostName,
     connection: Mutex<Option<Connection>>,
 }
 
-impl Line {
-    pub(super) fn new(host: &Arc<Host>, to: &HostName) -> Self {
+impl ControlLink {
+    pub(in crate::protect) fn new(host: &Arc<Daemon>, to: &HostName) -> Self {
         Self { host: host.clone(), to: to.clone(), connection: Mutex::new(None) }
     }
 
-    pub(super) fn to(&self) -> &HostName {
+    pub(in crate::protect) fn to(&self) -> &HostName {
         &self.to
     }
 
     /// Asks; none if no answer came within `patience`.
-    pub(super) fn ask<H: Serialize, R: DeserializeOwned>(
+    pub(in crate::protect) fn ask<H: Serialize, R: DeserializeOwned>(
         &self,
         kind: u16,
         header: &H,
@@ -133,7 +133,7 @@ impl Line {
     }
 
     /// Asks with a payload.
-    pub(super) fn ask_with<H: Serialize, R: DeserializeOwned>(
+    pub(in crate::protect) fn ask_with<H: Serialize, R: DeserializeOwned>(
         &self,
         kind: u16,
         header: &H,
@@ -148,7 +148,7 @@ impl Line {
         let reply = self.host.runtime.block_on(async {
             tokio::time::timeout(left, connection.call(request)).await.map_err(|_| "it is silent".to_owned())
         });
-        let reply = reply.and_then(|reply| reply.map_err(|error| crate::peers::chain(&error)));
+        let reply = reply.and_then(|reply| reply.map_err(|error| crate::server::peer_rpc::chain(&error)));
         match reply {
             Ok(reply) => postcard::from_bytes(&reply.header).ok(),
             Err(error) => {
@@ -162,7 +162,7 @@ impl Line {
     }
 
     /// Connects if it is not connected, so that a question that is urgent does not wait for that.
-    pub(super) fn warm(&self) {
+    pub(in crate::protect) fn warm(&self) {
         drop(self.connection(Duration::from_secs(1)));
     }
 
@@ -175,7 +175,7 @@ impl Line {
         let (host, to) = (self.host.clone(), self.to.clone());
         let (told, hears) = std::sync::mpsc::channel();
         let dial = move || {
-            let _ = told.send(peers::connect_apart(&host, &to));
+            let _ = told.send(peer_rpc::connect_apart(&host, &to));
         };
         std::thread::Builder::new().name("dial".into()).spawn(dial).ok()?;
         match hears.recv_timeout(patience) {
@@ -196,12 +196,12 @@ impl Line {
     }
 
     /// Tells it as the standby that the protection ends. It may keep its pages for one that follows.
-    pub(super) fn end(&self, id: ProtectionId, keep: bool, patience: Duration) -> Option<Fate> {
-        self.ask(protocol::END, &protocol::End { id, keep }, patience)
+    pub(in crate::protect) fn end(&self, id: ProtectionId, keep: bool, patience: Duration) -> Option<StandbyOutcome> {
+        self.ask(protocol::END, &protocol::EndProtection { id, keep }, patience)
     }
 
     /// Tells it as the standby that the machine is its own.
-    pub(super) fn give(&self, id: ProtectionId, patience: Duration) -> Option<Fate> {
+    pub(in crate::protect) fn yield_to_standby(&self, id: ProtectionId, patience: Duration) -> Option<StandbyOutcome> {
         self.ask(protocol::YIELD, &id, patience)
     }
 }

@@ -5,78 +5,65 @@
 //! `filling` and `heir` protect a machine that moves while pages of it are missing,
 //! `witness` decides between two others, `arbiter` asks whoever decides, which may be an `etcd`; `notes` is what outlives the daemon, `recover` what a daemon does with it.
 
-mod arbiter;
-mod attempt;
-mod beats;
-mod epochs;
-mod etcd;
-mod filling;
-mod group;
-mod guard;
-mod heir;
-mod inputs;
-mod keeping;
-mod link;
-mod notes;
-mod offer;
-mod recover;
-mod requests;
-mod settings;
-mod settle;
-mod standing;
-mod witness;
+pub(crate) mod link;
+pub(crate) mod primary;
+pub(crate) mod records;
+pub(crate) mod requests;
+pub(crate) mod settings;
+pub(crate) mod standby;
+pub(crate) mod takeover;
+pub(crate) mod witness;
 
 use crate::{
-    error::HostError,
-    layout::Layout,
-    record::{Phase, Record},
+    core::{directories::Directories, error::DaemonError},
+    machine::record::{Phase, Record},
 };
-pub(crate) use filling::{Copying, Filling};
-use group::Groups;
-use guard::Guard;
-pub(crate) use heir::Heir;
-use notes::{Note, Notes, Side};
-use standing::Standing;
+use primary::group::Groups;
+use primary::handle::ProtectionHandle;
+pub(crate) use primary::inherited::InheritedProtection;
+pub(crate) use primary::seeding::{SeedRounds, StandbySeeding};
+use records::{ProtectionRecord, ProtectionRecords, ProtectionSide};
+use standby::hosted::HostedStandby;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-use whimbrel_api::{MachineInfo, MachineState, TakenOver};
+use whimbrel_api::{MachineInfo, MachineState, TakeoverInfo};
 use whimbrel_core::{HostName, MachineName};
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::{
-    code::known::Known,
-    protocol::{Fate, ProtectionId},
+    codec::shared_pages::SharedPages,
+    protocol::{ProtectionId, StandbyOutcome},
 };
-use witness::Leases;
+use witness::service::WitnessTable;
 
 /// Kinds of messages of a protection.
 pub(crate) const RANGE: u16 = whimbrel_wire::range::PROTECT;
 
 /// Everything about protections that a host knows.
-pub(crate) struct Protecting {
-    leases: Leases,
+pub(crate) struct Protections {
+    leases: WitnessTable,
     groups: Groups,
-    notes: Notes,
+    notes: ProtectionRecords,
     /// Notes of this host as a primary, by machine.
-    noted: Mutex<HashMap<ProtectionId, Note>>,
-    guards: Mutex<BTreeMap<MachineName, Arc<Guard>>>,
-    standings: Mutex<HashMap<ProtectionId, Arc<Standing>>>,
+    noted: Mutex<HashMap<ProtectionId, ProtectionRecord>>,
+    guards: Mutex<BTreeMap<MachineName, Arc<ProtectionHandle>>>,
+    standings: Mutex<HashMap<ProtectionId, Arc<HostedStandby>>>,
     /// What each standby host has of the machines that are protected there.
-    known: Mutex<HashMap<HostName, Known>>,
+    known: Mutex<HashMap<HostName, SharedPages>>,
     /// Protections that ended here without the standby's knowledge: it is told when it can be.
     to_tell: Mutex<BTreeSet<ProtectionId>>,
 }
 
-impl Protecting {
+impl Protections {
     /// What earlier daemons left.
-    pub(crate) fn open(layout: &Layout) -> Result<Self, HostError> {
-        let notes = Notes::open(layout.protections())?;
+    pub(crate) fn open(layout: &Directories) -> Result<Self, DaemonError> {
+        let notes = ProtectionRecords::open(layout.protections())?;
         let noted: HashMap<_, _> = notes.all()?.into_iter().map(|note| (note.id, note)).collect();
-        let untold = noted.values().filter(|note| matches!(note.side, Side::Ended { .. }));
+        let untold = noted.values().filter(|note| matches!(note.side, ProtectionSide::Ended { .. }));
         let to_tell = untold.map(|note| note.id).collect();
         Ok(Self {
-            leases: Leases::open(layout.leases())?,
+            leases: WitnessTable::open(layout.leases())?,
             groups: Groups::default(),
             notes,
             noted: Mutex::new(noted),
@@ -88,22 +75,22 @@ impl Protecting {
     }
 
     /// What a standby host has of all machines that this host protects there.
-    fn known_at(&self, standby: &HostName) -> Known {
+    fn known_at(&self, standby: &HostName) -> SharedPages {
         let mut known = lock(&self.known);
-        known.entry(standby.clone()).or_insert_with(|| Known::new(rand::random())).clone()
+        known.entry(standby.clone()).or_insert_with(|| SharedPages::new(rand::random())).clone()
     }
 
-    fn standing(&self, id: ProtectionId) -> Option<Arc<Standing>> {
+    fn standing(&self, id: ProtectionId) -> Option<Arc<HostedStandby>> {
         lock(&self.standings).get(&id).cloned()
     }
 
     /// What stands by here for a machine of `from` that is known by this handover.
-    fn standing_by(&self, from: &HostName, handover: HandoverId) -> Option<Arc<Standing>> {
+    fn standing_by(&self, from: &HostName, handover: HandoverId) -> Option<Arc<HostedStandby>> {
         let standings = lock(&self.standings);
         standings.values().find(|one| one.is_of(from, handover)).cloned()
     }
 
-    fn enter(&self, standing: Arc<Standing>) {
+    fn insert(&self, standing: Arc<HostedStandby>) {
         lock(&self.standings).insert(standing.id(), standing);
     }
 
@@ -112,22 +99,22 @@ impl Protecting {
     }
 
     /// What has become of a protection that nobody stands by for here.
-    fn fate(&self, id: ProtectionId) -> Fate {
+    fn fate(&self, id: ProtectionId) -> StandbyOutcome {
         match lock(&self.noted).get(&id) {
-            Some(Note { side: Side::TookOver { .. }, .. }) => Fate::TakenOver,
+            Some(ProtectionRecord { side: ProtectionSide::TookOver { .. }, .. }) => StandbyOutcome::TakenOver,
             // What a daemon did not note it cannot take over: its memory of the epochs is gone.
-            _ => Fate::Ended,
+            _ => StandbyOutcome::Ended,
         }
     }
 
-    fn put_note(&self, note: Note) -> Result<(), HostError> {
+    fn put_note(&self, note: ProtectionRecord) -> Result<(), DaemonError> {
         self.notes.put(&note)?;
         lock(&self.noted).insert(note.id, note);
         Ok(())
     }
 
     /// A takeover's note is known as soon as it is tried: after a failed write nobody is told that it did not happen.
-    fn take_note(&self, note: Note) -> Result<(), HostError> {
+    fn take_note(&self, note: ProtectionRecord) -> Result<(), DaemonError> {
         lock(&self.noted).insert(note.id, note.clone());
         self.notes.put(&note)
     }
@@ -141,21 +128,25 @@ impl Protecting {
     /// no more use here.
     pub(crate) fn was_loading(&self, record: &Record) -> bool {
         let Phase::Prepared { handover, .. } = record.phase else { return false };
-        let is_it = |note: &&Note| note.handover == handover && matches!(note.side, Side::Loading { .. });
+        let is_it = |note: &&ProtectionRecord| {
+            note.handover == handover && matches!(note.side, ProtectionSide::Loading { .. })
+        };
         lock(&self.noted).values().any(|note| is_it(&note))
     }
 
     /// Nothing that was being loaded is left.
     pub(crate) fn nothing_is_loading(&self) {
-        let loading = |note: &&Note| matches!(note.side, Side::Loading { .. });
+        let loading = |note: &&ProtectionRecord| matches!(note.side, ProtectionSide::Loading { .. });
         let ids: Vec<ProtectionId> = lock(&self.noted).values().filter(loading).map(|note| note.id).collect();
         ids.into_iter().for_each(|id| self.remove_note(id));
     }
 
     /// The protections of machine `name` that this host must settle before it runs it.
-    fn unsettled(&self, name: &MachineName) -> Vec<Note> {
+    fn unsettled(&self, name: &MachineName) -> Vec<ProtectionRecord> {
         let noted = lock(&self.noted);
-        let ours = |note: &&Note| note.name == *name && matches!(note.side, Side::Primary { .. });
+        let ours = |note: &&ProtectionRecord| {
+            note.name == *name && matches!(note.side, ProtectionSide::Primary { .. })
+        };
         noted.values().filter(ours).cloned().collect()
     }
 
@@ -164,18 +155,18 @@ impl Protecting {
     }
 
     /// The guard is none any more. Another one of the same machine stays.
-    fn leave_guard(&self, guard: &Arc<Guard>) {
+    fn leave_guard(&self, guard: &Arc<ProtectionHandle>) {
         let mut guards = lock(&self.guards);
         if guards.get(&guard.name).is_some_and(|now| Arc::ptr_eq(now, guard)) {
             guards.remove(&guard.name);
         }
     }
 
-    fn guard(&self, name: &MachineName) -> Option<Arc<Guard>> {
+    fn guard(&self, name: &MachineName) -> Option<Arc<ProtectionHandle>> {
         lock(&self.guards).get(name).cloned()
     }
 
-    fn standing_of(&self, name: &MachineName) -> Option<Arc<Standing>> {
+    fn standing_of(&self, name: &MachineName) -> Option<Arc<HostedStandby>> {
         lock(&self.standings).values().find(|standing| standing.name() == name).cloned()
     }
 
@@ -192,11 +183,15 @@ impl Protecting {
     }
 
     /// The last time that this host took the machine over.
-    fn taken_over(&self, name: &MachineName) -> Option<TakenOver> {
+    fn taken_over(&self, name: &MachineName) -> Option<TakeoverInfo> {
         let noted = lock(&self.noted);
         let found = noted.values().filter(|note| note.name == *name).filter_map(|note| match &note.side {
-            Side::TookOver { from, at_ms } => Some(TakenOver { from: from.clone(), at_ms: *at_ms }),
-            Side::Primary { .. } | Side::Ended { .. } | Side::Loading { .. } => None,
+            ProtectionSide::TookOver { from, at_ms } => {
+                Some(TakeoverInfo { from: from.clone(), at_ms: *at_ms })
+            }
+            ProtectionSide::Primary { .. }
+            | ProtectionSide::Ended { .. }
+            | ProtectionSide::Loading { .. } => None,
         });
         found.max_by_key(|taken| taken.at_ms)
     }

@@ -1,38 +1,40 @@
 //! What users ask: protect, unprotect, failover.
 
 use super::{
-    attempt,
-    guard::{self, Command, Guard, Told},
     lock,
-    settings::Settings,
+    primary::{
+        handle::{self, ProtectionCommand, ProtectionEvent, ProtectionHandle},
+        run,
+    },
+    settings::ProtectionSettings,
 };
-use crate::{capture::report, error::HostError, host::Host, machine::Machine};
+use crate::{capsule::checkpoint::report, core::error::DaemonError, daemon::Daemon, machine::entry::Machine};
 use std::{
     sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
 use whimbrel_api::{FailoverRequest, MachineInfo, Operation, OperationKind, OperationResult, ProtectRequest};
-use whimbrel_core::{MachineName, WitnessName};
+use whimbrel_core::{MachineName, WitnessAddress};
 use whimbrel_migrate::protocol::HandoverId;
 
 /// How long an answer of a guard's thread is waited for: it may be settling with hosts that do not answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-impl Host {
+impl Daemon {
     /// Keeps a standby of a machine on another host from now on.
     pub(crate) fn protect(
         self: &Arc<Self>,
         name: &MachineName,
         request: ProtectRequest,
-    ) -> Result<Operation, HostError> {
-        let settings = Settings::of(&request)?;
+    ) -> Result<Operation, DaemonError> {
+        let settings = ProtectionSettings::of(&request)?;
         let machine = self.machine(name)?;
-        let witness = request.witness.as_ref().and_then(WitnessName::host);
+        let witness = request.witness.as_ref().and_then(WitnessAddress::host);
         if request.host == self.name || witness == Some(&self.name) {
-            return Err(HostError::invalid("a standby and a witness are other hosts than the machine's"));
+            return Err(DaemonError::invalid("a standby and a witness are other hosts than the machine's"));
         }
         if witness == Some(&request.host) {
-            return Err(HostError::invalid("the witness is a third host: the standby cannot be its own"));
+            return Err(DaemonError::invalid("the witness is a third host: the standby cannot be its own"));
         }
         self.route(&request.host)?;
         witness.iter().try_for_each(|witness| self.route(witness).map(drop))?;
@@ -40,7 +42,7 @@ impl Host {
         let (guard, hears) = self.start_guard(&machine, settings, handover, false)?;
         Ok(self.operations().start(OperationKind::Protect, name.to_string(), move |reporter| {
             let begun = Instant::now();
-            let (pause_ms, wire_bytes) = guard::wait_protected(&guard, &hears, |progress| {
+            let (pause_ms, wire_bytes) = handle::wait_protected(&guard, &hears, |progress| {
                 report(reporter, progress);
                 reporter.flow().is_continue()
             })?;
@@ -51,55 +53,55 @@ impl Host {
     }
 
     /// Starts the thread that protects a machine, `again` if it was protected before.
-    pub(super) fn start_guard(
+    pub(in crate::protect) fn start_guard(
         self: &Arc<Self>,
         machine: &Arc<Machine>,
-        settings: Settings,
+        settings: ProtectionSettings,
         handover: HandoverId,
         again: bool,
-    ) -> Result<(Arc<Guard>, mpsc::Receiver<Told>), HostError> {
+    ) -> Result<(Arc<ProtectionHandle>, mpsc::Receiver<ProtectionEvent>), DaemonError> {
         let name = machine.name().clone();
-        let guard = Arc::new(Guard::new(name.clone(), settings, handover));
+        let guard = Arc::new(ProtectionHandle::new(name.clone(), settings, handover));
         {
             let mut guards = lock(&self.protecting.guards);
             if guards.contains_key(&name) {
-                return Err(HostError::Busy { name, with: "a protection".into() });
+                return Err(DaemonError::Busy { name, with: "a protection".into() });
             }
             guards.insert(name.clone(), guard.clone());
         }
         let (told, hears) = mpsc::channel();
         let (host, machine, its) = (self.clone(), machine.clone(), guard.clone());
-        let work = move || attempt::run(&host, &machine, &its, again, &told);
+        let work = move || run::run(&host, &machine, &its, again, &told);
         match std::thread::Builder::new().name("protect".into()).spawn(work) {
             Ok(_) => Ok((guard, hears)),
             Err(source) => {
                 self.protecting.leave_guard(&guard);
-                Err(HostError::io("start a thread for", self.layout.data(), source))
+                Err(DaemonError::io("start a thread for", self.layout.data(), source))
             }
         }
     }
 
     /// Ends the protection of a machine; it runs on here.
-    pub(crate) fn unprotect(self: &Arc<Self>, name: &MachineName) -> Result<MachineInfo, HostError> {
+    pub(crate) fn unprotect(self: &Arc<Self>, name: &MachineName) -> Result<MachineInfo, DaemonError> {
         let machine = self.machine(name)?;
         self.end_protection(name)?;
         Ok(machine.info())
     }
 
     /// Ends the protection of a machine, if it has one.
-    fn end_protection(&self, name: &MachineName) -> Result<(), HostError> {
+    fn end_protection(&self, name: &MachineName) -> Result<(), DaemonError> {
         let Some(guard) = self.protecting.guard(name) else {
             let name = name.clone();
-            return Err(HostError::State { name, state: "not protected", needed: "protected" });
+            return Err(DaemonError::State { name, state: "not protected", needed: "protected" });
         };
         let (answer, answered) = mpsc::channel();
-        guard.command(Command::Unprotect(answer));
+        guard.command(ProtectionCommand::Unprotect(answer));
         let answered = answered.recv_timeout(PATIENCE);
-        answered.map_err(|_| HostError::Busy { name: name.clone(), with: "a protection".into() })?
+        answered.map_err(|_| DaemonError::Busy { name: name.clone(), with: "a protection".into() })?
     }
 
     /// Before its user switches a machine off: a standby must not take it for dead.
-    pub(crate) fn unprotect_before_stop(&self, name: &MachineName) -> Result<(), HostError> {
+    pub(crate) fn unprotect_before_stop(&self, name: &MachineName) -> Result<(), DaemonError> {
         match self.protecting.guard(name) {
             Some(_) => self.end_protection(name),
             None => Ok(()),
@@ -111,11 +113,11 @@ impl Host {
         self: &Arc<Self>,
         name: &MachineName,
         request: FailoverRequest,
-    ) -> Result<Operation, HostError> {
+    ) -> Result<Operation, DaemonError> {
         let host = self.clone();
         if let Some(standing) = self.protecting.standing_of(name) {
             if !standing.has_witness() && !request.primary_is_dead {
-                return Err(HostError::NoWitness { name: name.clone() });
+                return Err(DaemonError::NoWitness { name: name.clone() });
             }
             return Ok(self.operations().start(OperationKind::Failover, name.to_string(), move |_| {
                 let begun = Instant::now();
@@ -127,12 +129,12 @@ impl Host {
         self.machine(name)?;
         let Some(guard) = self.protecting.guard(name) else {
             let name = name.clone();
-            return Err(HostError::State { name, state: "not protected", needed: "protected" });
+            return Err(DaemonError::State { name, state: "not protected", needed: "protected" });
         };
         Ok(self.operations().start(OperationKind::Failover, name.to_string(), move |_| {
             let (answer, answered) = mpsc::channel();
-            guard.command(Command::Failover(answer));
-            let busy = |_| HostError::Busy { name: guard.name.clone(), with: "a protection".into() };
+            guard.command(ProtectionCommand::Failover(answer));
+            let busy = |_| DaemonError::Busy { name: guard.name.clone(), with: "a protection".into() };
             let downtime_ms = answered.recv_timeout(PATIENCE).map_err(busy)??;
             Ok(OperationResult::Failover { host: guard.settings.request.host.clone(), downtime_ms })
         }))

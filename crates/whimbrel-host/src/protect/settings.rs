@@ -1,12 +1,12 @@
 //! What was asked for, checked, as the engine takes it.
 
-use crate::{error::HostError, migrate::meant_rate};
+use crate::{core::error::DaemonError, migrate::source::meant_rate};
 use std::time::Duration;
 use whimbrel_api::{CodeStep, ProtectBlock, ProtectCodec, ProtectMode, ProtectRequest};
-use whimbrel_core::{MachineName, WitnessName};
+use whimbrel_core::{MachineName, WitnessAddress};
 use whimbrel_protect::{
-    code::{BlockSize, Coding, General},
-    protocol::Keep,
+    codec::{BlockSize, CodecOptions, FallbackCompressor},
+    protocol::SnapshotRule,
 };
 
 /// Lengths of epochs, in milliseconds.
@@ -28,27 +28,27 @@ const KEPT: std::ops::RangeInclusive<u32> = 1..=10_000;
 
 /// The settings of a protection.
 #[derive(Debug, Clone)]
-pub(super) struct Settings {
-    pub(super) request: ProtectRequest,
-    pub(super) epoch: Duration,
+pub(in crate::protect) struct ProtectionSettings {
+    pub(in crate::protect) request: ProtectRequest,
+    pub(in crate::protect) epoch: Duration,
     /// How many times as long an epoch may last of which nobody waits for anything.
-    pub(super) stretch: u32,
-    pub(super) term: Duration,
-    pub(super) coding: Coding,
-    pub(super) keep: Option<Keep>,
+    pub(in crate::protect) stretch: u32,
+    pub(in crate::protect) term: Duration,
+    pub(in crate::protect) coding: CodecOptions,
+    pub(in crate::protect) keep: Option<SnapshotRule>,
     /// Bytes a second that go to the standby at most.
-    pub(super) rate_max: Option<u64>,
+    pub(in crate::protect) rate_max: Option<u64>,
     /// Whether output waits for inputs to be at the standby, and not for epochs.
-    pub(super) replay: bool,
+    pub(in crate::protect) replay: bool,
 }
 
-impl Settings {
-    pub(super) fn of(request: &ProtectRequest) -> Result<Self, HostError> {
+impl ProtectionSettings {
+    pub(in crate::protect) fn of(request: &ProtectRequest) -> Result<Self, DaemonError> {
         let within = |what, value: Option<u64>, range: std::ops::RangeInclusive<u64>, usual| {
             let value = value.unwrap_or(usual);
             match range.contains(&value) {
                 true => Ok(Duration::from_millis(value)),
-                false => Err(HostError::invalid(format!(
+                false => Err(DaemonError::invalid(format!(
                     "{what} of {value} ms is not between {} and {} ms",
                     range.start(),
                     range.end()
@@ -59,7 +59,7 @@ impl Settings {
         let (epochs, usual) = if replay { (SELDOM, SELDOM_EPOCH) } else { (EPOCHS, EPOCH) };
         let epoch = within("an epoch", request.epoch_ms, epochs, usual)?;
         if replay && request.group.is_some() {
-            return Err(HostError::invalid(
+            return Err(DaemonError::invalid(
                 "mode replay lets output go before an epoch is whole: it has no groups",
             ));
         }
@@ -67,15 +67,15 @@ impl Settings {
         let term = within("a lease", request.lease_ms, TERMS, TERM)?;
         let then = request.then.as_ref();
         if then.is_some_and(|then| {
-            *then == request.host || request.witness.as_ref().and_then(WitnessName::host) == Some(then)
+            *then == request.host || request.witness.as_ref().and_then(WitnessAddress::host) == Some(then)
         }) {
-            return Err(HostError::invalid("who protects it next is neither its standby nor its witness"));
+            return Err(DaemonError::invalid("who protects it next is neither its standby nor its witness"));
         }
         let keep = request.keep.map(|rule| {
             within("the time between epochs that are kept", Some(rule.every_ms), KEPT_EVERY, 0)?;
             match KEPT.contains(&rule.count) {
-                true => Ok(Keep { every_ms: rule.every_ms, count: rule.count }),
-                false => Err(HostError::invalid(format!(
+                true => Ok(SnapshotRule { every_ms: rule.every_ms, count: rule.count }),
+                false => Err(DaemonError::invalid(format!(
                     "{} epochs to keep are not between {} and {}",
                     rule.count,
                     KEPT.start(),
@@ -86,7 +86,7 @@ impl Settings {
         if let Some(group) = &request.group
             && group.parse::<MachineName>().is_err()
         {
-            return Err(HostError::invalid(format!(
+            return Err(DaemonError::invalid(format!(
                 "{group:?} cannot be a group: it is written like the name of a machine"
             )));
         }
@@ -96,7 +96,7 @@ impl Settings {
     }
 
     /// What the standby is to ask of itself when it has taken the machine over. The two go on in turn.
-    pub(super) fn of_whoever_takes_over(&self) -> Option<String> {
+    pub(in crate::protect) fn of_whoever_takes_over(&self) -> Option<String> {
         let host = self.request.then.clone()?;
         let next = ProtectRequest { host, then: Some(self.request.host.clone()), ..self.request.clone() };
         Some(serde_json::to_string(&next).expect("names and numbers"))
@@ -104,35 +104,35 @@ impl Settings {
 
     /// Most that the table of hashes takes: what it needs if every page of the guest's memory is written to, which is 1/16 of it with
     /// blocks of 64 bytes, 1/32 with 128, 1/64 with 256; and a quarter of that for pages of disks.
-    pub(super) fn hash_bytes_max(&self, memory: u64) -> usize {
+    pub(in crate::protect) fn hash_bytes_max(&self, memory: u64) -> usize {
         let blocks = self.coding.block.in_page() as u64;
         (memory / 4096 * blocks * 5 + (1 << 20)) as usize
     }
 }
 
 /// Epochs of a group are cut when all are due, so one that is not would have the others wait; by inputs nothing waits for epochs.
-fn stretch(request: &ProtectRequest) -> Result<u32, HostError> {
+fn stretch(request: &ProtectRequest) -> Result<u32, DaemonError> {
     let whole = request.mode == ProtectMode::Epoch && request.group.is_none();
     match request.stretch {
         None => Ok(if whole { STRETCH } else { 1 }),
         Some(times) if !STRETCHES.contains(&times) => {
             let (least, most) = (STRETCHES.start(), STRETCHES.end());
-            Err(HostError::invalid(format!(
+            Err(DaemonError::invalid(format!(
                 "epochs {times} times as long are not between {least} and {most} times"
             )))
         }
         Some(2..) if request.mode == ProtectMode::Replay || request.group.is_some() => {
-            Err(HostError::invalid("epochs of a group, or of mode replay, are never stretched"))
+            Err(DaemonError::invalid("epochs of a group, or of mode replay, are never stretched"))
         }
         Some(times) => Ok(times),
     }
 }
 
-fn coding(request: &ProtectRequest) -> Result<Coding, HostError> {
+fn coding(request: &ProtectRequest) -> Result<CodecOptions, DaemonError> {
     if request.mode == ProtectMode::Remus {
         return match (request.block, &request.without[..], request.codec) {
-            (None | Some(ProtectBlock::Page), [], ProtectCodec::Zstd) => Ok(Coding::REMUS),
-            _ => Err(HostError::invalid(
+            (None | Some(ProtectBlock::Page), [], ProtectCodec::Zstd) => Ok(CodecOptions::REMUS),
+            _ => Err(DaemonError::invalid(
                 "mode remus sends whole pages as they are: it takes no block and no codec and leaves nothing out",
             )),
         };
@@ -144,18 +144,18 @@ fn coding(request: &ProtectRequest) -> Result<Coding, HostError> {
         ProtectBlock::Page => BlockSize::Page,
     };
     let with = |step| !request.without.contains(&step);
-    Ok(Coding {
+    Ok(CodecOptions {
         block,
         share: with(CodeStep::Share),
         sparse: with(CodeStep::Sparse),
         wkdm: with(CodeStep::Wkdm),
         general: match request.codec {
             ProtectCodec::Gzip if !with(CodeStep::Zstd) => {
-                return Err(HostError::invalid("a step that is left out needs no codec"));
+                return Err(DaemonError::invalid("a step that is left out needs no codec"));
             }
-            _ if !with(CodeStep::Zstd) => General::None,
-            ProtectCodec::Zstd => General::Zstd,
-            ProtectCodec::Gzip => General::Gzip,
+            _ if !with(CodeStep::Zstd) => FallbackCompressor::None,
+            ProtectCodec::Zstd => FallbackCompressor::Zstd,
+            ProtectCodec::Gzip => FallbackCompressor::Gzip,
         },
     })
 }
@@ -164,14 +164,17 @@ fn coding(request: &ProtectRequest) -> Result<Coding, HostError> {
 mod tests {
     use super::*;
 
-    fn request(text: &str) -> Result<Settings, HostError> {
-        Settings::of(&serde_json::from_str(text).unwrap())
+    fn request(text: &str) -> Result<ProtectionSettings, DaemonError> {
+        ProtectionSettings::of(&serde_json::from_str(text).unwrap())
     }
 
     #[test]
     fn what_is_out_of_bounds_or_contradicts_itself_is_refused() {
         let usual = request(r#"{"host":"beta"}"#).unwrap();
-        assert_eq!((usual.epoch, usual.coding), (Duration::from_millis(50), Coding::fine(BlockSize::B64)));
+        assert_eq!(
+            (usual.epoch, usual.coding),
+            (Duration::from_millis(50), CodecOptions::fine(BlockSize::B64))
+        );
         assert!(request(r#"{"host":"beta","epoch_ms":24}"#).is_err());
         assert!(request(r#"{"host":"beta","lease_ms":100}"#).is_err());
         assert!(request(r#"{"host":"beta","then":"beta"}"#).is_err());
@@ -190,7 +193,7 @@ mod tests {
         let kept = |every, count| {
             request(&format!(r#"{{"host":"beta","keep":{{"every_ms":{every},"count":{count}}}}}"#))
         };
-        assert_eq!(kept(60_000, 60).unwrap().keep, Some(Keep { every_ms: 60_000, count: 60 }));
+        assert_eq!(kept(60_000, 60).unwrap().keep, Some(SnapshotRule { every_ms: 60_000, count: 60 }));
         assert!(kept(999, 60).is_err() && kept(60_000, 0).is_err() && kept(60_000, 10_001).is_err());
         assert!(request(r#"{"host":"beta","witness":"gamma","then":"gamma"}"#).is_err());
         let next =
@@ -206,10 +209,18 @@ mod tests {
         assert!(replay.replay && replay.epoch == Duration::from_secs(1) && replay.coding == usual.coding);
         assert!(request(r#"{"host":"beta","mode":"replay","epoch_ms":50}"#).is_err());
         assert!(request(r#"{"host":"beta","mode":"replay","group":"shop"}"#).is_err());
-        assert_eq!(request(r#"{"host":"beta","mode":"remus"}"#).unwrap().coding, Coding::REMUS);
+        assert_eq!(request(r#"{"host":"beta","mode":"remus"}"#).unwrap().coding, CodecOptions::REMUS);
         let left_out = request(r#"{"host":"beta","block":"256","without":["wkdm","zstd"]}"#).unwrap().coding;
-        assert!(left_out.share && left_out.sparse && !left_out.wkdm && left_out.general == General::None);
-        assert_eq!(request(r#"{"host":"beta","codec":"gzip"}"#).unwrap().coding.general, General::Gzip);
+        assert!(
+            left_out.share
+                && left_out.sparse
+                && !left_out.wkdm
+                && left_out.general == FallbackCompressor::None
+        );
+        assert_eq!(
+            request(r#"{"host":"beta","codec":"gzip"}"#).unwrap().coding.general,
+            FallbackCompressor::Gzip
+        );
         assert!(request(r#"{"host":"beta","codec":"gzip","without":["zstd"]}"#).is_err());
         assert!(request(r#"{"host":"beta","codec":"gzip","mode":"remus"}"#).is_err());
     }

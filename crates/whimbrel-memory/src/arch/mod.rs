@@ -17,7 +17,7 @@ pub(crate) struct Call {
 
 /// Code that makes one system call in a stopped thread and then goes on where the thread was.
 #[derive(Debug)]
-pub(crate) struct Detour {
+pub(crate) struct SyscallStub {
     /// Machine code, less than [`SLOT`] bytes, good only at the address it was made for.
     pub(crate) code: Vec<u8>,
     /// Registers that start it.

@@ -4,7 +4,7 @@
 //! stack nor any memory. `syscall` changes only `rax`, `rcx` and `r11` and keeps the flags; `mov` and `jmp`
 //! keep them too. Shadow stacks do not mind: there is no `ret`.
 
-use super::{Call, Detour, ForeignMode};
+use super::{Call, ForeignMode, SyscallStub};
 
 /// General registers as ptrace gives them (`NT_PRSTATUS`).
 pub(crate) type Registers = libc::user_regs_struct;
@@ -30,7 +30,7 @@ pub(crate) fn counter(regs: &Registers) -> u64 {
 
 /// Code for address `at` that makes `call` in a thread stopped with `regs`, and then continues as the thread would
 /// have without us.
-pub(crate) fn detour(regs: &Registers, at: u64, call: Call) -> Result<Detour, ForeignMode> {
+pub(crate) fn detour(regs: &Registers, at: u64, call: Call) -> Result<SyscallStub, ForeignMode> {
     if regs.cs != USER_CS {
         return Err(ForeignMode);
     }
@@ -52,7 +52,7 @@ pub(crate) fn detour(regs: &Registers, at: u64, call: Call) -> Result<Detour, Fo
     put64(&mut code, &[0xff, 0x25, 0, 0, 0, 0], rip); // jmp [rip + 0], with the address behind it
     // A negative orig_rax says that no system call is under way, so the kernel leaves rax and rip alone.
     let start = Registers { rip: at, rax: 0, orig_rax: u64::MAX, ..*regs };
-    Ok(Detour { code, start, returned })
+    Ok(SyscallStub { code, start, returned })
 }
 
 /// Where the thread goes on and with what in `rax`: the kernel's `arch_do_signal_or_restart`, for the case that no

@@ -2,7 +2,7 @@
 
 use super::{
     PagerEnd, Shared,
-    fill::{FillError, Filler},
+    filler::{FillError, Filler},
     retry::Retry,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

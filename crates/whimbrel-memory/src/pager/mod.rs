@@ -15,16 +15,16 @@
 //! leaves it marked as written.
 
 mod faults;
-mod fill;
+mod filler;
 mod prefetch;
 mod retry;
 
 use crate::{
     Attachment, PageSource,
-    attach::{Backing, Inner, Mode},
-    residency::{self, Lazy},
+    attachment::{Backing, Inner, Mode},
+    residency::{self, LazyMemory},
 };
-use fill::{FillError, Filler};
+use filler::{FillError, Filler};
 use rustix::event::{EventfdFlags, eventfd};
 use std::{
     io,
@@ -90,7 +90,7 @@ pub enum PagerEnd {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The attachment was not made with [`Mode::Lazy`].
+    /// The attachment was not made with [`Mode::LazyMemory`].
     #[error("the memory was not attached for lazy pages")]
     NotLazy,
     /// Another pager serves this attachment.
@@ -118,7 +118,7 @@ pub enum StartError {
 #[derive(Debug)]
 struct Shared {
     inner: Arc<Inner>,
-    lazy: Arc<Lazy>,
+    lazy: Arc<LazyMemory>,
     started: Instant,
     /// Wakes the fault thread out of its poll.
     bell: OwnedFd,
@@ -161,7 +161,7 @@ impl Pager {
     }
 
     fn serve(inner: Arc<Inner>, source: Arc<dyn PageSource>, here: &PageSet) -> Result<Self, StartError> {
-        let lazy = Arc::new(Lazy::new(source));
+        let lazy = Arc::new(LazyMemory::new(source));
         let resident = here.runs().map(|run| lazy.mark(run)).sum();
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let bell = bell.map_err(|e| io_error("make an eventfd")(e.into()))?;
@@ -280,7 +280,7 @@ impl Drop for Pager {
 }
 
 impl Shared {
-    fn new(inner: Arc<Inner>, lazy: Arc<Lazy>, bell: OwnedFd, resident: u64) -> Arc<Self> {
+    fn new(inner: Arc<Inner>, lazy: Arc<LazyMemory>, bell: OwnedFd, resident: u64) -> Arc<Self> {
         let state = PagerState {
             total: lazy.source.present().count(),
             resident,

@@ -3,7 +3,7 @@
 use super::{
     PagerEnd, Prefetch, Shared,
     faults::reason,
-    fill::{FillError, Filler, MAX_RUN},
+    filler::{FillError, Filler, MAX_RUN},
 };
 use std::{
     sync::{Arc, PoisonError, atomic::Ordering},

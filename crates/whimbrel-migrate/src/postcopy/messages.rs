@@ -4,21 +4,21 @@ use crate::protocol::HandoverId;
 use serde::{Deserialize, Serialize};
 use whimbrel_core::PageRun;
 
-/// Pages that the source keeps; header [`Owed`], payload as in `sets.rs`. Between the last pages and `FINISH`, in order.
-pub const OWED: u16 = 0x0106;
-/// From the source: the target may fetch over this connection; header [`Attend`], reply [`Attended`].
-pub const ATTEND: u16 = 0x0110;
+/// Pages that the source keeps; header [`MissingPages`], payload as in `sets.rs`. Between the last pages and `FINISH`, in order.
+pub const MISSING_PAGES: u16 = 0x0106;
+/// From the source: the target may fetch over this connection; header [`OfferFetch`], reply [`OfferFetchReply`].
+pub const OFFER_FETCH: u16 = 0x0110;
 /// From the target: send these pages; header [`Fetch`], reply header [`Fetched`] and payload as in `frame.rs`.
 pub const FETCH: u16 = 0x0111;
 /// From the target: it lacks nothing; header [`HandoverId`].
-pub const WHOLE: u16 = 0x0112;
+pub const COMPLETE: u16 = 0x0112;
 
 /// Most pages in one fetch, and most runs.
 pub const FETCH_PAGES_MAX: u64 = 256;
 
 /// A part of what the source keeps of one array; parts add up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Owed {
+pub struct MissingPages {
     /// This attempt.
     pub handover: HandoverId,
     /// Which array, as an index into the offer's arrays.
@@ -29,7 +29,7 @@ pub struct Owed {
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum LaneKind {
+pub enum FetchPriority {
     /// Pages that somebody waits for.
     Urgent,
     /// All others.
@@ -38,16 +38,16 @@ pub enum LaneKind {
 
 /// Offers a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Attend {
+pub struct OfferFetch {
     /// Whose pages.
     pub handover: HandoverId,
     /// What for.
-    pub lane: LaneKind,
+    pub lane: FetchPriority,
 }
 
 /// What the target says to that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Attended {
+pub enum OfferFetchReply {
     /// It will ask.
     Waiting,
     /// It lacks nothing of this handover's machine.
@@ -64,12 +64,12 @@ pub struct Fetch {
     /// Which pages, at most [`FETCH_PAGES_MAX`].
     pub runs: Vec<PageRun>,
     /// How the target fares, for whoever looks at the source.
-    pub stand: Stand,
+    pub stand: FetchProgress,
 }
 
 /// How a target fares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Stand {
+pub struct FetchProgress {
     /// Pages that it lacks.
     pub missing: u64,
     /// Pages that were waited for.

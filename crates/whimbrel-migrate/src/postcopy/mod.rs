@@ -6,22 +6,22 @@
 //! first ([`taking`], in the order of [`schedule`]). Who owes what to whom, and when the source may forget, is
 //! [`phase`].
 //!
-//! What is not here: connections, userfaultfd, overlays: the host brings them as [`taking::Lane`] and [`taking::Store`].
+//! What is not here: connections, userfaultfd, overlays: the host brings them as [`page_fetcher::Lane`] and [`page_fetcher::Store`].
 //!
 //! Invariants: nothing but the target's word that it lacks nothing, said after it is durable there, lets the source forget;
 //! what the target's stores say is missing is the only truth about what is missing, so whatever is lost on the way
 //! is asked for again; a page that came never overwrites one that is there. A lost link costs waiting and nothing else.
 
-mod frame;
-pub mod giving;
-pub mod leave;
+pub mod completion;
+pub mod deferred_pages;
+mod fetch_reply;
+pub mod fetch_schedule;
 pub mod messages;
-pub mod phase;
-pub mod schedule;
-mod sets;
-pub mod taking;
+pub mod page_fetcher;
+pub mod page_server;
+mod page_set_codec;
 
-pub use frame::FrameError;
-pub use giving::{GiveError, Giving};
-pub use sets::{SetError, decode_sets, encode_sets};
-pub use taking::Taking;
+pub use fetch_reply::FetchReplyError;
+pub use page_fetcher::PageFetcher;
+pub use page_server::{PageServer, PageServerError};
+pub use page_set_codec::{PageSetCodecError, decode_sets, encode_sets};

@@ -13,18 +13,18 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
-use whimbrel_capture::{Follower, Ledger, Pace, Subject};
+use whimbrel_capture::{CaptureSource, CheckpointPolicy, Consumer, DirtyLog};
 use whimbrel_core::{Accel, Boot, ByteSize, CapsuleId, Digest, MachineConfig, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
 use whimbrel_migrate::{
-    Commit, Move,
-    base::{ArrayBase, BaseContent, BegunAs, MayDiffer},
+    MigrationJob, PendingCommit,
+    baseline::{ArrayBaseline, Baseline, BaselineContent, MayDiffer},
     confirm,
+    late_frames::LateFrame,
     link::{Answer, Link, LinkError},
     migrate,
     protocol::{self, FilePages, Finish, HandoverId, Offer},
-    strays::Stray,
-    target::{Arrival, Arrivals, HostError, Landing},
+    target::{HostError, IncomingMachine, IncomingMigrations, TargetHost},
 };
 
 const PAGES: u64 = 256;
@@ -106,7 +106,7 @@ impl Machine for Guest {
 
 /// What the target host holds of arriving machines.
 #[derive(Default)]
-struct TargetHost {
+struct FakeTarget {
     running: Mutex<Vec<Vec<u8>>>,
     reserved: AtomicU64,
     strays: AtomicU64,
@@ -117,15 +117,15 @@ struct TargetHost {
 }
 
 struct Landed {
-    host: Arc<TargetHost>,
+    host: Arc<FakeTarget>,
     memory: Vec<u8>,
     kernel: Option<Vec<u8>>,
 }
 
-struct Landings(Arc<TargetHost>);
+struct Landings(Arc<FakeTarget>);
 
-impl Landing for Landings {
-    fn reserve(&self, _: &Offer) -> Result<Box<dyn Arrival>, HostError> {
+impl TargetHost for Landings {
+    fn reserve(&self, _: &Offer) -> Result<Box<dyn IncomingMachine>, HostError> {
         self.0.reserved.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(Landed {
             host: self.0.clone(),
@@ -137,20 +137,20 @@ impl Landing for Landings {
         }))
     }
 
-    fn strays(&self, _: HandoverId, strays: Vec<Stray>) {
+    fn strays(&self, _: HandoverId, strays: Vec<LateFrame>) {
         assert_eq!(strays, [late()]);
         self.0.strays.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// What comes for the machine while it stands still.
-fn late() -> Stray {
-    Stray { port: 1, frame: (*b"late").into() }
+fn late() -> LateFrame {
+    LateFrame { port: 1, frame: (*b"late").into() }
 }
 
-impl Arrival for Landed {
-    fn begins_as(&self) -> Vec<BegunAs> {
-        let begun = if self.host.base.is_empty() { BegunAs::Zeros } else { BegunAs::Capsule(BASE) };
+impl IncomingMachine for Landed {
+    fn baselines(&self) -> Vec<Baseline> {
+        let begun = if self.host.base.is_empty() { Baseline::Zeros } else { Baseline::Capsule(BASE) };
         vec![begun]
     }
     fn blobs_missing(&self) -> Vec<Digest> {
@@ -198,7 +198,7 @@ const BASE: CapsuleId = CapsuleId(Digest([3; 32]));
 /// The base as the source has it.
 struct Base(Vec<u8>);
 
-impl BaseContent for Base {
+impl BaselineContent for Base {
     fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), HostError> {
         out.copy_from_slice(&self.0[run.offset() as usize..][..run.bytes()]);
         Ok(())
@@ -226,7 +226,7 @@ fn older(memory: &[u8], seed: u64) -> Vec<u8> {
 /// Delivers messages to the arrivals until its budget is used up; the fatal one is lost on its way there or,
 /// handled, on its way back.
 struct Flaky {
-    arrivals: Arc<Arrivals>,
+    arrivals: Arc<IncomingMigrations>,
     budget: AtomicU64,
     lose_the_answer: bool,
     /// Pages of the kernel of which only the place was told.
@@ -234,7 +234,7 @@ struct Flaky {
 }
 
 impl Flaky {
-    fn new(arrivals: &Arc<Arrivals>, budget: u64, lose_the_answer: bool) -> Self {
+    fn new(arrivals: &Arc<IncomingMigrations>, budget: u64, lose_the_answer: bool) -> Self {
         let (arrivals, budget) = (arrivals.clone(), AtomicU64::new(budget));
         Self { arrivals, budget, lose_the_answer, named: AtomicU64::new(0) }
     }
@@ -260,7 +260,7 @@ impl Link for Flaky {
         if !arrives {
             return Ok(Box::new(Now(Err(lost()))));
         }
-        if kind == protocol::FILE_PAGES {
+        if kind == protocol::BOOT_FILE_PAGES {
             let pages: FilePages = postcard::from_bytes(&header).unwrap();
             self.named.fetch_add(pages.runs.iter().map(|run| run.pages.len).sum(), Ordering::Relaxed);
         }
@@ -313,33 +313,33 @@ proptest! {
         let memory = memory(seed);
         let base = if has_base { older(&memory, seed) } else { vec![] };
         let guest = Guest(Arc::new(Mutex::new(World { memory, dirty: PageSet::empty(PAGES), running: true, seed })));
-        let mut ledger = Ledger::new(Box::new(guest.clone()));
-        ledger.follow_from(Follower::Store, PageSet::empty(PAGES)).unwrap();
-        let host = Arc::new(TargetHost { base: base.clone(), ..TargetHost::default() });
-        let arrivals = Arc::new(Arrivals::new(Arc::new(Landings(host.clone()))));
+        let mut ledger = DirtyLog::new(Box::new(guest.clone()));
+        ledger.attach_from(Consumer::Store, PageSet::empty(PAGES)).unwrap();
+        let host = Arc::new(FakeTarget { base: base.clone(), ..FakeTarget::default() });
+        let arrivals = Arc::new(IncomingMigrations::new(Arc::new(Landings(host.clone()))));
 
         let mut handed_over = None;
         for (attempt, (budget, lose_the_answer)) in breaks.into_iter().chain([(u64::MAX, false)]).enumerate() {
             let link = Flaky::new(&arrivals, budget, lose_the_answer);
             let offer = offer(attempt as u64);
             let mut machine = guest.clone();
-            let mut subject = Subject {
-                machine: &mut machine, ledgers: std::slice::from_mut(&mut ledger), follower: Follower::Migration,
+            let mut subject = CaptureSource {
+                machine: &mut machine, ledgers: std::slice::from_mut(&mut ledger), follower: Consumer::Migration,
             };
             let (recorded, mut ran_before) = (Cell::new(false), false);
-            let outcome = migrate(Move {
+            let outcome = migrate(MigrationJob {
                 subject: &mut subject,
                 link: &link,
                 offer: &offer,
                 blob: &|_| Ok(Box::new(kernel())),
                 base: &|_, begun| {
-                    assert_eq!(*begun, BegunAs::Capsule(BASE));
+                    assert_eq!(*begun, Baseline::Capsule(BASE));
                     let may_differ = match seed % 2 {
                         0 => MayDiffer::TheseOrPopulated(PageSet::empty(PAGES)),
                         _ => MayDiffer::These(PageSet::full(PAGES)),
                     };
-                    let content = (seed % 3 != 0).then(|| Arc::new(Base(base.clone())) as Arc<dyn BaseContent>);
-                    Ok(ArrayBase { may_differ, content })
+                    let content = (seed % 3 != 0).then(|| Arc::new(Base(base.clone())) as Arc<dyn BaselineContent>);
+                    Ok(ArrayBaseline { may_differ, content })
                 },
                 seed: 7,
                 ports: &Vec::new,
@@ -352,7 +352,7 @@ proptest! {
                     ran_before = !host.running.lock().unwrap().is_empty();
                     Ok(())
                 },
-                policy: &Pace { pages_left_max: 8, ..Pace::CHECKPOINT },
+                policy: &CheckpointPolicy { pages_left_max: 8, ..CheckpointPolicy::CHECKPOINT },
                 leaving: None,
                 third: None,
                 mirrors: &[],
@@ -375,7 +375,7 @@ proptest! {
                 break;
             }
             arrivals.connection_lost(offer.handover);
-            prop_assert!(!ledger.is_followed_by(Follower::Migration));
+            prop_assert!(!ledger.is_followed_by(Consumer::Migration));
         }
 
         let handover = handed_over.expect("the last link never breaks");
@@ -385,11 +385,11 @@ proptest! {
             let left = attempts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
             Ok(Box::new(broken(if left.is_ok() { left.unwrap_or(0) % 2 } else { u64::MAX })))
         };
-        prop_assert!(confirm(handover, Commit::send(&broken(0), handover), &connect, &|_| true).is_some());
+        prop_assert!(confirm(handover, PendingCommit::send(&broken(0), handover), &connect, &|_| true).is_some());
         let running = host.running.lock().unwrap();
         prop_assert_eq!(running.len(), 1, "a repeated commit starts it once");
         prop_assert!(running[0] == guest.0.lock().unwrap().memory, "and it is the machine that was paused");
-        let dirty_for_the_store = ledger.collect(Follower::Store).unwrap();
+        let dirty_for_the_store = ledger.collect(Consumer::Store).unwrap();
         prop_assert!(!dirty_for_the_store.is_empty(), "what the store has not seen is not lost to the migration");
     }
 }
@@ -402,15 +402,15 @@ fn pages_of_a_damaged_boot_file_never_reach_a_machine() {
         running: true,
         seed: 5,
     })));
-    let mut ledger = Ledger::new(Box::new(guest.clone()));
-    let host = Arc::new(TargetHost { is_damaged: true, ..TargetHost::default() });
-    let arrivals = Arc::new(Arrivals::new(Arc::new(Landings(host.clone()))));
+    let mut ledger = DirtyLog::new(Box::new(guest.clone()));
+    let host = Arc::new(FakeTarget { is_damaged: true, ..FakeTarget::default() });
+    let arrivals = Arc::new(IncomingMigrations::new(Arc::new(Landings(host.clone()))));
     let (link, offer, mut machine) = (Flaky::new(&arrivals, u64::MAX, false), offer(1), guest.clone());
-    let outcome = migrate(Move {
-        subject: &mut Subject {
+    let outcome = migrate(MigrationJob {
+        subject: &mut CaptureSource {
             machine: &mut machine,
             ledgers: std::slice::from_mut(&mut ledger),
-            follower: Follower::Migration,
+            follower: Consumer::Migration,
         },
         link: &link,
         offer: &offer,
@@ -420,7 +420,7 @@ fn pages_of_a_damaged_boot_file_never_reach_a_machine() {
         ports: &Vec::new,
         strays: &mut Vec::new,
         record_handover: &mut || Err("nothing is handed over".into()),
-        policy: &Pace::CHECKPOINT,
+        policy: &CheckpointPolicy::CHECKPOINT,
         leaving: None,
         third: None,
         mirrors: &[],
@@ -435,7 +435,7 @@ fn pages_of_a_damaged_boot_file_never_reach_a_machine() {
 
 #[test]
 fn a_message_of_an_unknown_handover_is_refused() {
-    let arrivals = Arrivals::new(Arc::new(Landings(Arc::default())));
+    let arrivals = IncomingMigrations::new(Arc::new(Landings(Arc::default())));
     let header = postcard::to_stdvec(&HandoverId([9; 16])).unwrap();
     assert!(arrivals.handle(protocol::COMMIT, &header, Bytes::new()).is_err());
     assert!(

@@ -44,7 +44,7 @@ fn a_target_that_starts_when_it_is_prepared_is_found() {
     fn eager(state: Target, event: TargetEvent) -> (Target, &'static [TargetAction]) {
         match (state, event) {
             (Target::Receiving, TargetEvent::Loaded) => {
-                (Target::Running, &[TargetAction::MarkAndSayReady, TargetAction::RunAndSaySo])
+                (Target::Running, &[TargetAction::MarkAndSayReady, TargetAction::RunAndConfirm])
             }
             _ => state.step(event),
         }
@@ -83,7 +83,7 @@ fn a_source_that_goes_on_after_a_lost_commit_is_found() {
     fn wavering(state: Source, event: SourceEvent) -> (Source, &'static [SourceAction]) {
         match (state, event) {
             (Source::Committed, SourceEvent::Failed) => {
-                (Source::Aborted, &[SourceAction::GoOn, SourceAction::SendAbort])
+                (Source::Aborted, &[SourceAction::ResumeHere, SourceAction::SendAbort])
             }
             _ => state.step(event),
         }

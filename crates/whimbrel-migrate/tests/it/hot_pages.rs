@@ -9,14 +9,16 @@ use std::{
     },
     time::Duration,
 };
-use whimbrel_capture::{Follower, Ledger, Policy, RoundStats, Scan, StopReason, Subject, Verdict};
+use whimbrel_capture::{
+    CaptureSource, Consumer, DirtyLog, RoundDecision, RoundStats, Scan, StopPolicy, StopReason,
+};
 use whimbrel_core::{Accel, ByteSize, MachineConfig, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
 use whimbrel_migrate::{
-    Move,
+    MigrationJob,
     link::{Answer, Link, LinkError},
     migrate,
-    protocol::{self, Accepted, HandoverId, HasPages, Offer, Offered},
+    protocol::{self, Accepted, HandoverId, Offer, Offered, PageQueryReply},
 };
 
 const PAGES: u64 = 2048;
@@ -99,7 +101,7 @@ impl Link for Agreeable {
         let accepted = Offered::Accepted(Accepted { blobs_missing: vec![], begun_as: vec![] });
         let answer = match kind {
             protocol::OFFER => postcard::to_stdvec(&accepted).unwrap(),
-            protocol::ASK_PAGES => postcard::to_stdvec(&HasPages { found: vec![] }).unwrap(),
+            protocol::QUERY_PAGES => postcard::to_stdvec(&PageQueryReply { found: vec![] }).unwrap(),
             _ => vec![],
         };
         Ok(Box::new(Now(answer.into())))
@@ -115,11 +117,11 @@ impl Link for Agreeable {
 /// Three rounds, with a look before every cluster.
 struct Three;
 
-impl Policy for Three {
-    fn decide(&self, history: &[RoundStats], _: u64) -> Verdict {
+impl StopPolicy for Three {
+    fn decide(&self, history: &[RoundStats], _: u64) -> RoundDecision {
         match history.len() {
-            0..3 => Verdict::Round { rate: Some(10_000_000) },
-            _ => Verdict::Stop { rate: Some(50_000_000), why: StopReason::RoundsOver },
+            0..3 => RoundDecision::Round { rate: Some(10_000_000) },
+            _ => RoundDecision::Stop { rate: Some(50_000_000), why: StopReason::RoundsOver },
         }
     }
     fn downtime(&self, _: &[RoundStats], _: u64) -> Option<Duration> {
@@ -147,11 +149,11 @@ fn offer() -> Offer {
 #[test]
 fn a_page_that_is_always_hot_travels_once_whole_and_in_the_pause_as_a_difference() {
     let (guest, link) = (Guest::new(), Agreeable::default());
-    let mut ledger = Ledger::new(Box::new(guest.clone()));
+    let mut ledger = DirtyLog::new(Box::new(guest.clone()));
     let mut machine = guest.clone();
     let ledgers = std::slice::from_mut(&mut ledger);
-    let done = migrate(Move {
-        subject: &mut Subject { machine: &mut machine, ledgers, follower: Follower::Migration },
+    let done = migrate(MigrationJob {
+        subject: &mut CaptureSource { machine: &mut machine, ledgers, follower: Consumer::Migration },
         link: &link,
         offer: &offer(),
         blob: &|_| Ok(Box::new(vec![])),

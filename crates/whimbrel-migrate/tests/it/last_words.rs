@@ -10,8 +10,8 @@ use std::sync::{
 };
 use whimbrel_core::{Accel, ByteSize, Digest, MachineConfig, PageRun};
 use whimbrel_migrate::{
-    protocol::{self, Finish, HandoverId, LastWord, Offer},
-    target::{Arrival, Arrivals, HostError, Landing},
+    protocol::{self, Finish, FinishHeader, HandoverId, Offer},
+    target::{HostError, IncomingMachine, IncomingMigrations, TargetHost},
 };
 
 const ID: HandoverId = HandoverId([7; 16]);
@@ -23,14 +23,14 @@ struct Counts {
     run: AtomicU32,
     /// What it was told of its device state: how it would begin, and all of it.
     states: Mutex<Vec<Vec<u8>>>,
-    arrivals: OnceLock<Weak<Arrivals>>,
-    meanwhile: Option<fn(&Arrivals)>,
+    arrivals: OnceLock<Weak<IncomingMigrations>>,
+    meanwhile: Option<fn(&IncomingMigrations)>,
 }
 
 struct Room(Arc<Counts>);
 
-impl Landing for Room {
-    fn reserve(&self, _: &Offer) -> Result<Box<dyn Arrival>, HostError> {
+impl TargetHost for Room {
+    fn reserve(&self, _: &Offer) -> Result<Box<dyn IncomingMachine>, HostError> {
         let arrivals = self.0.arrivals.get().and_then(Weak::upgrade);
         if let (Some(arrivals), Some(meanwhile)) = (arrivals, self.0.meanwhile) {
             meanwhile(&arrivals);
@@ -41,7 +41,7 @@ impl Landing for Room {
 
 struct Counted(Arc<Counts>);
 
-impl Arrival for Counted {
+impl IncomingMachine for Counted {
     fn blobs_missing(&self) -> Vec<Digest> {
         Vec::new()
     }
@@ -74,14 +74,14 @@ impl Arrival for Counted {
     }
 }
 
-fn target(meanwhile: Option<fn(&Arrivals)>) -> (Arc<Arrivals>, Arc<Counts>) {
+fn target(meanwhile: Option<fn(&IncomingMigrations)>) -> (Arc<IncomingMigrations>, Arc<Counts>) {
     let counts = Arc::new(Counts { meanwhile, ..Counts::default() });
-    let arrivals = Arc::new(Arrivals::new(Arc::new(Room(counts.clone()))));
+    let arrivals = Arc::new(IncomingMigrations::new(Arc::new(Room(counts.clone()))));
     counts.arrivals.set(Arc::downgrade(&arrivals)).expect("set once");
     (arrivals, counts)
 }
 
-fn offer(arrivals: &Arrivals) -> bool {
+fn offer(arrivals: &IncomingMigrations) -> bool {
     let config = MachineConfig {
         memory: ByteSize(4096),
         cpus: 1,
@@ -97,9 +97,9 @@ fn offer(arrivals: &Arrivals) -> bool {
     arrivals.handle(protocol::OFFER, &header, Bytes::new()).is_ok()
 }
 
-fn say(arrivals: &Arrivals, kind: u16) -> bool {
+fn say(arrivals: &IncomingMigrations, kind: u16) -> bool {
     let header = match kind {
-        protocol::FINISH => postcard::to_stdvec(&LastWord {
+        protocol::FINISH => postcard::to_stdvec(&FinishHeader {
             finish: Finish { handover: ID, ports: vec![] },
             ahead: 0,
             rest: 0,
@@ -119,7 +119,7 @@ fn an_offer_that_comes_after_its_abort_is_refused() {
 
 #[test]
 fn an_offer_that_is_given_up_while_room_is_made_for_it_leaves_nothing() {
-    let ends: [fn(&Arrivals); 2] =
+    let ends: [fn(&IncomingMigrations); 2] =
         [|arrivals| assert!(say(arrivals, protocol::ABORT)), |arrivals| arrivals.connection_lost(ID)];
     for meanwhile in ends {
         let (arrivals, counts) = target(Some(meanwhile));
@@ -164,11 +164,11 @@ fn an_arrival_hears_how_its_state_begins_before_the_rest_of_it_has_come() {
     let packed = |bytes: &[u8]| Bytes::from(protocol::pack_state(bytes).expect("a state that packs"));
     let id = postcard::to_stdvec(&ID).expect("a header");
     assert!(offer(&arrivals));
-    arrivals.handle(protocol::STATE_AHEAD, &id, packed(b"head, as it was")).expect("it is kept");
+    arrivals.handle(protocol::EARLY_STATE, &id, packed(b"head, as it was")).expect("it is kept");
     let seen = |counts: &Counts| counts.states.lock().expect("nobody panics").clone();
     assert_eq!(seen(&counts), [b"head, as it was"]);
     let finish = Finish { handover: ID, ports: vec![] };
-    let word = postcard::to_stdvec(&LastWord { finish, ahead: 6, rest: 7 }).expect("a header");
+    let word = postcard::to_stdvec(&FinishHeader { finish, ahead: 6, rest: 7 }).expect("a header");
     arrivals.handle(protocol::FINISH, &word, packed(b"devices")).expect("it is loaded");
     assert_eq!(seen(&counts), [&b"head, as it was"[..], b"head, devices"]);
 }
@@ -179,7 +179,7 @@ fn a_state_whose_beginning_does_not_load_fails_while_the_machine_still_runs_else
     assert!(offer(&arrivals));
     let packed = protocol::pack_state(b"nonsense").expect("a state that packs");
     let id = postcard::to_stdvec(&ID).expect("a header");
-    assert!(arrivals.handle(protocol::STATE_AHEAD, &id, packed.into()).is_err());
+    assert!(arrivals.handle(protocol::EARLY_STATE, &id, packed.into()).is_err());
     assert!(say(&arrivals, protocol::ABORT));
     assert_eq!((counts.run.load(Ordering::Relaxed), counts.discarded.load(Ordering::Relaxed)), (0, 1));
 }
@@ -189,7 +189,7 @@ fn a_source_hears_that_its_machine_cannot_be_loaded_before_that_is_cleared_up() 
     let (arrivals, counts) = target(None);
     assert!(offer(&arrivals));
     let finish = Finish { handover: ID, ports: vec![] };
-    let word = postcard::to_stdvec(&LastWord { finish, ahead: 0, rest: 8 }).expect("a header");
+    let word = postcard::to_stdvec(&FinishHeader { finish, ahead: 0, rest: 8 }).expect("a header");
     let packed = protocol::pack_state(b"nonsense").expect("a state that packs");
     assert!(arrivals.handle(protocol::FINISH, &word, packed.into()).is_err());
     assert_eq!(counts.discarded.load(Ordering::Relaxed), 0, "its machine stands still meanwhile");

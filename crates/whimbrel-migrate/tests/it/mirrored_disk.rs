@@ -14,16 +14,18 @@ use std::{
     thread,
     time::Duration,
 };
-use whimbrel_block::{Device, DiskPages, MemDevice, Mirror, Mirrored, Tracked};
-use whimbrel_capture::{Follower, Ledger, Policy, RoundStats, Scan, StopReason, Subject, Verdict};
+use whimbrel_block::{Device, DiskPages, MemDevice, Mirror, MirrorLayer, TrackedDevice};
+use whimbrel_capture::{
+    CaptureSource, Consumer, DirtyLog, RoundDecision, RoundStats, Scan, StopPolicy, StopReason,
+};
 use whimbrel_core::{Accel, ByteSize, Digest, DiskConfig, MachineConfig, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
 use whimbrel_migrate::{
-    Move,
+    MigrationJob,
     link::{Answer, Link, LinkError},
     migrate,
     protocol::{Finish, HandoverId, Offer, PAGES},
-    target::{Arrival, Arrivals, HostError, Landing},
+    target::{HostError, IncomingMachine, IncomingMigrations, TargetHost},
 };
 
 const MEMORY: u64 = 256;
@@ -87,7 +89,7 @@ impl Cpu {
 
 struct Guest {
     cpu: Arc<Cpu>,
-    disk: Arc<Tracked>,
+    disk: Arc<TrackedDevice>,
 }
 
 fn content(disk: &dyn Device) -> Vec<u8> {
@@ -111,7 +113,7 @@ impl Machine for Guest {
 }
 
 /// Writes runs of one to four pages, the first of them in part.
-fn write_on(cpu: &Cpu, disk: &Mirrored, seed: u64, (wrote, over): (&AtomicU64, &AtomicBool)) {
+fn write_on(cpu: &Cpu, disk: &MirrorLayer, seed: u64, (wrote, over): (&AtomicU64, &AtomicBool)) {
     let mut state = seed;
     let mut below = |end: u64| {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -140,8 +142,8 @@ struct Landings;
 
 struct Landed(Vec<u8>);
 
-impl Landing for Landings {
-    fn reserve(&self, _: &Offer) -> Result<Box<dyn Arrival>, HostError> {
+impl TargetHost for Landings {
+    fn reserve(&self, _: &Offer) -> Result<Box<dyn IncomingMachine>, HostError> {
         Ok(Box::new(Landed(vec![0; DISK as usize * PAGE_SIZE])))
     }
 }
@@ -152,7 +154,7 @@ impl Landed {
     }
 }
 
-impl Arrival for Landed {
+impl IncomingMachine for Landed {
     fn blobs_missing(&self) -> Vec<Digest> {
         Vec::new()
     }
@@ -187,7 +189,7 @@ impl Arrival for Landed {
 struct Flaky {
     /// How often the guest has written.
     wrote: Arc<AtomicU64>,
-    arrivals: Arrivals,
+    arrivals: IncomingMigrations,
     left: AtomicU64,
 }
 
@@ -247,12 +249,12 @@ struct Patient;
 const LITTLE: u64 = 16;
 const ROUNDS: usize = 8;
 
-impl Policy for Patient {
-    fn decide(&self, history: &[RoundStats], left: u64) -> Verdict {
+impl StopPolicy for Patient {
+    fn decide(&self, history: &[RoundStats], left: u64) -> RoundDecision {
         match (left <= LITTLE && history.len() >= ROUNDS, history.len() < 1000) {
-            (true, _) => Verdict::Stop { rate: None, why: StopReason::LittleLeft },
-            (false, true) => Verdict::Round { rate: None },
-            (false, false) => Verdict::Stop { rate: None, why: StopReason::RoundsOver },
+            (true, _) => RoundDecision::Stop { rate: None, why: StopReason::LittleLeft },
+            (false, true) => RoundDecision::Round { rate: None },
+            (false, false) => RoundDecision::Stop { rate: None, why: StopReason::RoundsOver },
         }
     }
     fn downtime(&self, _: &[RoundStats], _: u64) -> Option<Duration> {
@@ -267,16 +269,16 @@ impl Policy for Patient {
 fn attempt(
     number: u8,
     guest: &mut Guest,
-    ledgers: &mut [Ledger],
-    (disk, wrote): (&Mirrored, &Arc<AtomicU64>),
+    ledgers: &mut [DirtyLog],
+    (disk, wrote): (&MirrorLayer, &Arc<AtomicU64>),
     messages: u64,
 ) -> (Option<u64>, u64) {
-    let (arrivals, left) = (Arrivals::new(Arc::new(Landings)), AtomicU64::new(messages));
+    let (arrivals, left) = (IncomingMigrations::new(Arc::new(Landings)), AtomicU64::new(messages));
     let link = Flaky { wrote: wrote.clone(), arrivals, left };
     let mirror = Arc::new(Mirror::new(DISK));
-    let mut subject = Subject { machine: guest, ledgers, follower: Follower::Migration };
+    let mut subject = CaptureSource { machine: guest, ledgers, follower: Consumer::Migration };
     let mut armed = false;
-    let outcome = migrate(Move {
+    let outcome = migrate(MigrationJob {
         subject: &mut subject,
         link: &link,
         offer: &offer(number),
@@ -312,13 +314,13 @@ proptest! {
     fn a_disk_that_is_written_all_the_time_arrives_whole_or_is_written_on_here(
         seed: u64, breaks in prop::collection::vec(2..60u64, 0..3),
     ) {
-        let tracked = Arc::new(Tracked::new(Arc::new(MemDevice::new(vec![0; DISK as usize * PAGE_SIZE]))));
-        let (disk, cpu) = (Mirrored::new(tracked.clone()), Arc::new(Cpu::default()));
+        let tracked = Arc::new(TrackedDevice::new(Arc::new(MemDevice::new(vec![0; DISK as usize * PAGE_SIZE]))));
+        let (disk, cpu) = (MirrorLayer::new(tracked.clone()), Arc::new(Cpu::default()));
         let (wrote, over) = (Arc::new(AtomicU64::new(0)), AtomicBool::new(false));
         let pages = DiskPages { name: "disk0".to_owned(), device: tracked.clone() };
-        let mut ledgers = [Ledger::new(Box::new(Memory)), Ledger::new(Box::new(pages))];
+        let mut ledgers = [DirtyLog::new(Box::new(Memory)), DirtyLog::new(Box::new(pages))];
         let mut guest = Guest { cpu: cpu.clone(), disk: tracked.clone() };
-        ledgers[1].follow_from(Follower::Store, PageSet::empty(DISK)).unwrap();
+        ledgers[1].attach_from(Consumer::Store, PageSet::empty(DISK)).unwrap();
         let arrived = thread::scope(|scope| {
             scope.spawn(|| write_on(&cpu, &disk, seed, (&wrote, &over)));
             let _over = Over(&over);
@@ -341,7 +343,7 @@ proptest! {
         let Some((last, carried)) = arrived else { panic!("the last link never breaks") };
         // And what was written to those before the pause.
         prop_assert!(last <= 2 * LITTLE, "{last} pages were left for the pause, {carried} writes were carried");
-        let store = ledgers[1].collect(Follower::Store).unwrap();
+        let store = ledgers[1].collect(Consumer::Store).unwrap();
         prop_assert!(!store.is_empty(), "what was carried is still to be stored");
     }
 }

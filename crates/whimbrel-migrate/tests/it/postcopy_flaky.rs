@@ -18,9 +18,9 @@ use whimbrel_machine::{PageArray, PageError};
 use whimbrel_migrate::{
     link::LinkError,
     postcopy::{
-        Giving, Taking, encode_sets,
-        messages::{Attended, LaneKind},
-        taking::{Coming, Lane, Store},
+        PageFetcher, PageServer, encode_sets,
+        messages::{FetchPriority, OfferFetchReply},
+        page_fetcher::{FetchConnection, PageStore, PendingReply},
     },
     protocol::HandoverId,
     source::BoxError,
@@ -70,7 +70,7 @@ impl Place {
     }
 }
 
-impl Store for Place {
+impl PageStore for Place {
     fn missing(&self, owed: &PageSet) -> PageSet {
         let pages = self.0.lock().unwrap();
         let mut missing = owed.clone();
@@ -86,14 +86,14 @@ impl Store for Place {
         }
         Ok(())
     }
-    fn settle(&self) -> Result<(), BoxError> {
+    fn sync(&self) -> Result<(), BoxError> {
         Ok(())
     }
 }
 
 /// A connection that is cut after so many requests; every other cut loses the answer to one that was handled.
 struct Cable {
-    giving: Arc<Giving>,
+    giving: Arc<PageServer>,
     left: AtomicU64,
     cut: AtomicBool,
     loses_answers: bool,
@@ -101,7 +101,7 @@ struct Cable {
 
 struct Ready(Result<(Bytes, Bytes), LinkError>);
 
-impl Coming for Ready {
+impl PendingReply for Ready {
     fn wait(self: Box<Self>) -> Result<(Bytes, Bytes), LinkError> {
         self.0
     }
@@ -111,8 +111,8 @@ fn lost() -> LinkError {
     LinkError::Lost { source: "the cable is out".into() }
 }
 
-impl Lane for Cable {
-    fn ask(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn Coming>, LinkError> {
+impl FetchConnection for Cable {
+    fn ask(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn PendingReply>, LinkError> {
         if self.cut.load(Ordering::SeqCst) {
             return Err(lost());
         }
@@ -135,11 +135,11 @@ impl Lane for Cable {
 }
 
 /// The source's part: connects again whenever a cable is cut, until the target lacks nothing.
-fn attend(giving: &Arc<Giving>, taking: &Taking, lives: &[u64]) {
+fn attend(giving: &Arc<PageServer>, taking: &PageFetcher, lives: &[u64]) {
     let mut lives = lives.iter().copied().chain(std::iter::repeat(10_000));
     let mut cables: [Option<Arc<Cable>>; 2] = [None, None];
     while !giving.is_over() {
-        for (kind, cable) in [LaneKind::Urgent, LaneKind::Bulk].into_iter().zip(&mut cables) {
+        for (kind, cable) in [FetchPriority::Urgent, FetchPriority::Bulk].into_iter().zip(&mut cables) {
             if cable.as_ref().is_some_and(|cable| !cable.cut.load(Ordering::SeqCst)) {
                 continue;
             }
@@ -151,7 +151,7 @@ fn attend(giving: &Arc<Giving>, taking: &Taking, lives: &[u64]) {
                 loses_answers: left % 2 == 0,
             });
             *cable = Some(new.clone());
-            if taking.attend(kind, new) == Attended::Whole {
+            if taking.accept_connection(kind, new) == OfferFetchReply::Whole {
                 giving.whole();
             }
         }
@@ -160,7 +160,7 @@ fn attend(giving: &Arc<Giving>, taking: &Taking, lives: &[u64]) {
 }
 
 /// The machine: touches pages as a seed says, writes to some, and checks what it reads.
-fn live(taking: &Taking, places: &[Arc<Place>; 2], mut seed: u64, steps: u64) -> Vec<(usize, u64, u8)> {
+fn live(taking: &PageFetcher, places: &[Arc<Place>; 2], mut seed: u64, steps: u64) -> Vec<(usize, u64, u8)> {
     let mut written = Vec::new();
     for _ in 0..steps {
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -198,24 +198,24 @@ proptest! {
     fn every_page_comes_and_none_overwrites_what_was_written(
         seed: u64, steps in 0..120u64, lives in prop::collection::vec(1..40u64, 0..30),
     ) {
-        let giving = Arc::new(Giving::new(ID, vec![Box::new(Kept(0)), Box::new(Kept(1))]));
-        let taking = Taking::new(ID, "alpha".parse().unwrap(), &[PAGES, PAGES]);
+        let giving = Arc::new(PageServer::new(ID, vec![Box::new(Kept(0)), Box::new(Kept(1))]));
+        let taking = PageFetcher::new(ID, "alpha".parse().unwrap(), &[PAGES, PAGES]);
         // All of memory, and every page of the disk but the first ones, which were sent.
         let mut disk = PageSet::full(PAGES);
         disk.remove_run(PageRun::new(0, 50));
-        taking.restore(vec![(0, PageSet::full(PAGES)), (1, disk.clone())]);
+        taking.restore_missing(vec![(0, PageSet::full(PAGES)), (1, disk.clone())]);
         let places = [Place::new(), Place::new()];
         places[1].fill(PageRun::new(0, 50), &(0..50).flat_map(|p| content(1, p)).collect::<Vec<_>>()).unwrap();
-        let stores: Vec<Option<Arc<dyn Store>>> = places.iter().map(|p| Some(p.clone() as Arc<dyn Store>)).collect();
-        giving.open(taking.view().owed);
+        let stores: Vec<Option<Arc<dyn PageStore>>> = places.iter().map(|p| Some(p.clone() as Arc<dyn PageStore>)).collect();
+        giving.open(taking.status().owed);
 
         let written = thread::scope(|scope| {
             scope.spawn(|| attend(&giving, &taking, &lives));
             let machine = scope.spawn(|| live(&taking, &places, seed, steps));
-            assert!(taking.bring(&stores), "it ended without being closed");
+            assert!(taking.fetch_all(&stores), "it ended without being closed");
             let written = machine.join().unwrap();
             assert!(!giving.is_over(), "the source forgot before it was told");
-            taking.is_whole();
+            taking.mark_complete();
             written
         });
         for (array, place) in places.iter().enumerate() {
@@ -232,17 +232,17 @@ proptest! {
 
 #[test]
 fn nothing_is_given_before_the_pause_nor_for_another_handover_nor_after_the_end() {
-    let giving = Arc::new(Giving::new(ID, vec![Box::new(Kept(0))]));
-    let taking = Taking::new(ID, "alpha".parse().unwrap(), &[PAGES]);
-    taking.restore(vec![(0, PageSet::full(PAGES))]);
-    let other = Taking::new(HandoverId([8; 16]), "alpha".parse().unwrap(), &[PAGES]);
-    other.restore(vec![(0, PageSet::full(PAGES))]);
+    let giving = Arc::new(PageServer::new(ID, vec![Box::new(Kept(0))]));
+    let taking = PageFetcher::new(ID, "alpha".parse().unwrap(), &[PAGES]);
+    taking.restore_missing(vec![(0, PageSet::full(PAGES))]);
+    let other = PageFetcher::new(HandoverId([8; 16]), "alpha".parse().unwrap(), &[PAGES]);
+    other.restore_missing(vec![(0, PageSet::full(PAGES))]);
     let cable = || {
         let (left, cut) = (AtomicU64::new(1000), AtomicBool::new(false));
         Arc::new(Cable { giving: giving.clone(), left, cut, loses_answers: false })
     };
-    let read = |taking: &Taking| {
-        taking.attend(LaneKind::Urgent, cable());
+    let read = |taking: &PageFetcher| {
+        taking.accept_connection(FetchPriority::Urgent, cable());
         taking.read(0, PageRun::new(1, 1), &mut [0; PAGE_SIZE], false).map_err(|error| {
             std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source())
                 .map(ToString::to_string)
@@ -261,30 +261,30 @@ fn nothing_is_given_before_the_pause_nor_for_another_handover_nor_after_the_end(
 
 #[test]
 fn a_reader_and_the_background_stop_when_the_machine_ends() {
-    let taking = Taking::new(ID, "alpha".parse().unwrap(), &[PAGES]);
-    taking.restore(vec![(0, PageSet::full(PAGES))]);
-    let stores: Vec<Option<Arc<dyn Store>>> = vec![Some(Place::new())];
+    let taking = PageFetcher::new(ID, "alpha".parse().unwrap(), &[PAGES]);
+    taking.restore_missing(vec![(0, PageSet::full(PAGES))]);
+    let stores: Vec<Option<Arc<dyn PageStore>>> = vec![Some(Place::new())];
     thread::scope(|scope| {
-        let background = scope.spawn(|| taking.bring(&stores));
+        let background = scope.spawn(|| taking.fetch_all(&stores));
         let error = taking.read(0, PageRun::new(1, 1), &mut [0; PAGE_SIZE], false).unwrap_err();
         assert!(error.to_string().contains("alpha is not connected"), "{error}");
         taking.close();
         assert!(!background.join().unwrap(), "pages are missing");
     });
-    assert_eq!(taking.view().stand.missing, PAGES);
+    assert_eq!(taking.status().stand.missing, PAGES);
 }
 
 #[test]
 fn what_is_said_to_be_owed_adds_up_and_is_checked() {
-    let taking = Taking::new(ID, "alpha".parse().unwrap(), &[PAGES]);
-    assert!(taking.owe(1, false, &[]).is_err() && taking.owe(0, false, &[1, 2, 3]).is_err());
+    let taking = PageFetcher::new(ID, "alpha".parse().unwrap(), &[PAGES]);
+    assert!(taking.add_missing(1, false, &[]).is_err() && taking.add_missing(0, false, &[1, 2, 3]).is_err());
     let mut set = PageSet::empty(PAGES);
     set.insert_run(PageRun::new(7, 9));
-    taking.restore(
+    taking.restore_missing(
         whimbrel_migrate::postcopy::decode_sets(&encode_sets(&[(0, set.clone())]).unwrap(), &[PAGES])
             .unwrap(),
     );
-    assert_eq!((taking.owed(0), taking.view().stand.missing), (set, 9));
+    assert_eq!((taking.missing_at_start(0), taking.status().stand.missing), (set, 9));
     // Nothing that is not owed is asked of anybody.
     let mut out = [7; PAGE_SIZE];
     taking.read(0, PageRun::new(300, 1), &mut out, false).unwrap();

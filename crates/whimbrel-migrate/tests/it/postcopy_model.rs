@@ -1,13 +1,13 @@
 //! Post-copy after the commit, checked against everything that may happen around it.
 //!
-//! The transition functions are those of the product (`whimbrel_migrate::postcopy::phase`). Around them: a source with its
+//! The transition functions are those of the product (`whimbrel_migrate::postcopy::completion`). Around them: a source with its
 //! record and its pages, a target with its record, two pages of a disk and a guest that writes to them, and a network on which
 //! whatever was sent may be lost, repeated, delayed and overtaken. Either daemon dies at any time and comes back to what is
 //! durable; the target loses power, and with it what was not synced.
 
 use stateright::{Checker, Model, Property};
-use whimbrel_migrate::postcopy::phase::{
-    Keeper, KeeperAction, KeeperEvent, Lacker, LackerAction, LackerEvent,
+use whimbrel_migrate::postcopy::completion::{
+    FetchAction, FetchEvent, FetchState, ServeAction, ServeEvent, ServeState,
 };
 
 const PAGES: usize = 2;
@@ -15,10 +15,10 @@ const PAGES: usize = 2;
 /// The rules under test: the product's, or broken ones.
 #[derive(Clone, Copy)]
 struct Rules {
-    keeper: fn(Keeper, KeeperEvent) -> (Keeper, &'static [KeeperAction]),
-    keeper_recovered: fn(bool) -> (Keeper, &'static [KeeperAction]),
-    lacker: fn(Lacker, LackerEvent) -> (Lacker, &'static [LackerAction]),
-    lacker_recovered: fn(bool) -> (Lacker, &'static [LackerAction]),
+    keeper: fn(ServeState, ServeEvent) -> (ServeState, &'static [ServeAction]),
+    keeper_recovered: fn(bool) -> (ServeState, &'static [ServeAction]),
+    lacker: fn(FetchState, FetchEvent) -> (FetchState, &'static [FetchAction]),
+    lacker_recovered: fn(bool) -> (FetchState, &'static [FetchAction]),
     /// Whether a page that comes is stored only where none is.
     fills_only: bool,
 }
@@ -26,10 +26,10 @@ struct Rules {
 impl Default for Rules {
     fn default() -> Self {
         Self {
-            keeper: Keeper::step,
-            keeper_recovered: Keeper::recovered,
-            lacker: Lacker::step,
-            lacker_recovered: Lacker::recovered,
+            keeper: ServeState::step,
+            keeper_recovered: ServeState::recovered,
+            lacker: FetchState::step,
+            lacker_recovered: FetchState::recovered,
             fills_only: true,
         }
     }
@@ -45,17 +45,17 @@ enum Page {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct World {
     /// None while the daemon is down.
-    keeper: Option<Keeper>,
+    keeper: Option<ServeState>,
     /// The record that pages are kept, and the pages.
     kept: bool,
-    lacker: Option<Lacker>,
+    lacker: Option<FetchState>,
     /// The record that pages are owed.
     owed: bool,
     pages: [Page; PAGES],
     /// Written by the guest, and not lost with the power since.
     written: [bool; PAGES],
     /// What the target still does of its last actions.
-    to_do: &'static [LackerAction],
+    to_do: &'static [FetchAction],
     sent: Sent,
 }
 
@@ -117,13 +117,13 @@ impl Postcopy {
     fn apply(&self, world: &World, step: Step) -> Option<World> {
         let mut next = world.clone();
         match step {
-            Step::SourceNotices => self.source(&mut next, KeeperEvent::LinkLost, None)?,
+            Step::SourceNotices => self.source(&mut next, ServeEvent::LinkLost, None)?,
             Step::DeliverFetch(page) if world.sent.fetch[page] => {
-                self.source(&mut next, KeeperEvent::Fetch, Some(page))?;
+                self.source(&mut next, ServeEvent::Fetch, Some(page))?;
             }
-            Step::DeliverWhole if world.sent.whole => self.source(&mut next, KeeperEvent::Whole, None)?,
-            Step::TargetNotices => self.target(&mut next, LackerEvent::LinkLost)?,
-            Step::DeliverAttend if world.sent.attend => self.target(&mut next, LackerEvent::Attended)?,
+            Step::DeliverWhole if world.sent.whole => self.source(&mut next, ServeEvent::Whole, None)?,
+            Step::TargetNotices => self.target(&mut next, FetchEvent::LinkLost)?,
+            Step::DeliverAttend if world.sent.attend => self.target(&mut next, FetchEvent::Attended)?,
             Step::DeliverPage(page) if world.sent.page[page] => self.page(&mut next, page)?,
             Step::Act => self.act(&mut next)?,
             Step::GuestWrites(page) => {
@@ -156,7 +156,7 @@ impl Postcopy {
             Step::SourceComes if world.keeper.is_none() => {
                 let (keeper, actions) = (self.rules.keeper_recovered)(next.kept);
                 next.keeper = Some(keeper);
-                next.sent.attend |= actions.contains(&KeeperAction::Attend);
+                next.sent.attend |= actions.contains(&ServeAction::Attend);
             }
             Step::TargetComes if world.lacker.is_none() => {
                 next.lacker = Some((self.rules.lacker_recovered)(next.owed).0);
@@ -167,21 +167,21 @@ impl Postcopy {
         Some(next)
     }
 
-    fn source(&self, world: &mut World, event: KeeperEvent, page: Option<usize>) -> Option<()> {
+    fn source(&self, world: &mut World, event: ServeEvent, page: Option<usize>) -> Option<()> {
         let (keeper, actions) = (self.rules.keeper)(world.keeper?, event);
         world.keeper = Some(keeper);
         for action in actions {
             match (action, page) {
-                (KeeperAction::Attend, _) => world.sent.attend = true,
-                (KeeperAction::SendPages, Some(page)) => world.sent.page[page] = true,
-                (KeeperAction::Release, _) => world.kept = false,
-                (KeeperAction::SendPages | KeeperAction::Refuse, _) => {}
+                (ServeAction::Attend, _) => world.sent.attend = true,
+                (ServeAction::SendPages, Some(page)) => world.sent.page[page] = true,
+                (ServeAction::Release, _) => world.kept = false,
+                (ServeAction::SendPages | ServeAction::Refuse, _) => {}
             }
         }
         Some(())
     }
 
-    fn target(&self, world: &mut World, event: LackerEvent) -> Option<()> {
+    fn target(&self, world: &mut World, event: FetchEvent) -> Option<()> {
         if !world.to_do.is_empty() {
             return None;
         }
@@ -196,17 +196,17 @@ impl Postcopy {
         let (action, rest) = world.to_do.split_first()?;
         world.to_do = rest;
         match action {
-            LackerAction::Ask => {
+            FetchAction::Ask => {
                 for (page, fetch) in world.pages.iter().zip(&mut world.sent.fetch) {
                     *fetch |= *page == Page::Missing;
                 }
             }
-            LackerAction::TakeBack => {}
-            LackerAction::StrikeOut => {
+            FetchAction::TakeBack => {}
+            FetchAction::RemoveRecord => {
                 sync(world);
                 world.owed = false;
             }
-            LackerAction::SayWhole => world.sent.whole = true,
+            FetchAction::SayWhole => world.sent.whole = true,
         }
         Some(())
     }
@@ -222,9 +222,9 @@ impl Postcopy {
 
     /// The target sees whether anything is missing.
     fn look(&self, world: &mut World) {
-        if world.lacker == Some(Lacker::Lacking) && !world.pages.contains(&Page::Missing) {
+        if world.lacker == Some(FetchState::Lacking) && !world.pages.contains(&Page::Missing) {
             // Busy, it looks again later: each page and each start of the daemon makes it.
-            let _ = self.target(world, LackerEvent::LastStored);
+            let _ = self.target(world, FetchEvent::LastStored);
         }
     }
 
@@ -272,9 +272,9 @@ impl Model for Postcopy {
 
     fn init_states(&self) -> Vec<World> {
         vec![World {
-            keeper: Some(Keeper::begin().0),
+            keeper: Some(ServeState::initial().0),
             kept: true,
-            lacker: Some(Lacker::begin().0),
+            lacker: Some(FetchState::initial().0),
             owed: true,
             pages: [Page::Missing; PAGES],
             written: [false; PAGES],
@@ -338,10 +338,10 @@ fn a_page_that_overwrites_is_found() {
 
 #[test]
 fn a_target_that_says_so_before_it_is_durable_is_found() {
-    fn hasty(state: Lacker, event: LackerEvent) -> (Lacker, &'static [LackerAction]) {
+    fn hasty(state: FetchState, event: FetchEvent) -> (FetchState, &'static [FetchAction]) {
         match (state, event) {
-            (Lacker::Lacking, LackerEvent::LastStored) => {
-                (Lacker::Whole, &[LackerAction::SayWhole, LackerAction::StrikeOut])
+            (FetchState::Lacking, FetchEvent::LastStored) => {
+                (FetchState::Whole, &[FetchAction::SayWhole, FetchAction::RemoveRecord])
             }
             _ => state.step(event),
         }
@@ -352,9 +352,9 @@ fn a_target_that_says_so_before_it_is_durable_is_found() {
 
 #[test]
 fn a_target_that_says_it_only_once_is_found() {
-    fn silent(state: Lacker, event: LackerEvent) -> (Lacker, &'static [LackerAction]) {
+    fn silent(state: FetchState, event: FetchEvent) -> (FetchState, &'static [FetchAction]) {
         match (state, event) {
-            (Lacker::Whole, LackerEvent::Attended) => (Lacker::Whole, &[]),
+            (FetchState::Whole, FetchEvent::Attended) => (FetchState::Whole, &[]),
             _ => state.step(event),
         }
     }
@@ -364,8 +364,8 @@ fn a_target_that_says_it_only_once_is_found() {
 
 #[test]
 fn a_source_whose_next_daemon_forgets_is_found() {
-    fn forgetful(_: bool) -> (Keeper, &'static [KeeperAction]) {
-        (Keeper::Released, &[])
+    fn forgetful(_: bool) -> (ServeState, &'static [ServeAction]) {
+        (ServeState::Released, &[])
     }
     let found = broken(Rules { keeper_recovered: forgetful, ..Rules::default() });
     assert!(found.iter().any(|name| name.starts_with("if the faults end")), "{found:?}");
@@ -373,10 +373,10 @@ fn a_source_whose_next_daemon_forgets_is_found() {
 
 #[test]
 fn a_source_that_gives_each_page_only_once_is_found() {
-    fn once(state: Keeper, event: KeeperEvent) -> (Keeper, &'static [KeeperAction]) {
+    fn once(state: ServeState, event: ServeEvent) -> (ServeState, &'static [ServeAction]) {
         match (state, event) {
-            (Keeper::Keeping, KeeperEvent::Fetch) => {
-                (Keeper::Released, &[KeeperAction::SendPages, KeeperAction::Release])
+            (ServeState::Keeping, ServeEvent::Fetch) => {
+                (ServeState::Released, &[ServeAction::SendPages, ServeAction::Release])
             }
             _ => state.step(event),
         }
@@ -387,8 +387,8 @@ fn a_source_that_gives_each_page_only_once_is_found() {
 
 #[test]
 fn a_target_whose_next_daemon_takes_itself_for_whole_is_found() {
-    fn careless(_: bool) -> (Lacker, &'static [LackerAction]) {
-        (Lacker::Whole, &[])
+    fn careless(_: bool) -> (FetchState, &'static [FetchAction]) {
+        (FetchState::Whole, &[])
     }
     let found = broken(Rules { lacker_recovered: careless, ..Rules::default() });
     assert!(found.contains(&"the source keeps what is missing"), "{found:?}");

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
-use whimbrel_block::{BeforeSet, Device, Fault, FaultPlan, MemDevice, Switch, ZeroDevice};
+use whimbrel_block::{BeforeSet, Device, FaultInjector, FaultPlan, MemDevice, SwappableDevice, ZeroDevice};
 use whimbrel_nbd::Options;
 
 const SIZE: usize = 4 << 20;
@@ -143,7 +143,7 @@ fn a_hundred_clients_are_served_and_too_many_are_turned_away() {
 
 #[test]
 fn a_read_that_waits_holds_up_no_other_request_of_its_connection() {
-    let switch = Arc::new(Switch::new(SIZE as u64, BeforeSet::Wait));
+    let switch = Arc::new(SwappableDevice::new(SIZE as u64, BeforeSet::Wait));
     let export = Export::new(switch.clone());
     let mut client = client(&export);
     client.request(0, READ, 1, 0, 4);
@@ -170,7 +170,7 @@ fn a_read_that_waits_holds_up_no_other_request_of_its_connection() {
 
 #[test]
 fn a_failed_sync_reaches_the_client_of_a_flush_and_of_a_forced_write() {
-    let fault = Arc::new(Fault::new(memory(), FaultPlan { flush: Some(1), ..FaultPlan::default() }));
+    let fault = Arc::new(FaultInjector::new(memory(), FaultPlan { flush: Some(1), ..FaultPlan::default() }));
     let export = Export::new(fault.clone());
     let mut client = client(&export);
     client.request(1, WRITE, 1, 0, 1);

@@ -3,7 +3,7 @@
 use crate::export::Export;
 use std::fs::{self, File};
 use std::sync::Arc;
-use whimbrel_block::{Cow, Device, FileDevice, MemDevice, OverlayPlace};
+use whimbrel_block::{Cow, Device, FileDevice, MemDevice, OverlayDir};
 use whimbrel_core::Digest;
 
 const MIB: usize = 1 << 20;
@@ -29,7 +29,7 @@ fn content(device: &dyn Device) -> Vec<u8> {
 fn overlay(dir: &tempfile::TempDir, size: usize) -> Arc<Cow> {
     let mut base = noise(size);
     base[size / 4..size / 2].fill(0);
-    let place = OverlayPlace { dir: dir.path().join("overlay"), live_dir: dir.path().join("live") };
+    let place = OverlayDir { dir: dir.path().join("overlay"), live_dir: dir.path().join("live") };
     Arc::new(Cow::create(&place, Arc::new(MemDevice::new(base)), Digest::of(b"base")).unwrap())
 }
 

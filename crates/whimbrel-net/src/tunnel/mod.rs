@@ -5,14 +5,14 @@
 //! ```
 //!
 //! Each end is a [`Relay`]: a thread that reads frames from its lines or taps, gathers them in batches and gives these to a
-//! [`Carrier`]; what the other end sent is written to them by [`Relay::deliver`]. A relay without a carrier drops
+//! [`Transport`]; what the other end sent is written to them by [`Relay::deliver`]. A relay without a carrier drops
 //! what it reads. How batches get to the other host is no business of this crate.
 
-mod batch;
-mod reach;
+mod backlog;
+mod congestion_window;
+mod mac_table;
 mod relay;
-mod window;
 
-pub use batch::{BATCH_MAX, BadBatch, frames};
-pub use reach::Reach;
-pub use relay::{Carrier, Receipt, Relay, RelayCounters, Socket};
+pub use backlog::{BATCH_MAX, BadBatch, frames};
+pub use mac_table::MacTable;
+pub use relay::{InFlightBatch, Relay, RelayCounters, Socket, Transport};

@@ -4,8 +4,8 @@
 //! by the window; a socket that takes no frame loses it. Dropping a relay ends its thread and closes its sockets; a tap
 //! device is gone with that.
 
-use super::{BadBatch, Reach, batch::Backlog, frames, window::Window};
-use crate::{FRAME_MAX, LineEnd, NetError, TapConfig, tap};
+use super::{BadBatch, MacTable, backlog::Backlog, congestion_window::Window, frames};
+use crate::{FRAME_MAX, FramePipeEnd, NetError, TapConfig, tap};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     fd::{AsFd, OwnedFd},
@@ -35,21 +35,21 @@ impl Socket {
     }
 }
 
-impl From<LineEnd> for Socket {
-    fn from(end: LineEnd) -> Self {
+impl From<FramePipeEnd> for Socket {
+    fn from(end: FramePipeEnd) -> Self {
         Self(end.0)
     }
 }
 
 /// The way to the other end. It must keep batches in order; those it cannot send it drops.
-pub trait Carrier: Send {
+pub trait Transport: Send {
     /// Sends a batch. The receipt is to be dropped when the other end has it, or never will.
-    fn send(&mut self, batch: Vec<u8>, receipt: Receipt);
+    fn send(&mut self, batch: Vec<u8>, receipt: InFlightBatch);
 }
 
 /// Stands for a batch under way, until it is dropped.
 #[derive(Debug)]
-pub struct Receipt {
+pub struct InFlightBatch {
     relay: Weak<Shared>,
     bytes: usize,
     sent: Instant,
@@ -76,7 +76,7 @@ pub struct Relay {
 
 struct Shared {
     sockets: Vec<Option<File>>,
-    reach: Option<Mutex<Reach>>,
+    reach: Option<Mutex<MacTable>>,
     outgoing: Mutex<Outgoing>,
     began: Instant,
     wake: OwnedFd,
@@ -95,14 +95,14 @@ impl std::fmt::Debug for Shared {
 struct Outgoing {
     backlog: Backlog,
     window: Window,
-    carrier: Option<Box<dyn Carrier>>,
+    carrier: Option<Box<dyn Transport>>,
     turn: u64,
 }
 
 impl Relay {
     /// Starts an end whose port number N is `sockets[N]`; none is not plugged in. With `reach` it sends only what the
     /// stations at the other end want, and learns which these are.
-    pub fn start(sockets: Vec<Option<Socket>>, reach: Option<Reach>) -> Result<Self, NetError> {
+    pub fn start(sockets: Vec<Option<Socket>>, reach: Option<MacTable>) -> Result<Self, NetError> {
         let failed = |action| move |source: std::io::Error| NetError::Thread { action, source };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let outgoing =
@@ -124,7 +124,7 @@ impl Relay {
     }
 
     /// From now on batches go this way, or nowhere. What waited for the way before is dropped.
-    pub fn set_carrier(&self, carrier: Option<Box<dyn Carrier>>) {
+    pub fn set_carrier(&self, carrier: Option<Box<dyn Transport>>) {
         let mut outgoing = self.shared.outgoing();
         let lost = outgoing.backlog.clear();
         outgoing.turn += 1;
@@ -143,7 +143,7 @@ impl Relay {
             let socket = self.shared.sockets.get(usize::from(port)).and_then(Option::as_ref);
             let socket = socket.ok_or(BadBatch::Port { port })?;
             if let Some(reach) = &self.shared.reach {
-                lock(reach).learn(frame);
+                lock(reach).record(frame);
             }
             let counter = match rustix::io::write(socket, frame) {
                 Ok(_) => &self.shared.delivered,
@@ -175,7 +175,7 @@ impl Drop for Relay {
     }
 }
 
-impl Drop for Receipt {
+impl Drop for InFlightBatch {
     fn drop(&mut self) {
         let Some(relay) = self.relay.upgrade() else { return };
         let mut outgoing = relay.outgoing();
@@ -255,18 +255,18 @@ impl Shared {
             let Some(batch) = batch else { return };
             window.sent(batch.len());
             let (relay, bytes, turn) = (Arc::downgrade(self), batch.len(), *turn);
-            let receipt = Receipt { relay, bytes, sent: Instant::now(), turn };
+            let receipt = InFlightBatch { relay, bytes, sent: Instant::now(), turn };
             self.count(&self.sent, frames(&batch).count() as u64);
             let Some(mut carrier) = carrier.take() else { return };
             // Outside the lock: it may drop the receipt at once, or take a while.
             drop(outgoing);
             carrier.send(batch, receipt);
-            self.give_back(carrier, turn);
+            self.return_transport(carrier, turn);
         }
     }
 
     /// The carrier is free again, unless there is another one meanwhile.
-    fn give_back(&self, carrier: Box<dyn Carrier>, turn: u64) {
+    fn return_transport(&self, carrier: Box<dyn Transport>, turn: u64) {
         let mut outgoing = self.outgoing();
         if outgoing.turn == turn {
             outgoing.carrier = Some(carrier);
@@ -294,7 +294,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::line;
+    use crate::frame_pipe::frame_pipe;
     use std::{
         sync::mpsc::{Receiver, Sender, channel},
         time::Duration,
@@ -303,16 +303,16 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(20);
 
     /// A carrier that hands batches to the test.
-    struct Hands(Sender<(Vec<u8>, Receipt)>);
+    struct Hands(Sender<(Vec<u8>, InFlightBatch)>);
 
-    impl Carrier for Hands {
-        fn send(&mut self, batch: Vec<u8>, receipt: Receipt) {
+    impl Transport for Hands {
+        fn send(&mut self, batch: Vec<u8>, receipt: InFlightBatch) {
             let _ = self.0.send((batch, receipt));
         }
     }
 
-    fn end() -> (Relay, LineEnd, Receiver<(Vec<u8>, Receipt)>) {
-        let (near, far) = line().unwrap();
+    fn end() -> (Relay, FramePipeEnd, Receiver<(Vec<u8>, InFlightBatch)>) {
+        let (near, far) = frame_pipe().unwrap();
         let relay = Relay::start(vec![None, Some(far.into())], None).unwrap();
         let (sender, batches) = channel();
         relay.set_carrier(Some(Box::new(Hands(sender))));

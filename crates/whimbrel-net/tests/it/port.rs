@@ -4,7 +4,7 @@ use crate::support::{FakeQemu, PATIENCE, bridged, eventually, frame, number, plu
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, socket};
 use std::{net::Ipv4Addr, os::fd::AsRawFd, time::Instant};
 use whimbrel_net::{
-    Addresses, Epoch, Gates, HoldLimits, Mac, Port, PortConfig, Station, World, announcements,
+    Addresses, Epoch, Gates, HoldLimits, Mac, Port, PortConfig, Station, Uplink, announcements,
 };
 use whimbrel_testkit::lab::Lab;
 
@@ -204,7 +204,7 @@ fn a_missing_bridge_is_an_error_that_names_it_and_leaves_no_device() {
     let namespace = bridged();
     let tap = whimbrel_net::TapConfig { name: "tapy".into(), bridge: Some("br9".into()) };
     let config =
-        PortConfig { stream_socket: "/nonexistent".into(), world: World::Tap(tap), gates: Gates::OPEN };
+        PortConfig { stream_socket: "/nonexistent".into(), world: Uplink::Tap(tap), gates: Gates::OPEN };
     let error = namespace.run(|| Port::open(config)).err().unwrap();
     assert_eq!(error.to_string(), "cannot join bridge \"br9\"");
     assert!(namespace.ip("link show tapy").is_err());
@@ -213,7 +213,7 @@ fn a_missing_bridge_is_an_error_that_names_it_and_leaves_no_device() {
 #[test]
 fn an_isolated_machine_reaches_nobody_and_is_known_all_the_same() {
     let mut qemu = FakeQemu::new();
-    let config = PortConfig { stream_socket: qemu.socket.clone(), world: World::Nobody, gates: Gates::OPEN };
+    let config = PortConfig { stream_socket: qemu.socket.clone(), world: Uplink::Nobody, gates: Gates::OPEN };
     let port = Port::open(config).unwrap();
     qemu.accept();
     let station = station();

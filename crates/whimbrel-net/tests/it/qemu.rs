@@ -5,9 +5,9 @@ use std::{
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
-use whimbrel_net::{Gates, Mac, Port, PortConfig, TapConfig, World};
+use whimbrel_net::{Gates, Mac, Port, PortConfig, TapConfig, Uplink};
 use whimbrel_testkit::{
-    guest::{GuestFiles, GuestOptions, Witness, assert_same_life},
+    guest::{GuestFiles, GuestOptions, TestAgent, assert_same_life},
     lab::{Lab, Probe, StreamEnd, StreamProbe},
 };
 
@@ -42,15 +42,15 @@ fn a_guest_is_reached_through_its_port_and_the_port_learns_who_it_is() {
     let place = tempfile::tempdir().unwrap();
     let socket = place.path().join("net0");
     let mut qemu = alpha.command(qemu(&socket)).unwrap();
-    let mut console = Witness::over(qemu.stdout.take().unwrap(), qemu.stdin.take().unwrap());
+    let mut console = TestAgent::over(qemu.stdout.take().unwrap(), qemu.stdin.take().unwrap());
     let tap = TapConfig { name: "tap0".into(), bridge: Some("br0".into()) };
-    let config = PortConfig { stream_socket: socket, world: World::Tap(tap), gates: Gates::OPEN };
+    let config = PortConfig { stream_socket: socket, world: Uplink::Tap(tap), gates: Gates::OPEN };
     let port = alpha.run(|| Port::open(config)).unwrap();
     console.wait_ready(Duration::from_secs(120)).unwrap();
     assert!(port.wait_connected(PATIENCE));
 
     let stream = client.connect(SocketAddr::from((GUEST, 7000)), PATIENCE).unwrap();
-    let mut witness = Witness::connected(stream).unwrap();
+    let mut witness = TestAgent::connected(stream).unwrap();
     assert_same_life(&console.state().unwrap(), &witness.state().unwrap());
     let stations = port.addresses();
     let [station] = stations.stations() else { panic!("{stations:?}") };

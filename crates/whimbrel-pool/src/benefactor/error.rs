@@ -1,6 +1,6 @@
 //! Why a chunk is not kept or not given.
 
-use super::{segment::FrameFault, tier::TierError};
+use super::{bucket::TierError, segment::FrameFault};
 use std::{io, path::PathBuf};
 use whimbrel_core::Digest;
 

@@ -1,21 +1,21 @@
 //! A benefactor: spare disk given to the pool. It keeps chunks, serves them, and asks the manager which may go.
 
-mod ahead;
-mod chunks;
+mod chunk_store;
 mod error;
-mod far;
-mod member;
-mod pool_file;
-mod run;
+mod manager_reports;
+mod bucket;
+mod pool_id_file;
+mod process;
+mod readahead;
+mod remote_segments;
 mod segment;
 mod service;
-mod tier;
 
-pub use chunks::{ChunkStore, Usage};
+pub use chunk_store::{ChunkStore, Usage};
 pub use error::ChunkError;
-pub use far::Behind;
-pub use run::{Benefactor, BenefactorError, BenefactorOptions};
+pub use bucket::{Bucket, TierError, TierOptions, TierUrl, TierUrlError};
+pub use process::{Benefactor, BenefactorError, BenefactorOptions};
+pub use remote_segments::ObjectTier;
 pub(crate) use segment::check_frame;
 pub use segment::{FrameFault, open_frame};
 pub use service::BenefactorService;
-pub use tier::{Tier, TierError, TierOptions, TierUrl, TierUrlError};

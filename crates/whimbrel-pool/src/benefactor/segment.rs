@@ -11,7 +11,7 @@
 use crate::{client::OVERHEAD, protocol::MAX_CHUNK};
 use std::{cell::RefCell, fs::File, io, os::unix::fs::FileExt};
 use whimbrel_core::Digest;
-use whimbrel_image::frame::{Frame, HEAD, Head};
+use whimbrel_image::pack_frame::{HEAD, PackFrame, PackFrameHeader};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes before the frame.
@@ -42,7 +42,7 @@ pub(super) fn parse(head: &[u8; RECORD]) -> Option<(Digest, u32)> {
 
 /// A record found in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct SegmentRecord {
     pub(super) digest: Digest,
     /// Of the frame.
     pub(super) offset: u64,
@@ -50,7 +50,7 @@ pub(super) struct Found {
 }
 
 /// The records of a file, and where the first torn one begins. With `whole`, frames are checked too.
-pub(super) fn scan(file: &File, whole: bool) -> io::Result<(Vec<Found>, u64)> {
+pub(super) fn scan(file: &File, whole: bool) -> io::Result<(Vec<SegmentRecord>, u64)> {
     let size = file.metadata()?.len();
     let (mut out, mut at) = (Vec::new(), 0);
     let mut frame = Vec::new();
@@ -66,11 +66,11 @@ pub(super) fn scan(file: &File, whole: bool) -> io::Result<(Vec<Found>, u64)> {
         if whole {
             frame.resize(length as usize, 0);
             file.read_exact_at(&mut frame, offset)?;
-            if Frame::parse(&frame).is_err() {
+            if PackFrame::parse(&frame).is_err() {
                 break;
             }
         }
-        out.push(Found { digest, offset, length });
+        out.push(SegmentRecord { digest, offset, length });
         at = end;
     }
     Ok((out, at))
@@ -84,7 +84,7 @@ pub enum FrameFault {
     NoFrame {
         /// Why.
         #[source]
-        source: whimbrel_image::frame::FrameError,
+        source: whimbrel_image::pack_frame::PackFrameError,
     },
     /// Too long, or bytes behind it.
     #[error("the frame has an impossible length")]
@@ -116,12 +116,12 @@ pub(crate) fn check_frame(digest: &Digest, bytes: &[u8]) -> Result<(), FrameFaul
 fn open_into(digest: &Digest, bytes: &[u8], raw: &mut Vec<u8>) -> Result<(), FrameFault> {
     let no_frame = |source| FrameFault::NoFrame { source };
     // Before anything is allocated.
-    let head = Head::parse(bytes).map_err(no_frame)?;
+    let head = PackFrameHeader::parse(bytes).map_err(no_frame)?;
     if head.raw > MAX_CHUNK + OVERHEAD || head.total() != bytes.len() || head.bases > 0 {
         return Err(FrameFault::Length);
     }
     raw.resize(head.raw, 0);
-    Frame::parse(bytes).map_err(no_frame)?.decode_into(&[], raw).map_err(no_frame)?;
+    PackFrame::parse(bytes).map_err(no_frame)?.decode_into(&[], raw).map_err(no_frame)?;
     let found = Digest::of(raw);
     if found == *digest { Ok(()) } else { Err(FrameFault::Digest { found }) }
 }

@@ -5,8 +5,11 @@
 
 use super::{ChunkError, ChunkStore, check_frame};
 use crate::{
-    link::Links,
-    protocol::{CopyChunks, FlushChunks, GetChunk, MAX_BATCH, Place, PutChunks, code, get_digests, put_bits},
+    connections::Links,
+    protocol::{
+        BenefactorAddress, CopyChunks, FlushChunks, GetChunk, MAX_BATCH, PutChunks, code, get_digests,
+        put_bits,
+    },
 };
 use bytes::Bytes;
 use std::sync::Arc;
@@ -103,7 +106,7 @@ impl BenefactorService {
 
     async fn send(
         &self,
-        to: &Place,
+        to: &BenefactorAddress,
         batch: Vec<(usize, Digest, Bytes)>,
         failed: &mut [bool],
     ) -> Result<(), Refusal> {

@@ -1,10 +1,10 @@
 //! Cutting a stream of bytes into chunks. Pure.
 //!
-//! A [`Cutting`] says how; [`Cutting::cut`] looks at the bytes since the last cut and says where the next one is. Where it cuts
+//! A [`Chunking`] says how; [`Chunking::cut`] looks at the bytes since the last cut and says where the next one is. Where it cuts
 //! depends on the bytes of the chunk alone, so equal content is cut equally wherever it stands. The cut points are part of
 //! what is stored: the golden vectors in the tests fail when they change.
 
-mod gear;
+mod fastcdc;
 mod window;
 
 use crate::{
@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// How a file is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
-pub enum Cutting {
+pub enum Chunking {
     /// FsCH of the paper: pieces of one size.
     Fixed {
         /// Bytes.
@@ -45,13 +45,13 @@ pub enum Cutting {
     },
 }
 
-impl Default for Cutting {
+impl Default for Chunking {
     fn default() -> Self {
         Self::Content { average: 256 << 10 }
     }
 }
 
-impl Cutting {
+impl Chunking {
     /// Refuses parameters out of bounds.
     pub fn check(&self) -> Result<(), PolicyError> {
         let within = |field, limits, found: u32, range: std::ops::RangeInclusive<usize>| {
@@ -83,13 +83,13 @@ impl Cutting {
         }
     }
 
-    /// Where the chunk that begins `data` ends. `data` holds at least [`Cutting::longest`] bytes, or all that is left.
+    /// Where the chunk that begins `data` ends. `data` holds at least [`Chunking::longest`] bytes, or all that is left.
     pub fn cut(&self, data: &[u8]) -> usize {
         let most = data.len().min(self.longest());
         let data = &data[..most];
         match *self {
             Self::Fixed { .. } | Self::Pages { average: 1 } => most,
-            Self::Content { average } => gear::cut(data, average as usize),
+            Self::Content { average } => fastcdc::cut(data, average as usize),
             Self::Window { window, bits, advance } => {
                 window::cut(data, window as usize, bits, advance as usize)
             }
@@ -126,7 +126,7 @@ mod tests {
         (0..len).map(|_| next()).collect()
     }
 
-    fn chunks(cutting: Cutting, mut data: &[u8]) -> Vec<&[u8]> {
+    fn chunks(cutting: Chunking, mut data: &[u8]) -> Vec<&[u8]> {
         let mut out = Vec::new();
         while !data.is_empty() {
             let (chunk, rest) = data.split_at(cutting.cut(data));
@@ -136,13 +136,13 @@ mod tests {
         out
     }
 
-    const WAYS: [Cutting; 6] = [
-        Cutting::Fixed { size: 1 << 16 },
-        Cutting::Content { average: 16 << 10 },
-        Cutting::Window { window: 20, bits: 10, advance: 20 },
-        Cutting::Window { window: 20, bits: 14, advance: 1 },
-        Cutting::Pages { average: 1 },
-        Cutting::Pages { average: 8 },
+    const WAYS: [Chunking; 6] = [
+        Chunking::Fixed { size: 1 << 16 },
+        Chunking::Content { average: 16 << 10 },
+        Chunking::Window { window: 20, bits: 10, advance: 20 },
+        Chunking::Window { window: 20, bits: 14, advance: 1 },
+        Chunking::Pages { average: 1 },
+        Chunking::Pages { average: 8 },
     ];
 
     #[test]
@@ -172,15 +172,15 @@ mod tests {
         let data = noise(4 << 20);
         let mut later = data.clone();
         later.splice(1000..1000, *b"an insertion");
-        let shared = |way: Cutting| {
+        let shared = |way: Chunking| {
             let before: std::collections::HashSet<_> = chunks(way, &data).into_iter().collect();
             let after = chunks(way, &later);
             let same: usize = after.iter().filter(|chunk| before.contains(*chunk)).map(|c| c.len()).sum();
             same * 100 / later.len()
         };
-        assert!(shared(Cutting::Content { average: 16 << 10 }) > 90);
-        assert!(shared(Cutting::Window { window: 20, bits: 10, advance: 1 }) > 90);
-        assert_eq!(shared(Cutting::Fixed { size: 1 << 16 }), 0);
+        assert!(shared(Chunking::Content { average: 16 << 10 }) > 90);
+        assert!(shared(Chunking::Window { window: 20, bits: 10, advance: 1 }) > 90);
+        assert_eq!(shared(Chunking::Fixed { size: 1 << 16 }), 0);
     }
 
     #[test]
@@ -190,16 +190,16 @@ mod tests {
         pages.reverse();
         let turned = pages.concat();
         let before: std::collections::HashSet<_> =
-            chunks(Cutting::Pages { average: 1 }, &data).into_iter().collect();
-        assert!(chunks(Cutting::Pages { average: 1 }, &turned).iter().all(|page| before.contains(page)));
+            chunks(Chunking::Pages { average: 1 }, &data).into_iter().collect();
+        assert!(chunks(Chunking::Pages { average: 1 }, &turned).iter().all(|page| before.contains(page)));
     }
 
     #[test]
     fn the_average_is_about_what_was_asked_for() {
         let data = noise(8 << 20);
         let average = |way| data.len() / chunks(way, &data).len();
-        assert!((48 << 10..100 << 10).contains(&average(Cutting::Content { average: 64 << 10 })));
-        assert!((4..=20).contains(&(average(Cutting::Pages { average: 8 }) / PAGE_SIZE)));
+        assert!((48 << 10..100 << 10).contains(&average(Chunking::Content { average: 64 << 10 })));
+        assert!((4..=20).contains(&(average(Chunking::Pages { average: 8 }) / PAGE_SIZE)));
     }
 
     proptest! {
@@ -209,7 +209,7 @@ mod tests {
             let cut = chunks(way, &data);
             prop_assert!(cut.concat() == data);
             prop_assert!(cut.iter().all(|chunk| !chunk.is_empty() && chunk.len() <= way.longest()));
-            if let Cutting::Content { average } = way {
+            if let Chunking::Content { average } = way {
                 let inner = &cut[..cut.len().saturating_sub(1)];
                 prop_assert!(inner.iter().all(|chunk| chunk.len() >= average as usize / 4));
             }

@@ -1,6 +1,6 @@
 //! Why the pool did not do what was asked.
 
-use crate::protocol::{ChunkId, Place, code};
+use crate::protocol::{BenefactorAddress, ChunkId, code};
 use std::{io, sync::Arc};
 use whimbrel_wire::{CallError, Code, ConnectError, PublicKey, Refusal};
 
@@ -110,7 +110,7 @@ impl PoolError {
     }
 
     /// A benefactor that cannot be connected to.
-    pub(crate) fn unreached(place: &Place, error: ConnectError) -> Self {
+    pub(crate) fn unreached(place: &BenefactorAddress, error: ConnectError) -> Self {
         let address = place.address.clone();
         match error {
             ConnectError::NotTrusted { ours } => Self::NotAdmitted { address, ours },

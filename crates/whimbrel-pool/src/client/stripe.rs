@@ -3,12 +3,12 @@
 //! Round robin over the stripe (IV.A of the paper), past those whose queue is full: a slow benefactor is given as much as it
 //! takes and holds up nobody. One that fails, or takes nothing for too long, is left out for the rest of the write.
 
-use crate::protocol::{BenefactorId, Place};
+use crate::protocol::{BenefactorAddress, BenefactorId};
 
 /// One benefactor of a stripe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Lane {
-    place: Place,
+    place: BenefactorAddress,
     /// Bytes sent and not yet taken.
     queued: u64,
     out: bool,
@@ -25,9 +25,9 @@ pub(crate) struct Stripe {
 
 /// What a stripe says to a wish.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Choice {
+pub(crate) enum StripeChoice {
     /// These, in this order.
-    Places(Vec<Place>),
+    Places(Vec<BenefactorAddress>),
     /// All who could take it have full queues.
     Wait,
     /// Nobody is left.
@@ -35,13 +35,13 @@ pub(crate) enum Choice {
 }
 
 impl Stripe {
-    pub(crate) fn new(places: Vec<Place>, cap: u64) -> Self {
+    pub(crate) fn new(places: Vec<BenefactorAddress>, cap: u64) -> Self {
         let lanes = places.into_iter().map(|place| Lane { place, queued: 0, out: false }).collect();
         Self { lanes, next: 0, cap }
     }
 
     /// More benefactors, or those it has again.
-    pub(crate) fn extend(&mut self, places: Vec<Place>) {
+    pub(crate) fn extend(&mut self, places: Vec<BenefactorAddress>) {
         for place in places {
             if !self.lanes.iter().any(|lane| lane.place.id == place.id) {
                 self.lanes.push(Lane { place, queued: 0, out: false });
@@ -50,10 +50,10 @@ impl Stripe {
     }
 
     /// Chooses up to `copies` different benefactors for `bytes`, other than `not`, and queues the bytes there.
-    pub(crate) fn choose(&mut self, bytes: u64, copies: usize, not: &[BenefactorId]) -> Choice {
+    pub(crate) fn choose(&mut self, bytes: u64, copies: usize, not: &[BenefactorId]) -> StripeChoice {
         let able = |lane: &Lane| !lane.out && !not.contains(&lane.place.id);
         if !self.lanes.iter().any(able) {
-            return Choice::Nobody;
+            return StripeChoice::Nobody;
         }
         let count = self.lanes.len();
         let order = (0..count).map(|step| (self.next + step) % count);
@@ -63,11 +63,11 @@ impl Stripe {
         let chosen: Vec<usize> =
             order.filter(|at| able(&self.lanes[*at]) && room(&self.lanes[*at])).take(wanted).collect();
         if chosen.len() < wanted {
-            return Choice::Wait;
+            return StripeChoice::Wait;
         }
         self.next = (chosen[0] + 1) % count;
         chosen.iter().for_each(|at| self.lanes[*at].queued += bytes);
-        Choice::Places(chosen.iter().map(|at| self.lanes[*at].place.clone()).collect())
+        StripeChoice::Places(chosen.iter().map(|at| self.lanes[*at].place.clone()).collect())
     }
 
     /// `bytes` queued at a benefactor were taken, or will never be.
@@ -93,7 +93,7 @@ impl Stripe {
     }
 
     /// Where a benefactor is.
-    pub(crate) fn place(&self, id: BenefactorId) -> Option<Place> {
+    pub(crate) fn place(&self, id: BenefactorId) -> Option<BenefactorAddress> {
         self.lanes.iter().find(|lane| lane.place.id == id).map(|lane| lane.place.clone())
     }
 }
@@ -105,13 +105,13 @@ mod tests {
     use whimbrel_wire::PublicKey;
 
     fn stripe(width: u16, cap: u64) -> Stripe {
-        let place = |id| Place { id, address: String::new(), key: PublicKey([0; 32]) };
+        let place = |id| BenefactorAddress { id, address: String::new(), key: PublicKey([0; 32]) };
         Stripe::new((0..width).map(place).collect(), cap)
     }
 
-    fn ids(choice: Choice) -> Vec<BenefactorId> {
+    fn ids(choice: StripeChoice) -> Vec<BenefactorId> {
         match choice {
-            Choice::Places(places) => places.into_iter().map(|place| place.id).collect(),
+            StripeChoice::Places(places) => places.into_iter().map(|place| place.id).collect(),
             other => panic!("{other:?}"),
         }
     }
@@ -121,7 +121,7 @@ mod tests {
         let mut stripe = stripe(3, 2);
         let turns: Vec<_> = (0..6).map(|_| ids(stripe.choose(1, 1, &[]))[0]).collect();
         assert_eq!(turns, [0, 1, 2, 0, 1, 2]);
-        assert_eq!(stripe.choose(1, 1, &[]), Choice::Wait);
+        assert_eq!(stripe.choose(1, 1, &[]), StripeChoice::Wait);
         for _ in 0..10 {
             stripe.done(1, 1);
             assert_eq!(ids(stripe.choose(1, 1, &[])), [1], "0 and 2 are slow");
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(ids(stripe.choose(1, 3, &[])).len(), 2);
         stripe.leave_out(0);
         assert_eq!(ids(stripe.choose(1, 2, &[])), [1]);
-        assert_eq!(stripe.choose(1, 1, &[1]), Choice::Nobody);
+        assert_eq!(stripe.choose(1, 1, &[1]), StripeChoice::Nobody);
     }
 
     proptest! {
@@ -153,14 +153,14 @@ mod tests {
                     stripe.leave_out(u16::from(luck % 4));
                 }
                 match stripe.choose(bytes, copies, &[]) {
-                    Choice::Places(places) => {
+                    StripeChoice::Places(places) => {
                         for place in places {
                             prop_assert!(!dead.contains(&place.id));
                             under_way.push((place.id, bytes));
                         }
                     }
-                    Choice::Wait => prop_assert!(!under_way.is_empty(), "nothing to wait for"),
-                    Choice::Nobody => prop_assert_eq!((0..4).filter(|id| !dead.contains(id)).count(), 0),
+                    StripeChoice::Wait => prop_assert!(!under_way.is_empty(), "nothing to wait for"),
+                    StripeChoice::Nobody => prop_assert_eq!((0..4).filter(|id| !dead.contains(id)).count(), 0),
                 }
                 for id in 0..4 {
                     let queued: u64 = under_way.iter().filter(|(at, _)| *at == id).map(|(_, bytes)| bytes).sum();

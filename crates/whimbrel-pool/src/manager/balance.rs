@@ -4,10 +4,10 @@
 //! Shares are reckoned in chunks that are counted, not in bytes that a benefactor says it holds: those go down only when it
 //! has asked what may go. Nothing moves while sessions write or repair has work.
 
-use super::{ManagerService, now, plan};
+use super::{ManagerService, now, placement};
 use crate::{
-    meta::{Member, MetaError},
-    protocol::{BenefactorId, CopyChunks, Place, get_bits, put_digests},
+    meta::{BenefactorRow, MetaError},
+    protocol::{BenefactorAddress, BenefactorId, CopyChunks, get_bits, put_digests},
 };
 use std::{collections::HashMap, time::Duration};
 
@@ -29,20 +29,22 @@ struct Shift {
 }
 
 /// What moves next, if anything should: from who is most over its share to who is most under it. Pure.
-fn shift(members: &[Member], holdings: &HashMap<BenefactorId, u64>, now: i64) -> Option<Shift> {
-    let online: Vec<&Member> =
-        members.iter().filter(|member| plan::State::of(member, now) == plan::State::Online).collect();
+fn shift(members: &[BenefactorRow], holdings: &HashMap<BenefactorId, u64>, now: i64) -> Option<Shift> {
+    let online: Vec<&BenefactorRow> = members
+        .iter()
+        .filter(|member| placement::BenefactorState::of(member, now) == placement::BenefactorState::Online)
+        .collect();
     // What it can hold at all. What is owed is not there any more.
-    let weight = |member: &Member| u128::from((member.used + member.free).saturating_sub(member.owed));
-    let held = |member: &Member| holdings.get(&member.id).copied().unwrap_or(0);
+    let weight = |member: &BenefactorRow| u128::from((member.used + member.free).saturating_sub(member.owed));
+    let held = |member: &BenefactorRow| holdings.get(&member.id).copied().unwrap_or(0);
     let weights: u128 = online.iter().map(|member| weight(member)).sum();
     let total: u128 = online.iter().map(|member| u128::from(held(member))).sum();
-    let share = |member: &Member| (total * weight(member)).checked_div(weights).unwrap_or(0) as u64;
-    let over = |member: &&&Member| held(member).saturating_sub(share(member));
-    let under = |member: &&&Member| share(member).saturating_sub(held(member));
-    let counts = |member: &&&Member| over(member) >= LEAST.max(share(member) / TENTH);
+    let share = |member: &BenefactorRow| (total * weight(member)).checked_div(weights).unwrap_or(0) as u64;
+    let over = |member: &&&BenefactorRow| held(member).saturating_sub(share(member));
+    let under = |member: &&&BenefactorRow| share(member).saturating_sub(held(member));
+    let counts = |member: &&&BenefactorRow| over(member) >= LEAST.max(share(member) / TENTH);
     let from = online.iter().filter(counts).max_by_key(over)?;
-    let to = online.iter().filter(|member| plan::free(member) > 0).max_by_key(under)?;
+    let to = online.iter().filter(|member| placement::free(member) > 0).max_by_key(under)?;
     let chunks = over(&from).min(under(&to)).min(ROUND);
     (chunks > 0).then_some(Shift { from: from.id, to: to.id, chunks })
 }
@@ -56,9 +58,9 @@ impl ManagerService {
         }
         let (members, holdings) = (meta.members().await?, meta.holdings().await?);
         let Some(shift) = shift(&members, &holdings.into_iter().collect(), now()) else { return Ok(0) };
-        let member = |id| members.iter().find(|member: &&Member| member.id == id);
+        let member = |id| members.iter().find(|member: &&BenefactorRow| member.id == id);
         let Some((source, target)) = member(shift.from).zip(member(shift.to)) else { return Ok(0) };
-        let to = Place { id: target.id, address: target.address.clone(), key: target.key };
+        let to = BenefactorAddress { id: target.id, address: target.address.clone(), key: target.key };
         let mut moved = 0;
         while moved < shift.chunks && meta.sessions().await? == 0 {
             let most = ORDER.min((shift.chunks - moved) as u32);
@@ -100,8 +102,8 @@ mod tests {
     use proptest::prelude::*;
     use whimbrel_wire::PublicKey;
 
-    fn member(id: u16, used: u64, free: u64, owed: u64) -> Member {
-        Member {
+    fn member(id: u16, used: u64, free: u64, owed: u64) -> BenefactorRow {
+        BenefactorRow {
             id,
             key: PublicKey([0; 32]),
             name: String::new(),
@@ -124,7 +126,7 @@ mod tests {
         fn moving_ends_and_leaves_nobody_far_from_its_share(
             start in prop::collection::vec((0..5000_u64, 1..4_u64, any::<bool>()), 1..8),
         ) {
-            let members: Vec<Member> = start
+            let members: Vec<BenefactorRow> = start
                 .iter()
                 .enumerate()
                 .map(|(id, (held, size, owes))| member(id as u16, *held, 20_000 * size - held, if *owes { *held } else { 0 }))
@@ -140,7 +142,7 @@ mod tests {
                 *holdings.get_mut(&shift.to).unwrap() += shift.chunks;
             }
             prop_assert_eq!(holdings.values().sum::<u64>(), total);
-            let weight = |m: &Member| m.used + m.free - m.owed;
+            let weight = |m: &BenefactorRow| m.used + m.free - m.owed;
             let weights: u64 = members.iter().map(weight).sum();
             for member in &members {
                 let share = total * weight(member) / weights;

@@ -3,16 +3,16 @@
 //! Everything it must not lose is in the database (`meta`); what it has in memory are connections and counters. It is killed
 //! and started again at any instant without loss of anything that was committed.
 
+mod admission;
 mod balance;
-mod chores;
-mod introduce;
+mod maintenance;
 mod pins;
-mod plan;
-mod run;
+mod placement;
+mod process;
 mod service;
 
-pub use chores::ChoreReport;
-pub use run::{Manager, ManagerError, ManagerOptions};
+pub use maintenance::MaintenanceReport;
+pub use process::{Manager, ManagerError, ManagerOptions};
 pub use service::ManagerService;
 
 use crate::{meta::MetaError, protocol::code};

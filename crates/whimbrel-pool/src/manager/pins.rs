@@ -6,7 +6,7 @@
 use super::{ManagerService, invalid, now, service::payload};
 use crate::{
     meta::{MetaError, PinRow},
-    protocol::{Hold, Holding, LetGo, ListPins, MAX_HOLDER, PinInfo},
+    protocol::{HoldPin, Holding, ListPins, MAX_HOLDER, PinInfo, ReleasePin},
 };
 use bytes::Bytes;
 use whimbrel_wire::{Answer, Call, PeerIdentity, Refusal, Reply, Request};
@@ -24,20 +24,20 @@ impl ManagerService {
         let PeerIdentity::Key(key) = identity else { return Err(invalid("a holder has a key")) };
         let (meta, now) = (&self.shared.meta, now());
         match request.kind {
-            Hold::KIND => {
-                let (version, holder) = request.decode::<Hold>()?;
+            HoldPin::KIND => {
+                let (version, holder) = request.decode::<HoldPin>()?;
                 let odd = |letter: char| letter.is_control();
                 if holder.is_empty() || holder.len() > MAX_HOLDER || holder.contains(odd) {
                     return Err(invalid("the holder has a name of up to 200 bytes"));
                 }
                 meta.hold(version, &key.0, &holder, now, now.saturating_add(self.pins_for())).await?;
                 let seconds = u32::try_from(self.shared.pins_for.as_secs()).unwrap_or(u32::MAX);
-                Reply::of::<Hold>(&seconds, Bytes::new())
+                Reply::of::<HoldPin>(&seconds, Bytes::new())
             }
-            LetGo::KIND => {
-                let (version, holder, anybody) = request.decode::<LetGo>()?;
+            ReleasePin::KIND => {
+                let (version, holder, anybody) = request.decode::<ReleasePin>()?;
                 let owner = (!anybody).then_some(&key.0[..]);
-                Reply::of::<LetGo>(&meta.let_go(version, owner, &holder).await?, Bytes::new())
+                Reply::of::<ReleasePin>(&meta.release(version, owner, &holder).await?, Bytes::new())
             }
             ListPins::KIND => {
                 let own = request.decode::<ListPins>()?;

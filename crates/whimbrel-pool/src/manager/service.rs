@@ -1,9 +1,9 @@
 //! What the manager answers. One short function a call; the work is in `meta` and `plan`.
 
-use super::{internal, introduce::Introductions, invalid, now, plan};
+use super::{admission::Admissions, internal, invalid, now, placement};
 use crate::{
-    map,
-    meta::{Member, Meta, Sums},
+    chunk_map,
+    meta::{BenefactorRow, Meta, PoolTotals},
     protocol::*,
 };
 use bytes::Bytes;
@@ -46,14 +46,14 @@ pub(super) struct Shared {
     pub(super) interval: u32,
     pub(super) pins_for: Duration,
     pub(super) connections: Mutex<HashMap<PublicKey, Connection>>,
-    pub(super) introductions: Mutex<Introductions>,
+    pub(super) introductions: Mutex<Admissions>,
     pub(super) repaired: AtomicU64,
     /// Chunks without a copy that can be reached, at the last look.
     pub(super) lost: AtomicU64,
     /// Copies a second of late, in thousandths.
     pub(super) repair_rate: AtomicU64,
     /// The last sums, when they were counted, and how long that took.
-    pub(super) sums: tokio::sync::Mutex<Option<(Sums, Instant, Duration)>>,
+    pub(super) sums: tokio::sync::Mutex<Option<(PoolTotals, Instant, Duration)>>,
 }
 
 impl Shared {
@@ -67,13 +67,13 @@ pub(super) fn payload<T: Serialize>(value: &T) -> Result<Bytes, Refusal> {
     postcard::to_stdvec(value).map(Bytes::from).map_err(|_| internal("the answer cannot be encoded"))
 }
 
-fn place(member: &Member) -> Place {
-    Place { id: member.id, address: member.address.clone(), key: member.key }
+fn place(member: &BenefactorRow) -> BenefactorAddress {
+    BenefactorAddress { id: member.id, address: member.address.clone(), key: member.key }
 }
 
 impl ManagerService {
     async fn register(&self, identity: &PeerIdentity, request: Request) -> Answer {
-        let status = request.decode::<Register>()?;
+        let status = request.decode::<Heartbeat>()?;
         let PeerIdentity::Key(key) = identity else { return Err(invalid("a benefactor has a key")) };
         let (meta, now) = (&self.shared.meta, now());
         let id = meta.register(key, &status, now).await?;
@@ -83,7 +83,9 @@ impl ManagerService {
             meta.start_drain(id, now).await?;
             let counted: Vec<BenefactorId> = members
                 .iter()
-                .filter(|m| m.id != id && plan::State::of(m, now) == plan::State::Online)
+                .filter(|m| {
+                    m.id != id && placement::BenefactorState::of(m, now) == placement::BenefactorState::Online
+                })
                 .map(|m| m.id)
                 .collect();
             may_leave = meta.undrained(id, &counted).await? == 0;
@@ -94,10 +96,10 @@ impl ManagerService {
         let peers = self.shared.trust.list().map_err(|error| internal(&error.to_string()))?;
         let admitted: Vec<_> =
             peers.iter().filter_map(|peer| Some((peer.name.to_string(), peer.key?))).collect();
-        self.introductions().tell(*key, &admitted);
+        self.introductions().update(*key, &admitted);
         let pool = meta.pool_id().await?;
         let said = Registered { id, pool, interval: self.shared.interval, admitted, may_leave };
-        Reply::of::<Register>(&said, Bytes::new())
+        Reply::of::<Heartbeat>(&said, Bytes::new())
     }
 
     /// Has a benefactor leave, or stay after all.
@@ -119,14 +121,14 @@ impl ManagerService {
     }
 
     async fn garbage(&self, identity: &PeerIdentity, request: Request) -> Answer {
-        let inventory = request.decode::<AskGarbage>()?;
+        let inventory = request.decode::<FindGarbage>()?;
         let listed = get_aged(&request.payload).ok_or_else(|| invalid("a torn list"))?;
         let PeerIdentity::Key(key) = identity else { return Err(invalid("a benefactor has a key")) };
         let members = self.shared.meta.members().await?;
         let member = members.iter().find(|member| member.key == *key);
         let member = member.ok_or_else(|| Refusal::new(code::NOT_FOUND, "not registered"))?;
         let may_go = self.shared.meta.collect(member.id, &inventory, &listed, now()).await?;
-        Reply::of::<AskGarbage>(&(), put_bits(&may_go))
+        Reply::of::<FindGarbage>(&(), put_bits(&may_go))
     }
 
     async fn reserve(&self, identity: &PeerIdentity, request: Request) -> Answer {
@@ -138,12 +140,12 @@ impl ManagerService {
         if asked.session > 0 {
             meta.renew_session(asked.session, now).await?;
         }
-        let (mut stripe, mut shares, mut bytes) = (Vec::<Place>::new(), Vec::new(), 0);
+        let (mut stripe, mut shares, mut bytes) = (Vec::<BenefactorAddress>::new(), Vec::new(), 0);
         if asked.bytes > 0 {
             let members = meta.members().await?;
-            let chosen = plan::stripe(&members, usize::from(asked.width.max(1)), &asked.avoid, now);
-            let chosen: Vec<&Member> = members.iter().filter(|m| chosen.contains(&m.id)).collect();
-            let room: u64 = chosen.iter().map(|member| plan::free(member)).sum();
+            let chosen = placement::stripe(&members, usize::from(asked.width.max(1)), &asked.avoid, now);
+            let chosen: Vec<&BenefactorRow> = members.iter().filter(|m| chosen.contains(&m.id)).collect();
+            let room: u64 = chosen.iter().map(|member| placement::free(member)).sum();
             bytes = asked.bytes.min(GRANT);
             if room < bytes {
                 return Err(Refusal::new(
@@ -156,7 +158,7 @@ impl ManagerService {
             stripe = chosen.into_iter().map(place).collect();
         }
         let session = match asked.session {
-            0 => meta.begin_session(&shares, now).await?,
+            0 => meta.start_session(&shares, now).await?,
             old if shares.is_empty() => old,
             old => meta.reserve(old, &shares).await.map(|()| old)?,
         };
@@ -166,29 +168,29 @@ impl ManagerService {
     }
 
     async fn known(&self, request: Request) -> Answer {
-        let (_, copies) = request.decode::<AskKnown>()?;
+        let (_, copies) = request.decode::<FindChunks>()?;
         let digests = get_digests(&request.payload).ok_or_else(|| invalid("a torn list"))?;
         let now = now();
-        let chunks = self.shared.meta.known(&digests, copies.max(1), now - plan::SILENT, now).await?;
-        Reply::of::<AskKnown>(&(), put_numbers(chunks))
+        let chunks = self.shared.meta.known(&digests, copies.max(1), now - placement::SILENT, now).await?;
+        Reply::of::<FindChunks>(&(), put_numbers(chunks))
     }
 
     async fn standing(&self, request: Request) -> Answer {
-        let (version, copies) = request.decode::<AskStanding>()?;
-        let standing = self.shared.meta.standing(version, copies.max(1), now() - plan::SILENT).await?;
-        Reply::of::<AskStanding>(&(), put_bits(&standing))
+        let (version, copies) = request.decode::<FindReusable>()?;
+        let standing = self.shared.meta.standing(version, copies.max(1), now() - placement::SILENT).await?;
+        Reply::of::<FindReusable>(&(), put_bits(&standing))
     }
 
     async fn enroll(&self, request: Request) -> Answer {
-        let session = request.decode::<Enroll>()?;
+        let session = request.decode::<RegisterChunks>()?;
         let written = get_written(&request.payload).ok_or_else(|| invalid("a torn list"))?;
         let chunks = self.shared.meta.enroll(session, &written, now()).await?;
-        Reply::of::<Enroll>(&(), put_numbers(chunks))
+        Reply::of::<RegisterChunks>(&(), put_numbers(chunks))
     }
 
     async fn commit(&self, request: Request) -> Answer {
         let commit = request.decode::<CommitFile>()?;
-        let pieces = map::decode(&request.payload).map_err(|error| invalid(&error.to_string()))?;
+        let pieces = chunk_map::decode(&request.payload).map_err(|error| invalid(&error.to_string()))?;
         let node = self.shared.meta.commit(&commit, &pieces, now()).await?;
         Reply::of::<CommitFile>(&node, Bytes::new())
     }
@@ -212,7 +214,7 @@ impl ManagerService {
         let chunks = get_numbers(&request.payload).ok_or_else(|| invalid("a torn list"))?;
         let located = self.shared.meta.locate(&chunks).await?;
         let members = self.shared.meta.members().await?;
-        let named: Vec<Place> = members.iter().filter(|member| !member.lost).map(place).collect();
+        let named: Vec<BenefactorAddress> = members.iter().filter(|member| !member.lost).map(place).collect();
         self.introduce(identity, named.iter().map(|place| place.key).collect()).await;
         Reply::of::<Locate>(&named, put_located(&located))
     }
@@ -220,9 +222,9 @@ impl ManagerService {
     async fn status(&self) -> Answer {
         let (meta, now) = (&self.shared.meta, now());
         let sums = self.sums().await?;
-        let info = |member: Member| BenefactorInfo {
+        let info = |member: BenefactorRow| BenefactorInfo {
             id: member.id,
-            state: plan::State::of(&member, now).name().to_owned(),
+            state: placement::BenefactorState::of(&member, now).name().to_owned(),
             name: member.name,
             address: member.address,
             capacity: member.capacity,
@@ -248,12 +250,12 @@ impl ManagerService {
             sessions: sums.sessions,
             pinned: sums.pinned,
         };
-        Reply::of::<AskStatus>(&status, Bytes::new())
+        Reply::of::<GetStatus>(&status, Bytes::new())
     }
 
     /// Sums over the whole pool. Those of a large one are counted anew when they are older than ten times what counting took:
     /// mounts ask for them again and again, and ten million chunks are not counted in no time.
-    async fn sums(&self) -> Result<Sums, Refusal> {
+    async fn sums(&self) -> Result<PoolTotals, Refusal> {
         let mut known = self.shared.sums.lock().await;
         if let Some((sums, counted, took)) = *known
             && sums.chunks + sums.versions > LARGE
@@ -332,12 +334,12 @@ impl ManagerService {
 
     async fn answer(&self, identity: &PeerIdentity, request: Request) -> Answer {
         match request.kind {
-            Register::KIND => self.register(identity, request).await,
-            AskGarbage::KIND => self.garbage(identity, request).await,
+            Heartbeat::KIND => self.register(identity, request).await,
+            FindGarbage::KIND => self.garbage(identity, request).await,
             ReserveSpace::KIND => self.reserve(identity, request).await,
-            AskKnown::KIND => self.known(request).await,
-            AskStanding::KIND => self.standing(request).await,
-            Enroll::KIND => self.enroll(request).await,
+            FindChunks::KIND => self.known(request).await,
+            FindReusable::KIND => self.standing(request).await,
+            RegisterChunks::KIND => self.enroll(request).await,
             CommitFile::KIND => self.commit(request).await,
             EndSession::KIND => {
                 let session = request.decode::<EndSession>()?;
@@ -351,9 +353,9 @@ impl ManagerService {
                 tracing::warn!(?fault, "a copy did not serve");
                 Reply::of::<ReportFault>(&self.shared.meta.fault(&fault, now()).await?, Bytes::new())
             }
-            AskStatus::KIND => self.status().await,
+            GetStatus::KIND => self.status().await,
             Drain::KIND => self.drain(request).await,
-            Hold::KIND | LetGo::KIND | ListPins::KIND => self.pins(identity, request).await,
+            HoldPin::KIND | ReleasePin::KIND | ListPins::KIND => self.pins(identity, request).await,
             Versions::KIND
             | DropVersion::KIND
             | Pin::KIND

@@ -6,7 +6,7 @@
 
 /// What the manager knows of a chunk that a benefactor lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Knowledge {
+pub(crate) enum ChunkStatus {
     /// Nothing: it was never enrolled, or is long gone.
     Unknown,
     /// Enrolled, and this copy is counted.
@@ -27,7 +27,7 @@ pub(crate) enum Knowledge {
 
 /// What becomes of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum GcDecision {
     /// It stays.
     Keep,
     /// It stays, and is counted from now on.
@@ -43,16 +43,16 @@ const GRACE: i64 = 90_000;
 ///
 /// Also a copy that is counted may have been put again: by a session that was told that the chunk is not known, because
 /// another benefactor was just giving up its copy. That session enrols the chunk anew, this copy with it.
-pub(crate) fn judge(knowledge: Knowledge, age: i64, now: i64, oldest: Option<i64>) -> Verdict {
+pub(crate) fn judge(knowledge: ChunkStatus, age: i64, now: i64, oldest: Option<i64>) -> GcDecision {
     let quiet_since = |instant: i64| oldest.is_none_or(|oldest| instant < oldest);
     let put = now.saturating_sub(age);
     match knowledge {
-        Knowledge::Counted { used: true, .. } => Verdict::Keep,
-        Knowledge::Extra { used: true, lacking: true } => Verdict::Adopt,
-        Knowledge::Counted { used: false, freed } if quiet_since(freed.max(put)) => Verdict::Go,
-        Knowledge::Extra { used: true, .. } if age < GRACE => Verdict::Keep,
-        Knowledge::Unknown | Knowledge::Extra { .. } if quiet_since(put) => Verdict::Go,
-        _ => Verdict::Keep,
+        ChunkStatus::Counted { used: true, .. } => GcDecision::Keep,
+        ChunkStatus::Extra { used: true, lacking: true } => GcDecision::Adopt,
+        ChunkStatus::Counted { used: false, freed } if quiet_since(freed.max(put)) => GcDecision::Go,
+        ChunkStatus::Extra { used: true, .. } if age < GRACE => GcDecision::Keep,
+        ChunkStatus::Unknown | ChunkStatus::Extra { .. } if quiet_since(put) => GcDecision::Go,
+        _ => GcDecision::Keep,
     }
 }
 
@@ -67,16 +67,16 @@ mod tests {
             used: bool, lacking: bool, freed in 0..1000_i64, age in 0..1000_i64, kind in 0..3, oldest in 0..1000_i64,
         ) {
             let knowledge = match kind {
-                0 => Knowledge::Unknown,
-                1 => Knowledge::Counted { used, freed },
-                _ => Knowledge::Extra { used, lacking },
+                0 => ChunkStatus::Unknown,
+                1 => ChunkStatus::Counted { used, freed },
+                _ => ChunkStatus::Extra { used, lacking },
             };
             let verdict = judge(knowledge, age, 1000, Some(oldest));
-            let freed = match knowledge { Knowledge::Counted { freed, .. } => freed, _ => 0 };
-            if verdict == Verdict::Go {
+            let freed = match knowledge { ChunkStatus::Counted { freed, .. } => freed, _ => 0 };
+            if verdict == GcDecision::Go {
                 prop_assert!(freed < oldest, "it was freed, or asked for, since");
                 prop_assert!(1000 - age < oldest, "it was put since");
-                let counted_and_used = matches!(knowledge, Knowledge::Counted { used: true, .. });
+                let counted_and_used = matches!(knowledge, ChunkStatus::Counted { used: true, .. });
                 prop_assert!(!counted_and_used);
             }
         }
@@ -84,11 +84,11 @@ mod tests {
 
     #[test]
     fn without_sessions_all_garbage_goes_at_once() {
-        assert_eq!(judge(Knowledge::Unknown, 0, 50, None), Verdict::Go);
-        assert_eq!(judge(Knowledge::Counted { used: false, freed: 50 }, 0, 50, None), Verdict::Go);
-        let spare = Knowledge::Extra { used: true, lacking: false };
-        assert_eq!(judge(spare, GRACE, 50, None), Verdict::Go);
-        assert_eq!(judge(spare, GRACE - 1, 50, None), Verdict::Keep, "it may be about to be counted");
-        assert_eq!(judge(Knowledge::Extra { used: true, lacking: true }, 9, 50, None), Verdict::Adopt);
+        assert_eq!(judge(ChunkStatus::Unknown, 0, 50, None), GcDecision::Go);
+        assert_eq!(judge(ChunkStatus::Counted { used: false, freed: 50 }, 0, 50, None), GcDecision::Go);
+        let spare = ChunkStatus::Extra { used: true, lacking: false };
+        assert_eq!(judge(spare, GRACE, 50, None), GcDecision::Go);
+        assert_eq!(judge(spare, GRACE - 1, 50, None), GcDecision::Keep, "it may be about to be counted");
+        assert_eq!(judge(ChunkStatus::Extra { used: true, lacking: true }, 9, 50, None), GcDecision::Adopt);
     }
 }

@@ -5,10 +5,10 @@
 //!
 //! Times are milliseconds since 1970 by the manager's clock. Only their differences decide anything.
 
-mod chain;
 mod garbage;
+mod group_commit;
+mod reference_counts;
 mod schema;
-mod sync;
 
 #[allow(clippy::duplicate_mod, reason = "the same statements, compiled for the other driver")]
 mod postgres;
@@ -17,14 +17,14 @@ mod sqlite;
 mod tests;
 
 use crate::{
-    map::Piece,
+    chunk_map::ChunkRef,
     policy::Policy,
     protocol::{
-        BenefactorId, ChunkId, Commit, Fault, Inventory, Located, Make, Node, NodeChange, NodeId, Status,
-        VersionInfo, Written,
+        BenefactorId, BenefactorStatus, ChunkId, Commit, Fault, Inventory, Located, NewNode, Node,
+        NodeChange, NodeId, VersionInfo, Written,
     },
 };
-pub(crate) use garbage::{Knowledge, Verdict, judge};
+pub(crate) use garbage::{ChunkStatus, GcDecision, judge};
 use whimbrel_core::Digest;
 use whimbrel_wire::PublicKey;
 
@@ -97,7 +97,7 @@ pub(crate) type Result<T> = std::result::Result<T, MetaError>;
 
 /// A benefactor as the database has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Member {
+pub(crate) struct BenefactorRow {
     pub(crate) id: BenefactorId,
     pub(crate) key: PublicKey,
     pub(crate) name: String,
@@ -119,7 +119,7 @@ pub(crate) struct Member {
 
 /// A chunk that may need copies.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Needy {
+pub(crate) struct UnderReplicated {
     pub(crate) chunk: ChunkId,
     pub(crate) digest: Digest,
     pub(crate) length: u64,
@@ -132,7 +132,7 @@ pub(crate) struct Needy {
 
 /// A version that a policy looks at.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct RetainedVersion {
     pub(crate) folder: NodeId,
     pub(crate) node: NodeId,
     pub(crate) name: String,
@@ -156,7 +156,7 @@ pub(crate) struct PinRow {
 
 /// Sums over the whole pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Sums {
+pub(crate) struct PoolTotals {
     pub(crate) files: u64,
     pub(crate) versions: u64,
     pub(crate) logical: u64,
@@ -192,8 +192,8 @@ macro_rules! on_either {
 
 on_either! {
     fn pool_id() -> u64;
-    fn register(key: &PublicKey, status: &Status, now: i64) -> BenefactorId;
-    fn members() -> Vec<Member>;
+    fn register(key: &PublicKey, status: &BenefactorStatus, now: i64) -> BenefactorId;
+    fn members() -> Vec<BenefactorRow>;
     fn mark_lost(benefactor: BenefactorId, now: i64) -> ();
     fn start_drain(benefactor: BenefactorId, now: i64) -> ();
     fn stop_drain(benefactor: BenefactorId) -> ();
@@ -202,7 +202,7 @@ on_either! {
     fn moved(chunks: &[ChunkId], from: BenefactorId, to: BenefactorId, now: i64) -> ();
     fn undrained(benefactor: BenefactorId, counted: &[BenefactorId]) -> u64;
     fn dismiss(benefactor: BenefactorId) -> ();
-    fn begin_session(shares: &[(BenefactorId, u64)], now: i64) -> u64;
+    fn start_session(shares: &[(BenefactorId, u64)], now: i64) -> u64;
     fn renew_session(session: u64, now: i64) -> ();
     fn end_session(session: u64) -> ();
     fn expire_sessions(before: i64) -> u64;
@@ -210,11 +210,11 @@ on_either! {
     fn known(digests: &[Digest], copies: u8, alive_since: i64, now: i64) -> Vec<ChunkId>;
     fn standing(version: u64, copies: u8, alive_since: i64) -> Vec<bool>;
     fn enroll(session: u64, written: &[Written], now: i64) -> Vec<ChunkId>;
-    fn commit(commit: &Commit, pieces: &[Piece], now: i64) -> Node;
+    fn commit(commit: &Commit, pieces: &[ChunkRef], now: i64) -> Node;
     fn lookup(parent: NodeId, name: &str) -> Node;
     fn node(id: NodeId) -> Node;
     fn list(parent: NodeId, after: &str, most: u32) -> Vec<Node>;
-    fn make(make: &Make, now: i64) -> Node;
+    fn make(make: &NewNode, now: i64) -> Node;
     fn remove(parent: NodeId, name: &str, folder: bool, now: i64) -> ();
     fn rename(from: (NodeId, &str), to: (NodeId, &str), replace: bool, now: i64) -> ();
     fn change(id: NodeId, change: &NodeChange, now: i64) -> Node;
@@ -223,23 +223,23 @@ on_either! {
     fn locate(chunks: &[ChunkId]) -> Vec<Located>;
     fn fault(fault: &Fault, now: i64) -> ();
     fn collect(benefactor: BenefactorId, inventory: &Inventory, listed: &[(Digest, u32)], now: i64) -> Vec<bool>;
-    fn needy(most: u32) -> Vec<Needy>;
+    fn needy(most: u32) -> Vec<UnderReplicated>;
     fn copied(chunks: &[ChunkId], benefactor: BenefactorId, now: i64) -> ();
     fn healed(chunks: &[(ChunkId, i64)]) -> ();
     fn postpone(chunks: &[ChunkId], now: i64) -> ();
     fn policy(folder: NodeId) -> (Option<Policy>, Policy);
     fn set_policy(node: NodeId, policy: Option<&Policy>, now: i64) -> ();
-    fn kept() -> Vec<Kept>;
+    fn retained() -> Vec<RetainedVersion>;
     fn drop_version(node: NodeId, number: u32, even_current: bool, now: i64) -> ();
     fn pin(node: NodeId, number: u32, pinned: bool) -> ();
     fn hold(version: u64, owner: &[u8], holder: &str, now: i64, ends: i64) -> ();
-    fn let_go(version: u64, owner: Option<&[u8]>, holder: &str) -> ();
+    fn release(version: u64, owner: Option<&[u8]>, holder: &str) -> ();
     fn held(owner: Option<&[u8]>) -> Vec<PinRow>;
     fn pinned() -> Vec<PinRow>;
     fn expire_held(now: i64) -> u64;
     fn prolong_held(ends: i64) -> ();
     fn path(node: NodeId) -> String;
-    fn sums() -> Sums;
+    fn sums() -> PoolTotals;
     fn sessions() -> u64;
 }
 

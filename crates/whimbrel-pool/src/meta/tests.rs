@@ -2,8 +2,8 @@
 
 use super::Meta;
 use crate::{
-    map::Piece,
-    protocol::{BenefactorId, Commit, Inventory, Make, Status, Written},
+    chunk_map::ChunkRef,
+    protocol::{BenefactorId, BenefactorStatus, Commit, Inventory, NewNode, Written},
 };
 use whimbrel_core::Digest;
 use whimbrel_wire::PublicKey;
@@ -23,7 +23,7 @@ impl Database {
         for number in 1..=benefactors {
             let (name, address) = (format!("b{number}"), format!("h:{number}"));
             let (capacity, free) = (1 << 40, 1 << 40);
-            let status = Status {
+            let status = BenefactorStatus {
                 name,
                 address,
                 pool: 0,
@@ -45,12 +45,12 @@ impl Database {
     }
 
     async fn commit(&self, session: u64, name: &str, chunk: u64, copies: u8) -> crate::meta::Result<()> {
-        let make = Make { parent: 1, name: name.into(), folder: false, mode: 0o644, uid: 0, gid: 0 };
+        let make = NewNode { parent: 1, name: name.into(), folder: false, mode: 0o644, uid: 0, gid: 0 };
         // The tests commit a chunk once in a session.
         let number = chunk as u32;
         let commit =
             Commit { session, number, node: None, make, size: 10, modified: 0, copies, sent: 10, base: 0 };
-        self.meta.commit(&commit, &[Piece { chunk, length: 10, sealed: false }], NOW).await.map(drop)
+        self.meta.commit(&commit, &[ChunkRef { chunk, length: 10, sealed: false }], NOW).await.map(drop)
     }
 
     /// Commits a file of several chunks over a version.
@@ -61,12 +61,12 @@ impl Database {
         chunks: &[u64],
         base: u64,
     ) -> crate::meta::Result<crate::protocol::Node> {
-        let make = Make { parent: 1, name: name.into(), folder: false, mode: 0o644, uid: 0, gid: 0 };
+        let make = NewNode { parent: 1, name: name.into(), folder: false, mode: 0o644, uid: 0, gid: 0 };
         let size = chunks.len() as u64 * 10;
         let commit =
             Commit { session, number, node: None, make, size, modified: 0, copies: 1, sent: 0, base };
-        let pieces: Vec<Piece> =
-            chunks.iter().map(|chunk| Piece { chunk: *chunk, length: 10, sealed: false }).collect();
+        let pieces: Vec<ChunkRef> =
+            chunks.iter().map(|chunk| ChunkRef { chunk: *chunk, length: 10, sealed: false }).collect();
         self.meta.commit(&commit, &pieces, NOW).await
     }
 
@@ -88,7 +88,7 @@ impl Database {
 #[tokio::test]
 async fn what_is_promised_again_is_not_promised_twice() {
     let database = Database::new(1).await;
-    let session = database.meta.begin_session(&[], NOW).await.unwrap();
+    let session = database.meta.start_session(&[], NOW).await.unwrap();
     database.meta.reserve(session, &[(1, 300)]).await.unwrap();
     // Of 300 bytes 250 were written, and stand in what the benefactor says it holds.
     database.meta.reserve(session, &[(1, 350)]).await.unwrap();
@@ -100,7 +100,7 @@ async fn what_is_promised_again_is_not_promised_twice() {
 #[tokio::test]
 async fn a_chunk_is_known_when_it_has_the_copies_that_are_wanted() {
     let database = Database::new(2).await;
-    let session = database.meta.begin_session(&[], NOW).await.unwrap();
+    let session = database.meta.start_session(&[], NOW).await.unwrap();
     let (one, two) = (Digest::of(b"one"), Digest::of(b"two"));
     let ids =
         [database.enroll(session, one, &[1], NOW).await, database.enroll(session, two, &[1, 2], NOW).await];
@@ -114,7 +114,7 @@ async fn a_chunk_is_known_when_it_has_the_copies_that_are_wanted() {
 #[tokio::test]
 async fn a_commit_that_is_sent_again_late_does_not_hide_what_others_wrote_since() {
     let database = Database::new(1).await;
-    let sessions = [0, 1].map(|_| database.meta.begin_session(&[], NOW));
+    let sessions = [0, 1].map(|_| database.meta.start_session(&[], NOW));
     let [first, second] = sessions;
     let (first, second) = (first.await.unwrap(), second.await.unwrap());
     let one = database.enroll(first, Digest::of(b"one"), &[1], NOW).await;
@@ -141,14 +141,14 @@ async fn a_commit_that_is_sent_again_late_does_not_hide_what_others_wrote_since(
 #[tokio::test]
 async fn what_builds_on_a_version_that_was_dropped_is_told_so() {
     let database = Database::new(1).await;
-    let session = database.meta.begin_session(&[], NOW).await.unwrap();
+    let session = database.meta.start_session(&[], NOW).await.unwrap();
     let chunk = database.enroll(session, Digest::of(b"base"), &[1], NOW).await;
     database.commit(session, "file", chunk, 1).await.unwrap();
     database.meta.remove(1, "file", false, NOW).await.unwrap();
     database.meta.end_session(session).await.unwrap();
     let later = NOW + 86_400_000;
     assert_eq!(database.collect(1, &[(Digest::of(b"base"), 86_400)], later).await, [true]);
-    let next = database.meta.begin_session(&[], later).await.unwrap();
+    let next = database.meta.start_session(&[], later).await.unwrap();
     let refused = database.commit(next, "file", chunk, 1).await;
     assert!(matches!(refused, Err(crate::meta::MetaError::Gone)), "{refused:?}");
 }
@@ -156,7 +156,7 @@ async fn what_builds_on_a_version_that_was_dropped_is_told_so() {
 #[tokio::test]
 async fn a_commit_does_not_name_what_only_the_lost_had() {
     let database = Database::new(2).await;
-    let session = database.meta.begin_session(&[], NOW).await.unwrap();
+    let session = database.meta.start_session(&[], NOW).await.unwrap();
     let (one, two) = (Digest::of(b"one"), Digest::of(b"two"));
     let only = database.enroll(session, one, &[1], NOW).await;
     let both = database.enroll(session, two, &[1, 2], NOW).await;
@@ -170,7 +170,7 @@ async fn a_commit_does_not_name_what_only_the_lost_had() {
 #[tokio::test]
 async fn what_loses_a_copy_while_repair_looks_at_it_is_looked_at_again() {
     let database = Database::new(2).await;
-    let session = database.meta.begin_session(&[], NOW).await.unwrap();
+    let session = database.meta.start_session(&[], NOW).await.unwrap();
     let chunk = database.enroll(session, Digest::of(b"a"), &[1], NOW).await;
     database.commit(session, "f", chunk, 2).await.unwrap();
     let seen = database.meta.needy(10).await.unwrap();
@@ -188,11 +188,11 @@ async fn what_loses_a_copy_while_repair_looks_at_it_is_looked_at_again() {
 async fn a_copy_that_was_put_again_outlives_the_end_of_another() {
     let database = Database::new(2).await;
     let digest = Digest::of(b"a");
-    let old = database.meta.begin_session(&[], NOW - 50_000).await.unwrap();
+    let old = database.meta.start_session(&[], NOW - 50_000).await.unwrap();
     database.enroll(old, digest, &[1, 2], NOW - 50_000).await;
     database.meta.end_session(old).await.unwrap();
     // A session begins; one benefactor gives the chunk up; the session hears that it is not known, and puts it to the other.
-    let session = database.meta.begin_session(&[], NOW).await.unwrap();
+    let session = database.meta.start_session(&[], NOW).await.unwrap();
     assert_eq!(database.collect(2, &[(digest, 50)], NOW + 1000).await, [true]);
     assert_eq!(database.meta.known(&[digest], 1, NOW - 1000, NOW + 2000).await.unwrap(), [0]);
     assert_eq!(database.collect(1, &[(digest, 0)], NOW + 3000).await, [false]);
@@ -205,7 +205,7 @@ async fn a_copy_that_was_put_again_outlives_the_end_of_another() {
 #[tokio::test]
 async fn a_benefactor_that_lost_its_disk_is_known_to_hold_nothing() {
     let database = Database::new(2).await;
-    let session = database.meta.begin_session(&[], NOW).await.unwrap();
+    let session = database.meta.start_session(&[], NOW).await.unwrap();
     let digest = |n: u64| Digest::of(&n.to_le_bytes());
     // More than one page.
     let many = super::sqlite::chunks::PAGE as u64 + 10;
@@ -228,7 +228,7 @@ async fn a_benefactor_that_lost_its_disk_is_known_to_hold_nothing() {
 #[tokio::test]
 async fn a_pin_ends_when_nobody_has_said_it_for_long_and_not_because_the_manager_was_away() {
     let database = Database::new(1).await;
-    let session = database.meta.begin_session(&[], NOW).await.unwrap();
+    let session = database.meta.start_session(&[], NOW).await.unwrap();
     let chunk = database.enroll(session, Digest::of(b"a"), &[1], NOW).await;
     database.commit(session, "f", chunk, 1).await.unwrap();
     let node = database.meta.lookup(1, "f").await.unwrap();
@@ -255,7 +255,7 @@ async fn what_is_counted_by_what_changes_is_what_living_versions_have() {
     for seed in 0..8_u64 {
         let mut random = StdRng::seed_from_u64(seed);
         let database = Database::new(1).await;
-        let session = database.meta.begin_session(&[], NOW).await.unwrap();
+        let session = database.meta.start_session(&[], NOW).await.unwrap();
         let all = database.chunks(session, 20, &[1]).await;
         // By file and number of the version.
         let mut living: std::collections::BTreeMap<(u64, u32), Vec<u64>> = Default::default();
@@ -294,7 +294,7 @@ async fn what_is_counted_by_what_changes_is_what_living_versions_have() {
 #[tokio::test]
 async fn what_lacks_a_copy_or_is_out_of_reach_is_not_built_upon_unasked() {
     let database = Database::new(2).await;
-    let session = database.meta.begin_session(&[], NOW).await.unwrap();
+    let session = database.meta.start_session(&[], NOW).await.unwrap();
     let all = database.chunks(session, 3, &[1, 2]).await;
     let node = database.version((session, 0), "f", &[all[0], all[1], all[0], all[2]], 0).await.unwrap();
     let standing = async |copies| database.meta.standing(node.version, copies, NOW - 1000).await.unwrap();
@@ -312,7 +312,7 @@ async fn what_lacks_a_copy_or_is_out_of_reach_is_not_built_upon_unasked() {
 #[tokio::test]
 async fn a_version_is_not_built_on_one_whose_last_copies_are_lost() {
     let database = Database::new(2).await;
-    let session = database.meta.begin_session(&[], NOW).await.unwrap();
+    let session = database.meta.start_session(&[], NOW).await.unwrap();
     let all = database.chunks(session, 3, &[1]).await;
     let node = database.version((session, 0), "f", &all, 0).await.unwrap();
     database.meta.mark_lost(1, NOW).await.unwrap();

@@ -6,13 +6,13 @@
 
 mod attributes;
 mod errno;
-mod files;
+mod file_system;
 mod inode;
 mod writer;
 mod xattr;
 
 pub use errno::errno_of;
-pub use files::PoolFiles;
+pub use file_system::PoolFiles;
 
 use crate::client::{Pool, WriteOptions};
 use std::path::Path;

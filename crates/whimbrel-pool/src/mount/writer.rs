@@ -1,6 +1,6 @@
 //! A file being written through the mount: one for all descriptors of it here.
 
-use crate::{client::WriteFile, protocol::Make};
+use crate::{client::WriteFile, protocol::NewNode};
 use std::{
     fs,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
@@ -8,17 +8,17 @@ use std::{
 
 /// An open file.
 #[derive(Debug)]
-pub(super) struct Writing {
+pub(super) struct OpenWrite {
     pub(super) file: WriteFile,
-    pub(super) make: Make,
+    pub(super) make: NewNode,
     /// Descriptors.
     pub(super) opens: AtomicU32,
     /// Its name was removed before it was committed: nobody is to see it.
     pub(super) unlinked: AtomicBool,
 }
 
-impl Writing {
-    pub(super) fn new(file: WriteFile, make: Make) -> Self {
+impl OpenWrite {
+    pub(super) fn new(file: WriteFile, make: NewNode) -> Self {
         Self { file, make, opens: AtomicU32::new(1), unlinked: AtomicBool::new(false) }
     }
 
@@ -32,7 +32,7 @@ const EXITING: u64 = 0x4;
 
 /// What the closing of a descriptor means for the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Closing {
+pub(super) enum CloseKind {
     /// Its writer is done.
     Done,
     /// Its writer was killed: it was not closed by its program.
@@ -46,14 +46,14 @@ pub(super) enum Closing {
 /// A process that replaces its program closes what is marked so while the kernel holds a lock that most of `/proc/PID` waits for
 /// (`exec_update_lock`), and it waits for our answer: to look there would be a deadlock that no signal ends. Only `status` is read
 /// without that lock, so it is asked first. Nobody hears of an error of such a close, hence nothing is lost by leaving it to the last.
-pub(super) fn closing(pid: u32, name: &str) -> Closing {
+pub(super) fn closing(pid: u32, name: &str) -> CloseKind {
     // A process that is killed may be one that was only started by the one that writes.
     if is_replaced(pid) || is_held(pid, name) {
-        Closing::Goes
+        CloseKind::Goes
     } else if is_killed(pid) {
-        Closing::Killed
+        CloseKind::Killed
     } else {
-        Closing::Done
+        CloseKind::Done
     }
 }
 

@@ -1,6 +1,6 @@
 //! Extended attributes: version, policy and copies of a file or folder, as text.
 
-use super::{files::PoolFiles, inode::Inode};
+use super::{file_system::PoolFiles, inode::Inode};
 use crate::{client::PoolError, policy::Policy, protocol::Node};
 use std::ffi::{OsStr, OsString};
 use whimbrel_fuse::{Errno, Result};

@@ -7,7 +7,7 @@ use crate::common::{Cluster, noise, until};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use whimbrel_pool::{
-    chunk::Cutting,
+    chunk::Chunking,
     client::WriteOptions,
     policy::{Policy, Safety},
 };
@@ -38,7 +38,7 @@ fn faults(random: &mut StdRng, benefactors: usize) -> Vec<Fault> {
 fn no_committed_file_is_lost_or_wrong_whoever_is_killed() {
     let rounds = std::env::var("WHIMBREL_POOL_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(8_u64);
     let mut cluster = Cluster::new(4);
-    let cutting = Cutting::Content { average: 32 << 10 };
+    let cutting = Chunking::Content { average: 32 << 10 };
     let policy = Policy { copies: 2, safety: Safety::Pessimistic, cutting, ..Policy::default() };
     cluster.pool.block(cluster.pool.set_policy(1, Some(policy))).unwrap();
     let mut committed: BTreeMap<String, Vec<u8>> = BTreeMap::new();
@@ -59,7 +59,7 @@ fn no_committed_file_is_lost_or_wrong_whoever_is_killed() {
             match fault {
                 Fault::Benefactor(number) => cluster.kill_benefactor(*number),
                 Fault::Manager => cluster.kill_manager(),
-                Fault::Writer => file.give_up(),
+                Fault::Writer => file.abandon(),
             }
         }
         std::thread::sleep(Duration::from_millis(random.random_range(0..100)));

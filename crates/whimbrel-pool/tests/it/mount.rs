@@ -11,7 +11,7 @@ use std::{
 };
 use whimbrel_fuse::{Errno, Mounted};
 use whimbrel_pool::{
-    chunk::Cutting,
+    chunk::Chunking,
     client::WriteOptions,
     mount::{PoolMount, mount},
     policy::Policy,
@@ -306,7 +306,7 @@ fn a_full_pool_is_enospc() {
 }
 
 /// Reads, writes, cuts, holes, closes and opens at random against a model in memory, as fsx does.
-fn exercise(seed: u64, cutting: Cutting) {
+fn exercise(seed: u64, cutting: Chunking) {
     let cluster = Cluster::new(2);
     let policy = Policy { copies: 1, cutting, ..Policy::default() };
     cluster.pool.block(cluster.pool.set_policy(1, Some(policy))).unwrap();
@@ -365,15 +365,15 @@ fn exercise(seed: u64, cutting: Cutting) {
 
 #[test]
 fn random_work_gives_what_memory_gives_with_content_defined_chunks() {
-    exercise(1, Cutting::Content { average: 8 << 10 });
+    exercise(1, Chunking::Content { average: 8 << 10 });
 }
 
 #[test]
 fn random_work_gives_what_memory_gives_with_fixed_chunks() {
-    exercise(2, Cutting::Fixed { size: 4096 });
+    exercise(2, Chunking::Fixed { size: 4096 });
 }
 
 #[test]
 fn random_work_gives_what_memory_gives_with_pages() {
-    exercise(3, Cutting::Pages { average: 4 });
+    exercise(3, Chunking::Pages { average: 4 });
 }

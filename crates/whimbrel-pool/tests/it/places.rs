@@ -3,14 +3,14 @@
 use crate::common::{Cluster, noise, until};
 use std::sync::Arc;
 use whimbrel_pool::{
-    chunk::Cutting,
+    chunk::Chunking,
     client::{Pool, PoolError, Result, Secret, WriteFile, WriteOptions},
     policy::{Policy, Retention},
     protocol::code,
 };
 
 fn one_copy() -> Policy {
-    Policy { copies: 1, cutting: Cutting::Content { average: 16 << 10 }, ..Policy::default() }
+    Policy { copies: 1, cutting: Chunking::Content { average: 16 << 10 }, ..Policy::default() }
 }
 
 fn set(cluster: &Cluster, node: u64, policy: Policy) {

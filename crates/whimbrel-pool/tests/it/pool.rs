@@ -3,14 +3,14 @@
 use crate::common::{Cluster, noise, until};
 use std::{fs::File, os::unix::fs::FileExt, time::Duration};
 use whimbrel_pool::{
-    chunk::Cutting,
-    client::{Protocol, WriteOptions},
+    chunk::Chunking,
+    client::{WriteMode, WriteOptions},
     policy::{Policy, Retention, Safety},
-    protocol::{Make, code},
+    protocol::{NewNode, code},
 };
 
 fn policy(copies: u8, safety: Safety) -> Policy {
-    Policy { copies, safety, cutting: Cutting::Content { average: 16 << 10 }, ..Policy::default() }
+    Policy { copies, safety, cutting: Chunking::Content { average: 16 << 10 }, ..Policy::default() }
 }
 
 fn set(cluster: &Cluster, policy: Policy) {
@@ -21,7 +21,7 @@ fn set(cluster: &Cluster, policy: Policy) {
 fn a_file_comes_back_as_it_was_written_with_every_protocol() {
     let cluster = Cluster::new(4);
     for (at, protocol) in
-        [Protocol::SlidingWindow, Protocol::Incremental { file: 1 << 20 }, Protocol::CompleteLocal]
+        [WriteMode::SlidingWindow, WriteMode::Incremental { file: 1 << 20 }, WriteMode::CompleteLocal]
             .into_iter()
             .enumerate()
     {
@@ -73,7 +73,7 @@ fn a_second_version_sends_only_what_is_new_and_the_first_can_still_be_read() {
 #[test]
 fn chunks_of_an_older_version_are_taken_over_unread_and_what_is_between_is_written() {
     let cluster = Cluster::new(2);
-    set(&cluster, Policy { cutting: Cutting::Fixed { size: 4096 }, ..policy(1, Safety::Pessimistic) });
+    set(&cluster, Policy { cutting: Chunking::Fixed { size: 4096 }, ..policy(1, Safety::Pessimistic) });
     let mut data = noise(3, 10 * 4096);
     let old = cluster.write("state", &data);
     let file = cluster.pool.block(cluster.pool.read(old.version)).unwrap();
@@ -101,7 +101,7 @@ fn chunks_of_an_older_version_are_taken_over_unread_and_what_is_between_is_writt
 #[test]
 fn timesteps_are_built_on_the_one_before_and_outlive_it() {
     let mut cluster = Cluster::new(2);
-    set(&cluster, Policy { cutting: Cutting::Pages { average: 1 }, ..policy(1, Safety::Pessimistic) });
+    set(&cluster, Policy { cutting: Chunking::Pages { average: 1 }, ..policy(1, Safety::Pessimistic) });
     let (mut data, mut second) = (noise(5, 100 * 4096), Vec::new());
     cluster.write("sim.N1.T0", &data);
     let sent = |cluster: &Cluster, name: &str| {
@@ -147,7 +147,7 @@ fn a_writer_that_dies_leaves_nothing_visible_and_its_chunks_go() {
         .for_each(|(n, b)| file.write_at((n << 20) as u64, b).unwrap());
     file.sync().unwrap();
     assert!(cluster.copies() > 0);
-    file.give_up();
+    file.abandon();
     assert!(file.commit().is_err());
     drop(file);
     assert_eq!(
@@ -278,7 +278,7 @@ fn what_was_committed_outlives_the_manager_and_a_writer_waits_for_it() {
 fn names_behave_as_in_a_file_system_and_a_rename_over_a_file_keeps_its_versions() {
     let cluster = Cluster::new(1);
     let pool = &cluster.pool;
-    let folder = Make { folder: true, ..Cluster::make("app") };
+    let folder = NewNode { folder: true, ..Cluster::make("app") };
     let app = pool.block(pool.make(&folder)).unwrap();
     assert_eq!(pool.block(pool.make(&folder)).unwrap_err().code(), Some(code::EXISTS));
     cluster.write("state", b"one");
@@ -358,7 +358,7 @@ fn a_benefactor_with_the_data_of_another_pool_is_refused() {
 fn a_stranger_is_not_let_in() {
     let cluster = Cluster::new(1);
     let stranger = std::sync::Arc::new(whimbrel_wire::Identity::ephemeral().unwrap());
-    let dialer = whimbrel_pool::link::TlsDialer::new(stranger, "stranger".parse().unwrap(), ());
+    let dialer = whimbrel_pool::connections::TlsDialer::new(stranger, "stranger".parse().unwrap(), ());
     let options = whimbrel_pool::client::PoolOptions {
         manager_patience: Duration::ZERO,
         ..whimbrel_pool::client::PoolOptions::new(vec![cluster.address.clone()])
@@ -420,8 +420,11 @@ fn a_version_that_somebody_lives_from_outlives_policies_removal_and_both_ends_un
     cluster.write("other", b"x");
     pool.block(pool.rename((1, "other"), (1, "vm"), true)).unwrap();
     assert!(cluster.read_version(old) == data);
-    pool.block(pool.let_go(old, "alpha/web", false)).unwrap();
-    assert_eq!(pool.block(pool.let_go(old, "alpha/web", false)).unwrap_err().code(), Some(code::NOT_FOUND));
+    pool.block(pool.release_pin(old, "alpha/web", false)).unwrap();
+    assert_eq!(
+        pool.block(pool.release_pin(old, "alpha/web", false)).unwrap_err().code(),
+        Some(code::NOT_FOUND)
+    );
     assert_eq!(purge(&cluster, false), [(2, vec![]), (1, vec![])]);
     assert!(cluster.try_read(old).is_err());
     assert_eq!(pool.block(pool.hold(old, "alpha/web")).unwrap_err().code(), Some(code::NOT_FOUND));

@@ -9,7 +9,7 @@ use std::{
 };
 use whimbrel_pool::{
     client::{Pool, PoolOptions},
-    link::TlsDialer,
+    connections::TlsDialer,
     manager::{Manager, ManagerOptions},
 };
 use whimbrel_wire::Identity;
@@ -101,7 +101,7 @@ fn a_pool_lives_in_postgresql_and_a_second_manager_takes_over() {
     assert_eq!(pool.block(pool.pins(true)).unwrap().len(), 1);
     let refused = pool.block(pool.remove(1, "moved", false)).unwrap_err();
     assert_eq!(refused.code(), Some(whimbrel_pool::protocol::code::PINNED));
-    pool.block(pool.let_go(node.version, "alpha/web", false)).unwrap();
+    pool.block(pool.release_pin(node.version, "alpha/web", false)).unwrap();
     pool.block(pool.remove(1, "moved", false)).unwrap();
     let made = pool.block(pool.make(&Cluster::make("new"))).unwrap();
     assert_eq!(made.name, "new");

@@ -11,9 +11,9 @@ use std::{
 };
 use tokio::runtime::Runtime;
 use whimbrel_core::Digest;
-use whimbrel_image::frame::{Encoder, Kind};
+use whimbrel_image::pack_frame::{Encoder, Kind};
 use whimbrel_pool::{
-    benefactor::{Behind, ChunkError, ChunkStore, Tier, TierError, TierOptions},
+    benefactor::{ChunkError, ChunkStore, Bucket, ObjectTier, TierError, TierOptions},
     client::PoolError,
     mount::errno_of,
 };
@@ -80,8 +80,8 @@ impl Drop for Server {
 }
 
 fn open(dir: &Path, server: &Server, runtime: &Runtime) -> Result<ChunkStore, ChunkError> {
-    let tier = Tier::new(server.options(0), runtime.handle().clone())?;
-    ChunkStore::open_before(dir, 1 << 30, 0, Some(Behind { tier, keep_here: 0 }))
+    let tier = Bucket::new(server.options(0), runtime.handle().clone())?;
+    ChunkStore::open_before(dir, 1 << 30, 0, Some(ObjectTier { tier, keep_here: 0 }))
 }
 
 fn chunk(seed: u64) -> (Digest, Bytes) {

@@ -6,14 +6,16 @@
 
 use stateright::{Checker, Model, Property};
 use std::collections::{BTreeMap, BTreeSet};
-use whimbrel_protect::epoch::{Primary, PrimaryAction, PrimaryEvent, Standby, StandbyAction, StandbyEvent};
+use whimbrel_protect::epoch::{
+    PrimaryAction, PrimaryEpochs, PrimaryEvent, StandbyEpochAction, StandbyEpochs, StandbyEvent,
+};
 
 const EPOCHS: u64 = 2;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct World {
-    primary: Primary,
-    standby: Standby,
+    primary: PrimaryEpochs,
+    standby: StandbyEpochs,
     /// Pages of the machine now, and as of each cut.
     memory: [u8; 2],
     cuts: Vec<[u8; 2]>,
@@ -44,8 +46,8 @@ enum Action {
 
 /// The rules, or a broken form of them.
 struct Epochs {
-    standby: fn(Standby, StandbyEvent) -> (Standby, StandbyAction),
-    primary: fn(Primary, PrimaryEvent) -> (Primary, Option<PrimaryAction>),
+    standby: fn(StandbyEpochs, StandbyEvent) -> (StandbyEpochs, StandbyEpochAction),
+    primary: fn(PrimaryEpochs, PrimaryEvent) -> (PrimaryEpochs, Option<PrimaryAction>),
 }
 
 impl Epochs {
@@ -83,16 +85,16 @@ impl Epochs {
         let (state, action) = (self.standby)(world.standby, event);
         world.standby = state;
         match (action, message) {
-            (StandbyAction::Hold, Message::Page { page, content, .. }) => {
+            (StandbyEpochAction::Hold, Message::Page { page, content, .. }) => {
                 world.aside.insert(page, content);
             }
-            (StandbyAction::Apply, Message::Seal { epoch, .. }) => {
+            (StandbyEpochAction::Apply, Message::Seal { epoch, .. }) => {
                 std::mem::take(&mut world.aside)
                     .into_iter()
                     .for_each(|(page, content)| world.copy[page] = content);
                 world.messages.insert(Message::Committed { epoch });
             }
-            (StandbyAction::Acknowledge, Message::Seal { epoch, .. }) => {
+            (StandbyEpochAction::Acknowledge, Message::Seal { epoch, .. }) => {
                 world.messages.insert(Message::Committed { epoch });
             }
             _ => {}
@@ -105,10 +107,11 @@ impl Model for Epochs {
     type Action = Action;
 
     fn init_states(&self) -> Vec<World> {
-        let (standby, action) = (self.standby)(Standby::Filling, StandbyEvent::Seal { epoch: 0, pages: 0 });
-        assert_eq!(action, StandbyAction::Apply);
+        let (standby, action) =
+            (self.standby)(StandbyEpochs::Filling, StandbyEvent::Seal { epoch: 0, pages: 0 });
+        assert_eq!(action, StandbyEpochAction::Apply);
         vec![World {
-            primary: Primary::begin(),
+            primary: PrimaryEpochs::initial(),
             standby,
             memory: [0; 2],
             cuts: vec![[0; 2]],
@@ -146,7 +149,7 @@ impl Model for Epochs {
             Action::TakeOver => {
                 let (state, action) = (self.standby)(next.standby, StandbyEvent::TakeOver);
                 next.standby = state;
-                if action == StandbyAction::Run {
+                if action == StandbyEpochAction::Run {
                     next.aside.clear();
                 }
             }
@@ -158,25 +161,25 @@ impl Model for Epochs {
         vec![
             Property::always("the standby's machine is that of a whole epoch", |_, world: &World| {
                 let epoch = match world.standby {
-                    Standby::Filling => return false,
-                    Standby::Standing { committed, .. } => Some(committed),
-                    Standby::Over { from } => from,
+                    StandbyEpochs::Filling => return false,
+                    StandbyEpochs::Standing { committed, .. } => Some(committed),
+                    StandbyEpochs::Over { from } => from,
                 };
                 epoch.is_none_or(|epoch| world.copy == world.cuts[epoch as usize])
             }),
             Property::always(
                 "no output has left that the standby does not account for",
                 |_, world: &World| match world.standby {
-                    Standby::Filling => false,
-                    Standby::Standing { committed, .. } => world.released <= committed,
-                    Standby::Over { from } => from.is_none_or(|from| world.released <= from),
+                    StandbyEpochs::Filling => false,
+                    StandbyEpochs::Standing { committed, .. } => world.released <= committed,
+                    StandbyEpochs::Over { from } => from.is_none_or(|from| world.released <= from),
                 },
             ),
             Property::sometimes("epochs are committed and released", |_, world: &World| {
                 world.released == EPOCHS
             }),
             Property::sometimes("the standby takes over in the middle of an epoch", |_, world: &World| {
-                world.standby == Standby::Over { from: Some(1) } && world.cuts.len() == 3
+                world.standby == StandbyEpochs::Over { from: Some(1) } && world.cuts.len() == 3
             }),
         ]
     }
@@ -184,7 +187,7 @@ impl Model for Epochs {
 
 fn broken(rules: Epochs) -> bool {
     let checked = rules.checker().threads(2).spawn_bfs().join();
-    Epochs::properties(&Epochs { standby: Standby::step, primary: Primary::step })[..2]
+    Epochs::properties(&Epochs { standby: StandbyEpochs::step, primary: PrimaryEpochs::step })[..2]
         .iter()
         .any(|property| checked.discovery(property.name).is_some())
 }
@@ -192,8 +195,11 @@ fn broken(rules: Epochs) -> bool {
 #[test]
 fn a_whole_epoch_or_none_and_no_output_ahead_of_it() {
     let begun = std::time::Instant::now();
-    let checked =
-        Epochs { standby: Standby::step, primary: Primary::step }.checker().threads(2).spawn_bfs().join();
+    let checked = Epochs { standby: StandbyEpochs::step, primary: PrimaryEpochs::step }
+        .checker()
+        .threads(2)
+        .spawn_bfs()
+        .join();
     println!("{} states, {:.1} s", checked.unique_state_count(), begun.elapsed().as_secs_f64());
     checked.assert_properties();
     assert!(checked.unique_state_count() > 1_000);
@@ -201,41 +207,41 @@ fn a_whole_epoch_or_none_and_no_output_ahead_of_it() {
 
 #[test]
 fn a_standby_that_takes_a_seal_for_an_epoch_is_found() {
-    fn trusting(state: Standby, event: StandbyEvent) -> (Standby, StandbyAction) {
+    fn trusting(state: StandbyEpochs, event: StandbyEvent) -> (StandbyEpochs, StandbyEpochAction) {
         match (state, event) {
-            (Standby::Standing { committed, .. }, StandbyEvent::Seal { epoch, .. })
+            (StandbyEpochs::Standing { committed, .. }, StandbyEvent::Seal { epoch, .. })
                 if epoch == committed + 1 =>
             {
-                (Standby::Standing { committed: epoch, held: 0 }, StandbyAction::Apply)
+                (StandbyEpochs::Standing { committed: epoch, held: 0 }, StandbyEpochAction::Apply)
             }
             _ => state.step(event),
         }
     }
-    assert!(broken(Epochs { standby: trusting, primary: Primary::step }));
+    assert!(broken(Epochs { standby: trusting, primary: PrimaryEpochs::step }));
 }
 
 #[test]
 fn a_standby_that_holds_pages_of_any_epoch_is_found() {
-    fn greedy(state: Standby, event: StandbyEvent) -> (Standby, StandbyAction) {
+    fn greedy(state: StandbyEpochs, event: StandbyEvent) -> (StandbyEpochs, StandbyEpochAction) {
         match (state, event) {
-            (Standby::Standing { committed, held }, StandbyEvent::Page { new, .. }) => {
-                (Standby::Standing { committed, held: held + u64::from(new) }, StandbyAction::Hold)
+            (StandbyEpochs::Standing { committed, held }, StandbyEvent::Page { new, .. }) => {
+                (StandbyEpochs::Standing { committed, held: held + u64::from(new) }, StandbyEpochAction::Hold)
             }
             _ => state.step(event),
         }
     }
-    assert!(broken(Epochs { standby: greedy, primary: Primary::step }));
+    assert!(broken(Epochs { standby: greedy, primary: PrimaryEpochs::step }));
 }
 
 #[test]
 fn a_primary_that_releases_when_it_has_sent_is_found() {
-    fn hasty(state: Primary, event: PrimaryEvent) -> (Primary, Option<PrimaryAction>) {
+    fn hasty(state: PrimaryEpochs, event: PrimaryEvent) -> (PrimaryEpochs, Option<PrimaryAction>) {
         match (state, event) {
-            (Primary::Waiting { epoch }, PrimaryEvent::Cut) => {
-                (Primary::Standing { committed: epoch }, Some(PrimaryAction::Release(epoch)))
+            (PrimaryEpochs::Waiting { epoch }, PrimaryEvent::Cut) => {
+                (PrimaryEpochs::Standing { committed: epoch }, Some(PrimaryAction::Release(epoch)))
             }
             _ => state.step(event),
         }
     }
-    assert!(broken(Epochs { standby: Standby::step, primary: hasty }));
+    assert!(broken(Epochs { standby: StandbyEpochs::step, primary: hasty }));
 }

@@ -13,7 +13,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
-use whimbrel_capture::{Follower, Ledger, Pace, Subject};
+use whimbrel_capture::{CaptureSource, CheckpointPolicy, Consumer, DirtyLog};
 use whimbrel_core::{Accel, ByteSize, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_machine::{Machine, MachineError};
 use whimbrel_migrate::{
@@ -21,12 +21,12 @@ use whimbrel_migrate::{
     protocol::{Accepted, HandoverId, Offer, Offered},
 };
 use whimbrel_protect::{
-    code::{BlockSize, Coding, encode::Encoder},
-    primary::Sender,
-    protocol::{self, Begin, Begun, Compare, Piece, ProtectionId, Seal},
-    standby::Receiver,
+    codec::{BlockSize, CodecOptions, encoder::Encoder},
+    primary::EpochSender,
+    protocol::{self, Compare, EpochEnd, EpochPages, ProtectionId, StartReply, StartRequest},
+    standby::EpochReceiver,
 };
-use whimbrel_testkit::fake::{FakeArray, FakeConfig, FakeMachine};
+use whimbrel_testkit::fake_machine::{FakeArray, FakeConfig, FakeMachine};
 
 type Content = [Vec<u8>; 2];
 
@@ -61,7 +61,7 @@ fn state_of(cut: usize) -> Vec<u8> {
 
 /// A link that breaks at a message, whose answer is lost with it.
 struct Flaky {
-    receiver: Arc<Mutex<Receiver>>,
+    receiver: Arc<Mutex<EpochReceiver>>,
     has_pages: bool,
     sent: AtomicU64,
     breaks_at: u64,
@@ -81,20 +81,20 @@ impl Flaky {
         let mut receiver = self.receiver.lock().unwrap();
         let text = |error: whimbrel_protect::StandbyError| error.to_string();
         let reply = match kind {
-            protocol::BEGIN => {
+            protocol::START => {
                 let offered = Offered::Accepted(accepted());
-                postcard::to_stdvec(&Begun { offered, has_pages: self.has_pages })
+                postcard::to_stdvec(&StartReply { offered, has_pages: self.has_pages })
             }
-            protocol::COMPARE => {
+            protocol::COMPARE_DIGESTS => {
                 let asked: Compare = postcard::from_bytes(header).unwrap();
                 postcard::to_stdvec(&receiver.compare(&asked, payload).map_err(text)?)
             }
-            protocol::PIECE => {
-                let piece: Piece = postcard::from_bytes(header).unwrap();
+            protocol::EPOCH_PAGES => {
+                let piece: EpochPages = postcard::from_bytes(header).unwrap();
                 postcard::to_stdvec(&receiver.piece(&piece, payload).map_err(text)?)
             }
-            protocol::SEAL => {
-                let seal: Seal = postcard::from_bytes(header).unwrap();
+            protocol::EPOCH_END => {
+                let seal: EpochEnd = postcard::from_bytes(header).unwrap();
                 receiver.seal(seal, payload.to_vec()).map_err(text)?;
                 Ok(vec![])
             }
@@ -164,10 +164,10 @@ fn whimbrel_offer(config: MachineConfig) -> Offer {
 /// A machine, what follows it, and what it was at each cut.
 struct World {
     watched: Watched,
-    ledgers: Vec<Ledger>,
+    ledgers: Vec<DirtyLog>,
     cuts: Arc<Mutex<Vec<Content>>>,
     copy: Copy,
-    receiver: Arc<Mutex<Receiver>>,
+    receiver: Arc<Mutex<EpochReceiver>>,
 }
 
 impl World {
@@ -175,9 +175,10 @@ impl World {
         let arrays = vec![("memory".to_owned(), MEMORY), ("disk0".to_owned(), DISK)];
         let config = FakeConfig { arrays, seed, writes_per_call: 4, fails_after: None };
         let (machine, arrays) = FakeMachine::new(&config);
-        let ledgers = arrays.into_iter().map(|array: FakeArray| Ledger::new(Box::new(array))).collect();
+        let ledgers = arrays.into_iter().map(|array: FakeArray| DirtyLog::new(Box::new(array))).collect();
         let (cuts, copy) = (Arc::new(Mutex::new(Vec::new())), Copy::new());
-        let receiver = Receiver::new(Box::new(copy.clone()), vec![MEMORY, DISK], vec![], HandoverId([1; 16]));
+        let receiver =
+            EpochReceiver::new(Box::new(copy.clone()), vec![MEMORY, DISK], vec![], HandoverId([1; 16]));
         let receiver = Arc::new(Mutex::new(receiver.unwrap()));
         Self { watched: Watched { machine, cuts: cuts.clone() }, ledgers, cuts, copy, receiver }
     }
@@ -185,15 +186,15 @@ impl World {
     /// Protects for some epochs, or until the link breaks; the last cut whose output was released.
     fn protect(
         &mut self,
-        coding: Coding,
+        coding: CodecOptions,
         (breaks_at, heard): (u64, bool),
         has_pages: bool,
         epochs: u64,
     ) -> Option<usize> {
         let receiver = self.receiver.clone();
         let link = Flaky { receiver, has_pages, sent: AtomicU64::new(0), breaks_at, heard };
-        let mut sender = Sender::new(&link, ProtectionId([2; 16]), coding, 3, 1 << 20).unwrap();
-        let begin = Begin {
+        let mut sender = EpochSender::new(&link, ProtectionId([2; 16]), coding, 3, 1 << 20).unwrap();
+        let begin = StartRequest {
             id: ProtectionId([2; 16]),
             offer: offer(),
             coding,
@@ -203,12 +204,15 @@ impl World {
             keep: None,
             heir: None,
         };
-        let has_pages = sender.begin(&begin, &|_| Err("there are none".into())).ok()?;
-        sender.follow(&mut self.ledgers, has_pages).ok()?;
+        let has_pages = sender.start(&begin, &|_| Err("there are none".into())).ok()?;
+        sender.attach_consumer(&mut self.ledgers, has_pages).ok()?;
         let ports = || vec![vec![1, 2, 3]];
-        let mut subject =
-            Subject { machine: &mut self.watched, ledgers: &mut self.ledgers, follower: Follower::Standby };
-        let pace = Pace { pages_left_max: 16, rounds_max: 3 };
+        let mut subject = CaptureSource {
+            machine: &mut self.watched,
+            ledgers: &mut self.ledgers,
+            follower: Consumer::Standby,
+        };
+        let pace = CheckpointPolicy { pages_left_max: 16, rounds_max: 3 };
         sender.fill(&mut subject, &pace, &ports, &mut |_| ControlFlow::Continue(())).ok()?;
         let mut released = self.cuts.lock().unwrap().len() - 1;
         for _ in 0..epochs {
@@ -231,9 +235,9 @@ impl World {
     }
 }
 
-fn coding(which: u8) -> Coding {
+fn coding(which: u8) -> CodecOptions {
     let block = [BlockSize::B64, BlockSize::B128, BlockSize::B256, BlockSize::Page][which as usize % 4];
-    if which >= 4 { Coding::REMUS } else { Coding::fine(block) }
+    if which >= 4 { CodecOptions::REMUS } else { CodecOptions::fine(block) }
 }
 
 proptest! {
@@ -262,11 +266,11 @@ proptest! {
         let mut world = World::new(seed);
         world.protect(coding(which), (breaks_at, heard), false, 12);
         for ledger in &mut world.ledgers {
-            ledger.unfollow(Follower::Standby);
+            ledger.unfollow(Consumer::Standby);
             // It lives on unprotected.
             (0..5).for_each(|_| ledger.refresh().unwrap());
         }
-        world.receiver.lock().unwrap().begin_again();
+        world.receiver.lock().unwrap().restart();
         let released = world.protect(coding(which), (again, true), true, 6);
         if let Some((cut, content)) = world.take_over() {
             prop_assert!(content == world.cuts.lock().unwrap()[cut], "the standby is of no one instant");
@@ -280,14 +284,14 @@ proptest! {
 #[test]
 fn garbage_from_a_primary_is_refused_and_leaves_the_last_epoch_as_it_was() {
     let mut world = World::new(5);
-    assert!(world.protect(Coding::fine(BlockSize::B64), (u64::MAX, true), false, 3).is_some());
+    assert!(world.protect(CodecOptions::fine(BlockSize::B64), (u64::MAX, true), false, 3).is_some());
     {
         let mut receiver = world.receiver.lock().unwrap();
         let id = ProtectionId([2; 16]);
-        let piece = |epoch, array| Piece { id, epoch: Some(epoch), array, block: BlockSize::B64 };
+        let piece = |epoch, array| EpochPages { id, epoch: Some(epoch), array, block: BlockSize::B64 };
         assert!(receiver.piece(&piece(4, 9), &[]).is_err(), "no such array");
         assert!(receiver.piece(&piece(4, 0), &[1; 50]).is_err(), "no piece");
-        let seal = |epoch, pages| Seal { id, epoch, pages, device_bytes: None, ports: vec![] };
+        let seal = |epoch, pages| EpochEnd { id, epoch, pages, device_bytes: None, ports: vec![] };
         assert!(receiver.seal(seal(4, 7), vec![]).is_err(), "pages that never came");
         assert!(receiver.seal(seal(9, 0), vec![]).is_err(), "an epoch out of turn");
         assert!(receiver.seal(seal(3, 0), vec![]).is_ok(), "repeated");
@@ -301,15 +305,15 @@ fn garbage_from_a_primary_is_refused_and_leaves_the_last_epoch_as_it_was() {
 #[test]
 fn what_is_filled_anew_or_written_by_halves_is_nothing_to_take_over_from() {
     let mut world = World::new(6);
-    assert!(world.protect(Coding::fine(BlockSize::B64), (u64::MAX, true), false, 3).is_some());
+    assert!(world.protect(CodecOptions::fine(BlockSize::B64), (u64::MAX, true), false, 3).is_some());
     let mut receiver = world.receiver.lock().unwrap();
     let current = receiver.current();
     assert_eq!(current.epoch().0, Some(3));
     let (id, page) = (ProtectionId([2; 16]), vec![7; PAGE_SIZE]);
-    let mut encoder = Encoder::new(Coding::fine(BlockSize::B64), 1, 1 << 20).unwrap();
+    let mut encoder = Encoder::new(CodecOptions::fine(BlockSize::B64), 1, 1 << 20).unwrap();
     let (payload, _) = encoder.encode(0, [(5, &page[..])].into_iter()).unwrap();
-    let piece = |epoch| Piece { id, epoch, array: 0, block: BlockSize::B64 };
-    let seal = |epoch, pages| Seal { id, epoch, pages, device_bytes: None, ports: vec![] };
+    let piece = |epoch| EpochPages { id, epoch, array: 0, block: BlockSize::B64 };
+    let seal = |epoch, pages| EpochEnd { id, epoch, pages, device_bytes: None, ports: vec![] };
     receiver.piece(&piece(Some(4)), &payload).unwrap();
     *world.copy.1.lock().unwrap() = true;
     assert!(receiver.seal(seal(4, 1), vec![1]).is_err(), "it cannot be written");
@@ -327,15 +331,15 @@ fn what_is_filled_anew_or_written_by_halves_is_nothing_to_take_over_from() {
 fn pages_of_zeros_are_bounded_too() {
     let pages = 1 << 20;
     let arrival = Box::new(Copy::new());
-    let mut receiver = Receiver::new(arrival, vec![pages], vec![], HandoverId([1; 16])).unwrap();
+    let mut receiver = EpochReceiver::new(arrival, vec![pages], vec![], HandoverId([1; 16])).unwrap();
     let id = ProtectionId([2; 16]);
-    receiver.seal(Seal { id, epoch: 0, pages: 0, device_bytes: None, ports: vec![] }, vec![1]).unwrap();
-    let mut encoder = Encoder::new(Coding::fine(BlockSize::Page), 1, 1 << 20).unwrap();
+    receiver.seal(EpochEnd { id, epoch: 0, pages: 0, device_bytes: None, ports: vec![] }, vec![1]).unwrap();
+    let mut encoder = Encoder::new(CodecOptions::fine(BlockSize::Page), 1, 1 << 20).unwrap();
     let zero = vec![0; PAGE_SIZE];
     let mut took = 0;
     for first in (0..pages).step_by(1024) {
         let (payload, _) = encoder.encode(0, (first..first + 1024).map(|page| (page, &zero[..]))).unwrap();
-        let piece = Piece { id, epoch: Some(1), array: 0, block: BlockSize::Page };
+        let piece = EpochPages { id, epoch: Some(1), array: 0, block: BlockSize::Page };
         match receiver.piece(&piece, &payload) {
             Ok(_) => took += 1024,
             Err(_) => break,

@@ -6,7 +6,7 @@
 use proptest::prelude::*;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use std::collections::BTreeMap;
-use whimbrel_protect::group::{Group, Member, Phase, Place};
+use whimbrel_protect::consistency_group::{ConsistencyGroup, GroupMember, GroupPhase, GroupRound};
 
 /// What a member's thread is at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,42 +14,42 @@ enum At {
     /// The machine runs, its epoch is not due.
     Runs,
     /// It has said so, and waits to get past this place.
-    Due(Place),
+    Due(GroupRound),
     /// It was let past, and stops its machine.
     Stopping,
-    Stands(Place),
+    Stands(GroupRound),
     /// It was let go on, and its epoch of this round is on its way.
     Sending(u64),
-    Sent(Place),
+    Sent(GroupRound),
 }
 
 struct World {
-    group: Group,
-    members: BTreeMap<Member, At>,
+    group: ConsistencyGroup,
+    members: BTreeMap<GroupMember, At>,
     /// The last round of which each one's standby has the epoch.
-    there: BTreeMap<Member, u64>,
+    there: BTreeMap<GroupMember, u64>,
     /// Who stood still or was on the way to it when the round's pause began.
-    cut: Vec<Member>,
-    next: Member,
+    cut: Vec<GroupMember>,
+    next: GroupMember,
     released: u64,
 }
 
 impl World {
     /// One step of a member's thread.
-    fn step(&mut self, member: Member) {
+    fn step(&mut self, member: GroupMember) {
         let at = self.members[&member];
-        let past = |place: Place, group: &Group| group.place() > place;
+        let past = |place: GroupRound, group: &ConsistencyGroup| group.place() > place;
         let next = match at {
-            At::Runs => self.group.done(member, Phase::Gather).map_or(at, At::Due),
+            At::Runs => self.group.done(member, GroupPhase::Gather).map_or(at, At::Due),
             At::Due(place) if past(place, &self.group) => At::Stopping,
-            At::Stopping => At::Stands(self.group.done(member, Phase::Pause).expect("it is waited for")),
+            At::Stopping => At::Stands(self.group.done(member, GroupPhase::Pause).expect("it is waited for")),
             At::Stands(place) if past(place, &self.group) => {
                 self.all_stood(place.round);
                 At::Sending(place.round)
             }
             At::Sending(round) => {
                 self.there.insert(member, round);
-                At::Sent(self.group.done(member, Phase::Send).expect("it is waited for"))
+                At::Sent(self.group.done(member, GroupPhase::Send).expect("it is waited for"))
             }
             At::Sent(place) if past(place, &self.group) => {
                 self.all_there(place.round);
@@ -89,7 +89,7 @@ proptest! {
     fn nothing_leaves_before_all_standbys_have_the_round(seed: u64, comes in 1..8u32, leaves in 0..8u32) {
         let mut random = StdRng::seed_from_u64(seed);
         let mut world = World {
-            group: Group::default(), members: BTreeMap::new(), there: BTreeMap::new(), cut: Vec::new(), next: 0, released: 0,
+            group: ConsistencyGroup::default(), members: BTreeMap::new(), there: BTreeMap::new(), cut: Vec::new(), next: 0, released: 0,
         };
         for _ in 0..2000 {
             let before = world.group.place();
@@ -115,18 +115,18 @@ proptest! {
             }
             let after = world.group.place();
             prop_assert!(after >= before);
-            if (before.phase, after.phase) == (Phase::Gather, Phase::Pause) {
+            if (before.phase, after.phase) == (GroupPhase::Gather, GroupPhase::Pause) {
                 world.cut = world.members.keys().copied().filter(|member| world.group.is_member(*member)).collect();
             }
         }
         // However it went, whoever is left gets on.
         let released = world.released;
         for _ in 0..10 {
-            let all: Vec<Member> = world.members.keys().copied().collect();
+            let all: Vec<GroupMember> = world.members.keys().copied().collect();
             for member in all.into_iter().flat_map(|member| [member; 6]) {
                 let before = world.group.place();
                 world.step(member);
-                if before.phase == Phase::Gather && world.group.place().phase == Phase::Pause {
+                if before.phase == GroupPhase::Gather && world.group.place().phase == GroupPhase::Pause {
                     world.cut = world.members.keys().copied().filter(|member| world.group.is_member(*member)).collect();
                 }
             }
@@ -137,27 +137,27 @@ proptest! {
 
 #[test]
 fn who_is_late_is_expelled_and_the_others_get_on() {
-    let mut group = Group::default();
+    let mut group = ConsistencyGroup::default();
     [1, 2, 3].into_iter().for_each(|member| group.join(member));
-    assert!(group.done(1, Phase::Pause).is_none(), "that is not waited for");
-    assert!([1, 2, 3].into_iter().all(|member| group.done(member, Phase::Gather).is_some()));
-    let waits = group.done(1, Phase::Pause).unwrap();
-    group.done(3, Phase::Pause).unwrap();
+    assert!(group.done(1, GroupPhase::Pause).is_none(), "that is not waited for");
+    assert!([1, 2, 3].into_iter().all(|member| group.done(member, GroupPhase::Gather).is_some()));
+    let waits = group.done(1, GroupPhase::Pause).unwrap();
+    group.done(3, GroupPhase::Pause).unwrap();
     assert_eq!(group.place(), waits);
     assert_eq!(group.expel(), [2]);
-    assert!(group.place() > waits && group.place().phase == Phase::Send);
-    assert!(group.done(2, Phase::Send).is_none(), "it is no member");
+    assert!(group.place() > waits && group.place().phase == GroupPhase::Send);
+    assert!(group.done(2, GroupPhase::Send).is_none(), "it is no member");
     group.join(2);
     group.leave(3);
-    group.done(1, Phase::Send).unwrap();
-    assert_eq!(group.place(), Place { round: 1, phase: Phase::Gather });
+    group.done(1, GroupPhase::Send).unwrap();
+    assert_eq!(group.place(), GroupRound { round: 1, phase: GroupPhase::Gather });
     assert!(group.is_member(2), "from the next round on");
-    group.done(1, Phase::Gather).unwrap();
+    group.done(1, GroupPhase::Gather).unwrap();
     group.not_yet(1);
-    group.done(2, Phase::Gather).unwrap();
-    assert_eq!(group.place().phase, Phase::Gather, "one of them has something else to do first");
+    group.done(2, GroupPhase::Gather).unwrap();
+    assert_eq!(group.place().phase, GroupPhase::Gather, "one of them has something else to do first");
     group.leave(1);
-    assert_eq!(group.place().phase, Phase::Pause);
+    assert_eq!(group.place().phase, GroupPhase::Pause);
     group.leave(2);
-    assert!(group.is_empty() && group.place() == Place { round: 2, phase: Phase::Gather });
+    assert!(group.is_empty() && group.place() == GroupRound { round: 2, phase: GroupPhase::Gather });
 }

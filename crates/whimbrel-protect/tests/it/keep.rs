@@ -9,17 +9,17 @@ use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use whimbrel_core::PAGE_SIZE;
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::{
-    code::{BlockSize, Coding, encode::Encoder},
-    keep::{ASIDE_BYTES_MAX, CopyLost},
-    protocol::{Piece, ProtectionId, Seal},
-    standby::Receiver,
+    codec::{BlockSize, CodecOptions, encoder::Encoder},
+    epoch_snapshot::{ASIDE_BYTES_MAX, SnapshotLost},
+    protocol::{EpochEnd, EpochPages, ProtectionId},
+    standby::EpochReceiver,
 };
 
 const ID: ProtectionId = ProtectionId([2; 16]);
 
 struct World {
     copy: Copy,
-    receiver: Receiver,
+    receiver: EpochReceiver,
     encoder: Encoder,
     epoch: u64,
     random: StdRng,
@@ -39,9 +39,9 @@ impl World {
         let copy = Copy::new();
         let arrays = vec![MEMORY, DISK];
         let mut receiver =
-            Receiver::new(Box::new(copy.clone()), arrays, vec![], HandoverId([1; 16])).unwrap();
-        assert!(receiver.keeps(true, true));
-        let encoder = Encoder::new(Coding::fine(BlockSize::B64), 1, 1 << 20).unwrap();
+            EpochReceiver::new(Box::new(copy.clone()), arrays, vec![], HandoverId([1; 16])).unwrap();
+        assert!(receiver.wants_snapshot(true, true));
+        let encoder = Encoder::new(CodecOptions::fine(BlockSize::B64), 1, 1 << 20).unwrap();
         let stored = copy.0.lock().unwrap().0.clone();
         let random = StdRng::seed_from_u64(seed);
         Self { copy, receiver, encoder, epoch: 0, random, stored }
@@ -56,13 +56,13 @@ impl World {
         let page = vec![word; PAGE_SIZE];
         let pages = (first..first + count).map(|number| (number, &page[..]));
         let (payload, _) = self.encoder.encode(array, pages).unwrap();
-        let piece = Piece { id: ID, epoch, array, block: BlockSize::B64 };
+        let piece = EpochPages { id: ID, epoch, array, block: BlockSize::B64 };
         assert!(self.receiver.piece(&piece, &payload).unwrap().pages.is_empty());
         count
     }
 
     fn seal(&mut self, pages: u64) {
-        let seal = Seal { id: ID, epoch: self.epoch, pages, device_bytes: None, ports: vec![] };
+        let seal = EpochEnd { id: ID, epoch: self.epoch, pages, device_bytes: None, ports: vec![] };
         self.receiver.seal(seal, self.epoch.to_le_bytes().to_vec()).unwrap();
         self.epoch += 1;
     }
@@ -88,7 +88,7 @@ impl World {
     }
 
     fn begin(&mut self) -> Option<Way> {
-        let kept = self.receiver.keep()?;
+        let kept = self.receiver.start_snapshot()?;
         assert_eq!(kept.device_state, kept.epoch.to_le_bytes());
         Some(Way { copy: kept.copy, of: self.copy.0.lock().unwrap().0.clone(), became: self.stored.clone() })
     }
@@ -116,12 +116,12 @@ proptest! {
         for _ in 0..300 {
             world.go_on();
             if let Some(mut now) = way.take() {
-                prop_assert!(world.receiver.keep().is_none(), "one at a time");
+                prop_assert!(world.receiver.start_snapshot().is_none(), "one at a time");
                 if world.random.random_bool(0.1) {
-                    world.receiver.kept(now.copy, false);
+                    world.receiver.snapshot_done(now.copy, false);
                 } else if world.take(&mut now) {
                     prop_assert!(now.became == now.of, "a copy of no one instant");
-                    world.receiver.kept(now.copy, true);
+                    world.receiver.snapshot_done(now.copy, true);
                     world.stored = now.became;
                     whole += 1;
                 } else {
@@ -141,22 +141,22 @@ fn a_copy_that_is_too_slow_is_lost_and_the_epochs_are_not() {
     let copy = Copy::default();
     copy.0.lock().unwrap().0 = vec![vec![0; pages as usize * PAGE_SIZE]];
     let mut receiver =
-        Receiver::new(Box::new(copy.clone()), vec![pages], vec![], HandoverId([1; 16])).unwrap();
-    assert!(receiver.keeps(true, false), "all of it is in no copy yet");
-    let seal = |epoch, pages| Seal { id: ID, epoch, pages, device_bytes: None, ports: vec![] };
+        EpochReceiver::new(Box::new(copy.clone()), vec![pages], vec![], HandoverId([1; 16])).unwrap();
+    assert!(receiver.wants_snapshot(true, false), "all of it is in no copy yet");
+    let seal = |epoch, pages| EpochEnd { id: ID, epoch, pages, device_bytes: None, ports: vec![] };
     receiver.seal(seal(0, 0), vec![1]).unwrap();
-    let kept = receiver.keep().unwrap();
-    let mut encoder = Encoder::new(Coding::fine(BlockSize::Page), 1, 1 << 20).unwrap();
+    let kept = receiver.start_snapshot().unwrap();
+    let mut encoder = Encoder::new(CodecOptions::fine(BlockSize::Page), 1, 1 << 20).unwrap();
     let page = vec![7; PAGE_SIZE];
     for (epoch, first) in (1..).zip((0..pages).step_by(1024)) {
         let (payload, _) = encoder.encode(0, (first..first + 1024).map(|page_| (page_, &page[..]))).unwrap();
-        let piece = Piece { id: ID, epoch: Some(epoch), array: 0, block: BlockSize::Page };
+        let piece = EpochPages { id: ID, epoch: Some(epoch), array: 0, block: BlockSize::Page };
         receiver.piece(&piece, &payload).unwrap();
         receiver.seal(seal(epoch, 1024), vec![1]).unwrap();
     }
-    assert_eq!(receiver.kept_pages(kept.copy).unwrap_err(), CopyLost::TooSlow);
+    assert_eq!(receiver.kept_pages(kept.copy).unwrap_err(), SnapshotLost::TooSlow);
     // The next one has all of it.
-    let kept = receiver.keep().unwrap();
+    let kept = receiver.start_snapshot().unwrap();
     let mut got = 0;
     loop {
         let next = receiver.kept_pages(kept.copy).unwrap();
@@ -167,5 +167,5 @@ fn a_copy_that_is_too_slow_is_lost_and_the_epochs_are_not() {
     }
     assert_eq!(got, pages);
     receiver.take_over().unwrap();
-    assert!(receiver.keep().is_none() && receiver.kept_pages(kept.copy).is_err());
+    assert!(receiver.start_snapshot().is_none() && receiver.kept_pages(kept.copy).is_err());
 }

@@ -9,10 +9,13 @@ use crate::spoken::{Answer, Reply, TAKE};
 use stateright::{Checker, Model, Property};
 use std::{collections::BTreeSet, time::Duration};
 use whimbrel_protect::{
-    ballot::{Attempt, Ballot, Outcome},
-    clock::Moment,
-    lease::{Primary, PrimaryStand, Question, Stand, Standby, StandbyAction, Verdict, Witness},
-    protocol::Fate,
+    clock::BootTime,
+    lease::{
+        PrimaryLease, PrimaryState, StandbyLease, StandbyLeaseAction, WitnessLease, WitnessQuery,
+        WitnessReply, WitnessState,
+    },
+    protocol::StandbyOutcome,
+    register_witness::{RegisterReply, RegisterRequest, RegisterWitness},
 };
 
 /// Units of a term; the primary may use seven of them.
@@ -32,8 +35,8 @@ const LONG_RENEWALS: u64 = 2;
 struct World {
     ticks: u64,
     skipped: u64,
-    primary: Primary,
-    standby: Standby,
+    primary: PrimaryLease,
+    standby: StandbyLease,
     witness: Arbiter,
     messages: BTreeSet<Message>,
     restarts: u8,
@@ -43,36 +46,37 @@ struct World {
 /// Who decides.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Arbiter {
-    Host(Witness),
+    Host(WitnessLease),
     /// How a protection stands and since which revision, and what the standby knows of that.
     Register {
-        stand: Stand,
+        stand: WitnessState,
         revision: u64,
-        ballot: Ballot,
+        ballot: RegisterWitness,
     },
 }
 
 impl Arbiter {
     /// A transaction of a register.
-    fn attempt(&mut self, attempt: Attempt) -> Outcome {
+    fn attempt(&mut self, attempt: RegisterRequest) -> RegisterReply {
         let Self::Register { stand, revision, .. } = self else { unreachable!("a host is asked questions") };
         match attempt {
-            Attempt::Put { stand: next, over }
-                if *stand == Stand::Open && over.is_none_or(|over| over == *revision) =>
+            RegisterRequest::Put { stand: next, over }
+                if *stand == WitnessState::Open && over.is_none_or(|over| over == *revision) =>
             {
                 (*stand, *revision) = (next, *revision + 1);
-                Outcome::Done
+                RegisterReply::Done
             }
-            _ => Outcome::Stands(Some((*stand, *revision))),
+            _ => RegisterReply::Stands(Some((*stand, *revision))),
         }
     }
 
-    fn ask(&mut self, question: &Question, now: Moment) -> Verdict {
+    fn ask(&mut self, question: &WitnessQuery, now: BootTime) -> WitnessReply {
         match self {
             Self::Host(witness) => witness.step(question, now),
-            Self::Register { .. } => {
-                Ballot::verdict(question, self.attempt(Ballot::new(TERM).attempt(question, now)))
-            }
+            Self::Register { .. } => RegisterWitness::verdict(
+                question,
+                self.attempt(RegisterWitness::new(TERM).attempt(question, now)),
+            ),
         }
     }
 }
@@ -80,17 +84,17 @@ impl Arbiter {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Message {
     Renew {
-        asked: Moment,
+        asked: BootTime,
     },
     Renewed {
-        asked: Moment,
+        asked: BootTime,
         verdict: Answer,
     },
     Heartbeat {
-        asked: Moment,
+        asked: BootTime,
     },
     Heard {
-        asked: Moment,
+        asked: BootTime,
         fate: Reply,
     },
     Take,
@@ -161,12 +165,12 @@ struct Lease {
 }
 
 impl World {
-    fn standby_now(&self) -> Moment {
-        Moment(Duration::from_secs(self.ticks))
+    fn standby_now(&self) -> BootTime {
+        BootTime(Duration::from_secs(self.ticks))
     }
 
-    fn primary_now(&self) -> Moment {
-        Moment(Duration::from_secs(self.ticks - self.skipped))
+    fn primary_now(&self) -> BootTime {
+        BootTime(Duration::from_secs(self.ticks - self.skipped))
     }
 
     fn is_seen_here(&self) -> bool {
@@ -175,14 +179,14 @@ impl World {
 
     fn deliver(&mut self, message: &Message, broken: Broken) {
         let (now, mine) = (self.standby_now(), self.primary_now());
-        let asked_at = |asked: Moment| if broken.counts_from_the_answer { mine } else { asked };
+        let asked_at = |asked: BootTime| if broken.counts_from_the_answer { mine } else { asked };
         match *message {
             Message::Renew { asked } => {
-                let verdict = Answer::of(self.witness.ask(&Question::Renew, now));
+                let verdict = Answer::of(self.witness.ask(&WitnessQuery::Renew, now));
                 self.messages.insert(Message::Renewed { asked, verdict });
             }
             Message::Renewed { asked, verdict } => {
-                self.primary.witness_said(&Question::Renew, verdict.verdict(), asked_at(asked));
+                self.primary.witness_said(&WitnessQuery::Renew, verdict.verdict(), asked_at(asked));
             }
             Message::Heartbeat { asked } => {
                 let fate = Reply::of(self.standby.heartbeat(now));
@@ -199,30 +203,33 @@ impl World {
                 self.standby.witness_said(Some(verdict.verdict()), now);
             }
             Message::Try { over } => {
-                let take = |over| Attempt::Put {
-                    stand: Stand::Taken,
+                let take = |over| RegisterRequest::Put {
+                    stand: WitnessState::Taken,
                     over: Some(over).filter(|_| !broken.takes_any),
                 };
-                let outcome = self.witness.attempt(over.map_or(Attempt::Look, take));
+                let outcome = self.witness.attempt(over.map_or(RegisterRequest::Look, take));
                 let open = match outcome {
-                    Outcome::Stands(Some((Stand::Open, revision))) => Some(revision),
+                    RegisterReply::Stands(Some((WitnessState::Open, revision))) => Some(revision),
                     _ => None,
                 };
-                let verdict = Answer::of(Ballot::verdict(&TAKE, outcome));
+                let verdict = Answer::of(RegisterWitness::verdict(&TAKE, outcome));
                 self.messages.insert(Message::Told { verdict, open });
             }
             Message::Told { verdict, open } => {
                 if let Arbiter::Register { ballot, .. } = &mut self.witness {
-                    ballot.told(Outcome::Stands(open.map(|revision| (Stand::Open, revision))), now);
+                    ballot.handle_reply(
+                        RegisterReply::Stands(open.map(|revision| (WitnessState::Open, revision))),
+                        now,
+                    );
                 }
                 self.standby.witness_said(Some(verdict.verdict()), now);
             }
             Message::Close => {
-                let verdict = Answer::of(self.witness.ask(&Question::Close, now));
+                let verdict = Answer::of(self.witness.ask(&WitnessQuery::Close, now));
                 self.messages.insert(Message::Closed { verdict });
             }
             Message::Closed { verdict } => {
-                self.primary.witness_said(&Question::Close, verdict.verdict(), mine);
+                self.primary.witness_said(&WitnessQuery::Close, verdict.verdict(), mine);
             }
             Message::Yield => drop(self.standby.yielded(true)),
             Message::End => {
@@ -240,17 +247,21 @@ impl Model for Lease {
     type Action = Action;
 
     fn init_states(&self) -> Vec<World> {
-        let now = Moment(Duration::ZERO);
+        let now = BootTime(Duration::ZERO);
         vec![World {
             ticks: 0,
             skipped: 0,
-            primary: Primary::begin(true, TERM),
-            standby: Standby::begin(true, TERM, now),
+            primary: PrimaryLease::initial(true, TERM),
+            standby: StandbyLease::initial(true, TERM, now),
             witness: match self.register {
-                false => Arbiter::Host(Witness::new(Stand::Open, TERM, now)),
+                false => Arbiter::Host(WitnessLease::new(WitnessState::Open, TERM, now)),
                 true => {
                     let term = if self.broken.does_not_wait { Duration::ZERO } else { TERM };
-                    Arbiter::Register { stand: Stand::Open, revision: 0, ballot: Ballot::new(term) }
+                    Arbiter::Register {
+                        stand: WitnessState::Open,
+                        revision: 0,
+                        ballot: RegisterWitness::new(term),
+                    }
                 }
             },
             messages: BTreeSet::new(),
@@ -269,17 +280,17 @@ impl Model for Lease {
         }
         if world.messages.len() < UNDER_WAY {
             let asked = world.primary_now();
-            match world.primary.stand() {
-                PrimaryStand::Guarded => {
+            match world.primary.state() {
+                PrimaryState::Guarded => {
                     actions.push(Action::Send(Message::Renew { asked }));
                     actions.push(Action::Send(Message::Heartbeat { asked }));
                     actions.push(Action::Send(Message::Close));
                 }
-                PrimaryStand::Unsure => {
+                PrimaryState::Unsure => {
                     actions.push(Action::Send(Message::Close));
                     actions.push(Action::Send(Message::End));
                 }
-                PrimaryStand::Gone if world.yielded => actions.push(Action::Send(Message::Yield)),
+                PrimaryState::Gone if world.yielded => actions.push(Action::Send(Message::Yield)),
                 _ => {}
             }
             actions.push(Action::StandbyLooks);
@@ -291,14 +302,14 @@ impl Model for Lease {
             actions.push(Action::Deliver(message.clone()));
             actions.push(Action::Lose(message.clone()));
         }
-        if world.standby.fate() == Fate::Asking {
+        if world.standby.fate() == StandbyOutcome::Asking {
             actions.push(Action::StandbyHearsNothing);
         }
         if world.restarts < 1 {
             actions.push(Action::PrimaryRestarts);
             actions.push(Action::WitnessRestarts);
         }
-        if world.primary.stand() == PrimaryStand::Guarded {
+        if world.primary.state() == PrimaryState::Guarded {
             actions.push(Action::GiveUp);
         }
     }
@@ -314,7 +325,7 @@ impl Model for Lease {
             Action::Send(message) => drop(next.messages.insert(message)),
             Action::Deliver(message) => {
                 next.deliver(&message, self.broken);
-                let endless = matches!(next.witness, Arbiter::Register { stand: Stand::Open, revision, .. } if revision > self.renewals);
+                let endless = matches!(next.witness, Arbiter::Register { stand: WitnessState::Open, revision, .. } if revision > self.renewals);
                 if next.messages.len() > UNDER_WAY || endless {
                     return None;
                 }
@@ -323,13 +334,13 @@ impl Model for Lease {
             Action::Lose(message) => drop(next.messages.remove(&message)),
             Action::StandbyLooks => {
                 let at = if self.broken.breaks_promises { now.after(TERM) } else { now };
-                if next.standby.tick(true, at) != StandbyAction::AskWitness {
+                if next.standby.tick(true, at) != StandbyLeaseAction::AskWitness {
                     return None;
                 }
                 next.messages.insert(match &world.witness {
                     Arbiter::Host(_) => Message::Take,
                     Arbiter::Register { ballot, .. } => match ballot.attempt(&TAKE, now) {
-                        Attempt::Put { over, .. } => Message::Try { over },
+                        RegisterRequest::Put { over, .. } => Message::Try { over },
                         _ => Message::Try { over: None },
                     },
                 });
@@ -337,23 +348,23 @@ impl Model for Lease {
             Action::StandbyHearsNothing => drop(next.standby.witness_said(None, now)),
             Action::PrimaryRestarts => {
                 next.restarts += 1;
-                match world.primary.stand() {
+                match world.primary.state() {
                     // That it gave up is written down.
-                    PrimaryStand::Gone => return None,
-                    _ if self.broken.goes_on => next.primary.standby_is(Fate::Ended),
-                    _ => next.primary = Primary::recovered(true, TERM),
+                    PrimaryState::Gone => return None,
+                    _ if self.broken.goes_on => next.primary.standby_is(StandbyOutcome::Ended),
+                    _ => next.primary = PrimaryLease::recovered(true, TERM),
                 }
             }
             Action::WitnessRestarts => {
                 next.restarts += 1;
                 // A register has nothing to forget.
                 let Arbiter::Host(witness) = world.witness else { return None };
-                let then = if self.broken.forgets_leases { Moment(Duration::ZERO) } else { now };
+                let then = if self.broken.forgets_leases { BootTime(Duration::ZERO) } else { now };
                 let term = if self.broken.forgets_leases { Duration::ZERO } else { TERM };
-                next.witness = Arbiter::Host(Witness::new(witness.stand(), term, then));
+                next.witness = Arbiter::Host(WitnessLease::new(witness.state(), term, then));
             }
             Action::GiveUp => {
-                next.yielded = next.primary.give_up();
+                next.yielded = next.primary.yield_machine();
             }
         }
         (next != *world).then_some(next)
@@ -362,20 +373,20 @@ impl Model for Lease {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always("one side at most is seen to run", |_, world: &World| {
-                !(world.is_seen_here() && world.standby.fate() == Fate::TakenOver)
+                !(world.is_seen_here() && world.standby.fate() == StandbyOutcome::TakenOver)
             }),
             Property::sometimes("the standby takes over", |_, world: &World| {
-                world.standby.fate() == Fate::TakenOver && !world.yielded
+                world.standby.fate() == StandbyOutcome::TakenOver && !world.yielded
             }),
             Property::sometimes("the primary goes on alone", |_, world: &World| {
-                world.primary.stand() == PrimaryStand::Alone
+                world.primary.state() == PrimaryState::Alone
             }),
             Property::sometimes("the primary learns that it was taken over", |_, world: &World| {
-                world.primary.stand() == PrimaryStand::Gone && !world.yielded
+                world.primary.state() == PrimaryState::Gone && !world.yielded
             }),
             Property::sometimes("the primary runs by its standby's promise alone", |_, world: &World| {
                 world.is_seen_here()
-                    && world.primary.stand() == PrimaryStand::Guarded
+                    && world.primary.state() == PrimaryState::Guarded
                     && world.primary.lease_until() <= world.primary_now()
             }),
         ]

@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use whimbrel_protect::{
-    protocol::{Inputs, ProtectionId},
-    replay::{Gateway, Log, turn},
+    input_replay::{InputChannel, InputLog, turn},
+    protocol::{InputFrames, ProtectionId},
 };
 
 const ID: ProtectionId = ProtectionId([3; 16]);
@@ -18,17 +18,17 @@ struct World {
     /// How many inputs the guest had when it sent each of these.
     held: Vec<u64>,
     released: u64,
-    log: Log,
+    log: InputLog,
     /// The last whole epoch, and how many inputs it has.
     current: Option<(u64, u64)>,
     under_way: Option<(u64, u64)>,
     breaks_at: u64,
 }
 
-fn told(first: u64, frames: &[u64], image: Option<(u64, u64)>) -> (Inputs, Vec<u8>) {
+fn told(first: u64, frames: &[u64], image: Option<(u64, u64)>) -> (InputFrames, Vec<u8>) {
     let payload: Vec<u8> = frames.iter().flat_map(|number| number.to_be_bytes()).collect();
     let frames = frames.iter().map(|number| (0, *number, 8)).collect();
-    (Inputs { id: ID, first, frames, left: vec![], image }, payload)
+    (InputFrames { id: ID, first, frames, left: vec![], image }, payload)
 }
 
 impl World {
@@ -61,7 +61,7 @@ impl World {
     }
 }
 
-impl Gateway for World {
+impl InputChannel for World {
     type Cut = usize;
     type Error = ();
 
@@ -77,7 +77,7 @@ impl Gateway for World {
         self.recorded
     }
 
-    fn tell(&mut self) -> Result<u64, ()> {
+    fn ship_inputs(&mut self) -> Result<u64, ()> {
         self.live();
         if self.told >= self.breaks_at {
             return Err(());
@@ -113,7 +113,7 @@ proptest! {
         seed: u64, turns in 1..60usize, breaks_at in 1..200u64,
     ) {
         let mut world = World {
-            random: StdRng::seed_from_u64(seed), recorded: 0, told: 0, held: vec![], released: 0, log: Log::default(),
+            random: StdRng::seed_from_u64(seed), recorded: 0, told: 0, held: vec![], released: 0, log: InputLog::default(),
             current: None, under_way: None, breaks_at,
         };
         // The first copy, before which nothing is told.
@@ -136,8 +136,8 @@ proptest! {
 
     #[test]
     fn garbage_is_refused(first: u64, count in 0..6000usize, len in 0..90_000u32, bytes in 0..5000usize) {
-        let inputs = Inputs { id: ID, first, frames: vec![(1, 2, len); count], left: vec![], image: None };
-        let mut log = Log::default();
+        let inputs = InputFrames { id: ID, first, frames: vec![(1, 2, len); count], left: vec![], image: None };
+        let mut log = InputLog::default();
         let sound = count <= 4096 && len <= 69_632 && count * len as usize == bytes;
         prop_assert_eq!(log.add(&inputs, &vec![0; bytes], None).is_ok(), sound);
     }
@@ -145,13 +145,14 @@ proptest! {
 
 #[test]
 fn a_gap_is_refused_and_so_is_more_than_is_kept() {
-    let mut log = Log::default();
+    let mut log = InputLog::default();
     let (inputs, payload) = told(0, &[0, 1, 2], None);
     log.add(&inputs, &payload, None).unwrap();
     let (inputs, payload) = told(4, &[4], None);
     assert!(log.add(&inputs, &payload, None).is_err());
     let mut first = 3;
-    let big = |first| Inputs { id: ID, first, frames: vec![(0, 0, 65_536); 32], left: vec![], image: None };
+    let big =
+        |first| InputFrames { id: ID, first, frames: vec![(0, 0, 65_536); 32], left: vec![], image: None };
     while log.add(&big(first), &vec![0; 2 << 20], None).is_ok() {
         first += 32;
         assert!(first < 10_000, "there is no bound");

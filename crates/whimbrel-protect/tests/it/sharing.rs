@@ -14,7 +14,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
-use whimbrel_capture::{Follower, Ledger, Pace, Subject};
+use whimbrel_capture::{CaptureSource, CheckpointPolicy, Consumer, DirtyLog};
 use whimbrel_core::PAGE_SIZE;
 use whimbrel_machine::{Machine, MachineError};
 use whimbrel_migrate::{
@@ -22,15 +22,15 @@ use whimbrel_migrate::{
     protocol::HandoverId,
 };
 use whimbrel_protect::{
-    code::{
-        BlockSize, Coding,
-        known::{Known, Name},
+    codec::{
+        BlockSize, CodecOptions,
+        shared_pages::{PageReference, SharedPages},
     },
-    primary::Sender,
-    protocol::{self, Piece, ProtectionId, Seal},
-    standby::{Neighbours, Receiver},
+    primary::EpochSender,
+    protocol::{self, EpochEnd, EpochPages, ProtectionId},
+    standby::{EpochReceiver, SiblingPages},
 };
-use whimbrel_testkit::fake::{FakeArray, FakeConfig, FakeMachine};
+use whimbrel_testkit::fake_machine::{FakeArray, FakeConfig, FakeMachine};
 
 /// What a neighbour does when it is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,16 +45,18 @@ enum Neighbour {
 
 /// The standby of the first machine, as the second one's sees it.
 struct Beside {
-    first: Arc<Mutex<Receiver>>,
+    first: Arc<Mutex<EpochReceiver>>,
     does: Neighbour,
     asked: Cell<u64>,
 }
 
-impl Neighbours for Beside {
-    fn read(&self, name: &Name, out: &mut [u8]) -> bool {
+impl SiblingPages for Beside {
+    fn read(&self, name: &PageReference, out: &mut [u8]) -> bool {
         assert_eq!(name.of, id(1), "only the first machine is a neighbour");
         self.asked.set(self.asked.get() + 1);
-        if self.does == Neighbour::Silent || !self.first.lock().unwrap().lend(name.array, name.page, out) {
+        if self.does == Neighbour::Silent
+            || !self.first.lock().unwrap().read_shared(name.array, name.page, out)
+        {
             return false;
         }
         if self.does == Neighbour::Writes && name.page.is_multiple_of(3) {
@@ -66,7 +68,7 @@ impl Neighbours for Beside {
 
 /// A link that loses nothing, to a standby that may have a neighbour.
 struct Wire {
-    receiver: Arc<Mutex<Receiver>>,
+    receiver: Arc<Mutex<EpochReceiver>>,
     beside: Option<Mutex<Beside>>,
     bytes: AtomicU64,
 }
@@ -84,16 +86,16 @@ impl Link for Wire {
         self.bytes.fetch_add(payload.len() as u64, Ordering::Relaxed);
         let mut receiver = self.receiver.lock().unwrap();
         let answer = match (kind, &self.beside) {
-            (protocol::PIECE, beside) => {
-                let piece: Piece = postcard::from_bytes(&header).unwrap();
+            (protocol::EPOCH_PAGES, beside) => {
+                let piece: EpochPages = postcard::from_bytes(&header).unwrap();
                 let done = match beside {
                     Some(beside) => receiver.piece_among(&piece, &payload, &*beside.lock().unwrap()),
                     None => receiver.piece(&piece, &payload),
                 };
                 done.map(|again| postcard::to_stdvec(&again).unwrap())
             }
-            (protocol::SEAL, _) => {
-                let seal: Seal = postcard::from_bytes(&header).unwrap();
+            (protocol::EPOCH_END, _) => {
+                let seal: EpochEnd = postcard::from_bytes(&header).unwrap();
                 receiver.seal(seal, payload.to_vec()).map(|()| Vec::new())
             }
             (kind, _) => panic!("nobody sends {kind:#06x}"),
@@ -133,7 +135,7 @@ impl Machine for Watched {
 /// A machine that began from the image that `seed` stands for, and its standby.
 struct Protected {
     machine: Watched,
-    ledgers: Vec<Ledger>,
+    ledgers: Vec<DirtyLog>,
     copy: Copy,
     wire: Wire,
 }
@@ -143,9 +145,10 @@ impl Protected {
         let arrays = vec![("memory".to_owned(), MEMORY), ("disk0".to_owned(), DISK)];
         let config = FakeConfig { arrays, seed, writes_per_call, fails_after: None };
         let (machine, arrays) = FakeMachine::new(&config);
-        let ledgers = arrays.into_iter().map(|array: FakeArray| Ledger::new(Box::new(array))).collect();
+        let ledgers = arrays.into_iter().map(|array: FakeArray| DirtyLog::new(Box::new(array))).collect();
         let copy = Copy::new();
-        let receiver = Receiver::new(Box::new(copy.clone()), vec![MEMORY, DISK], vec![], HandoverId([1; 16]));
+        let receiver =
+            EpochReceiver::new(Box::new(copy.clone()), vec![MEMORY, DISK], vec![], HandoverId([1; 16]));
         let receiver = Arc::new(Mutex::new(receiver.unwrap()));
         let wire = Wire { receiver, beside: beside.map(Mutex::new), bytes: AtomicU64::new(0) };
         Self { machine: Watched { machine, cut: Vec::new() }, ledgers, copy, wire }
@@ -155,18 +158,21 @@ impl Protected {
     fn protect(
         &mut self,
         number: u8,
-        coding: Coding,
-        known: &Known,
+        coding: CodecOptions,
+        known: &SharedPages,
         epochs: u64,
         meanwhile: &mut dyn FnMut(),
     ) -> u64 {
-        let mut sender = Sender::new(&self.wire, id(number), coding, 3, 1 << 20).unwrap();
+        let mut sender = EpochSender::new(&self.wire, id(number), coding, 3, 1 << 20).unwrap();
         sender.share_with(known.join(id(number)).unwrap());
-        sender.follow(&mut self.ledgers, false).unwrap();
+        sender.attach_consumer(&mut self.ledgers, false).unwrap();
         let ports = Vec::new;
-        let mut subject =
-            Subject { machine: &mut self.machine, ledgers: &mut self.ledgers, follower: Follower::Standby };
-        let pace = Pace { pages_left_max: 16, rounds_max: 3 };
+        let mut subject = CaptureSource {
+            machine: &mut self.machine,
+            ledgers: &mut self.ledgers,
+            follower: Consumer::Standby,
+        };
+        let pace = CheckpointPolicy { pages_left_max: 16, rounds_max: 3 };
         sender.fill(&mut subject, &pace, &ports, &mut |_| ControlFlow::Continue(())).unwrap();
         let first = self.wire.bytes_sent();
         for _ in 0..epochs {
@@ -182,9 +188,9 @@ impl Protected {
     }
 }
 
-fn coding(which: u8) -> Coding {
+fn coding(which: u8) -> CodecOptions {
     let block = [BlockSize::B64, BlockSize::B128, BlockSize::B256, BlockSize::Page][which as usize % 4];
-    if which >= 4 { Coding::REMUS } else { Coding::fine(block) }
+    if which >= 4 { CodecOptions::REMUS } else { CodecOptions::fine(block) }
 }
 
 /// Two machines, the second protected while the first one is: bytes of their first copies, pages that were named of the first one, and
@@ -192,11 +198,11 @@ fn coding(which: u8) -> Coding {
 fn both(
     seeds: [u64; 2],
     writes_per_call: u64,
-    coding: Coding,
+    coding: CodecOptions,
     epochs: u64,
     does: Neighbour,
 ) -> ([u64; 2], u64, bool) {
-    let known = Known::new(5);
+    let known = SharedPages::new(5);
     let mut one = Protected::new(seeds[0], writes_per_call, None);
     let beside = Beside { first: one.wire.receiver.clone(), does, asked: Cell::new(0) };
     let mut other = Protected::new(seeds[1], writes_per_call, Some(beside));
@@ -216,21 +222,21 @@ fn of_two_machines_from_one_image_the_second_travels_as_names() {
         are_whole && asked > 0 && named * 4 < whole,
         "{named} bytes against {whole}, {asked} pages named"
     );
-    let ([_, nothing], asked, are_whole) = both([9, 9], 0, Coding::REMUS, 2, Neighbour::Lends);
+    let ([_, nothing], asked, are_whole) = both([9, 9], 0, CodecOptions::REMUS, 2, Neighbour::Lends);
     assert!(are_whole && asked == 0 && nothing > whole, "what shares nothing names nothing");
 }
 
 #[test]
 fn a_machine_that_was_taken_over_lends_nothing() {
-    let known = Known::new(5);
+    let known = SharedPages::new(5);
     let mut one = Protected::new(9, 0, None);
     one.protect(1, coding(0), &known, 2, &mut || {});
     let mut page = vec![0; PAGE_SIZE];
-    assert!(one.wire.receiver.lock().unwrap().lend(0, 3, &mut page));
-    assert!(!one.wire.receiver.lock().unwrap().lend(0, MEMORY, &mut page), "outside");
-    assert!(!one.wire.receiver.lock().unwrap().lend(7, 0, &mut page), "no such array");
+    assert!(one.wire.receiver.lock().unwrap().read_shared(0, 3, &mut page));
+    assert!(!one.wire.receiver.lock().unwrap().read_shared(0, MEMORY, &mut page), "outside");
+    assert!(!one.wire.receiver.lock().unwrap().read_shared(7, 0, &mut page), "no such array");
     one.wire.receiver.lock().unwrap().take_over().unwrap();
-    assert!(!one.wire.receiver.lock().unwrap().lend(0, 3, &mut page));
+    assert!(!one.wire.receiver.lock().unwrap().read_shared(0, 3, &mut page));
 }
 
 proptest! {

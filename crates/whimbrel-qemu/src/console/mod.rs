@@ -3,11 +3,11 @@
 //! A thread reads the socket, keeps the last [`RING`] bytes and connects again when the connection ends, until the [`Console`]
 //! is dropped. A subscriber that does not read is cut off, never waited for: the guest must not stall on a slow terminal.
 
-mod feed;
+mod output_queue;
 
-pub use feed::Ended;
+pub use output_queue::Ended;
 
-use feed::Feed;
+use output_queue::OutputQueue;
 use std::{
     collections::VecDeque,
     io::{self, Read, Write},
@@ -36,7 +36,7 @@ pub struct Console {
 /// The output of a console, from what it printed lately on. Up to 1 MiB waits for a subscriber that does not read.
 #[derive(Debug)]
 pub struct Subscription {
-    feed: Arc<Feed>,
+    feed: Arc<OutputQueue>,
 }
 
 impl Subscription {
@@ -64,7 +64,7 @@ struct State {
     closed: bool,
     stream: Option<UnixStream>,
     ring: VecDeque<u8>,
-    subscribers: Vec<Arc<Feed>>,
+    subscribers: Vec<Arc<OutputQueue>>,
 }
 
 impl Console {
@@ -73,13 +73,13 @@ impl Console {
         let state = Mutex::new(State { stream: UnixStream::connect(path).ok(), ..State::default() });
         let shared = Arc::new(Shared { path: path.to_owned(), state, closing: Condvar::new() });
         let theirs = Arc::clone(&shared);
-        let reader = thread::Builder::new().name("console".into()).spawn(move || theirs.follow())?;
+        let reader = thread::Builder::new().name("console".into()).spawn(move || theirs.read_output())?;
         Ok(Self { shared, reader: Some(reader) })
     }
 
     /// Its output: the last 64 KiB and, without a gap, what follows.
     pub fn subscribe(&self) -> Subscription {
-        let feed = Arc::new(Feed::default());
+        let feed = Arc::new(OutputQueue::default());
         let mut state = self.shared.lock();
         let (front, back) = state.ring.as_slices();
         feed.push(front);
@@ -122,7 +122,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn follow(&self) {
+    fn read_output(&self) {
         let mut buffer = vec![0; 8 << 10];
         while let Some(mut stream) = self.connected() {
             while let Ok(read @ 1..) = stream.read(&mut buffer) {
@@ -205,7 +205,7 @@ mod tests {
         let mut typed = [0; 5];
         guest.read_exact(&mut typed).unwrap();
         assert_eq!(&typed, b"typed");
-        guest.write_all(&vec![b'x'; feed::BACKLOG + RING]).unwrap();
+        guest.write_all(&vec![b'x'; output_queue::BACKLOG + RING]).unwrap();
         guest.write_all(b"end").unwrap();
         let deadline = std::time::Instant::now() + SOON;
         while !console.subscribe().receive(SOON).unwrap().ends_with(b"end") {
@@ -213,7 +213,7 @@ mod tests {
         }
         // All is there now, so this one gets nothing but the ring.
         assert_eq!(console.subscribe().receive(SOON).unwrap().len(), RING);
-        assert!(sleeping.receive(SOON).unwrap().len() <= feed::BACKLOG);
+        assert!(sleeping.receive(SOON).unwrap().len() <= output_queue::BACKLOG);
         assert_eq!(sleeping.receive(SOON), Err(Ended));
     }
 }

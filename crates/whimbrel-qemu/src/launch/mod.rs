@@ -3,7 +3,7 @@
 //! Source and target of a move must present the same machine: device ids and PCI addresses are fixed here, by position,
 //! and never left to QEMU.
 
-mod argv;
+mod command_line;
 mod spec;
 
 pub use spec::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgenid};

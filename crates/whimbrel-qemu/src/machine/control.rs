@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 use whimbrel_core::ByteSize;
-use whimbrel_machine::{Machine, MachineError, WentOn};
+use whimbrel_machine::{Machine, MachineError, UnpauseReport};
 
 /// How long QEMU may take to quit: it flushes its disks.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -181,7 +181,7 @@ impl Machine for Qemu {
         self.stop_to_save().map_err(|error| MachineError::new("pause", error))
     }
 
-    fn unpause_with_state(&mut self) -> WentOn {
+    fn unpause_with_state(&mut self) -> UnpauseReport {
         self.go_on_saved()
     }
 }

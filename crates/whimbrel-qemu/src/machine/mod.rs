@@ -4,8 +4,8 @@
 //! connection at a time, so there is one `Qemu` a machine.
 
 mod control;
-mod device;
-mod load;
+mod device_state;
+mod incoming_state;
 
 pub use control::{BalloonStats, Status};
 
@@ -14,9 +14,9 @@ use crate::{
     process::{HugePages, ProcessIdentity, QemuProcess},
     qmp::Qmp,
 };
-use device::Saver;
-pub use load::Identity;
-use load::Incoming;
+use device_state::DeviceStateCache;
+use incoming_state::Incoming;
+pub use incoming_state::VmIdentity;
 use serde_json::json;
 use std::{
     fs, io,
@@ -39,7 +39,7 @@ pub struct Qemu {
     qmp: Qmp,
     process: QemuProcess,
     dir: PathBuf,
-    saver: Saver,
+    saver: DeviceStateCache,
     /// Told to read a state ahead of it.
     incoming: Option<Incoming>,
 }
@@ -64,7 +64,7 @@ impl Qemu {
         };
         let process = QemuProcess::spawn(binary, &argv, &spec.log(), huge_pages)?;
         let made = connect(&process, &spec.qmp_socket(), START_TIMEOUT)
-            .and_then(|qmp| Ok((qmp, Saver::new(spec.ram.sharing)?)));
+            .and_then(|qmp| Ok((qmp, DeviceStateCache::new(spec.ram.sharing)?)));
         match made {
             Ok((qmp, saver)) => Ok(Self { qmp, process, dir: spec.dir.clone(), saver, incoming: None }),
             Err(error) => {
@@ -80,7 +80,7 @@ impl Qemu {
     pub fn adopt(dir: &Path, identity: ProcessIdentity, sharing: Sharing) -> Result<Self, LaunchError> {
         let process = QemuProcess::adopt(identity, &log_in(dir))?;
         let qmp = connect(&process, &qmp_in(dir), ADOPT_TIMEOUT)?;
-        Ok(Self { qmp, process, dir: dir.to_owned(), saver: Saver::new(sharing)?, incoming: None })
+        Ok(Self { qmp, process, dir: dir.to_owned(), saver: DeviceStateCache::new(sharing)?, incoming: None })
     }
 
     /// The control connection, for what has no method here.

@@ -1,7 +1,7 @@
 //! Does KVM execute guests here? The device file alone proves nothing: inside some virtual machines it is there, opens,
 //! and emulates every instruction at a thousandth of the speed. So a tiny guest must get some work done in time.
 
-use super::{QemuBinary, memo};
+use super::{QemuBinary, kvm_result};
 use std::{
     fs::OpenOptions,
     io::{self, Write},
@@ -51,13 +51,13 @@ pub fn probe_kvm(binary: &QemuBinary) -> &'static KvmProbe {
 }
 
 fn try_kvm(qemu: &Path) -> KvmProbe {
-    if let Some(words) = memo::recall(qemu) {
+    if let Some(words) = kvm_result::recall(qemu) {
         return KvmProbe::Broken { words };
     }
     match run_guest(qemu, "kvm", PATIENCE) {
         Ok(()) => KvmProbe::Works,
         Err(words) => {
-            if let Err(error) = memo::keep(qemu, &words) {
+            if let Err(error) = kvm_result::save(qemu, &words) {
                 tracing::debug!(%error, "that KVM does not work could not be noted");
             }
             KvmProbe::Broken { words }

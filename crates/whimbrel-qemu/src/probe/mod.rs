@@ -4,7 +4,7 @@
 
 mod binary;
 mod kvm;
-mod memo;
+mod kvm_result;
 
 pub use binary::{ProbeError, QemuBinary, Version, find};
 pub use kvm::{KvmProbe, probe_kvm};

@@ -5,7 +5,7 @@
 //! [`MachineEvent::Disconnected`]. The reader never waits for a subscriber: one that lets [`BACKLOG`] events pile up
 //! is cut off, which it sees as a closed channel.
 
-use super::{event::MachineEvent, line::read_line};
+use super::{event::MachineEvent, line_reader::read_line};
 use serde_json::{Value, json};
 use std::{
     collections::HashMap,
@@ -82,7 +82,7 @@ struct Shared {
 
 /// A command that was sent.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct PendingCommand {
     command: String,
     id: u64,
     /// In a lock, since whoever waits for an answer may be looked at by others meanwhile.
@@ -143,7 +143,10 @@ impl Qmp {
     }
 
     /// Sends commands in one go. QEMU does them one after the other, in this order, whether or not one fails; it is not waited for.
-    pub(crate) fn ask<const N: usize>(&self, commands: [(&str, Value); N]) -> Result<[Asked; N], QmpError> {
+    pub(crate) fn ask<const N: usize>(
+        &self,
+        commands: [(&str, Value); N],
+    ) -> Result<[PendingCommand; N], QmpError> {
         let mut lines = Vec::new();
         let mut inbox = self.shared.lock();
         let asked = commands.map(|(command, arguments)| {
@@ -157,7 +160,7 @@ impl Qmp {
             };
             lines.extend(line.to_string().into_bytes());
             lines.push(b'\n');
-            Asked { command: command.to_owned(), id, answer: Mutex::new(answer) }
+            PendingCommand { command: command.to_owned(), id, answer: Mutex::new(answer) }
         });
         let closed = inbox.closed;
         drop(inbox);
@@ -176,12 +179,12 @@ impl Qmp {
     }
 
     /// The answer to a command, within 30 s.
-    pub(crate) fn answer(&self, asked: Asked) -> Result<Value, QmpError> {
+    pub(crate) fn answer(&self, asked: PendingCommand) -> Result<Value, QmpError> {
         self.answer_within(asked, COMMAND_TIMEOUT)
     }
 
-    fn answer_within(&self, asked: Asked, timeout: Duration) -> Result<Value, QmpError> {
-        let Asked { command, id, answer } = asked;
+    fn answer_within(&self, asked: PendingCommand, timeout: Duration) -> Result<Value, QmpError> {
+        let PendingCommand { command, id, answer } = asked;
         match answer.into_inner().unwrap_or_else(PoisonError::into_inner).recv_timeout(timeout) {
             Ok(Ok(value)) => Ok(value),
             Ok(Err((class, words))) => Err(QmpError::Refused { command, class, words }),

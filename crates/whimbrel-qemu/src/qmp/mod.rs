@@ -4,8 +4,8 @@
 
 mod client;
 mod event;
-mod line;
+mod line_reader;
 
-pub(crate) use client::Asked;
+pub(crate) use client::PendingCommand;
 pub use client::{Qmp, QmpError};
 pub use event::{MachineEvent, ShutdownCause};

@@ -1,15 +1,15 @@
 //! The state of CPUs and devices as one stream that any QEMU with the same command line loads.
 
-mod head;
-mod identity;
-mod places;
+mod device_stream;
+mod generation_id;
+mod ram_blocks;
 mod reader;
-mod rest;
-mod save;
+mod stream_header;
+mod stream_remainder;
 
-pub use head::{Head, MAX_STATE, RamBlock, StreamError};
-pub(crate) use identity::with_identity_first;
-pub(crate) use places::{Places, ShownBlock, parse_ramblocks};
-pub(crate) use rest::Rest;
-pub(crate) use save::device_sections;
-pub use save::{DeviceState, StateError, compose};
+pub(crate) use device_stream::device_sections;
+pub use device_stream::{DeviceState, StateError, compose};
+pub(crate) use generation_id::with_identity_first;
+pub(crate) use ram_blocks::{RamBlockAddresses, ShownBlock, parse_ramblocks};
+pub use stream_header::{MAX_STATE, RamBlock, StreamError, StreamHeader};
+pub(crate) use stream_remainder::StreamRemainder;

@@ -1,6 +1,6 @@
 //! Big-endian fields of a migration stream, each checked against what is left. Pure.
 
-use super::head::StreamError;
+use super::stream_header::StreamError;
 
 /// A position in a stream that was read whole.
 #[derive(Clone)]

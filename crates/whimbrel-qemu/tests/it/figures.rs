@@ -3,7 +3,7 @@
 use crate::guest::{Guest, Slot};
 use std::time::{Duration, Instant};
 use whimbrel_machine::Machine;
-use whimbrel_qemu::{Identity, Qemu, Sharing, probe};
+use whimbrel_qemu::{Qemu, Sharing, VmIdentity, probe};
 
 const ROUNDS: usize = 20;
 
@@ -55,7 +55,7 @@ fn figures() {
             target.qemu().expect_state(&state).unwrap();
             &mut expected
         };
-        timed(load, || target.qemu().load_to_run(&state, Identity::Kept).unwrap());
+        timed(load, || target.qemu().load_to_run(&state, VmIdentity::Kept).unwrap());
         timed(&mut go, || target.qemu().unpause().unwrap());
     }
     println!("head {} bytes, devices {} bytes", sizes.0, sizes.1);

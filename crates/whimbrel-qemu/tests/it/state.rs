@@ -8,7 +8,7 @@ use std::{
 };
 use whimbrel_core::ByteSize;
 use whimbrel_machine::Machine;
-use whimbrel_qemu::{Head, Identity, MachineEvent, Qemu, RamBacking, Sharing, StateError};
+use whimbrel_qemu::{MachineEvent, Qemu, RamBacking, Sharing, StateError, StreamHeader, VmIdentity};
 
 /// Reboots from inside and expects a new life.
 fn reboot(guest: &mut Guest, nonce: &str) {
@@ -38,8 +38,8 @@ fn a_moved_machine_goes_on_where_it_was_and_can_still_reboot() {
     let state = target.qemu().device_state().unwrap();
     let mut second = target.twin(Sharing::Shared);
     // The same machine: its guest is not told of an identity, and its state can be taken while it is described only now.
-    second.qemu().load_to_run(&state, Identity::Kept).unwrap();
-    second.qemu().settle_head().unwrap();
+    second.qemu().load_to_run(&state, VmIdentity::Kept).unwrap();
+    second.qemu().refresh_header().unwrap();
     second.qemu().unpause().unwrap();
     assert_eq!(second.count(), (3, nonce.clone()));
     reboot(&mut second, &nonce);
@@ -59,7 +59,7 @@ fn a_machine_with_private_memory_can_be_saved_again_and_its_copy_reboots() {
     clone.qemu().load(&state).unwrap();
     // Its memory is still what the file holds, as it has not run. The head comes with the load.
     let again = clone.qemu().device_state().unwrap();
-    assert_eq!(Head::parse(&again).unwrap(), Head::parse(&state).unwrap());
+    assert_eq!(StreamHeader::parse(&again).unwrap(), StreamHeader::parse(&state).unwrap());
     let mut copy = source.twin(Sharing::Shared);
     copy.qemu().load(&again).unwrap();
     copy.qemu().unpause().unwrap();
@@ -89,7 +89,7 @@ fn a_hundred_saves_in_a_row_leave_a_machine_that_works() {
             guest.qemu().unpause().unwrap();
             state
         };
-        assert!(Head::parse(&state).is_ok());
+        assert!(StreamHeader::parse(&state).is_ok());
         assert!(length.is_none_or(|length| state.len().abs_diff(length) < 4096), "{} bytes", state.len());
         length = Some(state.len());
         assert_eq!(guest.count(), (round, nonce.clone()));
@@ -114,7 +114,7 @@ fn the_head_follows_what_the_guest_does_to_its_small_blocks() {
     let nonce = guest.expect("READY ");
     guest.qemu().pause().unwrap();
     let state = guest.qemu().device_state().unwrap();
-    let patched = Head::parse(&state).unwrap();
+    let patched = StreamHeader::parse(&state).unwrap();
     // Taken anew by QEMU itself, it is the same.
     guest.qemu().prepare_device_state().unwrap();
     assert_eq!(guest.qemu().head().unwrap().blocks(), patched.blocks());
@@ -233,7 +233,10 @@ fn an_adopted_machine_with_private_memory_is_saved_with_a_head_that_is_out_of_da
     assert!(matches!(clone.qemu().save_device_state(), Err(StateError::NoHead)));
     clone.qemu().set_head(&state).unwrap();
     let patched = clone.qemu().device_state().unwrap();
-    assert_ne!(Head::parse(&patched).unwrap().blocks(), Head::parse(&state).unwrap().blocks());
+    assert_ne!(
+        StreamHeader::parse(&patched).unwrap().blocks(),
+        StreamHeader::parse(&state).unwrap().blocks()
+    );
     clone.qemu().unpause().unwrap();
     assert_eq!(clone.count(), (1, nonce));
 }

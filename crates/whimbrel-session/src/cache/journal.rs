@@ -4,9 +4,9 @@
 //! new journal's head is written after all of it is durable, so a crash finds the old one or the new one, whole.
 
 use super::{
-    index::Geometry,
-    medium::{Medium, Part},
-    record::{HEAD, MAX_RECORD, Record, RecordError, decode_record, encode_record},
+    block_index::Geometry,
+    journal_record::{HEAD, JournalRecord, MAX_RECORD, RecordError, decode_record, encode_record},
+    storage::{Storage, StoragePart},
 };
 use std::io;
 
@@ -35,9 +35,9 @@ fn head(generation: u64, geometry: Geometry) -> Vec<u8> {
 }
 
 /// What the head of a part says, if it is one.
-fn read_head(medium: &dyn Medium, which: bool) -> io::Result<Option<(u64, Geometry)>> {
+fn read_head(medium: &dyn Storage, which: bool) -> io::Result<Option<(u64, Geometry)>> {
     let mut bytes = [0; START as usize];
-    if medium.read(Part::Journal(which), 0, &mut bytes)? < bytes.len() {
+    if medium.read(StoragePart::Journal(which), 0, &mut bytes)? < bytes.len() {
         return Ok(None);
     }
     let long = |at: usize| u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|byte: usize| bytes[at + byte]));
@@ -53,7 +53,7 @@ fn malformed(error: RecordError) -> io::Error {
 
 impl Journal {
     /// The current journal of a medium and its records; none on a medium without one.
-    pub(super) fn read(medium: &dyn Medium) -> io::Result<Option<(Self, Geometry, Vec<Record>)>> {
+    pub(super) fn read(medium: &dyn Storage) -> io::Result<Option<(Self, Geometry, Vec<JournalRecord>)>> {
         let heads = [read_head(medium, false)?, read_head(medium, true)?];
         let Some((generation, geometry)) =
             heads.into_iter().flatten().max_by_key(|(generation, _)| *generation)
@@ -67,7 +67,7 @@ impl Journal {
     }
 
     /// Reads to the first thing that is no record, which is where the journal ends.
-    fn read_records(&mut self, medium: &dyn Medium) -> io::Result<Vec<Record>> {
+    fn read_records(&mut self, medium: &dyn Storage) -> io::Result<Vec<JournalRecord>> {
         let (mut records, mut window, mut at) = (Vec::new(), Vec::new(), 0);
         loop {
             if window.len() - at < HEAD + MAX_RECORD {
@@ -75,8 +75,11 @@ impl Journal {
                 at = 0;
                 let from = window.len();
                 window.resize(from + PIECE, 0);
-                let read =
-                    medium.read(Part::Journal(self.which), self.tail + from as u64, &mut window[from..])?;
+                let read = medium.read(
+                    StoragePart::Journal(self.which),
+                    self.tail + from as u64,
+                    &mut window[from..],
+                )?;
                 window.truncate(from + read);
             }
             let Ok((record, len)) = decode_record(&window[at..], self.generation) else { return Ok(records) };
@@ -92,27 +95,27 @@ impl Journal {
         self.tail
     }
 
-    pub(super) fn append(&mut self, medium: &dyn Medium, records: &[Record]) -> io::Result<()> {
+    pub(super) fn append(&mut self, medium: &dyn Storage, records: &[JournalRecord]) -> io::Result<()> {
         let mut bytes = Vec::with_capacity(records.len() * 96);
         for record in records {
             encode_record(record, self.generation, &mut bytes).map_err(malformed)?;
         }
-        medium.write(Part::Journal(self.which), self.tail, &bytes)?;
+        medium.write(StoragePart::Journal(self.which), self.tail, &bytes)?;
         self.tail += bytes.len() as u64;
         self.records += records.len() as u64;
         Ok(())
     }
 
-    pub(super) fn part(&self) -> Part {
-        Part::Journal(self.which)
+    pub(super) fn part(&self) -> StoragePart {
+        StoragePart::Journal(self.which)
     }
 
     /// A journal of these records in the part that is not current. It is current, and durable, when this returns.
-    pub(super) fn begin(
-        medium: &dyn Medium,
+    pub(super) fn start(
+        medium: &dyn Storage,
         after: Option<&Journal>,
         geometry: Geometry,
-        records: impl Iterator<Item = Record>,
+        records: impl Iterator<Item = JournalRecord>,
     ) -> io::Result<Self> {
         let which = after.is_some_and(|journal| !journal.which);
         let generation = after.map_or(1, |journal| journal.generation + 1);

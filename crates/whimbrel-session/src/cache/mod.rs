@@ -8,23 +8,27 @@
 //! dirty pages is not written again until a later durable record no longer does. After a failed write or sync of the
 //! journal the cache takes nothing more that is dirty.
 
-mod durable;
-mod frames;
+mod barrier;
+mod block_cache;
+mod block_frames;
+mod block_index;
+mod content_index;
+mod file_updates;
 mod holes;
-mod index;
 mod journal;
-mod medium;
-mod memory;
-mod names;
-mod places;
-mod record;
-mod recover;
-mod store;
-mod write;
+mod journal_record;
+mod memory_storage;
+mod pending_changes;
+mod recovery;
+mod storage;
 
-pub use index::Geometry;
-pub use medium::{Folder, Medium, Part};
-pub use memory::Memory;
-pub use record::{FileId, FileRecord, Folded, Record, RecordError, decode_record, encode_record};
-pub use recover::owes;
-pub use store::{Cache, CacheError, CacheStats, DirtyBlock, Lost, Mark, Read, Recovered};
+pub use block_cache::{
+    BlockCache, CacheError, CacheRead, CacheStats, ContentMark, DirtyBlock, LostWrite, Recovered,
+};
+pub use block_index::Geometry;
+pub use journal_record::{
+    FileId, FileRecord, JournalRecord, MergedChanges, RecordError, decode_record, encode_record,
+};
+pub use memory_storage::MemoryStorage;
+pub use recovery::has_unsent;
+pub use storage::{DiskStorage, Storage, StoragePart};

@@ -7,44 +7,44 @@
 //!
 //! Methods block the calling thread. What the server has to be asked for is asked for while others go on.
 
-mod batch;
-mod changes;
-mod compare;
-mod content;
-mod control;
-mod copies;
-mod disk;
-mod exports;
-mod face;
-mod fetch;
-mod fold;
-mod holes;
-mod keep;
-mod learnt;
-mod link;
-mod names;
-mod neighbours;
-mod nodes;
-mod notes;
-mod odds;
-mod owners;
+mod block_device;
+mod change_batch;
+mod change_merge;
+mod change_queue;
+mod conflicts;
+mod control_socket;
+mod dedup;
+mod directory_cache;
+mod fetcher;
+mod file_content;
+mod free_space;
+mod fuse_operations;
+mod hints;
+mod hit_estimate;
+mod hole_query;
+mod id_map;
+mod inodes;
+mod name_changes;
+mod nbd_exports;
 mod policy;
-mod queue;
-mod rate;
+mod read_history;
 mod readahead;
-mod room;
+mod server_connection;
+mod server_copies;
 mod session;
-mod shared;
-mod twins;
-mod walk;
+mod shared_cache;
+mod sibling_prefetch;
+mod transfer_rate;
+mod tree_prefetch;
+mod write_dedup;
 mod writeback;
 
-pub use control::{
+pub use control_socket::{
     Control, ControlError, Request as ControlRequest, Response as ControlResponse, ask, sockets,
 };
-pub use exports::ExportStatus;
-pub use face::Face;
-pub use link::{Connector, LinkSettings};
-pub use owners::{Owners, OwnersError, Pair, Who};
-pub use policy::{Glob, Policy, Rule, Settings};
+pub use fuse_operations::FuseOperations;
+pub use id_map::{IdKind, IdMap, IdMapError, IdPair};
+pub use nbd_exports::ExportStatus;
+pub use policy::{Glob, MountSettings, Policy, Rule};
+pub use server_connection::{Connector, LinkSettings};
 pub use session::{Event, Session, SessionError, SessionOptions, SessionStatus};

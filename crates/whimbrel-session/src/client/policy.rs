@@ -99,7 +99,7 @@ pub struct Rule {
 
 /// What can be changed while a session runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
+pub struct MountSettings {
     /// For files that no rule is about.
     pub policy: Policy,
     /// The last that matches counts.
@@ -116,7 +116,7 @@ pub struct Settings {
     pub direct: Vec<Glob>,
 }
 
-impl Default for Settings {
+impl Default for MountSettings {
     fn default() -> Self {
         let globs = |texts: &[&str]| texts.iter().map(|text| Glob::new(*text)).collect();
         Self {
@@ -131,7 +131,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl MountSettings {
     /// What holds for a path.
     pub fn policy_of(&self, path: &[u8]) -> Policy {
         let rule = self.rules.iter().rev().find(|rule| rule.files.matches(path));
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn the_last_rule_that_matches_counts() {
-        let mut settings = Settings::default();
+        let mut settings = MountSettings::default();
         settings.set("*.tmp", "back").unwrap();
         settings.set("keep/*", "none").unwrap();
         assert_eq!(settings.policy_of(b"a/b.tmp"), Policy::Back);

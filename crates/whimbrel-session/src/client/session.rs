@@ -1,23 +1,23 @@
 //! A session: everything of one mount but the mount.
 
 use super::{
-    compare::Compared,
-    fetch::Fetcher,
-    holes::Asked,
-    learnt::Reads,
-    link::{Beginning, Connector, Fail, Link, LinkSettings},
-    neighbours::Ahead,
-    nodes::Nodes,
-    notes::Notes,
-    owners::Owners,
-    policy::{Policy, Settings},
-    shared::Shared,
-    twins::Twins,
+    dedup::DedupTable,
+    fetcher::Fetcher,
+    hints::Hints,
+    hole_query::HoleQueries,
+    id_map::IdMap,
+    inodes::InodeTable,
+    policy::{MountSettings, Policy},
+    read_history::ReadHistory,
+    server_connection::{CallFailure, Connector, FirstConnection, LinkSettings, ServerConnection},
+    shared_cache::SharedCache,
+    sibling_prefetch::PrefetchDistance,
+    write_dedup::WriteComparison,
     writeback::WriteBack,
 };
 use crate::{
-    cache::{Cache, CacheError, FileId, Folder, Geometry, Medium, Memory, owes},
-    proto::{End, EndCall, FilesystemRoom, Ident, RelPath, Time},
+    cache::{BlockCache, CacheError, DiskStorage, FileId, Geometry, MemoryStorage, Storage, has_unsent},
+    proto::{End, EndCall, FilesystemSpace, Ident, RelPath, Time},
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -115,9 +115,9 @@ pub struct SessionOptions {
     /// Bytes of a block.
     pub block: u64,
     /// What can be changed later.
-    pub settings: Settings,
+    pub settings: MountSettings,
     /// Who on this side is seen as owner of what who owns there.
-    pub owners: Owners,
+    pub owners: IdMap,
     /// Files on this side whose content may be on the server as well: what is found in them is not sent over a slow link.
     pub known: Vec<PathBuf>,
     /// A directory in which the users of this host share what they may read.
@@ -129,14 +129,14 @@ pub struct SessionOptions {
 impl SessionOptions {
     /// The usual ones: 8 GiB in blocks of 64 KiB, this process's user as owner.
     pub fn new(directory: impl Into<Vec<u8>>, cache: PathBuf) -> Self {
-        let settings = Settings::default();
+        let settings = MountSettings::default();
         Self {
             directory: directory.into(),
             cache,
             capacity: 8 << 30,
             block: 64 << 10,
             settings,
-            owners: Owners::default(),
+            owners: IdMap::default(),
             known: Vec::new(),
             shared: None,
             slow: SLOW,
@@ -144,29 +144,29 @@ impl SessionOptions {
     }
 
     /// Whether it keeps what it reads and is given.
-    pub(super) fn keeps(&self) -> bool {
+    pub(super) fn has_cache(&self) -> bool {
         self.capacity > 0
     }
 
     /// Its shape, if it can be one.
     fn geometry(&self) -> Result<Geometry, SessionError> {
-        if !self.keeps() && self.settings.writes_back() {
+        if !self.has_cache() && self.settings.writes_back() {
             return Err(SessionError::NothingKept);
         }
-        let capacity = if self.keeps() { self.capacity } else { PASSING };
+        let capacity = if self.has_cache() { self.capacity } else { PASSING };
         let shape = || SessionError::Shape { block: self.block, capacity: self.capacity };
         Geometry::new(self.block, capacity).ok_or_else(shape)
     }
 
     /// Where the cache lies.
-    fn medium(&self, folder: Folder) -> Result<Box<dyn Medium>, SessionError> {
-        if self.keeps() {
+    fn medium(&self, folder: DiskStorage) -> Result<Box<dyn Storage>, SessionError> {
+        if self.has_cache() {
             return Ok(Box::new(folder));
         }
         let dir = || self.cache.clone();
-        match owes(&folder).map_err(|source| SessionError::Cache { dir: dir(), source })? {
+        match has_unsent(&folder).map_err(|source| SessionError::Cache { dir: dir(), source })? {
             true => Err(SessionError::Owed { dir: dir() }),
-            false => Ok(Box::new(Memory::instead_of(folder))),
+            false => Ok(Box::new(MemoryStorage::instead_of(folder))),
         }
     }
 }
@@ -246,7 +246,7 @@ pub struct SessionStatus {
     /// Damaged pages that were fetched again.
     pub damaged: u64,
     /// Settings.
-    pub settings: Settings,
+    pub settings: MountSettings,
     /// The latest events.
     pub events: Vec<Event>,
 }
@@ -261,13 +261,13 @@ pub(super) struct Core {
     pub(super) me: Weak<Core>,
     pub(super) to: String,
     pub(super) options: SessionOptions,
-    pub(super) link: Arc<Link>,
-    pub(super) cache: Cache,
-    pub(super) nodes: Mutex<Nodes>,
+    pub(super) link: Arc<ServerConnection>,
+    pub(super) cache: BlockCache,
+    pub(super) nodes: Mutex<InodeTable>,
     pub(super) known_files: Mutex<HashMap<Ident, FileId>>,
     pub(super) fetcher: Fetcher,
     pub(super) writeback: WriteBack,
-    pub(super) settings: RwLock<Settings>,
+    pub(super) settings: RwLock<MountSettings>,
     pub(super) events: Mutex<VecDeque<Event>>,
     pub(super) notifier: OnceLock<Notifier>,
     pub(super) read_only: bool,
@@ -275,35 +275,35 @@ pub(super) struct Core {
     pub(super) reads: [AtomicU64; 2],
     /// Names are learnt ahead at this moment.
     pub(super) walking: AtomicBool,
-    pub(super) ahead: Mutex<Ahead>,
-    pub(super) room: Mutex<Option<(Instant, FilesystemRoom)>>,
-    pub(super) notes: Notes,
-    pub(super) holes: Asked,
+    pub(super) ahead: Mutex<PrefetchDistance>,
+    pub(super) room: Mutex<Option<(Instant, FilesystemSpace)>>,
+    pub(super) notes: Hints,
+    pub(super) holes: HoleQueries,
     /// Blocks that were known to be zeros and not asked for.
     pub(super) zero_blocks: AtomicU64,
-    reading: Mutex<Reads>,
+    reading: Mutex<ReadHistory>,
     /// Blocks that came because an earlier session had read them.
     pub(super) ahead_blocks: AtomicU64,
-    pub(super) twins: Twins,
-    pub(super) compared: Compared,
-    pub(super) shared: Option<Shared>,
+    pub(super) twins: DedupTable,
+    pub(super) compared: WriteComparison,
+    pub(super) shared: Option<SharedCache>,
     clock: Mutex<Time>,
 }
 
 impl Session {
     /// Connects, opens the cache, and writes back what an earlier session left in it. Must be called inside a runtime,
     /// which then carries the session's connections.
-    pub async fn begin(connector: Arc<dyn Connector>, options: SessionOptions) -> Result<Self, SessionError> {
+    pub async fn start(connector: Arc<dyn Connector>, options: SessionOptions) -> Result<Self, SessionError> {
         let to = connector.destination();
         let geometry = options.geometry()?;
         // First, so that a cache that is in use costs the server nothing.
         let dir = options.cache.clone();
-        let opened = Folder::open(&dir).and_then(|folder| Ok((folder.client()?, folder)));
+        let opened = DiskStorage::open(&dir).and_then(|folder| Ok((folder.client()?, folder)));
         let (client, folder) = opened.map_err(|source| SessionError::Folder { dir, source })?;
         let patience = Duration::from_secs(options.settings.patience);
         let settings =
             LinkSettings { directory: options.directory.clone(), client, patience, slow: options.slow };
-        let beginning = Link::begin(connector, settings).await?;
+        let beginning = ServerConnection::start(connector, settings).await?;
         let session =
             tokio::task::spawn_blocking(move || Self::on(beginning, to, options, (folder, geometry))).await;
         session
@@ -311,18 +311,18 @@ impl Session {
     }
 
     fn on(
-        beginning: Beginning,
+        beginning: FirstConnection,
         to: String,
         options: SessionOptions,
-        (folder, geometry): (Folder, Geometry),
+        (folder, geometry): (DiskStorage, Geometry),
     ) -> Result<Self, SessionError> {
         let dir = options.cache.clone();
-        let opened = Cache::open(options.medium(folder)?, geometry);
+        let opened = BlockCache::open(options.medium(folder)?, geometry);
         let (cache, recovered) = opened.map_err(|source| SessionError::Cache { dir, source })?;
         let known =
             cache.files().into_iter().filter_map(|(file, record)| Some((record.ident?, file))).collect();
-        let Beginning { link, root, read_only, uid, gid } = beginning;
-        let (shared, unshared) = match options.shared.as_deref().map(Shared::open) {
+        let FirstConnection { link, root, read_only, uid, gid } = beginning;
+        let (shared, unshared) = match options.shared.as_deref().map(SharedCache::open) {
             Some(Err(error)) => (None, Some(error)),
             opened => (opened.and_then(Result::ok), None),
         };
@@ -330,7 +330,7 @@ impl Session {
             me: me.clone(),
             to,
             link,
-            nodes: Mutex::new(Nodes::new(root)),
+            nodes: Mutex::new(InodeTable::new(root)),
             known_files: Mutex::new(known),
             fetcher: Fetcher::default(),
             writeback: WriteBack::default(),
@@ -345,13 +345,13 @@ impl Session {
             walking: AtomicBool::new(false),
             ahead: Mutex::default(),
             room: Mutex::default(),
-            notes: Notes::default(),
-            holes: Asked::default(),
+            notes: Hints::default(),
+            holes: HoleQueries::default(),
             zero_blocks: AtomicU64::new(0),
             reading: Mutex::default(),
             ahead_blocks: AtomicU64::new(0),
-            twins: Twins::default(),
-            compared: Compared::default(),
+            twins: DedupTable::default(),
+            compared: WriteComparison::default(),
             shared,
             clock: Mutex::default(),
         });
@@ -364,11 +364,11 @@ impl Session {
         if let (Some(error), Some(dir)) = (unshared, &core.options.shared) {
             core.event(format!("{} is not used to share what is read: {error}", dir.display()));
         }
-        core.take_up(&recovered);
+        core.recover(&recovered);
         core.walk_tree();
         core.room_ahead();
         core.learn_twins();
-        core.follow_reads();
+        core.record_reads();
         WriteBack::start(&core);
         Ok(Self { core })
     }
@@ -379,7 +379,7 @@ impl Session {
             let mut settings = self.core.settings.write().unwrap_or_else(PoisonError::into_inner);
             let mut changed = settings.clone();
             changed.set(name, value)?;
-            if !self.core.options.keeps() && changed.writes_back() {
+            if !self.core.options.has_cache() && changed.writes_back() {
                 return Err(NOTHING_KEPT.to_owned());
             }
             *settings = changed;
@@ -403,7 +403,7 @@ impl Session {
     /// is put aside where there is none, and is said.
     pub fn end(&self) -> Result<(), Errno> {
         let flushed = self.core.flush_all(true);
-        if flushed.is_err() && !self.core.options.keeps() {
+        if flushed.is_err() && !self.core.options.has_cache() {
             let dirty = self.core.cache.dirty_files();
             dirty.into_iter().for_each(|file| self.core.conflict(file, "it could not be written back"));
         }
@@ -422,7 +422,7 @@ impl Session {
     /// Ends it as the death of the process would: nothing is written back, nothing is said to anybody.
     pub fn abandon(self) {
         self.core.writeback.stop();
-        self.core.link.give_up();
+        self.core.link.abandon();
     }
 
     /// What is to be known of it.
@@ -454,20 +454,20 @@ pub(super) fn errno_of(error: CacheError) -> Errno {
     }
 }
 
-pub(super) fn errno_of_fail(fail: Fail) -> Errno {
+pub(super) fn errno_of_fail(fail: CallFailure) -> Errno {
     fail.errno()
 }
 
 impl Core {
-    pub(super) fn nodes(&self) -> MutexGuard<'_, Nodes> {
+    pub(super) fn nodes(&self) -> MutexGuard<'_, InodeTable> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn reading(&self) -> MutexGuard<'_, Reads> {
+    pub(super) fn reading(&self) -> MutexGuard<'_, ReadHistory> {
         self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn settings(&self) -> Settings {
+    pub(super) fn settings(&self) -> MountSettings {
         self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

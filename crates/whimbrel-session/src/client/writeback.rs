@@ -6,13 +6,13 @@
 //! program has synced is on a disk at every moment.
 
 use super::{
-    compare::There,
-    link::Fail,
     policy::Policy,
+    server_connection::CallFailure,
     session::{Core, errno_of, errno_of_fail},
+    write_dedup::ServerDigests,
 };
 use crate::{
-    cache::{CacheError, DirtyBlock, FileId, FileRecord, Folded, Recovered},
+    cache::{CacheError, DirtyBlock, FileId, FileRecord, MergedChanges, Recovered},
     proto::{Attr, FileRef, Op, RelPath, Sync, SyncCall, Time, Write, WriteCall, code, pack_pages},
 };
 use bytes::Bytes;
@@ -118,7 +118,7 @@ impl WriteBack {
     }
 
     /// Changes that were not sent are others by now.
-    pub(super) fn folded(&self, folded: &Folded) {
+    pub(super) fn folded(&self, folded: &MergedChanges) {
         let mut state = self.state();
         for (number, op) in &folded.now {
             if matches!(op, Op::Unlink { .. }) {
@@ -225,7 +225,7 @@ impl WriteBack {
 }
 
 /// A file and its content as a write-back sends it.
-pub(super) struct Sending {
+pub(super) struct FileWriteBack {
     pub(super) file: FileId,
     pub(super) record: FileRecord,
     pub(super) wanted: FileRef,
@@ -255,7 +255,7 @@ impl Core {
     }
 
     /// What an earlier session left, before anything new begins.
-    pub(super) fn take_up(&self, recovered: &Recovered) {
+    pub(super) fn recover(&self, recovered: &Recovered) {
         let ops = self.cache.ops();
         for (number, op) in &ops {
             // No node of this session is about it.
@@ -318,7 +318,7 @@ impl Core {
             }
             for (file, content, sent) in self.link.runtime().block_on(self.send_all(sendings)) {
                 match sent {
-                    Err(Fail::Old) => files.push(file),
+                    Err(CallFailure::Old) => files.push(file),
                     sent => first = first.and(self.outcome(file, content, sent)),
                 }
             }
@@ -327,7 +327,10 @@ impl Core {
         if files.is_empty() { first } else { Err(Errno::EIO) }
     }
 
-    async fn send_all(&self, sendings: Vec<Sending>) -> Vec<(FileId, u64, std::result::Result<Attr, Fail>)> {
+    async fn send_all(
+        &self,
+        sendings: Vec<FileWriteBack>,
+    ) -> Vec<(FileId, u64, std::result::Result<Attr, CallFailure>)> {
         let (mut tasks, places) = (JoinSet::new(), Arc::new(Semaphore::new(FILES)));
         for sending in sendings {
             let Some(core) = self.me.upgrade() else { break };
@@ -342,7 +345,7 @@ impl Core {
     }
 
     /// Notes in the journal what the server's last change will be.
-    fn prepare(&self, file: FileId, durable: bool) -> Result<Option<Sending>> {
+    fn prepare(&self, file: FileId, durable: bool) -> Result<Option<FileWriteBack>> {
         let dirty =
             |file| self.cache.file(file).filter(|record: &FileRecord| record.dirty && !record.removed);
         let Some(record) = dirty(file) else { return Ok(None) };
@@ -360,7 +363,7 @@ impl Core {
         self.writeback.state().since.remove(&file);
         let durable = durable || self.policy_of(&record.path) == Policy::Back;
         let wanted = FileRef { path: record.path.clone(), ident };
-        Ok(Some(Sending { file, record, wanted, stamp, expect, content, durable }))
+        Ok(Some(FileWriteBack { file, record, wanted, stamp, expect, content, durable }))
     }
 
     /// What the last change of a file may be on the server, with `stamp`, which is noted to be ours.
@@ -376,7 +379,7 @@ impl Core {
     }
 
     /// A file that the server has not made. Unless that is still to come, a crash came between, and nobody will.
-    fn unmade(&self, file: FileId) -> Result<Option<Sending>> {
+    fn unmade(&self, file: FileId) -> Result<Option<FileWriteBack>> {
         let comes = {
             // Who makes or removes a file holds the nodes until journal and queue agree.
             let _nodes = self.nodes();
@@ -391,7 +394,7 @@ impl Core {
         Err(Errno::ESTALE)
     }
 
-    async fn send(self: Arc<Self>, sending: Sending) -> std::result::Result<Attr, Fail> {
+    async fn send(self: Arc<Self>, sending: FileWriteBack) -> std::result::Result<Attr, CallFailure> {
         let blocks = self.cache.dirty_blocks(sending.file);
         let mut cut =
             (sending.record.zero_from < sending.record.base.size).then_some(sending.record.zero_from);
@@ -412,17 +415,17 @@ impl Core {
         }
         // The last one carries the size, and for a small file all there is to say.
         let sent = self.send_part(&sending, last.as_slice(), (cut, true)).await?;
-        sent.ok_or(Fail::Nonsense)
+        sent.ok_or(CallFailure::Nonsense)
     }
 
     /// Sends blocks, and has them clean here when the server has them as it should. The last, which is one or none, with the
     /// size that the file has by then: it may have grown since this began, and what was sent of that must not be cut off.
     async fn send_part(
         self: &Arc<Self>,
-        sending: &Arc<Sending>,
+        sending: &Arc<FileWriteBack>,
         blocks: &[u64],
         (cut, last): (Option<u64>, bool),
-    ) -> std::result::Result<Option<Attr>, Fail> {
+    ) -> std::result::Result<Option<Attr>, CallFailure> {
         let server = self.link.breaks();
         let there = Arc::new(self.what_is_there(sending, blocks).await);
         let (mut tasks, places) = (JoinSet::new(), Arc::new(Semaphore::new(UNDER_WAY)));
@@ -450,7 +453,7 @@ impl Core {
             self.link.ask::<SyncCall, _>(body, Bytes::new(), None).await.0?;
             if self.link.breaks() != server {
                 // What it had in memory may be gone, and what was synced may be of the next.
-                return Err(Fail::Old);
+                return Err(CallFailure::Old);
             }
         }
         for (dirty, seen) in sent {
@@ -462,11 +465,11 @@ impl Core {
 
     async fn send_block(
         self: Arc<Self>,
-        sending: Arc<Sending>,
+        sending: Arc<FileWriteBack>,
         block: u64,
-        there: &There,
+        there: &ServerDigests,
         (mut cut, last): (Option<u64>, bool),
-    ) -> std::result::Result<Option<(Option<Attr>, DirtyBlock)>, Fail> {
+    ) -> std::result::Result<Option<(Option<Attr>, DirtyBlock)>, CallFailure> {
         let taken = match self.cache.take_dirty(sending.file, block) {
             // It was removed meanwhile.
             Err(CacheError::Unknown) => None,
@@ -485,12 +488,12 @@ impl Core {
 
     pub(super) async fn send_piece(
         self: Arc<Self>,
-        sending: Arc<Sending>,
+        sending: Arc<FileWriteBack>,
         cut: Option<u64>,
         size: Option<u64>,
         offset: u64,
         content: &[u8],
-    ) -> std::result::Result<Attr, Fail> {
+    ) -> std::result::Result<Attr, CallFailure> {
         let (pages, packed) = pack_pages(content, self.link.level().map(i32::from));
         let write = Write {
             file: sending.wanted.clone(),
@@ -511,7 +514,12 @@ impl Core {
     }
 
     /// What a write-back of a file means for it.
-    fn outcome(&self, file: FileId, content: u64, sent: std::result::Result<Attr, Fail>) -> Result<()> {
+    fn outcome(
+        &self,
+        file: FileId,
+        content: u64,
+        sent: std::result::Result<Attr, CallFailure>,
+    ) -> Result<()> {
         if self.cache.file(file).is_none_or(|record| record.removed) {
             // It was removed meanwhile: what was written is nobody's.
             return Ok(());
@@ -524,7 +532,7 @@ impl Core {
             }
             Err(fail) => {
                 self.writeback.wrote(file);
-                if let Fail::Refused(refusal) = &fail {
+                if let CallFailure::Refused(refusal) = &fail {
                     self.once(file, &format!("the server does not take what was written: {}", refusal.text));
                 }
                 Err(fail.errno())
@@ -540,18 +548,18 @@ impl Core {
         }
     }
 
-    fn damaged(&self, sending: &Sending, error: &CacheError) -> Fail {
+    fn damaged(&self, sending: &FileWriteBack, error: &CacheError) -> CallFailure {
         // Of a file that was removed meanwhile nobody misses anything.
         if !matches!(error, CacheError::Unknown) {
             self.once(sending.file, &format!("what was written cannot be written back: {error}"));
         }
-        Fail::Nonsense
+        CallFailure::Nonsense
     }
 
     fn written_back(&self, file: FileId, content: u64, attr: Attr) -> Result<()> {
         self.writeback.state().refused.remove(&file);
         // Written, cut or grown again meanwhile: there is another round.
-        self.cache.settled(file, content, attr.version()).map_err(errno_of)?;
+        self.cache.mark_clean(file, content, attr.version()).map_err(errno_of)?;
         if self.cache.file(file).is_some_and(|record| record.dirty) {
             self.writeback.wrote(file);
         }

@@ -77,11 +77,11 @@ calls! {
     /// A part of a directory. Payload of the reply: packed entries.
     ListCall = 0x04: Keyed<List> => Listed;
     /// Attributes of many files.
-    AttrCall = 0x05: Keyed<Batch> => Vec<Option<Attr>>;
+    AttrCall = 0x05: Keyed<AttrBatch> => Vec<Option<Attr>>;
     /// Content. Payload of the reply: packed pages.
     ReadCall = 0x06: Keyed<Read> => ReadDone;
     /// Content. Payload: packed pages.
-    WriteCall = 0x07: Keyed<Write> => Grown;
+    WriteCall = 0x07: Keyed<Write> => WriteDone;
     /// Makes content durable.
     SyncCall = 0x08: Keyed<Sync> => Attr;
     /// Changes names or attributes.
@@ -89,13 +89,13 @@ calls! {
     /// Where a symlink points.
     ReadlinkCall = 0x0a: Keyed<RelPath> => Vec<u8>;
     /// Room on the server's disk.
-    RoomCall = 0x0b: Keyed<()> => FilesystemRoom;
+    StatfsCall = 0x0b: Keyed<()> => FilesystemSpace;
     /// Many directories at once. Payload of the reply: packed directories.
-    WalkCall = 0x0c: Keyed<Walk> => Walked;
+    WalkCall = 0x0c: Keyed<ListTree> => Walked;
     /// What content is, by its digests. Payload of the reply: a digest of each page that is not zeros.
     DigestCall = 0x0d: Keyed<Digests> => DigestsDone;
     /// Some pages of a stretch. Payload of the reply: packed pages.
-    PagesCall = 0x0e: Keyed<Pages> => ReadDone;
+    PagesCall = 0x0e: Keyed<ReadPages> => ReadDone;
     /// Where a file has holes. Payload of the reply: packed holes.
     HolesCall = 0x0f: Keyed<FileRef> => HolesDone;
     /// From one file into another, without the content coming here. A server that is older than this call refuses its kind.
@@ -185,7 +185,7 @@ pub struct Listed {
 
 /// Asks for the names in directories, and in those below them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Walk {
+pub struct ListTree {
     /// These, at most 1,000.
     pub dirs: Vec<RelPath>,
     /// Those below them as well, the nearest first, as far as there is room.
@@ -205,7 +205,7 @@ pub struct Walked {
 
 /// Asks for attributes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Batch {
+pub struct AttrBatch {
     /// Of these, at most 1,000.
     pub paths: Vec<RelPath>,
 }
@@ -261,7 +261,7 @@ pub struct DigestsDone {
 
 /// Asks for the pages of a stretch that are lacking.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pages {
+pub struct ReadPages {
     /// The stretch.
     pub read: Read,
     /// A bit a page, the lowest first: set where it is wanted. The others are left out as zeros are.
@@ -296,7 +296,7 @@ pub struct Write {
 
 /// The file after a write.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Grown {
+pub struct WriteDone {
     /// Its attributes.
     pub attr: Attr,
 }
@@ -461,7 +461,7 @@ pub struct OpDone {
 
 /// Room on the server's disk, in units of `unit` bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FilesystemRoom {
+pub struct FilesystemSpace {
     /// Bytes of a unit.
     pub unit: u64,
     /// Units in all.

@@ -8,25 +8,25 @@ mod calls;
 mod digests;
 mod entries;
 mod holes;
-mod key;
 mod pages;
 mod path;
-mod share;
-mod walked;
+mod session_key;
+mod share_key;
+mod walk_reply;
 
 pub use attr::{Attr, Ident, Kind, Time, Version};
 pub use calls::{
-    AttrCall, Batch, Copied, Copy, CopyCall, DigestCall, Digests, DigestsDone, End, EndCall, FileRef,
-    FilesystemRoom, Grown, HolesCall, HolesDone, Keyed, List, ListCall, Listed, LookedUp, Lookup, LookupCall,
-    OLDEST_PROTOCOL, Op, OpCall, OpDone, Open, OpenCall, Opened, PROTOCOL, Pages, PagesCall, Range, Read,
-    ReadCall, ReadDone, ReadlinkCall, RoomCall, Sync, SyncCall, Walk, WalkCall, Walked, Write, WriteCall,
-    code, errno, request_name,
+    AttrBatch, AttrCall, Copied, Copy, CopyCall, DigestCall, Digests, DigestsDone, End, EndCall, FileRef,
+    FilesystemSpace, HolesCall, HolesDone, Keyed, List, ListCall, ListTree, Listed, LookedUp, Lookup,
+    LookupCall, OLDEST_PROTOCOL, Op, OpCall, OpDone, Open, OpenCall, Opened, PROTOCOL, PagesCall, Range,
+    Read, ReadCall, ReadDone, ReadPages, ReadlinkCall, StatfsCall, Sync, SyncCall, WalkCall, Walked, Write,
+    WriteCall, WriteDone, code, errno, request_name,
 };
 pub use digests::{DigestedPages, digest_of_page, pack_digests, unpack_digests};
 pub use entries::{EntriesError, Entry, MAX_LISTING, pack_entries, unpack_entries};
 pub use holes::{MAX_HOLES, pack_holes, unpack_holes};
-pub use key::{ClientId, SessionKey};
 pub use pages::{PAGE, PackedPages, PagesError, is_in, is_zero, pack_pages, pack_some, unpack_pages};
 pub use path::{MAX_NAME, MAX_PATH, Name, PathError, RelPath};
-pub use share::{PIECE, PIECE_PAGES, ShareKey};
-pub use walked::{DirPacker, WalkedDir, unpack_dirs};
+pub use session_key::{ClientId, SessionKey};
+pub use share_key::{PIECE, PIECE_PAGES, ShareKey};
+pub use walk_reply::{DirPacker, WalkedDir, unpack_dirs};

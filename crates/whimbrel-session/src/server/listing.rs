@@ -3,7 +3,7 @@
 //! A listing is the names of a directory at one moment; its parts may be asked for in any order and at once. A name that
 //! is gone when its part is asked for is left out.
 
-use super::{refuse, tree::attr_in};
+use super::{exports::attr_in, refuse};
 use crate::proto::{Entry, List, Listed, Name, RelPath, code, pack_entries};
 use rustix::{fs::Dir, io::Errno};
 use std::{
@@ -89,7 +89,7 @@ impl Listings {
             0 => {
                 let listing = Listing::read(open(&wanted.dir)?, usize::MAX)?;
                 let listing = listing.ok_or_else(|| refuse("read the directory")(Errno::OVERFLOW))?;
-                self.keep(Arc::new(listing))
+                self.insert(Arc::new(listing))
             }
             number => (number, self.find(number)?),
         };
@@ -97,7 +97,7 @@ impl Listings {
         Ok((Listed { listing: number, total: listing.names.len() as u64, next }, packed))
     }
 
-    fn keep(&self, listing: Arc<Listing>) -> (u64, Arc<Listing>) {
+    fn insert(&self, listing: Arc<Listing>) -> (u64, Arc<Listing>) {
         let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push_back((number, listing.clone()));

@@ -6,20 +6,20 @@
 //! Every path is resolved beneath the session's directory by the kernel (`openat2`), following no symlink at all; only
 //! regular files are opened. The server's user decides by the system's permissions what can be read and written.
 
-mod copy;
-mod files;
-mod intent;
+mod dispatcher;
+mod exports;
+mod fencing;
+mod file_copy;
 mod listing;
-mod ops;
-mod requests;
+mod name_changes;
+mod open_files;
 mod sessions;
-mod tree;
-mod turn;
-mod walk;
+mod tree_listing;
+mod write_intent;
 
-pub use requests::Server;
+pub use dispatcher::Server;
+pub use exports::{Export, ExportError};
 pub use sessions::Limits;
-pub use tree::{Export, ExportError};
 
 use crate::proto::code;
 use rustix::io::Errno;

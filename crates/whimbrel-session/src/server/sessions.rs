@@ -7,7 +7,7 @@
 //! changes that are under way are waited for, and none begins any more. Otherwise a change that was asked for twice could be made the
 //! second time after those that followed it. Other processes that serve the same client are seen to in `turn.rs`.
 
-use super::{files::Files, listing::Listings, tree::Tree, turn::Turn};
+use super::{exports::ExportTree, fencing::FencingToken, listing::Listings, open_files::OpenFiles};
 use crate::proto::{ClientId, SessionKey, code};
 use std::{
     fs::File,
@@ -39,34 +39,34 @@ impl Default for Limits {
 }
 
 /// One session.
-pub(super) struct Session {
+pub(super) struct ServedSession {
     key: SessionKey,
     peer: PeerIdentity,
     client: Option<ClientId>,
-    pub(super) tree: Tree,
-    pub(super) files: Files,
+    pub(super) tree: ExportTree,
+    pub(super) files: OpenFiles,
     pub(super) listings: Listings,
     used: Mutex<Instant>,
     /// Read by every change for as long as it takes.
     over: RwLock<bool>,
-    turn: Option<Turn>,
+    turn: Option<FencingToken>,
 }
 
 /// Something is being changed.
-pub(super) struct Changing<'a> {
+pub(super) struct ChangeGuard<'a> {
     _here: RwLockReadGuard<'a, bool>,
     _anywhere: Option<File>,
 }
 
-impl Session {
+impl ServedSession {
     pub(super) fn new(
         peer: PeerIdentity,
         client: Option<ClientId>,
-        tree: Tree,
+        tree: ExportTree,
         limits: &Limits,
     ) -> Result<Self, Refusal> {
         let turn = match (&limits.turns, &client) {
-            (Some(dir), Some(client)) => Some(Turn::begin(dir, client)?),
+            (Some(dir), Some(client)) => Some(FencingToken::start(dir, client)?),
             _ => None,
         };
         Ok(Self {
@@ -74,7 +74,7 @@ impl Session {
             peer,
             client,
             tree,
-            files: Files::new(limits.files),
+            files: OpenFiles::new(limits.files),
             listings: Listings::default(),
             used: Mutex::new(Instant::now()),
             over: RwLock::new(false),
@@ -83,7 +83,7 @@ impl Session {
     }
 
     /// To be held while something is changed.
-    pub(super) fn changing(&self) -> Result<Changing<'_>, Refusal> {
+    pub(super) fn changing(&self) -> Result<ChangeGuard<'_>, Refusal> {
         let over = self.over.read().unwrap_or_else(PoisonError::into_inner);
         if *over {
             return Err(unknown_key());
@@ -92,7 +92,7 @@ impl Session {
             Some(turn) => Some(turn.hold()?.ok_or_else(unknown_key)?),
             None => None,
         };
-        Ok(Changing { _here: over, _anywhere: anywhere })
+        Ok(ChangeGuard { _here: over, _anywhere: anywhere })
     }
 
     /// Waits for the changes that are under way, and lets none begin.
@@ -100,7 +100,7 @@ impl Session {
         *self.over.write().unwrap_or_else(PoisonError::into_inner) = true;
     }
 
-    fn follows(&self, other: &Session) -> bool {
+    fn succeeds(&self, other: &ServedSession) -> bool {
         self.client.is_some() && self.client == other.client && self.peer == other.peer
     }
 
@@ -120,18 +120,18 @@ fn unknown_key() -> Refusal {
 /// All of them.
 #[derive(Default)]
 pub(super) struct Sessions {
-    living: Mutex<Vec<Arc<Session>>>,
+    living: Mutex<Vec<Arc<ServedSession>>>,
 }
 
 impl Sessions {
-    fn living(&self) -> MutexGuard<'_, Vec<Arc<Session>>> {
+    fn living(&self) -> MutexGuard<'_, Vec<Arc<ServedSession>>> {
         self.living.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a session in, which is the only one of its client then. If there are too many, the one that was not used for longest is over: whose it was begins
     /// another.
-    pub(super) fn add(&self, session: Session, limits: &Limits) -> Arc<Session> {
-        let before: Vec<_> = self.living().extract_if(.., |before| session.follows(before)).collect();
+    pub(super) fn add(&self, session: ServedSession, limits: &Limits) -> Arc<ServedSession> {
+        let before: Vec<_> = self.living().extract_if(.., |before| session.succeeds(before)).collect();
         before.iter().for_each(|session| session.end_changes());
         let mut living = self.living();
         living.retain(|session| session.idle() < limits.idle);
@@ -150,7 +150,7 @@ impl Sessions {
         key: &SessionKey,
         peer: &PeerIdentity,
         limits: &Limits,
-    ) -> Result<Arc<Session>, Refusal> {
+    ) -> Result<Arc<ServedSession>, Refusal> {
         let mut found = None;
         for session in self.living().iter() {
             if session.key.matches(key) {
@@ -164,7 +164,7 @@ impl Sessions {
     }
 
     /// Ends a session.
-    pub(super) fn end(&self, session: &Arc<Session>) {
+    pub(super) fn end(&self, session: &Arc<ServedSession>) {
         self.living().retain(|living| !Arc::ptr_eq(living, session));
     }
 
@@ -178,10 +178,10 @@ mod tests {
     use super::*;
     use std::{sync::mpsc, thread};
 
-    fn session(client: Option<ClientId>) -> Session {
+    fn session(client: Option<ClientId>) -> ServedSession {
         let tree =
-            super::super::Export::new("/".as_ref()).unwrap().tree(&crate::proto::RelPath::root()).unwrap();
-        Session::new(PeerIdentity::Stdio, client, tree, &Limits::default()).unwrap()
+            crate::server::Export::new("/".as_ref()).unwrap().tree(&crate::proto::RelPath::root()).unwrap();
+        ServedSession::new(PeerIdentity::Stdio, client, tree, &Limits::default()).unwrap()
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::{
     path::Path,
 };
 use whimbrel_session::{
-    beside::Note,
     client::{Policy, SessionOptions},
+    hint_file::Hint,
     proto::Time,
 };
 
@@ -33,8 +33,8 @@ fn options(options: &mut SessionOptions) {
     options.settings.patience = 1;
 }
 
-fn describe(server: &Path, name: &str) -> Note {
-    let said = Note::of_file(&server.join(name), None).unwrap();
+fn describe(server: &Path, name: &str) -> Hint {
+    let said = Hint::of_file(&server.join(name), None).unwrap();
     note(server, name, &said.to_text());
     said
 }
@@ -68,7 +68,7 @@ fn zeros_that_a_note_tells_of_are_never_asked_for() {
 #[test]
 fn a_note_of_another_version_or_owner_or_of_nothing_is_not_believed() {
     let ones = vec![1; 2 << 20];
-    let wrong = |size: u64| Note {
+    let wrong = |size: u64| Hint {
         whole: None,
         of: Some((size, Time { seconds: 5, nanos: 0 })),
         zeros: std::iter::once(0..size).collect(),

@@ -200,7 +200,7 @@ fn a_session_whose_key_the_server_has_given_up_goes_on_with_another() {
     // The server has room for one session: the next takes the place of this.
     let mut options = world.options.clone();
     options.cache = world.dir.path().join("other");
-    let _other = world.runtime.block_on(Session::begin(world.wire.clone(), options)).unwrap();
+    let _other = world.runtime.block_on(Session::start(world.wire.clone(), options)).unwrap();
     assert_eq!(fs::read_to_string(world.mount().join("two")).unwrap(), "two");
     fs::write(world.mount().join("one"), "changed").unwrap();
     assert_eq!(fs::read_to_string(world.server().join("one")).unwrap(), "changed");

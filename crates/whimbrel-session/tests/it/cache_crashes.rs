@@ -10,7 +10,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 use whimbrel_session::{
-    cache::{Cache, CacheError, FileRecord, Folded, Geometry, Medium, Part, Read},
+    cache::{BlockCache, CacheError, CacheRead, FileRecord, Geometry, MergedChanges, Storage, StoragePart},
     proto::{Ident, Op, PAGE, RelPath, Version},
 };
 
@@ -32,10 +32,10 @@ struct State {
 #[derive(Clone, Default)]
 struct CrashMedium(Arc<Mutex<State>>);
 
-fn number(part: Part) -> usize {
+fn number(part: StoragePart) -> usize {
     match part {
-        Part::Frames => 0,
-        Part::Journal(which) => 1 + usize::from(which),
+        StoragePart::Frames => 0,
+        StoragePart::Journal(which) => 1 + usize::from(which),
     }
 }
 
@@ -57,7 +57,7 @@ impl CrashMedium {
         if state.operations >= state.off_at { Err(io::Error::other("no power")) } else { Ok(state) }
     }
 
-    fn record(&self, part: Part, at: u64, data: Option<&[u8]>) -> io::Result<()> {
+    fn record(&self, part: StoragePart, at: u64, data: Option<&[u8]>) -> io::Result<()> {
         let mut state = self.step()?;
         let disk = &mut state.parts[number(part)];
         apply(&mut disk.now, at, data);
@@ -98,8 +98,8 @@ impl CrashMedium {
     }
 }
 
-impl Medium for CrashMedium {
-    fn read(&self, part: Part, at: u64, out: &mut [u8]) -> io::Result<usize> {
+impl Storage for CrashMedium {
+    fn read(&self, part: StoragePart, at: u64, out: &mut [u8]) -> io::Result<usize> {
         let state = self.0.lock().unwrap();
         let bytes = &state.parts[number(part)].now;
         let from = (at as usize).min(bytes.len());
@@ -108,11 +108,11 @@ impl Medium for CrashMedium {
         Ok(len)
     }
 
-    fn write(&self, part: Part, at: u64, data: &[u8]) -> io::Result<()> {
+    fn write(&self, part: StoragePart, at: u64, data: &[u8]) -> io::Result<()> {
         self.record(part, at, Some(data))
     }
 
-    fn sync(&self, part: Part) -> io::Result<()> {
+    fn sync(&self, part: StoragePart) -> io::Result<()> {
         let mut state = self.step()?;
         let disk = &mut state.parts[number(part)];
         disk.durable = disk.now.clone();
@@ -120,11 +120,11 @@ impl Medium for CrashMedium {
         Ok(())
     }
 
-    fn truncate(&self, part: Part, len: u64) -> io::Result<()> {
+    fn truncate(&self, part: StoragePart, len: u64) -> io::Result<()> {
         self.record(part, len, None)
     }
 
-    fn len(&self, part: Part) -> io::Result<u64> {
+    fn len(&self, part: StoragePart) -> io::Result<u64> {
         Ok(self.0.lock().unwrap().parts[number(part)].now.len() as u64)
     }
 }
@@ -168,7 +168,7 @@ impl History {
     }
 
     /// One random operation; an error is the power gone.
-    fn step(&mut self, cache: &Cache, file: u64) -> Result<(), CacheError> {
+    fn step(&mut self, cache: &BlockCache, file: u64) -> Result<(), CacheError> {
         match self.random.random_range(0..10) {
             0..=4 => self.write(cache, file),
             5..=6 => self.fill(cache, file),
@@ -183,7 +183,7 @@ impl History {
         }
     }
 
-    fn write(&mut self, cache: &Cache, file: u64) -> Result<(), CacheError> {
+    fn write(&mut self, cache: &BlockCache, file: u64) -> Result<(), CacheError> {
         let first = self.random.random_range(0..PAGES);
         let count = self.random.random_range(1..=6).min(PAGES - first);
         let mut bytes = Vec::new();
@@ -196,11 +196,11 @@ impl History {
         match cache.write(file, first * PAGE as u64, &bytes) {
             // Some of it may have been taken before the cache was full.
             Err(CacheError::Full) => self.flush(cache, file)?,
-            written => assert_eq!(written?, Read::Here),
+            written => assert_eq!(written?, CacheRead::Here),
         }
         for number in first..first + count {
             let mut found = page(0);
-            let here = cache.read(file, number * PAGE as u64, &mut found)? == Read::Here;
+            let here = cache.read(file, number * PAGE as u64, &mut found)? == CacheRead::Here;
             let content = if here { content_of(&found).unwrap() } else { self.model.server[number as usize] };
             assert!(self.model.allowed[number as usize].contains(&content));
             self.model.now[number as usize] = content;
@@ -208,7 +208,7 @@ impl History {
         Ok(())
     }
 
-    fn fill(&mut self, cache: &Cache, file: u64) -> Result<(), CacheError> {
+    fn fill(&mut self, cache: &BlockCache, file: u64) -> Result<(), CacheError> {
         let first = self.random.random_range(0..PAGES);
         let count = self.random.random_range(1..=8).min(PAGES - first);
         let bytes: Vec<u8> =
@@ -217,7 +217,7 @@ impl History {
         cache.fill(file, epoch, first * PAGE as u64, &bytes).map(drop)
     }
 
-    fn flush(&mut self, cache: &Cache, file: u64) -> Result<(), CacheError> {
+    fn flush(&mut self, cache: &BlockCache, file: u64) -> Result<(), CacheError> {
         for block in cache.dirty_blocks(file) {
             if let Some(dirty) = cache.take_dirty(file, block)? {
                 for (at, run) in &dirty.runs {
@@ -233,14 +233,14 @@ impl History {
         Ok(())
     }
 
-    fn check(&self, cache: &Cache, file: u64, killed: bool, seed: u64) {
+    fn check(&self, cache: &BlockCache, file: u64, killed: bool, seed: u64) {
         for number in 0..PAGES as usize {
             let mut bytes = page(9);
             let content = match cache.read(file, (number * PAGE) as u64, &mut bytes).unwrap() {
-                Read::Here => {
+                CacheRead::Here => {
                     content_of(&bytes).unwrap_or_else(|| panic!("seed {seed}: page {number} is torn"))
                 }
-                Read::Missing(_) => self.model.server[number],
+                CacheRead::Missing(_) => self.model.server[number],
             };
             let allowed = &self.model.allowed[number];
             assert!(
@@ -259,13 +259,13 @@ impl History {
     }
 }
 
-fn open(medium: &CrashMedium) -> Result<Cache, CacheError> {
+fn open(medium: &CrashMedium) -> Result<BlockCache, CacheError> {
     let geometry = Geometry::new(BLOCK_PAGES * PAGE as u64, 9 * BLOCK_PAGES * PAGE as u64).unwrap();
-    Cache::open(Box::new(medium.clone()), geometry).map(|(cache, _)| cache)
+    BlockCache::open(Box::new(medium.clone()), geometry).map(|(cache, _)| cache)
 }
 
 /// After a crash: clean pages may be older than the server's. The client notices by the file's version, and drops them.
-fn reopen(medium: &CrashMedium, file: u64) -> Cache {
+fn reopen(medium: &CrashMedium, file: u64) -> BlockCache {
     let cache = open(medium).unwrap();
     cache.invalidate(file).unwrap();
     cache
@@ -299,7 +299,7 @@ fn history(seed: u64, killed: bool) {
         // What the crash left is what there is from here on.
         for number in 0..PAGES as usize {
             let mut bytes = page(0);
-            let here = cache.read(file, (number * PAGE) as u64, &mut bytes).unwrap() == Read::Here;
+            let here = cache.read(file, (number * PAGE) as u64, &mut bytes).unwrap() == CacheRead::Here;
             let content = if here { content_of(&bytes).unwrap() } else { history.model.server[number] };
             history.model.now[number] = content;
             history.model.allowed[number] = vec![content];
@@ -339,7 +339,7 @@ fn a_damaged_clean_page_is_missing_and_a_damaged_dirty_one_is_said() {
         bytes[100] ^= 1;
     }
     let mut out = page(0);
-    assert_eq!(cache.read(file, 0, &mut out).unwrap(), Read::Missing(vec![0]));
+    assert_eq!(cache.read(file, 0, &mut out).unwrap(), CacheRead::Missing(vec![0]));
     assert_eq!(cache.stats().damaged, 1);
     let damaged = cache.read(file, 4 * PAGE as u64, &mut out);
     assert!(matches!(damaged, Err(CacheError::Damaged { offset: 16384 })), "{damaged:?}");
@@ -360,12 +360,12 @@ fn what_was_written_back_while_more_was_written_comes_from_the_server_again() {
     let seen = Version { size: 100, ..Version::default() };
     cache.flushed(file, content, &sent, Some(seen)).unwrap();
     assert_eq!(cache.file(file).unwrap().zero_from, 100, "and not behind the end of what is there");
-    cache.settled(file, content, Version { size: PAGE as u64, ..Version::default() }).unwrap();
+    cache.mark_clean(file, content, Version { size: PAGE as u64, ..Version::default() }).unwrap();
     // Room is made: what is clean goes.
     cache.invalidate(file).unwrap();
     let mut out = page(0);
-    assert_eq!(cache.read(file, 0, &mut out).unwrap(), Read::Missing(vec![0]));
-    assert_eq!(cache.read(file, far, &mut out).unwrap(), Read::Here);
+    assert_eq!(cache.read(file, 0, &mut out).unwrap(), CacheRead::Missing(vec![0]));
+    assert_eq!(cache.read(file, far, &mut out).unwrap(), CacheRead::Here);
     assert!(out == page(6));
 
     // What was taken before the file was cut is sent again, since the cut is yet to come there.
@@ -400,11 +400,11 @@ fn a_block_that_is_on_its_way_does_not_leave_with_what_was_written_to_it() {
     fill_all();
     cache.fill(file, epoch, 0, &page(1).repeat(BLOCK_PAGES as usize)).unwrap();
     let mut out = page(0);
-    assert_eq!(cache.read(file, 0, &mut out).unwrap(), Read::Here);
+    assert_eq!(cache.read(file, 0, &mut out).unwrap(), CacheRead::Here);
     assert!(out == page(7), "what was there before came back");
-    cache.landed(file, &[0]);
+    cache.arrived(file, &[0]);
     fill_all();
-    assert_eq!(cache.read(file, 0, &mut out).unwrap(), Read::Missing(vec![0]), "room is made again");
+    assert_eq!(cache.read(file, 0, &mut out).unwrap(), CacheRead::Missing(vec![0]), "room is made again");
     assert!(!cache.set_holes(file, asked, &[0..4096, 8192..size]), "holes of before the write are none");
 }
 
@@ -413,7 +413,8 @@ fn files_and_operations_are_found_again_and_an_orderly_end_is_told_from_a_crash(
     let dir = tempfile::tempdir().unwrap();
     let geometry = Geometry::new(65536, 1 << 20).unwrap();
     let open = || {
-        Cache::open(Box::new(whimbrel_session::cache::Folder::open(dir.path()).unwrap()), geometry).unwrap()
+        BlockCache::open(Box::new(whimbrel_session::cache::DiskStorage::open(dir.path()).unwrap()), geometry)
+            .unwrap()
     };
     let (cache, recovered) = open();
     assert_eq!(recovered, Default::default());
@@ -421,7 +422,7 @@ fn files_and_operations_are_found_again_and_an_orderly_end_is_told_from_a_crash(
     let op = Op::Rmdir { path: RelPath::new(b"x").unwrap() };
     let number = cache.add_op(op.clone()).unwrap();
     cache.write(file, 0, &page(3)).unwrap();
-    let taken = whimbrel_session::cache::Folder::open(dir.path()).unwrap_err();
+    let taken = whimbrel_session::cache::DiskStorage::open(dir.path()).unwrap_err();
     assert_eq!(taken.kind(), io::ErrorKind::WouldBlock, "one process at a time");
     drop(cache);
     let (cache, recovered) = open();
@@ -447,7 +448,9 @@ fn a_file_is_where_a_change_of_names_put_it_though_the_crash_came_before_its_own
     let dir = tempfile::tempdir().unwrap();
     let geometry = Geometry::new(65536, 1 << 20).unwrap();
     let open = || {
-        Cache::open(Box::new(whimbrel_session::cache::Folder::open(dir.path()).unwrap()), geometry).unwrap().0
+        BlockCache::open(Box::new(whimbrel_session::cache::DiskStorage::open(dir.path()).unwrap()), geometry)
+            .unwrap()
+            .0
     };
     let path = |text: &str| RelPath::new(text.as_bytes()).unwrap();
     let cache = open();
@@ -472,7 +475,8 @@ fn what_a_change_of_names_took_away_is_gone_though_the_crash_came_before_its_own
     let dir = tempfile::tempdir().unwrap();
     let geometry = Geometry::new(65536, 1 << 20).unwrap();
     let open = || {
-        Cache::open(Box::new(whimbrel_session::cache::Folder::open(dir.path()).unwrap()), geometry).unwrap()
+        BlockCache::open(Box::new(whimbrel_session::cache::DiskStorage::open(dir.path()).unwrap()), geometry)
+            .unwrap()
     };
     let path = |text: &str| RelPath::new(text.as_bytes()).unwrap();
     let (cache, _) = open();
@@ -494,7 +498,9 @@ fn changes_that_were_folded_are_found_as_they_were_and_so_is_how_far_they_were_s
     let dir = tempfile::tempdir().unwrap();
     let geometry = Geometry::new(65536, 1 << 20).unwrap();
     let open = || {
-        Cache::open(Box::new(whimbrel_session::cache::Folder::open(dir.path()).unwrap()), geometry).unwrap().0
+        BlockCache::open(Box::new(whimbrel_session::cache::DiskStorage::open(dir.path()).unwrap()), geometry)
+            .unwrap()
+            .0
     };
     let path = |text: &str| RelPath::new(text.as_bytes()).unwrap();
     let cache = open();
@@ -505,7 +511,7 @@ fn changes_that_were_folded_are_found_as_they_were_and_so_is_how_far_they_were_s
     });
     cache.send_below(numbers[0] + 1).unwrap();
     let now = Op::Replace { path: path("y"), mode: 0o600, stamp: a_file().base.mtime };
-    let folded = Folded {
+    let folded = MergedChanges {
         now: vec![(numbers[3], now.clone())],
         gone: numbers[1..3].to_vec(),
         makes: vec![(numbers[1], None), (numbers[2], Some(numbers[3]))],
@@ -543,7 +549,7 @@ fn a_cut_is_spared_only_if_everything_behind_it_is_written_again() {
     }
     assert_eq!(zero_from(file), at(2), "page 4 is a hole, which the server has to make");
     let mut hole = page(1);
-    assert_eq!((cache.read(file, at(4), &mut hole).unwrap(), content_of(&hole)), (Read::Here, Some(0)));
+    assert_eq!((cache.read(file, at(4), &mut hole).unwrap(), content_of(&hole)), (CacheRead::Here, Some(0)));
     cache.write(file, at(4), &page(4)).unwrap();
     assert_eq!(zero_from(file), size);
     // Shorter than it was: what is behind the end goes.

@@ -10,7 +10,7 @@ use std::{
         fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink},
     },
 };
-use whimbrel_session::client::{Control, Owners, Policy};
+use whimbrel_session::client::{Control, IdMap, Policy};
 
 #[test]
 fn what_is_on_the_server_is_seen_and_read_once() {
@@ -177,7 +177,7 @@ fn owners_are_seen_and_set_as_they_are_paired() {
     for policy in [Policy::Through, Policy::Back] {
         let set = |options: &mut whimbrel_session::client::SessionOptions| {
             let pairs = ["user:4242=777", "group:4343=778"].map(|pair| pair.parse().unwrap());
-            options.owners = Owners::mine(pairs.to_vec()).unwrap();
+            options.owners = IdMap::mine(pairs.to_vec()).unwrap();
             options.settings.policy = policy;
         };
         let world = World::new(set, |server| {

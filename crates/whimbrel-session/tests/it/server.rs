@@ -10,10 +10,10 @@ use std::{
 };
 use whimbrel_session::{
     proto::{
-        AttrCall, Batch, DigestCall, Digests, FileRef, Ident, Keyed, List, ListCall, Lookup, LookupCall,
-        Name, Op, OpCall, Open, OpenCall, Opened, PROTOCOL, Pages, PagesCall, Range, Read, ReadCall, RelPath,
-        SessionKey, Sync, SyncCall, Time, Walk, WalkCall, Walked, WalkedDir, Write, WriteCall, code,
-        digest_of_page, errno, pack_pages, unpack_digests, unpack_dirs, unpack_pages,
+        AttrBatch, AttrCall, DigestCall, Digests, FileRef, Ident, Keyed, List, ListCall, ListTree, Lookup,
+        LookupCall, Name, Op, OpCall, Open, OpenCall, Opened, PROTOCOL, PagesCall, Range, Read, ReadCall,
+        ReadPages, RelPath, SessionKey, Sync, SyncCall, Time, WalkCall, Walked, WalkedDir, Write, WriteCall,
+        code, digest_of_page, errno, pack_pages, unpack_digests, unpack_dirs, unpack_pages,
     },
     server::{Export, Limits, Server},
 };
@@ -52,7 +52,7 @@ async fn read(connection: &Connection, key: SessionKey, wanted: FileRef) -> Resu
     }
 }
 
-async fn walk(connection: &Connection, key: SessionKey, body: Walk) -> (Walked, Vec<WalkedDir>) {
+async fn walk(connection: &Connection, key: SessionKey, body: ListTree) -> (Walked, Vec<WalkedDir>) {
     let (walked, packed) =
         connection.request::<WalkCall>(&Keyed { key, body }, Bytes::new()).await.expect("an answer");
     (walked, unpack_dirs(&packed).expect("directories"))
@@ -116,7 +116,7 @@ async fn no_path_leads_out_and_nothing_but_files_is_opened() {
             ask::<ListCall, _>(&connection, key, List { dir: path(name), listing: 0, from: 0, count: 10 })
                 .await;
         assert!(refused.is_err(), "{name} is listed");
-        let body = Walk { dirs: vec![path(name), path("")], below: true, names: 100, most: 100 };
+        let body = ListTree { dirs: vec![path(name), path("")], below: true, names: 100, most: 100 };
         let (walked, dirs) = walk(&connection, key, body).await;
         assert_eq!(walked.reached, 2);
         assert_eq!(dirs.len(), 2, "the export and `sub`, and nothing through {name}");
@@ -174,7 +174,8 @@ async fn a_directory_that_becomes_a_symlink_again_and_again_never_leads_out() {
     });
     let (mut inside, secret) = (0, ident_outside(&dir.path().join("outside/file")));
     for _ in 0..2000 {
-        if let Ok(found) = ask::<AttrCall, _>(&connection, key, Batch { paths: vec![path("a/file")] }).await
+        if let Ok(found) =
+            ask::<AttrCall, _>(&connection, key, AttrBatch { paths: vec![path("a/file")] }).await
             && let Some(attr) = found[0]
         {
             assert_ne!(attr.ident.ino, secret);
@@ -338,7 +339,7 @@ async fn a_walk_brings_the_nearest_directories_and_says_where_it_ended() {
     }
     let (connection, _server) = connect(server_of(&root)).await.unwrap();
     let key = open(&connection, &root).await.unwrap().key;
-    let wanted = |dirs: &[&str], below, names, most| Walk {
+    let wanted = |dirs: &[&str], below, names, most| ListTree {
         dirs: dirs.iter().map(|dir| path(dir)).collect(),
         below,
         names,
@@ -357,7 +358,7 @@ async fn a_walk_brings_the_nearest_directories_and_says_where_it_ended() {
     let (walked, some) = walk(&connection, key, wanted(&["9", "none", "8", "7"], false, 30, 100)).await;
     assert_eq!((walked.reached, some.len()), (3, 2), "who is not there is passed over");
     let many = vec![path("9"); 1001];
-    let body = Walk { dirs: many, below: false, names: 1, most: 1 };
+    let body = ListTree { dirs: many, below: false, names: 1, most: 1 };
     assert!(ask::<WalkCall, _>(&connection, key, body).await.is_err());
 }
 
@@ -382,7 +383,7 @@ async fn digests_say_what_pages_are_and_then_only_what_is_lacking_is_given() {
     // Too short a map, and bits of zeros and of what is not there, want nothing more.
     for (wanted, pages) in [(vec![0b1_1010], vec![3, 4]), (vec![], vec![]), (vec![0xe2, 0xff, 0xff], vec![])]
     {
-        let body = Pages { read: Read { file: file.clone(), range, level: None }, wanted };
+        let body = ReadPages { read: Read { file: file.clone(), range, level: None }, wanted };
         let (done, bytes) =
             connection.request::<PagesCall>(&Keyed { key, body }, Bytes::new()).await.unwrap();
         let given = unpack_pages(&done.pages, &bytes, 1 << 20).unwrap();

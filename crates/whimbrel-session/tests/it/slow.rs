@@ -23,14 +23,14 @@ use tokio::{
 };
 use whimbrel_fuse::{MountOptions, Mounted};
 use whimbrel_session::{
-    client::{Connector, Face, Policy, Session, SessionOptions},
+    client::{Connector, FuseOperations, Policy, Session, SessionOptions},
     proto::DigestCall,
     server::{Export, Limits, Server},
 };
 use whimbrel_testkit::lab::{LinkConfig, LinkEmulator, Namespace};
 use whimbrel_wire::{
-    Answer, BoxFuture, Call, ConnectError, Connection, Endpoint, Peer, PeerIdentity, Refusal, Request,
-    Rights, Service, Stage, connect_io,
+    Answer, BoxFuture, Call, ConnectError, ConnectStep, Connection, Endpoint, Peer, PeerIdentity, Refusal,
+    Request, Rights, Service, connect_io,
 };
 
 const PAGE: usize = 4096;
@@ -44,7 +44,7 @@ impl Connector for Tcp {
     fn connect(&self) -> BoxFuture<'_, Result<Connection, ConnectError>> {
         Box::pin(async {
             let stream = TcpStream::connect(self.0).await;
-            let stream = stream.map_err(|source| ConnectError::Io { stage: Stage::Dial, source })?;
+            let stream = stream.map_err(|source| ConnectError::Io { stage: ConnectStep::Dial, source })?;
             let (reader, writer) = tokio::io::split(stream);
             let endpoint = Endpoint::new("client".parse().unwrap(), ());
             connect_io(reader, writer, PeerIdentity::Stdio, Rights::all(), &endpoint).await
@@ -129,10 +129,10 @@ impl Far {
         options.capacity = 64 << 20;
         options.settings.fresh = None;
         change(&mut options);
-        let begin = Session::begin(Arc::new(Tcp(self.address)), options);
+        let begin = Session::start(Arc::new(Tcp(self.address)), options);
         let session = self.near.block_on(self.near.spawn(begin)).unwrap().unwrap();
         let options = MountOptions::new("test", "whimbrel");
-        let mounted = Mounted::new(Face::new(&session), &self.path("mount"), &options).unwrap();
+        let mounted = Mounted::new(FuseOperations::new(&session), &self.path("mount"), &options).unwrap();
         session.mounted(mounted.notifier().unwrap());
         until("the round trip is known", || session.status().round_trip_ms.is_some());
         Near { session, mounted: Some(mounted) }

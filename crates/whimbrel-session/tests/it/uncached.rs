@@ -60,7 +60,7 @@ fn nothing_can_be_promised_for_later() {
     let mut options = world.options.clone();
     options.cache = world.dir.path().join("other");
     options.settings.policy = Policy::Back;
-    let begun = world.runtime.block_on(Session::begin(world.wire.clone(), options));
+    let begun = world.runtime.block_on(Session::start(world.wire.clone(), options));
     assert!(matches!(begun, Err(SessionError::NothingKept)));
 }
 
@@ -80,7 +80,7 @@ fn what_an_earlier_session_owes_is_not_passed_over() {
     options.settings.policy = Policy::Through;
     // The threads of the one that died hold its folder until they have noticed.
     until("it says so", || {
-        match world.runtime.block_on(Session::begin(world.wire.clone(), options.clone())) {
+        match world.runtime.block_on(Session::start(world.wire.clone(), options.clone())) {
             Err(SessionError::Folder { .. }) => false,
             Err(SessionError::Owed { dir }) => dir == options.cache,
             other => panic!("{:?}", other.err()),

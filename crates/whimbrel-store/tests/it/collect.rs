@@ -8,7 +8,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 use whimbrel_core::{CapsuleId, PageRun, RefName};
-use whimbrel_store::{Expected, Keep, Options, Store, StoreError};
+use whimbrel_store::{Expected, GcRoots, Options, Store, StoreError};
 
 fn store() -> (tempfile::TempDir, Store) {
     let dir = tempfile::tempdir().unwrap();
@@ -22,7 +22,7 @@ fn packed(dir: &Path) -> u64 {
 
 fn assert_whole(store: &Store) {
     let report = store.verify(|_, _| {}).unwrap();
-    assert!(report.is_whole(), "{report:?}");
+    assert!(report.is_complete(), "{report:?}");
 }
 
 #[derive(Debug, Clone)]
@@ -79,7 +79,7 @@ proptest! {
                     store.delete_ref(&name(&format!("r{n}")), Expected::Anything).unwrap();
                 },
                 Step::Collect(ancestors) => {
-                    store.gc(if ancestors { Keep::Ancestors } else { Keep::Referenced }).unwrap();
+                    store.gc(if ancestors { GcRoots::Ancestors } else { GcRoots::Referenced }).unwrap();
                     let keep: BTreeSet<_> = if ancestors { reachable(&model, &refs) } else { refs.values().copied().collect() };
                     model.retain(|id, _| keep.contains(id));
                 }
@@ -97,7 +97,7 @@ proptest! {
         prop_assert_eq!(store.capsules().unwrap().iter().map(|c| c.id).collect::<BTreeSet<_>>(), model.keys().copied().collect());
         for (id, (pages, _)) in &model { prop_assert_eq!(content(&store, id).unwrap(), expected(pages)); }
         let report = store.verify(|_, _| {}).unwrap();
-        prop_assert!(report.is_whole() && report.orphans.is_empty(), "{:?}", report);
+        prop_assert!(report.is_complete() && report.orphans.is_empty(), "{:?}", report);
     }
 }
 
@@ -110,7 +110,7 @@ fn a_deleted_capsule_gives_its_space_back_and_its_children_stay_whole() {
     let child = commit(&store.writer().unwrap(), &store, Some(first), 2000, &small, &[name("b")], 2).unwrap();
     let full = packed(dir.path());
     store.delete_ref(&name("a"), Expected::Capsule(first)).unwrap();
-    let report = store.gc(Keep::Referenced).unwrap();
+    let report = store.gc(GcRoots::Referenced).unwrap();
     assert_eq!((report.capsules, report.waiting), (1, 0));
     assert!(packed(dir.path()) * 5 < full, "{} of {full}", packed(dir.path()));
     assert_eq!(content(&store, &child).unwrap().len(), 100);
@@ -132,7 +132,7 @@ fn a_session_that_found_an_object_before_it_was_condemned_can_count_on_it() {
     let finished = image.finish().unwrap();
     let other = Store::open(dir.path(), Options::default()).unwrap();
     other.delete_ref(&name("a"), Expected::Anything).unwrap();
-    assert!(other.gc(Keep::Referenced).unwrap().waiting > 0);
+    assert!(other.gc(GcRoots::Referenced).unwrap().waiting > 0);
 
     // Born after the sentence: stores its own copies although the condemned ones are still there.
     let late = other.writer().unwrap();
@@ -140,13 +140,13 @@ fn a_session_that_found_an_object_before_it_was_condemned_can_count_on_it() {
     let first = writer.commit(&common::manifest(&[("memory", finished)], &[], 2), &[name("b")]).unwrap();
     drop(writer);
     for _ in 0..3 {
-        other.gc(Keep::Referenced).unwrap();
+        other.gc(GcRoots::Referenced).unwrap();
         assert_whole(&other);
     }
     assert_eq!(content(&store, &first).unwrap().len(), 300);
     assert_eq!(content(&store, &second).unwrap().len(), 50);
     drop(late);
-    assert_eq!(other.gc(Keep::Referenced).unwrap().waiting, 0);
+    assert_eq!(other.gc(GcRoots::Referenced).unwrap().waiting, 0);
     assert_whole(&other);
 }
 
@@ -156,11 +156,11 @@ fn a_pinned_capsule_outlives_its_ref() {
     let id = commit(&store.writer().unwrap(), &store, None, 300, &[(1, 1), (2, 2)], &[name("a")], 1).unwrap();
     let pin = store.pin(&id).unwrap();
     store.delete_ref(&name("a"), Expected::Anything).unwrap();
-    store.gc(Keep::Referenced).unwrap();
+    store.gc(GcRoots::Referenced).unwrap();
     let fresh = Store::open(dir.path(), Options::default()).unwrap();
     assert_eq!(content(&fresh, &id).unwrap().len(), 2);
     drop(pin);
-    store.gc(Keep::Referenced).unwrap();
+    store.gc(GcRoots::Referenced).unwrap();
     assert!(matches!(
         Store::open(dir.path(), Options::default()).unwrap().manifest(&id),
         Err(StoreError::Missing { .. })
@@ -175,7 +175,7 @@ fn a_capsule_that_was_whole_once_is_refused_when_it_was_collected_since() {
     drop(store.pin(&id).unwrap());
     store.delete_ref(&name("a"), Expected::Anything).unwrap();
     let other = Store::open(dir.path(), Options::default()).unwrap();
-    other.gc(Keep::Referenced).unwrap();
+    other.gc(GcRoots::Referenced).unwrap();
     assert!(store.pin(&id).is_err());
     assert!(store.set_ref(&name("b"), &id, Expected::Absent).is_err());
 }
@@ -187,7 +187,7 @@ fn a_base_whose_capsule_was_collected_in_part_is_refused() {
     let id = commit(&store.writer().unwrap(), &store, None, 300, &pages, &[name("a")], 1).unwrap();
     let root = store.manifest(&id).unwrap().images[0].root;
     store.delete_ref(&name("a"), Expected::Anything).unwrap();
-    store.gc(Keep::Referenced).unwrap();
+    store.gc(GcRoots::Referenced).unwrap();
     assert!(store.writer().unwrap().image(root, 300).is_err());
 }
 
@@ -223,7 +223,7 @@ fn writers_in_several_handles_and_collections_work_side_by_side() {
         let collector = scope.spawn(|| {
             let mut runs = 0;
             while !stop.load(Ordering::Relaxed) || runs == 0 {
-                store.gc(Keep::Referenced).unwrap();
+                store.gc(GcRoots::Referenced).unwrap();
                 runs += 1;
             }
         });
@@ -232,7 +232,7 @@ fn writers_in_several_handles_and_collections_work_side_by_side() {
         collector.join().unwrap();
         results.into_iter().for_each(|result| result.unwrap());
     });
-    store.gc(Keep::Referenced).unwrap();
+    store.gc(GcRoots::Referenced).unwrap();
     assert_whole(&store);
     assert_eq!(store.capsules().unwrap().len(), 3);
 }

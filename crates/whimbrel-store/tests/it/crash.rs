@@ -4,7 +4,7 @@ use crate::common::{self, commit, content, crash_disk::CrashDisk, expected, name
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::{collections::BTreeMap, sync::Arc};
 use whimbrel_core::CapsuleId;
-use whimbrel_store::{Expected, Keep, Options, Result, Store, StoreError};
+use whimbrel_store::{Expected, GcRoots, Options, Result, Store, StoreError};
 
 const PAGES: u64 = 400;
 
@@ -47,7 +47,7 @@ fn one_step(store: &Store, model: &mut Model, random: &mut StdRng, time: u64) ->
             store.delete_ref(&name(&tag), Expected::Anything)?;
             model.refs.remove(&tag);
         }
-        _ => drop(store.gc(Keep::Referenced)?),
+        _ => drop(store.gc(GcRoots::Referenced)?),
     }
     model.under_way = None;
     Ok(())
@@ -70,7 +70,7 @@ fn found(store: &Store, tag: &str) -> Content {
 fn check(disk: &CrashDisk, model: &Model, what: &str) {
     let store = open(disk).unwrap();
     let report = store.verify(|_, _| {}).unwrap();
-    assert!(report.is_whole(), "{what}: {report:?}");
+    assert!(report.is_complete(), "{what}: {report:?}");
     for tag in ["r0", "r1", "r2"] {
         let now = store.get_ref(&name(tag)).unwrap();
         let before = model.refs.get(tag);
@@ -83,10 +83,10 @@ fn check(disk: &CrashDisk, model: &Model, what: &str) {
         assert!(is_before || is_after, "{what}: {tag} is {:?}", found(&store, tag).map(|(id, _)| id));
     }
     let kept = ["r0", "r1", "r2"].map(|tag| found(&store, tag));
-    store.gc(Keep::Referenced).unwrap();
+    store.gc(GcRoots::Referenced).unwrap();
     commit(&store.writer().unwrap(), &store, None, PAGES, &[(1, 999)], &[name("new")], 1).unwrap();
     let report = store.verify(|_, _| {}).unwrap();
-    assert!(report.is_whole() && report.orphans.is_empty(), "{what}: {report:?}");
+    assert!(report.is_complete() && report.orphans.is_empty(), "{what}: {report:?}");
     assert_eq!(["r0", "r1", "r2"].map(|tag| found(&store, tag)), kept, "{what}");
 }
 
@@ -134,7 +134,7 @@ fn power_may_fail_again_while_the_store_recovers() {
         let mut disk = disk.after_power_failure(seed);
         for attempt in 0..4 {
             disk.power_off_at(random.random_range(1..60));
-            let collected = open(&disk).and_then(|store| store.gc(Keep::Referenced));
+            let collected = open(&disk).and_then(|store| store.gc(GcRoots::Referenced));
             disk = disk.after_power_failure(seed * 7 + attempt);
             if collected.is_ok() {
                 break;
@@ -158,7 +158,7 @@ fn a_failed_write_latches_the_handle_and_loses_nothing_committed() {
         let failed = (0..8).find_map(|time| one_step(&store, &mut model, &mut random, time).err());
         if failed.is_some() && matches!(store.writer().err(), Some(StoreError::Latched { .. })) {
             latched += 1;
-            assert!(common::is_latched(&store.gc(Keep::Referenced).unwrap_err()), "operation {at}");
+            assert!(common::is_latched(&store.gc(GcRoots::Referenced).unwrap_err()), "operation {at}");
             assert!(common::is_latched(&store.delete_ref(&name("r0"), Expected::Anything).unwrap_err()));
         }
         drop(store);

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 use whimbrel_core::{PAGE_SIZE, PageRun};
-use whimbrel_store::{Expected, Keep, Options, Store, StoreError};
+use whimbrel_store::{Expected, GcRoots, Options, Store, StoreError};
 
 fn open(disk: &CrashDisk) -> Store {
     Store::open_on(Arc::new(disk.clone()), Options { workers: 1, ..Options::create() }).unwrap()
@@ -72,9 +72,9 @@ fn damaged_indexes_are_left_out_and_made_again() {
     assert!(!store.verify(|_, _| {}).unwrap().orphans.is_empty());
     assert!(store.reindex().unwrap() > 0);
     assert_eq!(content(&store, &base.unwrap()).unwrap(), expected(&model));
-    store.gc(Keep::Ancestors).unwrap();
+    store.gc(GcRoots::Ancestors).unwrap();
     let report = open(&disk).verify(|_, _| {}).unwrap();
-    assert!(report.is_whole() && report.orphans.is_empty(), "{report:?}");
+    assert!(report.is_complete() && report.orphans.is_empty(), "{report:?}");
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn child_that_commits_until_it_is_killed() {
         println!("committed {round}");
         base = Some(id);
         if round % 5 == 4 {
-            store.gc(Keep::Referenced).unwrap();
+            store.gc(GcRoots::Referenced).unwrap();
         }
     }
 }
@@ -149,12 +149,12 @@ fn a_killed_process_loses_nothing_it_acknowledged() {
         (0..=last).for_each(|r| model.extend((0..50).map(|n| ((n * 11 + r * 3) % 700, r * 50 + n + 1))));
         assert_eq!(content(&store, &id).unwrap(), expected(&model));
         let report = store.verify(|_, _| {}).unwrap();
-        assert!(report.is_whole(), "{report:?}");
+        assert!(report.is_complete(), "{report:?}");
     }
     let store = Store::open(dir.path(), Options::default()).unwrap();
-    store.gc(Keep::Referenced).unwrap();
+    store.gc(GcRoots::Referenced).unwrap();
     let report = store.verify(|_, _| {}).unwrap();
-    assert!(report.is_whole() && report.orphans.is_empty(), "{report:?}");
+    assert!(report.is_complete() && report.orphans.is_empty(), "{report:?}");
 }
 
 /// A file system of a few MiB, unmounted when dropped.
@@ -205,9 +205,9 @@ fn a_full_disk_latches_the_handle_and_leaves_a_store_that_verifies_and_collects(
 
     let store = Store::open(disk.0.path(), Options::default()).unwrap();
     assert_eq!(store.get_ref(&name("b")).unwrap(), None);
-    store.gc(Keep::Referenced).unwrap();
+    store.gc(GcRoots::Referenced).unwrap();
     commit(&store.writer().unwrap(), &store, Some(id), 10_000, &[(5, 77)], &[name("a")], 3).unwrap();
     store.delete_ref(&name("a"), Expected::Anything).unwrap();
     let report = store.verify(|_, _| {}).unwrap();
-    assert!(report.is_whole() && report.orphans.is_empty(), "{report:?}");
+    assert!(report.is_complete() && report.orphans.is_empty(), "{report:?}");
 }

@@ -9,9 +9,9 @@ use std::{
     },
 };
 use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE, PageRun, PageSet};
-use whimbrel_image::{Node, frame::Kind};
+use whimbrel_image::{Node, pack_frame::Kind};
 use whimbrel_store::{
-    Elsewhere, ElsewhereError, Keep, ObjectWant, Options, PageWant, Store, StoreError, StoredImage,
+    GcRoots, ObjectWant, Options, PageWant, RemoteObjects, RemoteObjectsError, Store, StoreError, StoredImage,
 };
 
 const PAGES: u64 = 3000;
@@ -25,22 +25,22 @@ struct Other {
 }
 
 impl Other {
-    fn reach(&self) -> Result<(), ElsewhereError> {
+    fn reach(&self) -> Result<(), RemoteObjectsError> {
         match self.away.load(Ordering::Relaxed) {
-            true => Err(ElsewhereError { source: "away".into(), retryable: true }),
+            true => Err(RemoteObjectsError { source: "away".into(), retryable: true }),
             false => Ok(()),
         }
     }
 }
 
-impl Elsewhere for Other {
-    fn objects(&self, _: Kind, wants: &[ObjectWant]) -> Result<Vec<Vec<u8>>, ElsewhereError> {
+impl RemoteObjects for Other {
+    fn objects(&self, _: Kind, wants: &[ObjectWant]) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {
         self.reach()?;
         self.asked.lock().unwrap().0 += wants.len();
         Ok(wants.iter().map(|want| self.store.blob(&want.digest).unwrap()).collect())
     }
 
-    fn pages(&self, wants: &[PageWant]) -> Result<Vec<Vec<u8>>, ElsewhereError> {
+    fn pages(&self, wants: &[PageWant]) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {
         self.reach()?;
         let mut pages = Vec::new();
         for want in wants {
@@ -88,7 +88,7 @@ fn capsule(pair: &Pair, writes: &[(u64, u64)]) -> (CapsuleId, StoredImage, BTree
     let id =
         commit(&pair.there.writer().unwrap(), &pair.there, None, PAGES, writes, &[name("m")], 1).unwrap();
     let manifest = pair.there.manifest(&id).unwrap();
-    pair.here.shadow_writer().keep(Kind::Manifest, &[&manifest.encode().unwrap()]).unwrap();
+    pair.here.shadow_writer().store(Kind::Manifest, &[&manifest.encode().unwrap()]).unwrap();
     pair.here.adopt_partial(&id, &[name("m")]).unwrap();
     let image = &manifest.images[0];
     let image = pair.here.image(image.root, image.pages).or_elsewhere(None);
@@ -117,7 +117,7 @@ fn pages_come_on_demand_once_and_stay_after_a_restart_and_a_collection() {
     let asked = *pair.other.asked.lock().unwrap();
     assert!(asked.1 > 0 && asked.1 <= 60, "{asked:?}: the pages that are not zero, each once");
     pair.here.shadow_writer().flush().unwrap();
-    pair.here.gc(Keep::Referenced).unwrap();
+    pair.here.gc(GcRoots::Referenced).unwrap();
     assert!(pair.here.is_partial(&id).unwrap());
 
     let again = Store::open(pair._dirs[1].path(), Options::default()).unwrap();
@@ -125,7 +125,7 @@ fn pages_come_on_demand_once_and_stay_after_a_restart_and_a_collection() {
     assert_eq!(read(&image, run).unwrap(), wanted(&model, run), "from here alone");
     assert!(read(&image, PageRun::new(1000, 10)).is_err(), "never asked for");
     let report = again.verify(|_, _| {}).unwrap();
-    assert!(report.is_whole() && report.partial == [id], "{report:?}");
+    assert!(report.is_complete() && report.partial == [id], "{report:?}");
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn a_later_version_is_whole_only_when_every_page_that_differs_has_come() {
     let changes = [(7, 9001), (300, 9002), (2999, 9003)];
     let next = commit(&writer, &pair.there, Some(id), PAGES, &changes, &[name("next")], 2).unwrap();
     let manifest = pair.there.manifest(&next).unwrap();
-    pair.here.shadow_writer().keep(Kind::Manifest, &[&manifest.encode().unwrap()]).unwrap();
+    pair.here.shadow_writer().store(Kind::Manifest, &[&manifest.encode().unwrap()]).unwrap();
     pair.here.adopt_partial(&next, &[name("next")]).unwrap();
     let later = pair.here.image(manifest.images[0].root, PAGES).or_elsewhere(image.root());
     for (page, _) in changes {
@@ -147,14 +147,14 @@ fn a_later_version_is_whole_only_when_every_page_that_differs_has_come() {
         read(&later, PageRun::new(page, 1)).unwrap();
     }
     pair.here.complete(&next).unwrap();
-    assert!(pair.here.is_whole(&next).unwrap(), "every node and page looked at");
+    assert!(pair.here.is_complete(&next).unwrap(), "every node and page looked at");
 }
 
 #[test]
 fn what_was_just_fetched_is_read_before_it_is_written() {
     let pair = pair();
     let bytes = page(77);
-    pair.here.shadow_writer().keep(Kind::Blob, &[&bytes]).unwrap();
+    pair.here.shadow_writer().store(Kind::Blob, &[&bytes]).unwrap();
     assert_eq!(pair.here.blob(&Digest::of(&bytes)).unwrap(), bytes);
     pair.here.shadow_writer().flush().unwrap();
     assert_eq!(pair.here.blob(&Digest::of(&bytes)).unwrap(), bytes);
@@ -175,7 +175,7 @@ fn a_set_of_pages_comes_in_few_requests_and_completes_the_capsule() {
     pair.other.away.store(true, Ordering::Relaxed);
     assert_eq!(content(&pair.here, &id).unwrap(), expected(&model));
     let report = pair.here.verify(|_, _| {}).unwrap();
-    assert!(report.is_whole() && report.partial.is_empty(), "{report:?}");
+    assert!(report.is_complete() && report.partial.is_empty(), "{report:?}");
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn a_capsule_written_over_a_partial_one_is_partial_and_reads_right() {
         commit(&pair.here.writer().unwrap(), &pair.here, Some(id), PAGES, &writes, &[name("n")], 2).unwrap();
     model.extend(writes);
     assert!(pair.here.is_partial(&next).unwrap());
-    pair.here.gc(Keep::Referenced).unwrap();
+    pair.here.gc(GcRoots::Referenced).unwrap();
     let root = pair.here.manifest(&next).unwrap().images[0].root;
     let image = pair.here.image(root, PAGES).or_elsewhere(None);
     assert_eq!(read(&image, PageRun::new(0, PAGES)).unwrap(), wanted(&model, PageRun::new(0, PAGES)));
@@ -216,8 +216,8 @@ fn what_no_ref_of_a_partial_capsule_keeps_is_collected() {
     image.fetch(&PageSet::full(PAGES)).unwrap();
     pair.here.shadow_writer().flush().unwrap();
     pair.here.delete_ref(&name("m"), whimbrel_store::Expected::Anything).unwrap();
-    pair.here.gc(Keep::Referenced).unwrap();
-    pair.here.gc(Keep::Referenced).unwrap();
+    pair.here.gc(GcRoots::Referenced).unwrap();
+    pair.here.gc(GcRoots::Referenced).unwrap();
     assert!(pair.here.partials().unwrap().is_empty() && pair.here.manifest(&id).is_err());
     let left: u64 = std::fs::read_dir(pair._dirs[1].path().join("packs"))
         .unwrap()
@@ -233,12 +233,12 @@ fn a_machine_that_lives_from_a_partial_capsule_keeps_it_partial_when_its_ref_mov
     read(&image, PageRun::new(0, 10)).unwrap();
     let pin = pair.here.pin(&id).unwrap();
     pair.here.delete_ref(&name("m"), whimbrel_store::Expected::Anything).unwrap();
-    pair.here.gc(Keep::Referenced).unwrap();
-    pair.here.gc(Keep::Referenced).unwrap();
+    pair.here.gc(GcRoots::Referenced).unwrap();
+    pair.here.gc(GcRoots::Referenced).unwrap();
     assert!(pair.here.is_partial(&id).unwrap(), "who reads it next must know where the rest lies");
     assert_eq!(read(&image, PageRun::new(0, 60)).unwrap(), wanted(&model, PageRun::new(0, 60)));
     drop(pin);
-    pair.here.gc(Keep::Referenced).unwrap();
+    pair.here.gc(GcRoots::Referenced).unwrap();
     assert!(pair.here.partials().unwrap().is_empty());
 }
 
@@ -251,7 +251,7 @@ fn a_tree_that_reaches_past_its_image_never_becomes_a_whole_capsule() {
     manifest.images[0].pages = 2000;
     let bytes = manifest.encode().unwrap();
     let liar = CapsuleId(whimbrel_core::Digest::of(&bytes));
-    pair.here.shadow_writer().keep(Kind::Manifest, &[&bytes]).unwrap();
+    pair.here.shadow_writer().store(Kind::Manifest, &[&bytes]).unwrap();
     pair.here.adopt_partial(&liar, &[name("liar")]).unwrap();
     // All of it is here: as an image of the right length.
     let root = manifest.images[0].root;

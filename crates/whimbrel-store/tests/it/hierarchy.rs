@@ -4,7 +4,7 @@ use crate::common::{commit, content, expected, manifest, name};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use whimbrel_core::{CapsuleId, PAGE_SIZE};
-use whimbrel_store::{Expected, Keep, Options, Store};
+use whimbrel_store::{Expected, GcRoots, Options, Store};
 
 const PAGES: u64 = 2_000;
 
@@ -72,10 +72,10 @@ fn deleting_a_parent_never_touches_its_children() {
     }
     assert_eq!(store.children(&parent).unwrap().len(), 3);
     store.delete_ref(&name("golden"), Expected::Anything).unwrap();
-    store.gc(Keep::Referenced).unwrap();
+    store.gc(GcRoots::Referenced).unwrap();
     assert!(store.manifest(&parent).is_err(), "the parent is gone");
     let report = store.verify(|_, _| {}).unwrap();
-    assert!(report.is_whole(), "{report:?}");
+    assert!(report.is_complete(), "{report:?}");
     for (kid, model) in &kids {
         assert_eq!(content(&store, kid).unwrap(), expected(model));
         assert_eq!(store.manifest(kid).unwrap().parents, [parent], "it still says where it came from");
@@ -103,7 +103,7 @@ fn a_capsule_adds_what_its_nearest_parent_lacks() {
     for tag in ["one", "two", "far"] {
         store.delete_ref(&name(tag), Expected::Anything).unwrap();
     }
-    store.gc(Keep::Referenced).unwrap();
+    store.gc(GcRoots::Referenced).unwrap();
     assert_eq!(store.added(&merged).unwrap(), page(3), "without its parents here all of it is its own");
 }
 

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 use whimbrel_core::{PAGE_SIZE, PageRun};
-use whimbrel_sync::{Remote, Sources, SyncError};
+use whimbrel_sync::{DemandFetcher, Holders, SyncError};
 
 const PAGES: usize = 300;
 
@@ -19,14 +19,14 @@ fn a_capsule_arrives_whole_and_zero_pages_cost_nothing() {
     let memory = memory(PAGES, 1);
     let capsule = there.capsule(&memory, &[7; 100_000], None);
     let (peer, _) = Fake::peer("alpha", &there.store);
-    let report = get(&here.store, &Sources::new(vec![peer]), capsule, &[]).unwrap();
+    let report = get(&here.store, &Holders::new(vec![peer]), capsule, &[]).unwrap();
     assert_eq!(here.memory(&capsule), memory);
     let verified = here.store.verify(|_, _| ()).unwrap();
     assert!(verified.damage.is_empty() && verified.broken.is_empty() && verified.partial.is_empty());
     let used = memory.chunks(PAGE_SIZE).filter(|page| !whimbrel_core::is_zero(page)).count() as u64;
     assert!(report.pages.plain <= used && report.pages.delta == 0, "{report:?}");
     let again =
-        get(&here.store, &Sources::new(vec![Fake::peer("alpha", &there.store).0]), capsule, &[]).unwrap();
+        get(&here.store, &Holders::new(vec![Fake::peer("alpha", &there.store).0]), capsule, &[]).unwrap();
     assert_eq!((again.requests, again.received), (0, 0), "nothing is asked of what is here");
 }
 
@@ -36,7 +36,7 @@ fn a_second_version_travels_as_its_difference() {
     let mut memory = memory(PAGES * 4, 2);
     let first = there.capsule(&memory, &[7; 50_000], None);
     let (peer, _) = Fake::peer("alpha", &there.store);
-    let sources = Sources::new(vec![peer]);
+    let sources = Holders::new(vec![peer]);
     get(&here.store, &sources, first, &[]).unwrap();
     let before = memory.clone();
     live(&mut memory, 200, 3);
@@ -63,7 +63,7 @@ fn a_base_that_only_the_asker_has_does_not_help_and_does_not_harm() {
     live(&mut memory, 50, 5);
     let capsule = there.capsule(&memory, &[2; 10], None);
     let (peer, _) = Fake::peer("alpha", &there.store);
-    let report = get(&here.store, &Sources::new(vec![peer]), capsule, &[own]).unwrap();
+    let report = get(&here.store, &Holders::new(vec![peer]), capsule, &[own]).unwrap();
     assert_eq!(here.memory(&capsule), memory);
     assert!(
         report.pages.plain <= 50 && report.pages.had > 100,
@@ -82,14 +82,14 @@ fn cuts_at_every_stage_cost_at_most_a_window_each() {
         let bases: Vec<_> = base.into_iter().collect();
         let prepared = |place: &Place| {
             bases.iter().for_each(|base| {
-                get(&place.store, &Sources::new(vec![Fake::peer("alpha", &there.store).0]), *base, &[])
+                get(&place.store, &Holders::new(vec![Fake::peer("alpha", &there.store).0]), *base, &[])
                     .unwrap();
             });
         };
         let calm = Place::new();
         prepared(&calm);
         let (peer, faults) = Fake::peer("alpha", &there.store);
-        get(&calm.store, &Sources::new(vec![peer]), capsule, &bases).unwrap();
+        get(&calm.store, &Holders::new(vec![peer]), capsule, &bases).unwrap();
         let (once, answer) = (faults.arrived.load(Ordering::Acquire), faults.largest.load(Ordering::Acquire));
         // Fewer than two answers each time would be no progress: so many are under way.
         for cut in [4, 5, 9] {
@@ -100,7 +100,7 @@ fn cuts_at_every_stage_cost_at_most_a_window_each() {
             loop {
                 let (peer, faults) = Fake::peer("alpha", &there.store);
                 faults.until_cut.store(cut, Ordering::Release);
-                let ended = try_get(&here.store, &Sources::new(vec![peer]), capsule, &bases);
+                let ended = try_get(&here.store, &Holders::new(vec![peer]), capsule, &bases);
                 arrived += faults.arrived.load(Ordering::Acquire);
                 runs += 1;
                 here.reopen();
@@ -130,7 +130,7 @@ fn wrong_data_is_rejected_blamed_and_asked_of_another() {
         let (liar, lies) = Fake::peer("liar", &there.store);
         let (honest, _) = Fake::peer("honest", &other.store);
         lies.spoil_from.store(from, Ordering::Release);
-        let sources = Sources::new(vec![liar, honest]);
+        let sources = Holders::new(vec![liar, honest]);
         get(&here.store, &sources, capsule, &[]).unwrap();
         assert_eq!(here.memory(&capsule), memory);
         let before = lies.requests.load(Ordering::Acquire);
@@ -143,7 +143,7 @@ fn wrong_data_is_rejected_blamed_and_asked_of_another() {
     let alone = Place::new();
     let (liar, lies) = Fake::peer("liar", &there.store);
     lies.spoil_from.store(3, Ordering::Release);
-    match get(&alone.store, &Sources::new(vec![liar]), capsule, &[]) {
+    match get(&alone.store, &Holders::new(vec![liar]), capsule, &[]) {
         Err(SyncError::WrongData { peer, .. }) => assert_eq!(peer, "liar"),
         other => panic!("{other:?}"),
     }
@@ -170,7 +170,7 @@ fn two_holders_that_fail_in_turns_are_enough() {
             faults.refuse_dials.store(next() % 2, Ordering::Release);
             *faults.next_cut.lock().unwrap() = Box::new(move || 3 + next() % 9);
         }
-        let sources = Sources::new(vec![a, b]).retrying_after(Duration::from_millis(1));
+        let sources = Holders::new(vec![a, b]).retrying_after(Duration::from_millis(1));
         get(&here.store, &sources, first, &[]).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
         get(&here.store, &sources, second, &[first]).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
         assert_eq!(here.memory(&second), memory, "seed {seed}, {second_there}");
@@ -183,12 +183,12 @@ fn a_machine_runs_on_pages_that_are_elsewhere() {
     let mut memory = memory(PAGES, 9);
     let first = there.capsule(&memory, &[7; 5000], None);
     let (peer, _) = Fake::peer("alpha", &there.store);
-    get(&here.store, &Sources::new(vec![peer]), first, &[]).unwrap();
+    get(&here.store, &Holders::new(vec![peer]), first, &[]).unwrap();
     live(&mut memory, 300, 10);
     let second = there.capsule(&memory, &[8; 5000], Some(first));
     let (peer, faults) = Fake::peer("alpha", &there.store);
-    let sources = Arc::new(Sources::new(vec![peer]));
-    let remote = Arc::new(Remote::new(Arc::new(here.store.clone()), sources));
+    let sources = Arc::new(Holders::new(vec![peer]));
+    let remote = Arc::new(DemandFetcher::new(Arc::new(here.store.clone()), sources));
     here.store.set_elsewhere(remote);
     let (new, old) = (there.store.manifest(&second).unwrap(), there.store.manifest(&first).unwrap());
     let image = here.store.image(new.images[0].root, PAGES as u64).or_elsewhere(old.images[0].root);

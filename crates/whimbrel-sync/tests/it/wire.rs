@@ -8,7 +8,7 @@ use std::{
 };
 use tokio::net::TcpListener;
 use whimbrel_core::CapsuleId;
-use whimbrel_sync::{Link, LinkError, Peer as Holder, Server, Sources, WireLink, call, protocol::*};
+use whimbrel_sync::{Holder, Holders, Link, LinkError, Server, WireLink, call, protocol::*};
 use whimbrel_wire::{
     BoxFuture, Call, Connection, Endpoint, Identity, Peer, Refusal, Reply, Request, Rights, Service, Trust,
     TrustedPeer, connect_tls, serve_tls,
@@ -43,7 +43,7 @@ impl Service for Calls {
         let host = self.0.clone();
         Box::pin(async move {
             let answer = move || match request.kind {
-                Take::KIND => host.take(&request.decode::<Take>()?),
+                RemotePull::KIND => host.take(&request.decode::<RemotePull>()?),
                 _ => Server::new(host.store.clone()).answer(&|_: &CapsuleId| true, &request),
             };
             tokio::task::spawn_blocking(answer).await.unwrap()
@@ -56,14 +56,17 @@ impl Service for Calls {
 }
 
 impl Host {
-    fn take(&self, ask: &TakeAsk) -> Result<Reply, Refusal> {
+    fn take(&self, ask: &RemotePullRequest) -> Result<Reply, Refusal> {
         let connection = self.connections.lock().unwrap().last().cloned().unwrap();
-        let sources = Sources::new(vec![Box::new(Caller(connection))]);
+        let sources = Holders::new(vec![Box::new(Caller(connection))]);
         let refused =
             |error: whimbrel_sync::SyncError| Refusal::new(whimbrel_wire::Code(300), format!("{error:?}"));
         let report = get(&self.store, &sources, ask.capsule, &ask.bases).map_err(refused)?;
         let pages = report.pages.delta + report.pages.plain;
-        Reply::of::<Take>(&TakeAnswer { bytes: report.sent + report.received, pages }, Bytes::new())
+        Reply::of::<RemotePull>(
+            &RemotePullReply { bytes: report.sent + report.received, pages },
+            Bytes::new(),
+        )
     }
 }
 
@@ -102,8 +105,8 @@ async fn a_push_is_a_pull_by_the_other_side_over_the_same_connection() {
     let link = WireLink(connection.clone());
     let (taken, sizes) = tokio::task::spawn_blocking(move || {
         let take = |capsule, bases| {
-            let ask = TakeAsk { capsule, refs: vec!["it".parse().unwrap()], bases };
-            call::<Take>(&link, &ask, Bytes::new()).unwrap().0
+            let ask = RemotePullRequest { capsule, refs: vec!["it".parse().unwrap()], bases };
+            call::<RemotePull>(&link, &ask, Bytes::new()).unwrap().0
         };
         let whole = take(first, vec![]);
         let (sent, received) = link.bytes();

@@ -5,9 +5,9 @@
 
 use super::{
     GuestError, GuestOptions,
-    cache::{once, run},
+    artifact_cache::{once, run},
+    boot_files::{build_witness, key},
     cpio::Archive,
-    files::{build_witness, key},
     image, kernel,
 };
 use std::{

@@ -1,6 +1,6 @@
 //! Disk images: raw files of a known pattern, or with a file system.
 
-use super::{GuestError, cache::run};
+use super::{GuestError, artifact_cache::run};
 use std::{
     fs::File,
     io::{BufWriter, Write},

@@ -4,7 +4,7 @@
 
 use super::{
     GuestError,
-    cache::{once, run},
+    artifact_cache::{once, run},
     cpio::Archive,
 };
 use std::{

@@ -1,17 +1,17 @@
 //! Guests to test with: their files, and the client of the witness inside them.
 
-mod cache;
+mod artifact_cache;
+mod boot_files;
 pub mod cpio;
 mod debian;
 mod error;
-mod files;
 pub mod image;
 mod kernel;
 mod options;
-mod witness;
+mod test_agent;
 
+pub use boot_files::GuestFiles;
 pub use debian::DebianGuest;
 pub use error::GuestError;
-pub use files::GuestFiles;
 pub use options::{GuestOptions, Work};
-pub use witness::{GuestMemory, Identity, Verdict, Witness, WitnessError, assert_same_life};
+pub use test_agent::{CheckResult, GuestMemory, Identity, TestAgent, TestAgentError, assert_same_life};

@@ -1,18 +1,18 @@
 //! A laboratory on one machine: hosts in network namespaces, links between them, probes that watch a guest.
 
+mod datagram_probe;
 mod delay_line;
 mod link;
 mod namespace;
-mod probe;
 mod process;
 mod stream_probe;
 mod topology;
 mod tun;
 
+pub use datagram_probe::{Probe, ProbeReport};
 pub use delay_line::{DelayLine, LinkConfig};
 pub use link::LinkEmulator;
 pub use namespace::Namespace;
-pub use probe::{Probe, ProbeReport};
 pub use process::Process;
 pub use stream_probe::{StreamEnd, StreamProbe, StreamReport};
 pub use topology::{Host, Lab};

@@ -1,6 +1,6 @@
 //! Watches the witness's numbered stream (TCP 7001): a connection that survives shows every number once, in order.
 
-use super::{Namespace, probe::longest_gap};
+use super::{Namespace, datagram_probe::longest_gap};
 use std::{
     io::{self, BufRead, BufReader, Read},
     net::{Shutdown, SocketAddr, TcpStream},

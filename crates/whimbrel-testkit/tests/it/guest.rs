@@ -7,11 +7,11 @@ use std::{
     time::Duration,
 };
 use whimbrel_testkit::{
-    guest::{DebianGuest, GuestFiles, GuestOptions, Verdict, Witness, Work, assert_same_life, image},
+    guest::{CheckResult, DebianGuest, GuestFiles, GuestOptions, TestAgent, Work, assert_same_life, image},
     lab::{Namespace, Process},
 };
 
-fn start(options: &GuestOptions, disk: Option<&Path>) -> (Process, Witness) {
+fn start(options: &GuestOptions, disk: Option<&Path>) -> (Process, TestAgent) {
     let files = GuestFiles::get();
     start_with(&files.kernel, &files.initrd, &["-m", "128"], options, disk)
 }
@@ -22,7 +22,7 @@ fn start_with(
     more: &[&str],
     options: &GuestOptions,
     disk: Option<&Path>,
-) -> (Process, Witness) {
+) -> (Process, TestAgent) {
     let mut qemu = Command::new("qemu-system-x86_64");
     qemu.args(["-accel", "tcg", "-machine", "q35", "-cpu", "max", "-nodefaults"]).args(more);
     qemu.args(["-display", "none", "-vga", "none", "-serial", "stdio"]);
@@ -33,7 +33,7 @@ fn start_with(
     }
     qemu.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut qemu = Namespace::new().unwrap().start(qemu).unwrap();
-    let mut witness = Witness::over(qemu.stdout.take().unwrap(), qemu.stdin.take().unwrap());
+    let mut witness = TestAgent::over(qemu.stdout.take().unwrap(), qemu.stdin.take().unwrap());
     witness.wait_ready(Duration::from_secs(120)).unwrap();
     (qemu, witness)
 }
@@ -47,19 +47,19 @@ fn a_reboot_is_never_taken_for_an_unbroken_life() {
     let (_qemu, mut witness) = start(&options, Some(&disk));
 
     let first = witness.check().unwrap();
-    assert!(matches!(first.ram, Verdict::Good(_)), "{first:?}");
+    assert!(matches!(first.ram, CheckResult::Good(_)), "{first:?}");
     assert_eq!(first.genid.map(|id| id & 0xffff), Some(0xfb87), "{first:?}");
     witness.write(50).unwrap();
     witness.dirty(8, 0, 64).unwrap();
     let second = witness.check().unwrap();
-    assert!(matches!(second.disk, Verdict::Good(_)), "{second:?}");
+    assert!(matches!(second.disk, CheckResult::Good(_)), "{second:?}");
     assert_same_life(&first, &second);
     assert!(second.counter > first.counter);
     witness.calm().unwrap();
 
     // The witness must notice a disk that lost a write: spoil every block behind its back.
     fs::write(&disk, vec![0; 8 << 20]).unwrap();
-    assert_eq!(witness.check().unwrap().disk, Verdict::Bad);
+    assert_eq!(witness.check().unwrap().disk, CheckResult::Bad);
 
     witness.reboot().unwrap();
     witness.wait_ready(Duration::from_secs(120)).unwrap();
@@ -78,7 +78,7 @@ fn a_guest_with_a_file_system_leaves_the_file_system_whole() {
     let (mut qemu, mut witness) =
         start(&GuestOptions { buffer_mib: 1, ..GuestOptions::default() }, Some(&disk));
     witness.write(20).unwrap();
-    assert!(matches!(witness.check().unwrap().disk, Verdict::Good(_)));
+    assert!(matches!(witness.check().unwrap().disk, CheckResult::Good(_)));
     witness.power_off().unwrap();
     qemu.wait().unwrap();
     let check = Command::new("e2fsck").args(["-f", "-y"]).arg(&disk).output().unwrap();
@@ -96,7 +96,7 @@ fn a_debian_guest_boots_and_compiles() {
     let (_qemu, mut witness) =
         start_with(&files.kernel, &files.initrd, &["-m", "512", "-snapshot"], &options, Some(&files.disk));
     let before = witness.check().unwrap();
-    assert!(matches!(before.ram, Verdict::Good(_)), "{before:?}");
+    assert!(matches!(before.ram, CheckResult::Good(_)), "{before:?}");
     let after = witness.check().unwrap();
     assert_same_life(&before, &after);
 }

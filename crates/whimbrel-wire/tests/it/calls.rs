@@ -7,7 +7,9 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
-use whimbrel_wire::{CallError, CloseReason, Code, Identity, Order, Right, Rights, Trust, connect_tls};
+use whimbrel_wire::{
+    CallError, CloseReason, Code, Identity, RequestOrder, Right, Rights, Trust, connect_tls,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_thousand_calls_at_once_each_get_their_own_reply() {
@@ -74,7 +76,7 @@ async fn ordered_requests_keep_their_order_and_a_cancel_overtakes_them() {
     soon(connection.call(request(ECHO, b"cancel", Vec::new()))).await.unwrap();
     let other = request(RECORD, b"other", Vec::new()).ordered(4);
     soon(connection.call(other)).await.unwrap();
-    assert_eq!(*host.bench.seen.lock().unwrap(), [(Order::Stream(4), Bytes::from_static(b"other"))]);
+    assert_eq!(*host.bench.seen.lock().unwrap(), [(RequestOrder::Stream(4), Bytes::from_static(b"other"))]);
     host.bench.gate.add_permits(1);
     for reply in replies {
         soon(reply).await.unwrap();

@@ -5,7 +5,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use whimbrel_wire::{
-    CONTROL_WINDOW, CallError, CloseReason, DEFAULT_WINDOW, FrameError, Identity, PeerIdentity, Rights,
+    CONTROL_WINDOW, CallError, CloseReason, DEFAULT_WINDOW, Identity, PeerIdentity, Rights, WireFrameError,
     connect_io,
 };
 
@@ -112,13 +112,13 @@ async fn a_peer_that_breaks_the_rules_is_cut_with_the_rule_named() {
     let own = head(0x00ff, 0, 0, 0, 0);
     let text = BytesMut::from(&b"Connection to build-7 will be closed for maintenance"[..]);
     let cases = [
-        (long_header, FrameError::HeaderTooLong { len: (64 << 10) + 1 }),
-        (long_payload, FrameError::PayloadTooLong { len: u64::from(u32::MAX) }),
-        (flags, FrameError::Flags { flags: 0x80 }),
-        (unasked, FrameError::UnknownReply { request: 77 }),
-        (grant, FrameError::GrantExceeded { over: 5 }),
-        (own, FrameError::Malformed { kind: 0x00ff }),
-        (text, FrameError::Magic { found: u16::from_le_bytes(*b"Co") }),
+        (long_header, WireFrameError::HeaderTooLong { len: (64 << 10) + 1 }),
+        (long_payload, WireFrameError::PayloadTooLong { len: u64::from(u32::MAX) }),
+        (flags, WireFrameError::Flags { flags: 0x80 }),
+        (unasked, WireFrameError::UnknownReply { request: 77 }),
+        (grant, WireFrameError::GrantExceeded { over: 5 }),
+        (own, WireFrameError::Malformed { kind: 0x00ff }),
+        (text, WireFrameError::Magic { found: u16::from_le_bytes(*b"Co") }),
     ];
     for (bytes, expected) in cases {
         match fate_after(bytes.freeze()).await {
@@ -136,7 +136,7 @@ async fn a_peer_that_sends_without_credit_is_cut_before_it_fills_memory() {
         flood.resize(flood.len() + (8 << 20), 0);
     }
     match fate_after(flood.freeze()).await {
-        CloseReason::Protocol { source: FrameError::CreditExceeded { over } } => {
+        CloseReason::Protocol { source: WireFrameError::CreditExceeded { over } } => {
             assert_eq!(over, 4 * (24 + (8 << 20)) - u64::from(DEFAULT_WINDOW));
         }
         other => panic!("{other:?}"),

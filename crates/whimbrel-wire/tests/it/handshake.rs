@@ -7,8 +7,8 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 use whimbrel_wire::{
-    CloseReason, ConnectError, HelloError, Identity, PeerIdentity, PublicKey, Rights, Stage, VersionRange,
-    connect_io, connect_tls,
+    CloseReason, ConnectError, ConnectStep, HelloError, Identity, PeerIdentity, PublicKey, Rights,
+    VersionRange, connect_io, connect_tls,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -140,7 +140,7 @@ async fn garbage_instead_of_a_hello_is_shown() {
         }
     }
     let torn = hello_after(b"").await;
-    assert!(matches!(torn, Err(ConnectError::Io { stage: Stage::Hello, .. })), "{torn:?}");
+    assert!(matches!(torn, Err(ConnectError::Io { stage: ConnectStep::Hello, .. })), "{torn:?}");
     let huge = hello_after(b"WHIMBREL\xff\xff\x01\0\x01\0\x01\x01\0\0\0\x02\0\0\0\0").await;
     assert!(matches!(huge, Err(ConnectError::Hello { source: HelloError::Malformed { .. } })), "{huge:?}");
     let narrow = hello_after(b"WHIMBREL\x19\0\x01\0\x01\0\x01\x01\x10\0\0\0\0\0\0\0x").await;
@@ -190,11 +190,11 @@ async fn a_server_that_stalls_is_given_up_at_every_stage() {
     impatient.settings.handshake = Duration::from_millis(200);
     let identity = Identity::ephemeral().unwrap();
     let silent = soon(connect_tls(&address, PublicKey([1; 32]), &identity, &impatient)).await;
-    assert!(matches!(silent, Err(ConnectError::Timeout { stage: Stage::Tls, .. })), "{silent:?}");
+    assert!(matches!(silent, Err(ConnectError::Timeout { stage: ConnectStep::Tls, .. })), "{silent:?}");
     let (near, _far) = tokio::io::duplex(1 << 16);
     let (reader, writer) = tokio::io::split(near);
     let silent = soon(connect_io(reader, writer, PeerIdentity::Stdio, Rights::all(), &impatient)).await;
-    assert!(matches!(silent, Err(ConnectError::Timeout { stage: Stage::Hello, .. })), "{silent:?}");
+    assert!(matches!(silent, Err(ConnectError::Timeout { stage: ConnectStep::Hello, .. })), "{silent:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

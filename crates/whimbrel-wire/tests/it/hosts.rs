@@ -7,8 +7,8 @@ use std::{
 };
 use tokio::{net::TcpListener, sync::Semaphore, task::JoinHandle};
 use whimbrel_wire::{
-    Answer, BoxFuture, Code, ConnectError, Connection, Endpoint, Identity, Order, Peer, Refusal, Reply,
-    Request, Rights, Service, Trust, TrustedPeer, connect_tls, serve_tls,
+    Answer, BoxFuture, Code, ConnectError, Connection, Endpoint, Identity, Peer, Refusal, Reply, Request,
+    RequestOrder, Rights, Service, Trust, TrustedPeer, connect_tls, serve_tls,
 };
 
 pub(crate) const ECHO: u16 = 0x0701;
@@ -21,7 +21,7 @@ pub(crate) const FILL: u16 = 0x0706;
 /// What the service has seen, and the gate behind which held requests wait.
 pub(crate) struct Bench {
     pub(crate) gate: Semaphore,
-    pub(crate) seen: Mutex<Vec<(Order, Bytes)>>,
+    pub(crate) seen: Mutex<Vec<(RequestOrder, Bytes)>>,
     pub(crate) connections: Mutex<Vec<Connection>>,
     pub(crate) keep: bool,
 }

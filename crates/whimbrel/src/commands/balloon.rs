@@ -1,6 +1,6 @@
 //! `whimbrel balloon`.
 
-use crate::{context::Context, failure::Failure, machines};
+use crate::{context::Context, error::CliError, machine_text};
 use whimbrel_api::BalloonRequest;
 use whimbrel_core::{ByteSize, MachineName};
 
@@ -22,8 +22,8 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let machine = context.client.balloon(&self.name, &BalloonRequest { size: self.size }).await?;
-        context.output.result(&machine, machines::sentence)
+        context.output.result(&machine, machine_text::sentence)
     }
 }

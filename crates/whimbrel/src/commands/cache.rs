@@ -1,6 +1,6 @@
 //! `whimbrel cache`.
 
-use crate::{context::Context, failure::Failure, operation, table::table};
+use crate::{context::Context, error::CliError, operation, table::table};
 use clap::Subcommand;
 use std::path::PathBuf;
 use whimbrel_api::{CacheAddRequest, CacheInfo};
@@ -46,7 +46,7 @@ enum Action {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let (path, machine, forget) = match self.action {
             Action::Stats => {
                 let cache = context.client.cache().await?;

@@ -1,10 +1,10 @@
 //! `whimbrel checkpoint`.
 
 use crate::{
+    argument_types::{BalloonArg, LabelArg},
     context::Context,
-    failure::Failure,
+    error::CliError,
     operation,
-    values::{Balloon, Label},
 };
 use whimbrel_api::CheckpointRequest;
 use whimbrel_core::{MachineName, RefName};
@@ -29,18 +29,18 @@ pub(crate) struct Args {
     tag: Option<RefName>,
     /// Something to write on it (may be given several times)
     #[arg(long = "label", value_name = "KEY=VALUE")]
-    labels: Vec<Label>,
+    labels: Vec<LabelArg>,
     /// Keep its disks and configuration only, all as of one instant; works for a machine that is switched off too
     #[arg(long)]
     disks_only: bool,
     /// Take memory from the guest before and give it back after: auto, off or what to leave it
     #[arg(long, value_name = "auto|off|SIZE", default_value = "off", conflicts_with = "disks_only")]
-    balloon: Balloon,
+    balloon: BalloonArg,
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
-        let labels = self.labels.into_iter().map(|Label(key, value)| (key, value)).collect();
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
+        let labels = self.labels.into_iter().map(|LabelArg(key, value)| (key, value)).collect();
         let (balloon, disks_only) = (self.balloon.0, self.disks_only);
         let request = CheckpointRequest { tag: self.tag, labels, balloon, disks_only };
         operation::perform(context, context.client.checkpoint(&self.name, &request)).await

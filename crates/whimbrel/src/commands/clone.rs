@@ -1,9 +1,9 @@
 //! `whimbrel clone`.
 
-use crate::{context::Context, failure::Failure, operation};
+use crate::{context::Context, error::CliError, operation};
 use clap::ValueEnum;
 use whimbrel_api::{
-    CapsuleRef, CloneNetwork, CloneRequest, Golden, MatchRequest, PullRequest, ResumeMode, Terms,
+    CapsuleRef, CloneNetwork, CloneRequest, GoldenMatch, MatchRequest, PullRequest, ResumeMode, Terms,
 };
 use whimbrel_core::{HostName, MachineName};
 
@@ -58,10 +58,10 @@ enum NetworkArg {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let capsule = match self.matching {
             Some(terms) => golden(context, MatchRequest { terms, host: self.from }).await?,
-            None => self.capsule.ok_or_else(|| Failure::Usage {
+            None => self.capsule.ok_or_else(|| CliError::Usage {
                 problem: "which capsule?".to_owned(),
                 hint: "name one, or say with --match what it must be".to_owned(),
             })?,
@@ -81,8 +81,8 @@ impl Args {
 }
 
 /// The golden machine that fits best; one that lies elsewhere is known here from now on, and its pages stay there.
-async fn golden(context: &Context, request: MatchRequest) -> Result<CapsuleRef, Failure> {
-    let Golden { host, name, capsule, attributes } = context.client.match_golden(&request).await?;
+async fn golden(context: &Context, request: MatchRequest) -> Result<CapsuleRef, CliError> {
+    let GoldenMatch { host, name, capsule, attributes } = context.client.match_golden(&request).await?;
     let place = host.as_ref().map_or_else(|| "here".to_owned(), |host| format!("on {host}"));
     context
         .output

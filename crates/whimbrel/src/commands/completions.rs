@@ -1,6 +1,6 @@
 //! `whimbrel completions`.
 
-use crate::{cli::Cli, failure::Failure, output};
+use crate::{cli::Cli, error::CliError, output};
 use clap::CommandFactory;
 use clap_complete::Shell;
 
@@ -18,7 +18,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) fn run(self) -> Result<(), Failure> {
+    pub(crate) fn run(self) -> Result<(), CliError> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "whimbrel", &mut script);
         output::write(&script)

@@ -2,7 +2,7 @@
 
 use crate::{
     context::Context,
-    failure::Failure,
+    error::CliError,
     output,
     terminal::{Escape, RawMode, Typed},
 };
@@ -39,7 +39,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         if self.log {
             return output::write(&context.client.console_log(&self.name, self.bytes.0).await?);
         }
@@ -47,7 +47,7 @@ impl Args {
         if std::io::stdin().is_terminal() {
             context.output.remark(&format!("attached to {}; Ctrl-] or ~. leaves", self.name));
         }
-        let raw = RawMode::enter().map_err(Failure::io("make the terminal raw"))?;
+        let raw = RawMode::enable_raw_mode().map_err(CliError::io("make the terminal raw"))?;
         let outcome = attach(console, keyboard(), raw.is_some()).await;
         if raw.is_some() {
             drop(raw);
@@ -78,17 +78,17 @@ async fn attach(
     console: RawStream,
     mut typed: mpsc::Receiver<Vec<u8>>,
     terminal: bool,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     let (mut printed, mut keys) = tokio::io::split(console);
     let mut escape = Escape::new();
     let mut buffer = vec![0; 16 << 10];
-    let mut terminate = signal(SignalKind::terminate()).map_err(Failure::io("watch for signals"))?;
-    let mut hang_up = signal(SignalKind::hangup()).map_err(Failure::io("watch for signals"))?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::io("watch for signals"))?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(CliError::io("watch for signals"))?;
+    let mut hang_up = signal(SignalKind::hangup()).map_err(CliError::io("watch for signals"))?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(CliError::io("watch for signals"))?;
     let mut typing = true;
     loop {
         select! {
-            count = printed.read(&mut buffer) => match count.map_err(Failure::io("read the console"))? {
+            count = printed.read(&mut buffer) => match count.map_err(CliError::io("read the console"))? {
                 0 => return Ok(()),
                 count => print(&buffer[..count])?,
             },
@@ -103,17 +103,17 @@ async fn attach(
             }
             _ = terminate.recv() => return Ok(()),
             _ = hang_up.recv() => return Ok(()),
-            _ = interrupt.recv() => return Err(Failure::Interrupted { operation: None }),
+            _ = interrupt.recv() => return Err(CliError::Interrupted { operation: None }),
         }
     }
 }
 
-async fn send(keys: &mut (impl AsyncWriteExt + Unpin), bytes: &[u8]) -> Result<(), Failure> {
-    keys.write_all(bytes).await.map_err(Failure::io("write to the console"))?;
-    keys.flush().await.map_err(Failure::io("write to the console"))
+async fn send(keys: &mut (impl AsyncWriteExt + Unpin), bytes: &[u8]) -> Result<(), CliError> {
+    keys.write_all(bytes).await.map_err(CliError::io("write to the console"))?;
+    keys.flush().await.map_err(CliError::io("write to the console"))
 }
 
-fn print(bytes: &[u8]) -> Result<(), Failure> {
+fn print(bytes: &[u8]) -> Result<(), CliError> {
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(Failure::io("write to the terminal"))
+    stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(CliError::io("write to the terminal"))
 }

@@ -1,6 +1,6 @@
 //! `whimbrel derive`.
 
-use crate::{context::Context, failure::Failure, machines, values::Port};
+use crate::{argument_types::NicArg, context::Context, error::CliError, machine_text};
 use whimbrel_api::{CapsuleRef, DeriveRequest};
 use whimbrel_core::{ByteSize, MachineName};
 
@@ -32,14 +32,14 @@ pub(crate) struct Args {
     /// Network port in a bridge of this host, or `none` for an unplugged one (may be given several times); without any, the
     /// ports of the parent with new addresses
     #[arg(long = "net", value_name = "BRIDGE[,mac=ADDRESS]")]
-    nics: Vec<Port>,
+    nics: Vec<NicArg>,
     /// Command line for the kernel, where the parent loads one directly
     #[arg(long, value_name = "TEXT")]
     append: Option<String>,
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let nics: Vec<_> = self.nics.into_iter().map(|port| port.0).collect();
         let request = DeriveRequest {
             capsule: self.capsule,
@@ -50,6 +50,6 @@ impl Args {
             append: self.append,
         };
         let machine = context.client.derive(&request).await?;
-        context.output.result(&machine, machines::sentence)
+        context.output.result(&machine, machine_text::sentence)
     }
 }

@@ -1,6 +1,6 @@
 //! `whimbrel diff`.
 
-use crate::{capsules, context::Context, failure::Failure};
+use crate::{capsule_text, context::Context, error::CliError};
 use whimbrel_api::CapsuleRef;
 
 const EXAMPLES: &str = "\
@@ -20,8 +20,8 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let diff = context.client.diff(&self.a, &self.b).await?;
-        context.output.result(&diff, capsules::difference)
+        context.output.result(&diff, capsule_text::difference)
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::{
     context::Context,
-    doctor::{Check, Verdict, checks},
-    failure::Failure,
+    doctor::{Check, CheckStatus, checks},
+    error::CliError,
     table::table,
 };
 use serde::Serialize;
@@ -26,18 +26,18 @@ struct Report {
 }
 
 impl Args {
-    pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) fn run(self, context: &Context) -> Result<(), CliError> {
         let checks = checks(context.client.socket());
         let (failed, made) =
-            (checks.iter().filter(|check| check.verdict == Verdict::Fail).count(), checks.len());
+            (checks.iter().filter(|check| check.verdict == CheckStatus::Fail).count(), checks.len());
         context.output.result(&Report { healthy: failed == 0, checks }, text)?;
-        if failed == 0 { Ok(()) } else { Err(Failure::Unhealthy { failed, checks: made }) }
+        if failed == 0 { Ok(()) } else { Err(CliError::Unhealthy { failed, checks: made }) }
     }
 }
 
 fn text(report: &Report) -> String {
     let rows = report.checks.iter().map(|check| {
-        let fix = check.fix.iter().filter(|_| check.verdict != Verdict::Ok);
+        let fix = check.fix.iter().filter(|_| check.verdict != CheckStatus::Ok);
         [check.verdict.to_string(), check.name.to_owned(), check.found.clone(), fix.cloned().collect()]
     });
     table(["", "CHECK", "FOUND", "FIX"], rows, "nothing to check")

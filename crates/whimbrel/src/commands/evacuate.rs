@@ -1,10 +1,10 @@
 //! `whimbrel evacuate`.
 
 use crate::{
+    argument_types::{DurationArg, RateArg},
     context::Context,
-    failure::Failure,
+    error::CliError,
     operation,
-    values::{Rate, Span},
 };
 use whimbrel_api::EvacuateRequest;
 use whimbrel_core::HostName;
@@ -40,14 +40,14 @@ pub(crate) struct Args {
     stop_on_failure: bool,
     /// How long to look at what the machines write, to put them in order
     #[arg(long, value_name = "DURATION", default_value = "1s")]
-    sample: Span,
+    sample: DurationArg,
     /// Use no more of the link than this for each migration
     #[arg(long, value_name = "RATE")]
-    rate_max: Option<Rate>,
+    rate_max: Option<RateArg>,
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let request = EvacuateRequest {
             host: self.host,
             to: self.to,

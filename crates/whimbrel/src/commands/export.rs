@@ -1,10 +1,10 @@
 //! `whimbrel export`.
 
 use crate::{
+    argument_types::{FormatArg, absolute},
     context::Context,
-    failure::Failure,
+    error::CliError,
     operation,
-    values::{FormatArg, absolute},
 };
 use std::path::PathBuf;
 use whimbrel_api::{CapsuleRef, ExportRequest};
@@ -33,10 +33,10 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let format = FormatArg::or_from_ending(self.format, &self.file);
         if self.image.is_some() && format == FormatArg::Capsule {
-            return Err(Failure::Usage {
+            return Err(CliError::Usage {
                 problem: "a capsule is exported with all of its images".to_owned(),
                 hint: "add --format raw or --format qcow2, or leave --image out".to_owned(),
             });

@@ -1,6 +1,6 @@
 //! `whimbrel failover`.
 
-use crate::{context::Context, failure::Failure, operation};
+use crate::{context::Context, error::CliError, operation};
 use whimbrel_api::FailoverRequest;
 use whimbrel_core::MachineName;
 
@@ -24,7 +24,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let request = FailoverRequest { primary_is_dead: self.primary_is_dead };
         operation::perform(context, context.client.failover(&self.name, &request)).await
     }

@@ -1,6 +1,6 @@
 //! `whimbrel gc`.
 
-use crate::{context::Context, failure::Failure, operation};
+use crate::{context::Context, error::CliError, operation};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -12,7 +12,7 @@ Examples:
 pub(crate) struct Args {}
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         operation::perform(context, context.client.gc()).await
     }
 }

@@ -1,14 +1,14 @@
 //! `whimbrel host`.
 
 use crate::{
+    argument_types::absolute,
     cli::DEFAULT_SOCKET,
-    failure::Failure,
+    error::CliError,
     settings::{DEFAULT_FILE, Settings},
-    values::absolute,
 };
 use std::{net::SocketAddr, path::PathBuf};
 use whimbrel_core::HostName;
-use whimbrel_host::HostOptions;
+use whimbrel_host::DaemonOptions;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -46,19 +46,19 @@ pub(crate) struct Args {
 
 impl Args {
     /// `socket` is the global option.
-    pub(crate) fn run(self, socket: Option<PathBuf>) -> Result<(), Failure> {
+    pub(crate) fn run(self, socket: Option<PathBuf>) -> Result<(), CliError> {
         let options = self.options(socket)?;
-        whimbrel_host::run(options).map_err(|error| Failure::Daemon(Box::new(error)))
+        whimbrel_host::run(options).map_err(|error| CliError::Daemon(Box::new(error)))
     }
 
-    fn options(self, socket: Option<PathBuf>) -> Result<HostOptions, Failure> {
+    fn options(self, socket: Option<PathBuf>) -> Result<DaemonOptions, CliError> {
         let file = Settings::read(self.config.as_deref())?;
         let options =
             Settings { name: self.name, listen: self.listen, data: self.data, run_dir: self.run_dir, socket };
         let settings = options.over(file);
         let name = settings.name.ok_or_else(|| missing("name", "--name alpha"))?;
         let data = settings.data.ok_or_else(|| missing("data directory", "--data /var/lib/whimbrel"))?;
-        Ok(HostOptions {
+        Ok(DaemonOptions {
             listen: settings.listen,
             run_dir: settings.run_dir.unwrap_or_else(|| format!("/dev/shm/whimbrel-{name}").into()),
             socket: settings.socket.unwrap_or_else(|| DEFAULT_SOCKET.into()),
@@ -68,8 +68,8 @@ impl Args {
     }
 }
 
-fn missing(what: &str, example: &str) -> Failure {
-    Failure::Usage {
+fn missing(what: &str, example: &str) -> CliError {
+    CliError::Usage {
         problem: format!("the host has no {what}"),
         hint: format!("give it with `{example}`, or in {DEFAULT_FILE}"),
     }

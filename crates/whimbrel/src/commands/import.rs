@@ -1,10 +1,10 @@
 //! `whimbrel import`.
 
 use crate::{
+    argument_types::{FormatArg, absolute},
     context::Context,
-    failure::Failure,
+    error::CliError,
     operation,
-    values::{FormatArg, absolute},
 };
 use std::path::PathBuf;
 use whimbrel_api::ImportRequest;
@@ -32,7 +32,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let format = FormatArg::or_from_ending(self.format, &self.file).into();
         let request = ImportRequest { path: self.file, name: self.name, format };
         operation::perform(context, context.client.import(&request)).await

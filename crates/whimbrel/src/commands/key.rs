@@ -1,6 +1,6 @@
 //! `whimbrel key`.
 
-use crate::{context::Context, failure::Failure};
+use crate::{context::Context, error::CliError};
 use serde::Serialize;
 use whimbrel_core::HostName;
 
@@ -22,7 +22,7 @@ struct Key {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let host = context.client.host().await?;
         let key = Key { name: host.name, public_key: host.public_key };
         context.output.result(&key, |key| format!("{}\n", key.public_key))

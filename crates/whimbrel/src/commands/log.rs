@@ -1,11 +1,11 @@
 //! `whimbrel log`.
 
 use crate::{
-    capsules::{kind, names},
+    capsule_text::{kind, names},
+    capsule_tree,
     context::Context,
-    failure::Failure,
+    error::CliError,
     table::{ago, table},
-    tree,
 };
 use whimbrel_api::{CapsuleInfo, CapsuleRef, GraphNode, RefVersion};
 use whimbrel_core::CapsuleId;
@@ -36,7 +36,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         if self.graph {
             let nodes = context.client.graph(self.capsule.as_ref()).await?;
             return context.output.result(nodes.as_slice(), picture);
@@ -76,7 +76,7 @@ fn picture(nodes: &[GraphNode]) -> String {
     if nodes.is_empty() {
         return "no capsules; take one with `whimbrel checkpoint NAME`\n".to_owned();
     }
-    tree::draw(nodes, |node| {
+    capsule_tree::draw(nodes, |node| {
         let adds = node.adds.map_or_else(|| ", partly elsewhere".to_owned(), |adds| format!(", adds {adds}"));
         let off = |live: bool| if live { "" } else { " (off)" };
         let machines: Vec<_> = node.machines.iter().map(|m| format!("{}{}", m.name, off(m.live))).collect();

@@ -1,9 +1,9 @@
 //! `whimbrel ls`.
 
 use crate::{
-    capsules,
+    capsule_text,
     context::Context,
-    failure::Failure,
+    error::CliError,
     table::{ago, table},
 };
 use whimbrel_api::RemoteCapsule;
@@ -25,7 +25,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         match self.host {
             Some(host) => {
                 let all = context.client.remote(&host).await?;
@@ -33,7 +33,7 @@ impl Args {
             }
             None => {
                 let all = context.client.capsules().await?;
-                context.output.result(all.as_slice(), capsules::list)
+                context.output.result(all.as_slice(), capsule_text::list)
             }
         }
     }

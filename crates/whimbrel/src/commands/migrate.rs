@@ -1,10 +1,10 @@
 //! `whimbrel migrate`.
 
 use crate::{
+    argument_types::{DurationArg, NetworkArg, RateArg, Throttle},
     context::Context,
-    failure::Failure,
+    error::CliError,
     operation,
-    values::{NetworkArg, Rate, Span, Throttle},
 };
 use clap::ValueEnum;
 use whimbrel_api::{MigrateMode, MigrateRequest};
@@ -38,19 +38,19 @@ pub(crate) struct Args {
     mode: ModeArg,
     /// Copy on until it would stand still no longer than this
     #[arg(long, value_name = "DURATION")]
-    downtime_max: Option<Span>,
+    downtime_max: Option<DurationArg>,
     /// Rounds of --mode hybrid before it runs there; 2 unless given
     #[arg(long, value_name = "NUMBER")]
     rounds: Option<u32>,
     /// Use no more of the link than this
     #[arg(long, value_name = "RATE")]
-    rate_max: Option<Rate>,
+    rate_max: Option<RateArg>,
     /// Begin at this rate, then go as fast as the machine writes and a step faster
     #[arg(long, value_name = "RATE")]
-    rate_min: Option<Rate>,
+    rate_min: Option<RateArg>,
     /// How much faster; 50Mbit unless given
     #[arg(long, value_name = "RATE")]
-    rate_step: Option<Rate>,
+    rate_step: Option<RateArg>,
     /// The same as a --rate-min of 100Mbit
     #[arg(long)]
     adaptive: bool,
@@ -85,7 +85,7 @@ enum ModeArg {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let request = MigrateRequest {
             host: self.host,
             mode: match self.mode {
@@ -95,7 +95,7 @@ impl Args {
                 ModeArg::Hybrid => MigrateMode::Hybrid,
             },
             rounds: self.rounds,
-            downtime_max_ms: self.downtime_max.map(Span::as_ms),
+            downtime_max_ms: self.downtime_max.map(DurationArg::as_ms),
             rate_max: self.rate_max.map(|rate| rate.0),
             rate_min: self.rate_min.map(|rate| rate.0),
             rate_step: self.rate_step.map(|rate| rate.0),

@@ -1,7 +1,7 @@
 //! `whimbrel mount`.
 
-use super::{pool_mount, session_mount};
-use crate::{context::Context, failure::Failure, sessions};
+use super::{pool::mount as pool_mount, session::mount as session_mount};
+use crate::{context::Context, error::CliError, session_dirs};
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
@@ -36,11 +36,11 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) fn run(self, context: &Context) -> Result<(), CliError> {
         let Some(managers) = self.target.strip_prefix("pool:") else {
             return self.session.run(&self.target, &self.dir, context);
         };
-        let keys = sessions::keys(self.session.keys.as_deref());
+        let keys = session_dirs::keys(self.session.keys.as_deref());
         self.pool.run(managers, &self.dir, (&keys, self.session.others), context)
     }
 }

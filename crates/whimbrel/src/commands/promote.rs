@@ -1,6 +1,6 @@
 //! `whimbrel promote`.
 
-use crate::{context::Context, failure::Failure, table::milliseconds};
+use crate::{context::Context, error::CliError, table::milliseconds};
 use whimbrel_api::{CapsuleRef, PromoteReport, PromoteRequest};
 use whimbrel_core::{ByteSize, CapsuleId, RefName};
 
@@ -29,7 +29,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let request = PromoteRequest { capsule: self.capsule, tag: self.tag, all_refs: self.all_refs };
         let report = context.client.promote(&request).await?;
         context.output.result(&report, describe)

@@ -1,14 +1,14 @@
 //! `whimbrel protect`.
 
 use crate::{
+    argument_types::{DurationArg, RateArg, SnapshotRuleArg},
     context::Context,
-    failure::Failure,
+    error::CliError,
     operation,
-    values::{Keep, Rate, Span},
 };
 use clap::ValueEnum;
 use whimbrel_api::{CodeStep, ProtectBlock, ProtectCodec, ProtectMode, ProtectRequest};
-use whimbrel_core::{HostName, MachineName, WitnessName};
+use whimbrel_core::{HostName, MachineName, WitnessAddress};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -37,14 +37,14 @@ pub(crate) struct Args {
     host: HostName,
     /// A third host, which all three trust, or an etcd as etcd://HOST:PORT,HOST:PORT; it decides who runs the machine
     #[arg(long, value_name = "WITNESS")]
-    witness: Option<WitnessName>,
+    witness: Option<WitnessAddress>,
     /// How what has changed travels
     #[arg(long, value_enum, default_value = "epoch")]
     mode: ModeArg,
     /// Time between two cuts, 25ms to 1s, 50ms if absent; the delay of what it sends is about that. In mode replay 100ms to
     /// 10s, 1s if absent
     #[arg(long, value_name = "DURATION")]
-    epoch: Option<Span>,
+    epoch: Option<DurationArg>,
     /// How many times as long an epoch may last while nothing it sent waits to leave, 1 to 20; 4 if absent, 1 in a group and in
     /// the other modes
     #[arg(long, value_name = "TIMES")]
@@ -54,7 +54,7 @@ pub(crate) struct Args {
     block: Option<BlockArg>,
     /// How long the primary may be silent before the standby asks for it, 200ms to 60s
     #[arg(long, value_name = "DURATION", default_value = "400ms")]
-    lease: Span,
+    lease: DurationArg,
     /// Leave steps of the code out, to see what each brings
     #[arg(long, value_enum, value_delimiter = ',', value_name = "STEPS")]
     without: Vec<StepArg>,
@@ -66,13 +66,13 @@ pub(crate) struct Args {
     then: Option<HostName>,
     /// Store epochs as capsules on the standby's host, so often and the newest so many; `whimbrel resume NAME@-5m` goes back
     #[arg(long, value_name = "RATE,COUNT")]
-    keep: Option<Keep>,
+    keep: Option<SnapshotRuleArg>,
     /// Cut its epochs at one instant with all machines of this host that are protected in the same group
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
     /// Use no more of the link to the standby than this; what the machine sends waits for epochs that take longer so
     #[arg(long, value_name = "RATE")]
-    rate_max: Option<Rate>,
+    rate_max: Option<RateArg>,
 }
 
 /// The two of them, with help.
@@ -117,7 +117,7 @@ enum StepArg {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let block = self.block.map(|block| match block {
             BlockArg::B64 => ProtectBlock::B64,
             BlockArg::B128 => ProtectBlock::B128,

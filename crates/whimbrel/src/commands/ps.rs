@@ -1,6 +1,6 @@
 //! `whimbrel ps`.
 
-use crate::{context::Context, failure::Failure, machines};
+use crate::{context::Context, error::CliError, machine_text};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -13,8 +13,8 @@ Examples:
 pub(crate) struct Args {}
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let all = context.client.machines().await?;
-        context.output.result(all.as_slice(), machines::list)
+        context.output.result(all.as_slice(), machine_text::list)
     }
 }

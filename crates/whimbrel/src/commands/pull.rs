@@ -1,6 +1,6 @@
 //! `whimbrel pull`.
 
-use crate::{context::Context, failure::Failure, operation, values::Located};
+use crate::{argument_types::Located, context::Context, error::CliError, operation};
 use whimbrel_api::PullRequest;
 use whimbrel_core::RefName;
 
@@ -31,7 +31,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let Located { host, pool, capsule } = self.capsule;
         let request = PullRequest { capsule, host, pool, tag: self.tag, lazy: self.lazy };
         operation::perform(context, context.client.pull(&request)).await

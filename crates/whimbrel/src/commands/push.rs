@@ -1,10 +1,10 @@
 //! `whimbrel push`.
 
 use crate::{
+    argument_types::{BalloonArg, PushTarget},
     context::Context,
-    failure::Failure,
+    error::CliError,
     operation,
-    values::{Balloon, Target},
 };
 use whimbrel_api::{CapsuleRef, PushRequest};
 
@@ -31,10 +31,10 @@ pub(crate) struct Args {
     /// A machine, or a capsule (tag or id)
     subject: CapsuleRef,
     /// Where to: a host, or pool:MANAGER[/FOLDER]; may be left out if only one host is trusted
-    host: Option<Target>,
+    host: Option<PushTarget>,
     /// Take memory from the guest before it is suspended: auto, off or what to leave it
     #[arg(long, value_name = "auto|off|SIZE", default_value = "auto")]
-    balloon: Balloon,
+    balloon: BalloonArg,
     /// Let the machine run; upload every capsule that is taken of it
     #[arg(long, conflicts_with = "unfollow")]
     follow: bool,
@@ -44,8 +44,8 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
-        let (host, pool) = self.host.map_or((None, None), Target::apart);
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
+        let (host, pool) = self.host.map_or((None, None), PushTarget::apart);
         let request = PushRequest {
             subject: self.subject,
             host,

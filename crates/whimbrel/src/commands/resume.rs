@@ -1,10 +1,10 @@
 //! `whimbrel resume`.
 
 use crate::{
+    argument_types::{Located, NetworkArg},
     context::Context,
-    failure::Failure,
+    error::CliError,
     operation,
-    values::{Located, NetworkArg},
 };
 use whimbrel_api::{ResumeMode, ResumeRequest};
 use whimbrel_core::MachineName;
@@ -57,7 +57,7 @@ enum ThenArg {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let mode = if self.full { ResumeMode::Full } else { ResumeMode::Lazy };
         let (name, network) = (self.name, self.network.map(Into::into));
         let Located { host, pool, capsule } = self.capsule;

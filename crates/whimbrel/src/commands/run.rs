@@ -1,10 +1,10 @@
 //! `whimbrel run`.
 
 use crate::{
+    argument_types::{DiskArg, GuestRequestArg, NicArg, absolute},
     context::Context,
-    failure::Failure,
-    machines,
-    values::{Disk, Port, Wish, absolute},
+    error::CliError,
+    machine_text,
 };
 use clap::ValueEnum;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ pub(crate) struct Args {
     name: MachineName,
     /// Raw image to begin from; it is read, never written (may be given several times)
     #[arg(long = "disk", value_name = "FILE[,size=SIZE]")]
-    disks: Vec<Disk>,
+    disks: Vec<DiskArg>,
     /// Guest memory
     #[arg(long, value_name = "SIZE")]
     memory: ByteSize,
@@ -43,13 +43,13 @@ pub(crate) struct Args {
     append: Option<String>,
     /// Network port in a bridge of this host, or `none` for an unplugged one (may be given several times)
     #[arg(long = "net", value_name = "BRIDGE[,mac=ADDRESS]")]
-    nics: Vec<Port>,
+    nics: Vec<NicArg>,
     /// What executes guest instructions; the host's choice unless given
     #[arg(long)]
     accel: Option<AccelArg>,
     /// What it may ask for from inside with `whimbrel-guest`; nothing unless given
     #[arg(long, value_name = "migrate=HOST|checkpoint", value_delimiter = ',')]
-    self_service: Vec<Wish>,
+    self_service: Vec<GuestRequestArg>,
 }
 
 /// The two of them, with help.
@@ -62,9 +62,9 @@ enum AccelArg {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let machine = context.client.run(&self.request()).await?;
-        context.output.result(&machine, machines::sentence)
+        context.output.result(&machine, machine_text::sentence)
     }
 
     fn request(self) -> RunRequest {
@@ -81,7 +81,7 @@ impl Args {
                 AccelArg::Tcg => Accel::Tcg,
                 AccelArg::Kvm => Accel::Kvm,
             }),
-            self_service: Wish::all(self.self_service),
+            self_service: GuestRequestArg::all(self.self_service),
         }
     }
 }

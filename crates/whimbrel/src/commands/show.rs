@@ -1,6 +1,6 @@
 //! `whimbrel show`.
 
-use crate::{capsules, context::Context, failure::Failure};
+use crate::{capsule_text, context::Context, error::CliError};
 use whimbrel_api::CapsuleRef;
 
 const EXAMPLES: &str = "\
@@ -17,8 +17,8 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let capsule = context.client.capsule(&self.capsule).await?;
-        context.output.result(&capsule, capsules::page)
+        context.output.result(&capsule, capsule_text::page)
     }
 }

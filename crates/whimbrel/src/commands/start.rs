@@ -1,6 +1,6 @@
 //! `whimbrel start`.
 
-use crate::{context::Context, failure::Failure, machines};
+use crate::{context::Context, error::CliError, machine_text};
 use whimbrel_core::MachineName;
 
 const EXAMPLES: &str = "\
@@ -20,8 +20,8 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let machine = context.client.start_machine(&self.name).await?;
-        context.output.result(&machine, machines::sentence)
+        context.output.result(&machine, machine_text::sentence)
     }
 }

@@ -1,6 +1,6 @@
 //! `whimbrel stop`.
 
-use crate::{context::Context, failure::Failure, machines, values::Span};
+use crate::{argument_types::DurationArg, context::Context, error::CliError, machine_text};
 use whimbrel_api::{StopMode, StopRequest};
 use whimbrel_core::MachineName;
 
@@ -24,14 +24,14 @@ pub(crate) struct Args {
     kill: bool,
     /// How long to wait for the guest
     #[arg(long, value_name = "DURATION", default_value = "60s", conflicts_with = "kill")]
-    timeout: Span,
+    timeout: DurationArg,
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let mode = if self.kill { StopMode::Kill } else { StopMode::Powerdown };
         let timeout_s = (!self.kill).then(|| self.timeout.0.as_secs().max(1));
         let machine = context.client.stop(&self.name, &StopRequest { mode, timeout_s }).await?;
-        context.output.result(&machine, machines::sentence)
+        context.output.result(&machine, machine_text::sentence)
     }
 }

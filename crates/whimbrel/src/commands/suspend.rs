@@ -1,6 +1,6 @@
 //! `whimbrel suspend`.
 
-use crate::{context::Context, failure::Failure, operation, values::Balloon};
+use crate::{argument_types::BalloonArg, context::Context, error::CliError, operation};
 use whimbrel_api::SuspendRequest;
 use whimbrel_core::{MachineName, RefName};
 
@@ -24,11 +24,11 @@ pub(crate) struct Args {
     tag: Option<RefName>,
     /// Take memory from the guest before: auto, off or what to leave it (it has all of it back when it runs on)
     #[arg(long, value_name = "auto|off|SIZE", default_value = "off")]
-    balloon: Balloon,
+    balloon: BalloonArg,
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let request = SuspendRequest { tag: self.tag, balloon: self.balloon.0 };
         operation::perform(context, context.client.suspend(&self.name, &request)).await
     }

@@ -1,6 +1,6 @@
 //! `whimbrel tag`.
 
-use crate::{capsules, context::Context, failure::Failure};
+use crate::{capsule_text, context::Context, error::CliError};
 use whimbrel_api::{CapsuleRef, TagRequest};
 use whimbrel_core::RefName;
 
@@ -23,11 +23,11 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let capsule = context.client.tag(&self.tag, &TagRequest { capsule: self.capsule }).await?;
         if let Some(left) = &capsule.left {
             let named = format!("{} named {} before", self.tag, left.capsule.short());
-            if let Some(note) = capsules::left_behind(left) {
+            if let Some(note) = capsule_text::left_behind(left) {
                 context.output.remark(&format!("note: {named}: {note}; see `whimbrel rebase {}`", self.tag));
             }
         }

@@ -1,12 +1,12 @@
 //! `whimbrel top`.
 
 use crate::{
+    argument_types::DurationArg,
     context::Context,
-    failure::Failure,
-    machines,
+    error::CliError,
+    machine_text,
     output::write,
     table::{count, span, table},
-    values::Span,
 };
 use serde::Serialize;
 use std::{
@@ -30,7 +30,7 @@ Examples:
 pub(crate) struct Args {
     /// Time between two looks
     #[arg(long, value_name = "DURATION", default_value = "2s")]
-    interval: Span,
+    interval: DurationArg,
     /// Look this often and end
     #[arg(long, value_name = "N")]
     count: Option<u64>,
@@ -58,15 +58,15 @@ struct Usage {
 struct Before(HashMap<MachineName, (Instant, Duration)>);
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let interval = self.interval.0.max(Duration::from_millis(100));
         let mut before = Before::default();
         let mut looks = 0;
         loop {
-            let look = look(context, &mut before).await?;
+            let look = poll(context, &mut before).await?;
             if context.output.json {
                 let line =
-                    serde_json::to_string(&look).map_err(|e| Failure::io("write the result")(e.into()))?;
+                    serde_json::to_string(&look).map_err(|e| CliError::io("write the result")(e.into()))?;
                 write((line + "\n").as_bytes())?;
             } else {
                 write(screen(&look).as_bytes())?;
@@ -80,7 +80,7 @@ impl Args {
     }
 }
 
-async fn look(context: &Context, before: &mut Before) -> Result<Look, Failure> {
+async fn poll(context: &Context, before: &mut Before) -> Result<Look, CliError> {
     let host = context.client.host().await?;
     let machines = context.client.machines().await?;
     let machines = machines.into_iter().map(|machine| before.usage(machine)).collect();
@@ -120,7 +120,7 @@ fn screen(look: &Look) -> String {
     let rows = look.machines.iter().map(|usage| {
         [
             usage.machine.name.to_string(),
-            machines::state(&usage.machine.state),
+            machine_text::state(&usage.machine.state),
             usage.cpu_percent.map(|cpu| format!("{cpu:.0} %")).unwrap_or_default(),
             usage.resident_bytes.map(|bytes| ByteSize(bytes).to_string()).unwrap_or_default(),
             usage.machine.memory.to_string(),

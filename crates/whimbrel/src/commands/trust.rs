@@ -1,6 +1,6 @@
 //! `whimbrel trust`.
 
-use crate::{context::Context, failure::Failure, output::Removed, table::table};
+use crate::{context::Context, error::CliError, output::Removed, table::table};
 use clap::Subcommand;
 use whimbrel_api::{RefRights, TrustEntry};
 use whimbrel_core::HostName;
@@ -87,7 +87,7 @@ impl Lists {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         match self.action {
             Action::Add { name, key, address, ssh, lists } => {
                 let (address, RefRights { read, write }) = (address.or(ssh), lists.rights());

@@ -1,6 +1,6 @@
 //! `whimbrel unprotect`.
 
-use crate::{context::Context, failure::Failure, machines};
+use crate::{context::Context, error::CliError, machine_text};
 use whimbrel_core::MachineName;
 
 const EXAMPLES: &str = "\
@@ -18,8 +18,8 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let machine = context.client.unprotect(&self.name).await?;
-        context.output.result(&machine, machines::sentence)
+        context.output.result(&machine, machine_text::sentence)
     }
 }

@@ -1,6 +1,6 @@
 //! `whimbrel verify`.
 
-use crate::{context::Context, failure::Failure, operation};
+use crate::{context::Context, error::CliError, operation};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -13,7 +13,7 @@ Examples:
 pub(crate) struct Args {}
 
 impl Args {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         operation::perform(context, context.client.verify()).await
     }
 }

@@ -1,6 +1,6 @@
 //! Checks of the kernel: the user's rights, its version, its devices, how much shared memory there is.
 
-use super::{Check, Verdict};
+use super::{Check, CheckStatus};
 use rustix::fs::{StatVfs, statfs, statvfs};
 use std::fs;
 use whimbrel_core::ByteSize;
@@ -20,7 +20,7 @@ pub(super) fn root() -> Check {
         let found = format!("user {}", user.as_raw());
         Check::bad(
             "root",
-            Verdict::Fail,
+            CheckStatus::Fail,
             found,
             "run the daemon as root: it traces QEMU and opens tap devices",
         )
@@ -33,7 +33,7 @@ pub(super) fn version() -> Check {
         Some(version) if version >= KERNEL_MIN => Check::ok("kernel", release),
         _ => {
             let fix = "use Linux 6.7 or newer: dirty pages are found with PAGEMAP_SCAN";
-            Check::bad("kernel", Verdict::Fail, release, fix)
+            Check::bad("kernel", CheckStatus::Fail, release, fix)
         }
     }
 }
@@ -55,11 +55,11 @@ pub(super) fn shared_memory() -> Check {
                 return Check::ok(NAME, text);
             }
             let fix = "mount -o remount,size=80% /dev/shm: guest memory lives there";
-            Check::bad(NAME, Verdict::Warn, text, fix)
+            Check::bad(NAME, CheckStatus::Warn, text, fix)
         }
         _ => Check::bad(
             NAME,
-            Verdict::Fail,
+            CheckStatus::Fail,
             "no tmpfs",
             "mount -t tmpfs tmpfs /dev/shm: guest memory lives there",
         ),
@@ -85,7 +85,7 @@ pub(super) fn fuse() -> Check {
 fn device(path: &'static str, fix: &str) -> Check {
     match fs::File::options().read(true).write(true).open(path) {
         Ok(_) => Check::ok(path, "opens"),
-        Err(error) => Check::bad(path, Verdict::Warn, error.to_string(), fix),
+        Err(error) => Check::bad(path, CheckStatus::Warn, error.to_string(), fix),
     }
 }
 

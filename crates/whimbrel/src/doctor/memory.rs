@@ -1,7 +1,7 @@
 //! What reading and tracking guest memory from outside needs of this machine.
 
-use super::{Check, Verdict};
-use whimbrel_memory::{Finding, Need};
+use super::{Check, CheckStatus};
+use whimbrel_memory::{Finding, Requirement};
 
 pub(super) fn checks() -> Vec<Check> {
     whimbrel_memory::probe().into_iter().map(row).collect()
@@ -9,11 +9,11 @@ pub(super) fn checks() -> Vec<Check> {
 
 fn row(finding: Finding) -> Check {
     let name = match finding.need {
-        Need::Userfaultfd => "userfaultfd",
-        Need::Features => "userfaultfd features",
-        Need::PagemapScan => "pagemap scan",
-        Need::Ptrace => "ptrace",
+        Requirement::Userfaultfd => "userfaultfd",
+        Requirement::Features => "userfaultfd features",
+        Requirement::PagemapScan => "pagemap scan",
+        Requirement::Ptrace => "ptrace",
     };
-    let verdict = if finding.met { Verdict::Ok } else { Verdict::Fail };
+    let verdict = if finding.met { CheckStatus::Ok } else { CheckStatus::Fail };
     Check { name, verdict, found: finding.sentence, fix: finding.fix.map(str::to_owned) }
 }

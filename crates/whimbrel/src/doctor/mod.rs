@@ -14,7 +14,7 @@ use std::{fmt, path::Path};
 /// How a check ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Verdict {
+pub(crate) enum CheckStatus {
     /// As it should be.
     Ok,
     /// Something will be slower or missing.
@@ -23,7 +23,7 @@ pub(crate) enum Verdict {
     Fail,
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for CheckStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Ok => "ok",
@@ -39,7 +39,7 @@ pub(crate) struct Check {
     /// What.
     pub(crate) name: &'static str,
     /// How it is.
-    pub(crate) verdict: Verdict,
+    pub(crate) verdict: CheckStatus,
     /// What was found.
     pub(crate) found: String,
     /// What to do about it.
@@ -49,10 +49,10 @@ pub(crate) struct Check {
 
 impl Check {
     fn ok(name: &'static str, found: impl Into<String>) -> Self {
-        Self { name, verdict: Verdict::Ok, found: found.into(), fix: None }
+        Self { name, verdict: CheckStatus::Ok, found: found.into(), fix: None }
     }
 
-    fn bad(name: &'static str, verdict: Verdict, found: impl Into<String>, fix: &str) -> Self {
+    fn bad(name: &'static str, verdict: CheckStatus, found: impl Into<String>, fix: &str) -> Self {
         Self { name, verdict, found: found.into(), fix: Some(fix.to_owned()) }
     }
 }

@@ -1,6 +1,6 @@
 //! Checks of what is installed: QEMU, virtualisation, bridge tools, and whether a daemon runs.
 
-use super::{Check, Verdict};
+use super::{Check, CheckStatus};
 use std::{
     env, fs,
     os::unix::{fs::PermissionsExt, net::UnixStream},
@@ -15,14 +15,14 @@ const QEMU_MIN: (u64, u64) = (7, 2);
 pub(super) fn qemu() -> Vec<Check> {
     let install = "install QEMU 7.2 or newer, on Debian: apt install qemu-system-x86";
     match whimbrel_qemu::probe() {
-        Err(error) => vec![Check::bad("qemu", Verdict::Fail, error.to_string(), install)],
+        Err(error) => vec![Check::bad("qemu", CheckStatus::Fail, error.to_string(), install)],
         Ok(binary) => {
             let found = format!("{} at {}", binary.version, binary.path.display());
             let recent = (binary.version.major, binary.version.minor) >= QEMU_MIN;
             let check = if recent {
                 Check::ok("qemu", found)
             } else {
-                Check::bad("qemu", Verdict::Fail, found, install)
+                Check::bad("qemu", CheckStatus::Fail, found, install)
             };
             vec![check, kvm(binary)]
         }
@@ -32,7 +32,7 @@ pub(super) fn qemu() -> Vec<Check> {
 /// A /dev/kvm that opens may still run no guest (nested virtualisation), so one is tried.
 fn kvm(binary: &QemuBinary) -> Check {
     let slow =
-        |found: String, fix| Check::bad("kvm", Verdict::Warn, format!("{found}; guests run on tcg"), fix);
+        |found: String, fix| Check::bad("kvm", CheckStatus::Warn, format!("{found}; guests run on tcg"), fix);
     match whimbrel_qemu::probe_kvm(binary) {
         KvmProbe::Works => Check::ok("kvm", "executes guests"),
         KvmProbe::Absent => slow(
@@ -53,7 +53,7 @@ pub(super) fn bridge_tools() -> Check {
         Some(path) => Check::ok("bridge tools", path.display().to_string()),
         None => {
             let fix = "apt install iproute2: bridges for --net are made with `ip link add br0 type bridge`";
-            Check::bad("bridge tools", Verdict::Warn, "no ip on the PATH", fix)
+            Check::bad("bridge tools", CheckStatus::Warn, "no ip on the PATH", fix)
         }
     }
 }
@@ -63,7 +63,7 @@ pub(super) fn daemon(socket: &Path) -> Check {
         Ok(_) => Check::ok("daemon", format!("listens on {}", socket.display())),
         Err(error) => {
             let fix = "whimbrel host --name NAME --data DIR";
-            Check::bad("daemon", Verdict::Warn, format!("{}: {error}", socket.display()), fix)
+            Check::bad("daemon", CheckStatus::Warn, format!("{}: {error}", socket.display()), fix)
         }
     }
 }

@@ -9,7 +9,7 @@ pub(crate) mod raster;
 pub(crate) mod svg;
 pub(crate) mod text;
 
-use crate::rounds;
+use crate::round_text;
 use whimbrel_api::{MigrationEnd, MigrationRecord, RoundInfo};
 use whimbrel_core::ByteSize;
 
@@ -61,8 +61,8 @@ fn bar(round: &RoundInfo) -> Bar {
     Bar {
         across: (0.0, 0.0),
         time: (begun, begun + round.ms / 1e3),
-        rate: rounds::rate(round),
-        dirty_rate: rounds::dirty_rate(round),
+        rate: round_text::rate(round),
+        dirty_rate: round_text::dirty_rate(round),
         label: ByteSize(round.bytes).to_string(),
         stopped: false,
     }

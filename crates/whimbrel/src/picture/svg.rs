@@ -1,7 +1,7 @@
 //! The picture as SVG, whose text stays text and can be searched, and as PNG.
 
 use super::{Bar, bars, headline, highest, raster::Canvas};
-use crate::rounds::spoken;
+use crate::round_text::spoken;
 use plotters::{
     coord::Shift,
     element::{PathElement, Rectangle, Text},

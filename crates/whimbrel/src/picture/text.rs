@@ -1,7 +1,7 @@
 //! The picture in characters, for a terminal.
 
 use super::{Bar, bars, headline, highest};
-use crate::rounds::spoken;
+use crate::round_text::spoken;
 use whimbrel_api::MigrationRecord;
 
 const HEIGHT: usize = 12;

@@ -27,7 +27,7 @@ use tokio::{
     sync::watch,
 };
 use whimbrel_api::{ApiError, ErrorCode, routes};
-use whimbrel_capture::trace::{Head, Sample, Trace};
+use whimbrel_capture::dirty_trace::{DirtyTrace, DirtyTraceHeader, Sample};
 use whimbrel_core::PageRun;
 
 pub(crate) struct Daemon {
@@ -279,12 +279,12 @@ fn operation(number: u64, kind: &str, state: Value) -> Value {
 /// Two seconds of a machine that writes ten pages again and again and ten others each time.
 fn trace() -> Vec<u8> {
     let every = Duration::from_millis(50);
-    let head = Head { pages: 1024, present: 512, every, began_ms: 1 };
+    let head = DirtyTraceHeader { pages: 1024, present: 512, every, began_ms: 1 };
     let sample = |k: u64| {
         let dirty = vec![PageRun::new(0, 10), PageRun::new(20 + 10 * k, 10)];
         Sample { took: every, dirty }
     };
-    Trace { head, samples: (0..40u64).map(sample).collect() }.write()
+    DirtyTrace { head, samples: (0..40u64).map(sample).collect() }.write()
 }
 
 /// The capsule that fits best, which is here.

@@ -7,7 +7,7 @@ use crate::proof::Proof;
 use std::time::{Duration, Instant};
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS};
 use whimbrel_testkit::{
-    guest::{Identity, Witness},
+    guest::{Identity, TestAgent},
     lab::{StreamProbe, StreamReport},
 };
 
@@ -21,7 +21,7 @@ const ANSWERS: u64 = 300;
 /// A client of the machine.
 pub(crate) struct Client<'a> {
     cluster: &'a Cluster,
-    witness: Witness,
+    witness: TestAgent,
     stream: StreamProbe,
 }
 

@@ -1,6 +1,6 @@
 //! Whether a machine is still the one it was: what its witness says before a step against what it says afterwards.
 
-use whimbrel_testkit::guest::{Identity, Verdict};
+use whimbrel_testkit::guest::{CheckResult, Identity};
 
 /// What was looked at, and whether it is as it must be.
 #[derive(Debug, Clone)]
@@ -47,8 +47,8 @@ impl Proof {
 }
 
 /// Both were read in full, are what they should be, and are the same.
-fn same(before: Verdict, after: Verdict) -> bool {
-    matches!((before, after), (Verdict::Good(before), Verdict::Good(after)) if before == after)
+fn same(before: CheckResult, after: CheckResult) -> bool {
+    matches!((before, after), (CheckResult::Good(before), CheckResult::Good(after)) if before == after)
 }
 
 #[cfg(test)]
@@ -62,8 +62,8 @@ mod tests {
             nonce: 1,
             counter: 10,
             steady: true,
-            ram: Verdict::Good(2),
-            disk: Verdict::Good(3),
+            ram: CheckResult::Good(2),
+            disk: CheckResult::Good(3),
             uptime: Duration::from_secs(4),
             genid: None,
             boot: "a".to_owned(),
@@ -71,8 +71,8 @@ mod tests {
         let broken = |after: Identity| Proof::same_life(&before, &after).broken();
         assert_eq!(broken(before.clone()), [""; 0]);
         assert_eq!(broken(Identity { nonce: 2, counter: 3, ..before.clone() }), ["nonce", "counter"]);
-        assert_eq!(broken(Identity { ram: Verdict::Bad, ..before.clone() }), ["ram"]);
-        assert_eq!(broken(Identity { disk: Verdict::None, ..before.clone() }), ["disk"]);
+        assert_eq!(broken(Identity { ram: CheckResult::Bad, ..before.clone() }), ["ram"]);
+        assert_eq!(broken(Identity { disk: CheckResult::None, ..before.clone() }), ["disk"]);
         let both = Proof(vec![("ram", true)]).and(Proof(vec![("ram", false), ("disk", true)]));
         assert_eq!(both.broken(), ["ram"]);
     }

@@ -14,7 +14,7 @@ use std::{
 };
 use whimbrel_core::ByteSize;
 use whimbrel_e2e::{Cluster, HostProcess, console};
-use whimbrel_testkit::guest::{Identity, Witness};
+use whimbrel_testkit::guest::{Identity, TestAgent};
 
 const CLONES: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -123,14 +123,14 @@ fn clone_name(number: usize) -> String {
     format!("clone-{number}")
 }
 
-fn answering(beta: &HostProcess, number: usize) -> Witness {
+fn answering(beta: &HostProcess, number: usize) -> TestAgent {
     let mut witness = console(beta, &clone_name(number));
     witness.wait_ready(PATIENCE).expect("a clone that answers on its console");
     witness
 }
 
 /// Whether all clones have the past of the checkpoint, and whether all their generation ids differ.
-fn identities(clones: &mut [Witness], kept: &Identity, original: &Identity) -> (Proof, bool) {
+fn identities(clones: &mut [TestAgent], kept: &Identity, original: &Identity) -> (Proof, bool) {
     let now: Vec<Identity> =
         clones.iter_mut().map(|clone| clone.check().expect("an answer from a clone")).collect();
     let ids: BTreeSet<u128> = now.iter().chain([original]).filter_map(|identity| identity.genid).collect();

@@ -81,7 +81,7 @@ impl Stunned {
             }
             self.threads.extend(&held);
             for thread in held {
-                while matches!(ptrace::look(thread), Ok(Seen::Runs)) && Instant::now() < deadline {
+                while matches!(ptrace::inspect(thread), Ok(Seen::Runs)) && Instant::now() < deadline {
                     std::thread::sleep(NAP);
                 }
             }
@@ -94,7 +94,7 @@ impl Stunned {
     }
 
     /// They stay held for so long from now on, but no longer than `most` since the first was.
-    pub(crate) fn keep(&mut self, lease: Duration, most: Duration) {
+    pub(crate) fn extend(&mut self, lease: Duration, most: Duration) {
         if self.pids.is_empty() {
             return;
         }
@@ -109,14 +109,14 @@ impl Stunned {
         self.pids.clear();
         self.ends = None;
         self.leaving.append(&mut self.threads);
-        self.let_go();
+        self.detach_stopped();
         count
     }
 
     /// Lets go what stands still of those that are to be let go.
-    fn let_go(&mut self) {
+    fn detach_stopped(&mut self) {
         self.leaving.retain(|thread| {
-            let done = match ptrace::look(*thread) {
+            let done = match ptrace::inspect(*thread) {
                 Ok(Seen::Stopped(signal)) => ptrace::release(*thread, signal).is_ok(),
                 // It has ended, or sleeps where it cannot be stopped.
                 Ok(Seen::Runs) => ptrace::reap(*thread),
@@ -128,7 +128,7 @@ impl Stunned {
 
     /// What time brings; how many processes were let go because a lease was over.
     pub(crate) fn tick(&mut self) -> u32 {
-        self.let_go();
+        self.detach_stopped();
         let now = Instant::now();
         let over = self.ends.is_some_and(|ends| now >= ends.lease || now >= ends.latest);
         if over { self.release() } else { 0 }
@@ -224,11 +224,11 @@ mod tests {
         let mut worker = Worker::start();
         let mut stunned = Stunned::default();
         assert!(stunned.hold_process(&worker.as_process()));
-        stunned.keep(Duration::from_secs(60), Duration::from_secs(60));
+        stunned.extend(Duration::from_secs(60), Duration::from_secs(60));
         assert!(wait_for(&mut stunned, || worker.state() == "t"), "{}", worker.state());
         assert!(!worker.has_ended(), "to its parent it runs");
         assert_eq!(stunned.tick(), 0);
-        stunned.keep(Duration::ZERO, Duration::from_secs(60));
+        stunned.extend(Duration::ZERO, Duration::from_secs(60));
         assert_eq!(stunned.tick(), 1);
         assert!(wait_for(&mut stunned, || worker.state() == "R"), "{}", worker.state());
         assert!(stunned.next_tick().is_none());
@@ -239,8 +239,8 @@ mod tests {
         let worker = Worker::start();
         let mut stunned = Stunned::default();
         assert!(stunned.hold_process(&worker.as_process()));
-        stunned.keep(Duration::from_secs(60), Duration::ZERO);
-        stunned.keep(Duration::from_secs(60), Duration::from_secs(60));
+        stunned.extend(Duration::from_secs(60), Duration::ZERO);
+        stunned.extend(Duration::from_secs(60), Duration::from_secs(60));
         assert_eq!(stunned.tick(), 1);
     }
 

@@ -24,7 +24,7 @@ pub(crate) fn hold(thread: i32) -> io::Result<()> {
 }
 
 /// What the thread does.
-pub(crate) fn look(thread: i32) -> io::Result<Seen> {
+pub(crate) fn inspect(thread: i32) -> io::Result<Seen> {
     // SAFETY: a structure of plain integers (and a union of them), for which zero is a value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     match request(libc::PTRACE_GETSIGINFO, thread, &raw mut info as usize) {

@@ -11,8 +11,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
-use whimbrel_align::{Cuts, FileSystem, Layout, Region, RegionKind};
-use whimbrel_block::{Device, ExtentKind, FileDevice, Recut, layout_of};
+use whimbrel_align::{FileSystem, Layout, PageAlignment, Region, RegionKind};
+use whimbrel_block::{AlignedDisk, Device, ExtentKind, FileDevice, layout_of};
 use whimbrel_core::{Digest, PAGE_SIZE, is_zero};
 
 /// Digests of the pages of `files`, in memory.
@@ -23,8 +23,8 @@ fn pages_of(files: &Files) -> Vec<Digest> {
 }
 
 /// Digests of the cut pages of `disk` that are not zero.
-fn cut_pages(disk: &Arc<FileDevice>, cuts: Cuts) -> HashSet<Digest> {
-    let disk = Recut::new(disk.clone(), cuts).unwrap();
+fn cut_pages(disk: &Arc<FileDevice>, cuts: PageAlignment) -> HashSet<Digest> {
+    let disk = AlignedDisk::new(disk.clone(), cuts).unwrap();
     let (mut found, mut at, mut buffer) = (HashSet::new(), 0, vec![0; 1 << 20]);
     while at < disk.size() {
         let window = &mut buffer[..(disk.size() - at).min(1 << 20) as usize];
@@ -84,7 +84,7 @@ fn check(place: &Place, maker: &Maker, disk: &Path, wanted: &[Digest]) -> bool {
     let (device, layout) = open(disk);
     let phase = region(&layout, place, maker.file_system, &what).phase;
     let with = share(wanted, &cut_pages(&device, layout.cuts().unwrap()));
-    let without = share(wanted, &cut_pages(&device, Cuts::identity(device.size()).unwrap()));
+    let without = share(wanted, &cut_pages(&device, PageAlignment::identity(device.size()).unwrap()));
     println!("{what}: phase {phase}, found {with:.3} with cuts, {without:.3} without");
     assert!(with >= 0.95, "{what}: only {with} of the pages");
     if phase == 0 {

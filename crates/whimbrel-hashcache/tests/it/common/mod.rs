@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use whimbrel_core::{Digest, PAGE_SIZE};
-use whimbrel_hashcache::{Added, CacheError, Geometry, HashCache, Missing, Progress, SourceKind};
+use whimbrel_hashcache::{Added, CacheError, Geometry, HashCache, OnMissing, Progress, SourceKind};
 
 pub(crate) fn onward(_: Progress) -> ControlFlow<()> {
     ControlFlow::Continue(())
@@ -38,7 +38,7 @@ impl Fixture {
         let folder = tempfile::tempdir().unwrap();
         let geometry = Geometry::for_pages(pages);
         let path = folder.path().join("table");
-        let cache = HashCache::open_seeded(&path, Missing::Create(geometry), 7).unwrap();
+        let cache = HashCache::open_seeded(&path, OnMissing::Create(geometry), 7).unwrap();
         Self { folder, cache }
     }
 

@@ -136,7 +136,7 @@ impl World {
         let attempt = self.source.begun;
         self.source.begun += 1;
         self.wires[attempt] = Wire { open_at_source: true, open_at_target: true, ..Wire::default() };
-        self.source_does(rules, attempt, Source::begin(), cut);
+        self.source_does(rules, attempt, Source::initial(), cut);
     }
 
     pub(crate) fn source_hears(
@@ -175,9 +175,9 @@ impl World {
                 }
                 SourceAction::SendCommit => run(self, &[&|w| w.wires[h].commit = true], &mut cut),
                 SourceAction::SendAbort => run(self, &[&|w| w.wires[h].abort = true], &mut cut),
-                SourceAction::GoOn => run(self, &[&|w| w.source.go_on()], &mut cut),
-                SourceAction::StrikeOut => run(self, &[&|w| w.source.noted[h] = false], &mut cut),
-                SourceAction::Retire => run(
+                SourceAction::ResumeHere => run(self, &[&|w| w.source.go_on()], &mut cut),
+                SourceAction::RemoveRecord => run(self, &[&|w| w.source.noted[h] = false], &mut cut),
+                SourceAction::FreeMachine => run(
                     self,
                     &[&|w| w.source.qemu = Qemu::Dead, &|w| w.source.disk = Disk::Nothing],
                     &mut cut,
@@ -253,7 +253,7 @@ impl World {
                 TargetAction::MarkAndSayReady => {
                     run(self, &[&|w| w.target.mark(), &|w| w.wires[h].ready = true], &mut cut)
                 }
-                TargetAction::RunAndSaySo => run(
+                TargetAction::RunAndConfirm => run(
                     self,
                     &[&|w| w.target.start(), &|w| w.target.record(h, TargetRecord::Ours), &|w| {
                         w.wires[h].runs = true;
@@ -268,7 +268,7 @@ impl World {
                     }],
                     &mut cut,
                 ),
-                TargetAction::SayForgotten => run(self, &[&|w| w.wires[h].forgot = true], &mut cut),
+                TargetAction::ConfirmDiscarded => run(self, &[&|w| w.wires[h].forgot = true], &mut cut),
             };
             if !lives {
                 return self.target_dies();

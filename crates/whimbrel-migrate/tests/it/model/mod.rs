@@ -229,7 +229,7 @@ impl World {
         match step {
             Step::Begin { cut } => self.begin(rules, cut),
             Step::Source { attempt, event, cut } => self.source_hears(rules, attempt, event, cut),
-            Step::Offer { attempt, cut } => self.target_does(attempt, Target::begin(), cut),
+            Step::Offer { attempt, cut } => self.target_does(attempt, Target::initial(), cut),
             Step::Target { attempt, event, cut } => self.target_hears(rules, attempt, event, cut),
             Step::SourceCrash => self.source_dies(),
             Step::SourceRestart => self.source_restarts(rules),

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
-use whimbrel_net::{Gates, Port, PortConfig, TapConfig, World};
+use whimbrel_net::{Gates, Port, PortConfig, TapConfig, Uplink};
 use whimbrel_testkit::lab::Namespace;
 
 /// Longer than anything here takes.
@@ -63,7 +63,7 @@ impl FakeQemu {
 pub(crate) fn plugged(namespace: &Namespace, tap: &str, gates: Gates) -> (Port, FakeQemu) {
     let mut qemu = FakeQemu::new();
     let tap = TapConfig { name: tap.to_owned(), bridge: Some("br0".to_owned()) };
-    let config = PortConfig { stream_socket: qemu.socket.clone(), world: World::Tap(tap), gates };
+    let config = PortConfig { stream_socket: qemu.socket.clone(), world: Uplink::Tap(tap), gates };
     let port = namespace.run(|| Port::open(config)).unwrap();
     qemu.accept();
     assert!(port.wait_connected(PATIENCE));

@@ -2,8 +2,8 @@
 
 use super::statements::{BATCH, Database, RANGES, Tx, list, numbers, ranges_as_part, rows, signed, unsigned};
 use crate::{
-    map,
-    meta::{Knowledge, MetaError, Needy, Result, Verdict, chain, judge},
+    chunk_map,
+    meta::{ChunkStatus, GcDecision, MetaError, Result, UnderReplicated, judge, reference_counts},
     protocol::{BenefactorId, ChunkId, Fault, Inventory, Located, Written, after},
 };
 use sqlx::{AssertSqlSafe, Row};
@@ -65,12 +65,12 @@ impl Database {
             .fetch_optional(&self.read)
             .await?;
         let row = row.ok_or(MetaError::NotFound)?;
-        let pieces = map::decode(&row.try_get::<Vec<u8>, _>(0)?);
+        let pieces = chunk_map::decode(&row.try_get::<Vec<u8>, _>(0)?);
         let pieces = pieces.map_err(|_| MetaError::Damaged { what: "map" })?;
         if row.try_get::<i64, _>(1)? < i64::from(copies) {
             return Ok(vec![false; pieces.len()]);
         }
-        let chunks = chain::numbers(&pieces);
+        let chunks = reference_counts::numbers(&pieces);
         let mut doubtful = self.within("repair", "", &chunks).await?;
         let silent = sqlx::query("SELECT id FROM benefactor WHERE seen < $1 AND lost = 0")
             .bind(alive_since)
@@ -86,7 +86,7 @@ impl Database {
     /// Those of the chunks, which are in order, that have a row in a table.
     async fn within(&self, table: &str, which: &str, chunks: &[ChunkId]) -> Result<HashSet<ChunkId>> {
         let mut found = HashSet::new();
-        for ranges in chain::runs(chunks).chunks(RANGES) {
+        for ranges in reference_counts::runs(chunks).chunks(RANGES) {
             let text = format!(
                 "{} SELECT chunk FROM part CROSS JOIN {table} WHERE chunk BETWEEN part.low AND part.high {which}",
                 ranges_as_part(1, ranges.len())
@@ -217,7 +217,7 @@ impl Database {
         let row = sqlx::query("SELECT MIN(started) FROM session").fetch_one(&mut *tx).await?;
         let oldest: Option<i64> = row.try_get(0)?;
         let listed_at = now - i64::from(inventory.age) * 1000 - SLACK;
-        let mut verdicts = vec![Verdict::Keep; listed.len()];
+        let mut verdicts = vec![GcDecision::Keep; listed.len()];
         let mut range = (Digest(inventory.from), Digest(inventory.to));
         loop {
             // A benefactor that lost its disk lists nothing of all that is counted: that goes page by page too.
@@ -235,11 +235,11 @@ impl Database {
             }
         }
         self.finish(tx).await?;
-        Ok(verdicts.into_iter().map(|verdict| verdict == Verdict::Go).collect())
+        Ok(verdicts.into_iter().map(|verdict| verdict == GcDecision::Go).collect())
     }
 
     /// Chunks that may need copies, those that wait longest first.
-    pub(crate) async fn needy(&self, most: u32) -> Result<Vec<Needy>> {
+    pub(crate) async fn needy(&self, most: u32) -> Result<Vec<UnderReplicated>> {
         let found = sqlx::query(
             "SELECT chunk.id, chunk.digest, chunk.length, chunk.want, chunk.refs, repair.since
              FROM repair JOIN chunk ON chunk.id = repair.chunk ORDER BY repair.since LIMIT $1",
@@ -249,7 +249,7 @@ impl Database {
         .await?;
         let mut needy = Vec::with_capacity(found.len());
         for row in found {
-            needy.push(Needy {
+            needy.push(UnderReplicated {
                 chunk: unsigned(row.try_get(0)?),
                 digest: digest_of(row.try_get(1)?)?,
                 length: unsigned(row.try_get(2)?),
@@ -409,7 +409,7 @@ async fn judge_page(
     listed: &[(usize, &(Digest, u32))],
     page: &mut Counted,
     (now, oldest): (i64, Option<i64>),
-    verdicts: &mut [Verdict],
+    verdicts: &mut [GcDecision],
 ) -> Result<()> {
     let mut others = Vec::new();
     for (at, (digest, age)) in listed {
@@ -418,9 +418,9 @@ async fn judge_page(
             others.push((*at, *digest, age));
             continue;
         };
-        verdicts[*at] = judge(Knowledge::Counted { used, freed }, age, now, oldest);
-        if verdicts[*at] == Verdict::Go && !doom(tx, id, benefactor, freed).await? {
-            verdicts[*at] = Verdict::Keep;
+        verdicts[*at] = judge(ChunkStatus::Counted { used, freed }, age, now, oldest);
+        if verdicts[*at] == GcDecision::Go && !doom(tx, id, benefactor, freed).await? {
+            verdicts[*at] = GcDecision::Keep;
         }
     }
     for batch in others.chunks(BATCH) {
@@ -494,7 +494,7 @@ async fn judge_others(
     benefactor: BenefactorId,
     batch: &[(usize, Digest, i64)],
     (now, oldest): (i64, Option<i64>),
-    verdicts: &mut [Verdict],
+    verdicts: &mut [GcDecision],
 ) -> Result<()> {
     let text = format!(
         "SELECT id, digest, refs, want, (SELECT COUNT(*) FROM place WHERE place.chunk = chunk.id)
@@ -513,12 +513,12 @@ async fn judge_others(
     let mut adopted = Vec::new();
     for (at, digest, age) in batch {
         let row = enrolled.get(digest);
-        let knowledge = row.map_or(Knowledge::Unknown, |(_, used, lacking)| Knowledge::Extra {
+        let knowledge = row.map_or(ChunkStatus::Unknown, |(_, used, lacking)| ChunkStatus::Extra {
             used: *used,
             lacking: *lacking,
         });
         verdicts[*at] = judge(knowledge, *age, now, oldest);
-        if let (Verdict::Adopt, Some((id, ..))) = (verdicts[*at], row) {
+        if let (GcDecision::Adopt, Some((id, ..))) = (verdicts[*at], row) {
             adopted.push((*id, benefactor));
         }
     }

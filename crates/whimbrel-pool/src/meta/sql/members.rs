@@ -2,8 +2,8 @@
 
 use super::statements::{Database, Tx, numbers, signed, unsigned};
 use crate::{
-    meta::{Member, MetaError, Result},
-    protocol::{BenefactorId, Status},
+    meta::{BenefactorRow, MetaError, Result},
+    protocol::{BenefactorId, BenefactorStatus},
 };
 use sqlx::{AssertSqlSafe, Row};
 use whimbrel_wire::PublicKey;
@@ -12,7 +12,12 @@ use whimbrel_wire::PublicKey;
 const REMEMBERED: i64 = 3_600_000;
 
 impl Database {
-    pub(crate) async fn register(&self, key: &PublicKey, status: &Status, now: i64) -> Result<BenefactorId> {
+    pub(crate) async fn register(
+        &self,
+        key: &PublicKey,
+        status: &BenefactorStatus,
+        now: i64,
+    ) -> Result<BenefactorId> {
         let pool = self.pool_id().await?;
         if status.pool != 0 && status.pool != pool {
             return Err(MetaError::OtherPool { found: status.pool, expected: pool });
@@ -52,7 +57,7 @@ impl Database {
         Ok(id)
     }
 
-    pub(crate) async fn members(&self) -> Result<Vec<Member>> {
+    pub(crate) async fn members(&self) -> Result<Vec<BenefactorRow>> {
         let rows = sqlx::query(
             "SELECT id, key, name, address, capacity, used, free, chunks, draining, lost, faults, seen,
                  (SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM reservation WHERE benefactor = benefactor.id), owed
@@ -142,7 +147,7 @@ impl Database {
     }
 
     /// A session, and what it is promised.
-    pub(crate) async fn begin_session(&self, shares: &[(BenefactorId, u64)], now: i64) -> Result<u64> {
+    pub(crate) async fn start_session(&self, shares: &[(BenefactorId, u64)], now: i64) -> Result<u64> {
         let mut tx = self.write.begin().await?;
         let id = numbers(&mut tx, "session", 1).await?;
         sqlx::query("INSERT INTO session (id, started, seen) VALUES ($1, $2, $2)")
@@ -216,10 +221,10 @@ async fn promise(tx: &mut Tx<'_>, session: u64, shares: &[(BenefactorId, u64)]) 
     Ok(())
 }
 
-fn member(row: &<super::Driver as sqlx::Database>::Row) -> Result<Member> {
+fn member(row: &<super::Driver as sqlx::Database>::Row) -> Result<BenefactorRow> {
     let damaged = || MetaError::Damaged { what: "list of benefactors" };
     let key: Vec<u8> = row.try_get(1)?;
-    Ok(Member {
+    Ok(BenefactorRow {
         id: u16::try_from(row.try_get::<i64, _>(0)?).map_err(|_| damaged())?,
         key: PublicKey(key.try_into().map_err(|_| damaged())?),
         name: row.try_get(2)?,

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     meta::{MetaError, Result},
     policy::Policy,
-    protocol::{MAX_NAME, Make, Node, NodeChange, NodeId},
+    protocol::{MAX_NAME, NewNode, Node, NodeChange, NodeId},
 };
 use sqlx::{AssertSqlSafe, Row};
 
@@ -60,7 +60,7 @@ fn check_name(name: &str) -> Result<()> {
 }
 
 /// Makes a node in a folder that exists; the name must be free.
-pub(crate) async fn make_in(tx: &mut Tx<'_>, make: &Make, now: i64) -> Result<Node> {
+pub(crate) async fn make_in(tx: &mut Tx<'_>, make: &NewNode, now: i64) -> Result<Node> {
     check_name(&make.name)?;
     let parent = get(tx, make.parent).await?.ok_or(MetaError::NotFound)?;
     if !parent.folder {
@@ -155,7 +155,7 @@ impl Database {
         rows.iter().map(node_of).collect()
     }
 
-    pub(crate) async fn make(&self, make: &Make, now: i64) -> Result<Node> {
+    pub(crate) async fn make(&self, make: &NewNode, now: i64) -> Result<Node> {
         let mut tx = self.write.begin().await?;
         let node = make_in(&mut tx, make, now).await?;
         self.finish(tx).await?;

@@ -49,7 +49,7 @@ impl Database {
     }
 
     /// Ends the pins of a holder: those of `owner`, or of whoever calls itself so.
-    pub(crate) async fn let_go(&self, version: u64, owner: Option<&[u8]>, holder: &str) -> Result<()> {
+    pub(crate) async fn release(&self, version: u64, owner: Option<&[u8]>, holder: &str) -> Result<()> {
         let own = if owner.is_some() { "AND owner = $3" } else { "" };
         let text = format!("DELETE FROM held WHERE version = $1 AND holder = $2 {own}");
         let query = sqlx::query(AssertSqlSafe(text)).bind(signed(version)?).bind(holder);

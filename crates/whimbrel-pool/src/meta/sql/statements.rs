@@ -1,7 +1,7 @@
 //! Opening a database, counters, and what all statements need. Compiled for each driver; see `meta`.
 
 use super::{Driver, IS_POSTGRES};
-use crate::meta::{MetaError, Result, schema, sync::Syncs};
+use crate::meta::{MetaError, Result, group_commit::GroupCommit, schema};
 use sqlx::{AssertSqlSafe, Pool, Row, Transaction, pool::PoolOptions};
 use std::{fmt::Write, sync::Arc};
 
@@ -19,7 +19,7 @@ pub(crate) struct Database {
     pub(crate) write: Pool<Driver>,
     pub(crate) read: Pool<Driver>,
     /// Of a database whose commits are made durable here.
-    syncs: Option<Arc<Syncs>>,
+    syncs: Option<Arc<GroupCommit>>,
 }
 
 impl Database {
@@ -39,7 +39,7 @@ impl Database {
             }
         }
         let read = if IS_POSTGRES { write.clone() } else { pool(4).connect(&url).await? };
-        let syncs = if IS_POSTGRES { None } else { Some(Arc::new(Syncs::of(location))) };
+        let syncs = if IS_POSTGRES { None } else { Some(Arc::new(GroupCommit::of(location))) };
         let database = Self { write, read, syncs };
         database.migrate().await?;
         Ok(database)

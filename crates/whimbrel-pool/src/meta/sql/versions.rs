@@ -5,8 +5,8 @@ use super::{
     statements::{Database, RANGES, Tx, numbers, ranges_as_part, signed, unsigned},
 };
 use crate::{
-    map::{self, Piece},
-    meta::{Kept, MetaError, Result, Sums, chain},
+    chunk_map::{self, ChunkRef},
+    meta::{MetaError, PoolTotals, Result, RetainedVersion, reference_counts},
     protocol::{ChunkId, Commit, Node, NodeId, VersionInfo},
 };
 use sqlx::{AssertSqlSafe, Row};
@@ -16,7 +16,7 @@ impl Database {
     /// The one step that makes what a session wrote visible: all of it, or nothing. Asked again for
     /// the same commit of a session, because the answer was lost, this says what there is now and changes nothing, for others may
     /// have written since.
-    pub(crate) async fn commit(&self, commit: &Commit, pieces: &[Piece], now: i64) -> Result<Node> {
+    pub(crate) async fn commit(&self, commit: &Commit, pieces: &[ChunkRef], now: i64) -> Result<Node> {
         let mut tx = self.write.begin().await?;
         if let Some(node) = committed(&mut tx, commit).await? {
             let node = names::get(&mut tx, node).await?.ok_or(MetaError::NotFound)?;
@@ -51,7 +51,7 @@ impl Database {
         .bind(now * 1_000_000)
         .bind(pieces.len() as i64)
         .bind(signed(commit.sent)?)
-        .bind(map::encode(pieces))
+        .bind(chunk_map::encode(pieces))
         .bind(commit.modified)
         .bind(signed(older)?)
         .bind(i64::from(commit.copies.max(1)))
@@ -100,7 +100,7 @@ impl Database {
     }
 
     /// Every version, for policies to look at.
-    pub(crate) async fn kept(&self) -> Result<Vec<Kept>> {
+    pub(crate) async fn retained(&self) -> Result<Vec<RetainedVersion>> {
         let rows = sqlx::query(
             "SELECT node.parent, node.id, node.name, node.version, version.id, number, version.size, created, chunks,
                  sent, pinned, version.modified, CAST(CASE WHEN node.policy IS NULL THEN 0 ELSE 1 END AS BIGINT)
@@ -109,9 +109,9 @@ impl Database {
         .fetch_all(&self.read)
         .await?;
         let mut holders = self.holders(None).await?;
-        let kept = |row| -> Result<Kept> {
+        let kept = |row| -> Result<RetainedVersion> {
             let row: &<super::Driver as sqlx::Database>::Row = row;
-            Ok(Kept {
+            Ok(RetainedVersion {
                 folder: unsigned(row.try_get(0)?),
                 node: unsigned(row.try_get(1)?),
                 name: row.try_get(2)?,
@@ -164,7 +164,7 @@ impl Database {
         if done.rows_affected() == 1 { self.synced().await } else { Err(MetaError::NotFound) }
     }
 
-    pub(crate) async fn sums(&self) -> Result<Sums> {
+    pub(crate) async fn sums(&self) -> Result<PoolTotals> {
         let mut numbers = Vec::new();
         for text in [
             "SELECT COUNT(*) FROM node WHERE folder = 0",
@@ -181,7 +181,7 @@ impl Database {
         let [files, versions, logical, unique, chunks, repair, sessions, pinned] = numbers[..] else {
             return Err(MetaError::Damaged { what: "sums" });
         };
-        Ok(Sums { files, versions, logical, unique, chunks, repair, sessions, pinned })
+        Ok(PoolTotals { files, versions, logical, unique, chunks, repair, sessions, pinned })
     }
 }
 
@@ -213,7 +213,7 @@ async fn target(tx: &mut Tx<'_>, commit: &Commit, now: i64) -> Result<Node> {
 }
 
 /// Makes a version the one before in a chain, and returns its map; none if it is gone, has a next one, or fewer copies of it are wanted.
-async fn claim(tx: &mut Tx<'_>, version: u64, copies: u8) -> Result<Option<Vec<Piece>>> {
+async fn claim(tx: &mut Tx<'_>, version: u64, copies: u8) -> Result<Option<Vec<ChunkRef>>> {
     let row = sqlx::query(
         "UPDATE version SET newer = -1 WHERE id = $1 AND newer = 0 AND copies >= $2 RETURNING map",
     )
@@ -224,8 +224,8 @@ async fn claim(tx: &mut Tx<'_>, version: u64, copies: u8) -> Result<Option<Vec<P
     row.map(|row| pieces_of(&row.try_get::<Vec<u8>, _>(0)?)).transpose()
 }
 
-fn pieces_of(map: &[u8]) -> Result<Vec<Piece>> {
-    map::decode(map).map_err(|_| MetaError::Damaged { what: "map" })
+fn pieces_of(map: &[u8]) -> Result<Vec<ChunkRef>> {
+    chunk_map::decode(map).map_err(|_| MetaError::Damaged { what: "map" })
 }
 
 /// The version beside this one in its chain, on one side of it.
@@ -243,8 +243,8 @@ async fn point(tx: &mut Tx<'_>, side: &str, version: u64, to: u64) -> Result<()>
 async fn take_chunks(
     tx: &mut Tx<'_>,
     commit: &Commit,
-    pieces: &[Piece],
-    base: &[Piece],
+    pieces: &[ChunkRef],
+    base: &[ChunkRef],
     now: i64,
 ) -> Result<()> {
     if pieces.iter().map(|piece| u64::from(piece.length)).sum::<u64>() != commit.size {
@@ -259,9 +259,9 @@ async fn take_chunks(
     if base.iter().any(|piece| lengths.get(&piece.chunk).is_some_and(|length| *length != piece.length)) {
         return Err(MetaError::Invalid("a chunk of the map is of another length"));
     }
-    let (new, old) = (chain::numbers(pieces), chain::numbers(base));
-    refuse_lost(tx, &chain::both(&new, &old)).await?;
-    for (first, last) in chain::runs(&chain::without(&new, &old)) {
+    let (new, old) = (reference_counts::numbers(pieces), reference_counts::numbers(base));
+    refuse_lost(tx, &reference_counts::both(&new, &old)).await?;
+    for (first, last) in reference_counts::runs(&reference_counts::without(&new, &old)) {
         let taken = sqlx::query(
             "UPDATE chunk SET refs = refs + 1, want = CASE WHEN want < $3 THEN $3 ELSE want END
              WHERE id BETWEEN $1 AND $2 AND doomed = 0 RETURNING id, length,
@@ -297,7 +297,7 @@ async fn take_chunks(
 
 /// Refuses chunks in use of which no copy is left. One that lacks copies waits for repair, so few are looked at.
 async fn refuse_lost(tx: &mut Tx<'_>, chunks: &[ChunkId]) -> Result<()> {
-    for ranges in chain::runs(chunks).chunks(RANGES) {
+    for ranges in reference_counts::runs(chunks).chunks(RANGES) {
         let text = format!(
             "{} SELECT repair.chunk FROM part CROSS JOIN repair WHERE repair.chunk BETWEEN part.low AND part.high
                  AND NOT EXISTS (SELECT 1 FROM place JOIN benefactor ON benefactor.id = place.benefactor
@@ -318,7 +318,7 @@ async fn refuse_lost(tx: &mut Tx<'_>, chunks: &[ChunkId]) -> Result<()> {
 /// So many copies are wanted of all chunks of all versions of a file.
 pub(crate) async fn want(tx: &mut Tx<'_>, node: NodeId, copies: u8, now: i64) -> Result<()> {
     for map in maps(tx, node).await? {
-        for (first, last) in chain::runs(&chain::numbers(&pieces_of(&map)?)) {
+        for (first, last) in reference_counts::runs(&reference_counts::numbers(&pieces_of(&map)?)) {
             let raised = sqlx::query(
                 "UPDATE chunk SET want = $3 WHERE id BETWEEN $1 AND $2 AND want < $3 RETURNING id",
             )
@@ -357,12 +357,12 @@ async fn release(tx: &mut Tx<'_>, version: u64, now: i64) -> Result<()> {
         .await?;
     let row = row.ok_or(MetaError::NotFound)?;
     let (older, newer) = (unsigned(row.try_get(0)?), unsigned(row.try_get(1)?));
-    let leaving = chain::numbers(&pieces_of(&row.try_get::<Vec<u8>, _>(2)?)?);
+    let leaving = reference_counts::numbers(&pieces_of(&row.try_get::<Vec<u8>, _>(2)?)?);
     point(tx, "newer", older, newer).await?;
     point(tx, "older", newer, older).await?;
     let (before, after) = (chunks_of(tx, older).await?, chunks_of(tx, newer).await?);
     sqlx::query("DELETE FROM version WHERE id = $1").bind(signed(version)?).execute(&mut **tx).await?;
-    for (first, last) in chain::runs(&chain::counted_less(&before, &leaving, &after)) {
+    for (first, last) in reference_counts::runs(&reference_counts::counted_less(&before, &leaving, &after)) {
         sqlx::query("UPDATE chunk SET refs = refs - 1, freed = $3 WHERE id BETWEEN $1 AND $2 AND refs > 0")
             .bind(signed(first)?)
             .bind(signed(last)?)
@@ -387,7 +387,7 @@ async fn chunks_of(tx: &mut Tx<'_>, version: u64) -> Result<Vec<ChunkId>> {
         .fetch_optional(&mut **tx)
         .await?;
     let pieces = row.map(|row| pieces_of(&row.try_get::<Vec<u8>, _>(0)?)).transpose()?;
-    Ok(chain::numbers(&pieces.unwrap_or_default()))
+    Ok(reference_counts::numbers(&pieces.unwrap_or_default()))
 }
 
 /// Every version of a node goes, pinned or not.

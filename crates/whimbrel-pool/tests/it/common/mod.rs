@@ -16,9 +16,9 @@ use whimbrel_pool::{
     ManagerAddress,
     benefactor::{Benefactor, BenefactorError, BenefactorOptions, ChunkStore, TierOptions},
     client::{Pool, PoolOptions, Secret, WriteFile, WriteOptions},
-    link::TlsDialer,
+    connections::TlsDialer,
     manager::{Manager, ManagerError, ManagerOptions, ManagerService},
-    protocol::{Make, Node},
+    protocol::{NewNode, Node},
 };
 use whimbrel_wire::{Identity, PublicKey, Rights, Trust, TrustedPeer};
 
@@ -177,8 +177,8 @@ impl Cluster {
         until("all benefactors are online", || self.online() >= count);
     }
 
-    pub(crate) fn make(name: &str) -> Make {
-        Make { parent: 1, name: name.into(), folder: false, mode: 0o644, uid: 0, gid: 0 }
+    pub(crate) fn make(name: &str) -> NewNode {
+        NewNode { parent: 1, name: name.into(), folder: false, mode: 0o644, uid: 0, gid: 0 }
     }
 
     pub(crate) fn open(&self, name: &str, options: WriteOptions) -> WriteFile {

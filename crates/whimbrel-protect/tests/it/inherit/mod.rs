@@ -3,7 +3,7 @@
 //! The source, which fills the standby and is the witness once it has committed; the target, which inherits; the third host. Any
 //! message may be lost, repeated, late and overtaken; either daemon restarts, the target's QEMU dies, or a host dies for
 //! good, at any step. The transition functions are those of the product: `whimbrel_migrate::handover`, `whimbrel_protect::lease`
-//! and `whimbrel_protect::inherit`. In every state that can be reached the machine is seen on one host at most, and whoever runs it has
+//! and `whimbrel_protect::inherited_primary`. In every state that can be reached the machine is seen on one host at most, and whoever runs it has
 //! all that ever left it. From every state in which one host at most is dead for good, and the target had heard the source's word
 //! before that if it is the source, the machine comes to run somewhere once the faults end. That the checker can fail is
 //! checked by breaking the rules.
@@ -14,10 +14,10 @@ use stateright::{Checker, Model, Property};
 use std::{collections::BTreeSet, time::Duration};
 use whimbrel_migrate::handover::{Source, SourceEvent, Target};
 use whimbrel_protect::{
-    clock::Moment,
-    inherit::Voice,
-    lease::{PrimaryStand, Stand, Standby, StandbyAction, Witness},
-    protocol::Fate,
+    clock::BootTime,
+    inherited_primary::AcceptedPrimary,
+    lease::{PrimaryState, StandbyLease, StandbyLeaseAction, WitnessLease, WitnessState},
+    protocol::StandbyOutcome,
 };
 use world::{Broken, Host, Message, STEP, TERM, World};
 
@@ -62,23 +62,23 @@ impl Model for Inherited {
     type Action = Action;
 
     fn init_states(&self) -> Vec<World> {
-        let now = Moment(Duration::ZERO);
+        let now = BootTime(Duration::ZERO);
         vec![World {
             ticks: 0,
             faults: 0,
             dead: None,
             unheard: false,
-            source: Source::begin().0,
+            source: Source::initial().0,
             sealed: false,
             ready: false,
-            witness: self.broken.decides_early.then(|| Witness::new(Stand::Open, TERM, now)),
-            target: Target::begin().0,
+            witness: self.broken.decides_early.then(|| WitnessLease::new(WitnessState::Open, TERM, now)),
+            target: Target::initial().0,
             restarted: false,
             heir: None,
             cut: 0,
             released: 0,
-            standby: Standby::begin(true, TERM, now),
-            voice: Voice::Filler,
+            standby: StandbyLease::initial(true, TERM, now),
+            voice: AcceptedPrimary::Filler,
             has: None,
             messages: BTreeSet::new(),
         }]
@@ -100,11 +100,11 @@ impl Model for Inherited {
         }
         if world.is_up(Host::Third) {
             actions.push(Action::ThirdLooks);
-            if world.standby.fate() == Fate::Asking {
+            if world.standby.fate() == StandbyOutcome::Asking {
                 actions.push(Action::ThirdHearsNothing);
             }
         }
-        if world.heir_stands() == Some(PrimaryStand::Guarded) {
+        if world.heir_stands() == Some(PrimaryState::Guarded) {
             if world.cut == world.released && world.cut < EPOCHS {
                 actions.push(Action::Cut);
             }
@@ -153,7 +153,7 @@ impl Model for Inherited {
                 }
             }
             Action::ThirdLooks => {
-                if next.standby.tick(next.has.is_some(), next.now()) != StandbyAction::AskWitness {
+                if next.standby.tick(next.has.is_some(), next.now()) != StandbyLeaseAction::AskWitness {
                     return None;
                 }
             }
@@ -166,8 +166,8 @@ impl Model for Inherited {
             }
             Action::QemuDies => {
                 next.faults += 1;
-                let heir = next.heir.as_mut().filter(|heir| heir.stand() == PrimaryStand::Guarded)?;
-                heir.give_up();
+                let heir = next.heir.as_mut().filter(|heir| heir.state() == PrimaryState::Guarded)?;
+                heir.yield_machine();
             }
             Action::Restart(host) => {
                 next.faults += 1;
@@ -191,29 +191,29 @@ impl Model for Inherited {
             }),
             Property::always(NOTHING_LOST, |_, world: &World| {
                 let has_it = world.has.is_some_and(|has| has >= world.released);
-                world.standby.fate() != Fate::TakenOver || has_it
+                world.standby.fate() != StandbyOutcome::TakenOver || has_it
             }),
             Property::always(GOES_ON, |model: &Self, world: &World| {
                 // What the witness has given to the third host ends with it, as a machine does with any host.
-                let its_own = world.witness.is_some_and(|witness| witness.stand() == Stand::Taken)
-                    || world.standby.fate() == Fate::TakenOver;
-                let ended = world.standby.fate() == Fate::Ended || world.dead == Some(Host::Third);
+                let its_own = world.witness.is_some_and(|witness| witness.state() == WitnessState::Taken)
+                    || world.standby.fate() == StandbyOutcome::TakenOver;
+                let ended = world.standby.fate() == StandbyOutcome::Ended || world.dead == Some(Host::Third);
                 let ended_with_it = its_own && ended;
                 // Closed, the protection is over: the machine is the target's alone, and nobody promises anything.
-                let closed = world.witness.is_some_and(|witness| witness.stand() == Stand::Closed);
+                let closed = world.witness.is_some_and(|witness| witness.state() == WitnessState::Closed);
                 world.unheard || closed || ended_with_it || world.faults > 1 || world.heals(model.broken)
             }),
             Property::sometimes("the target dies and the third host goes on", |_, world: &World| {
-                world.dead == Some(Host::Target) && world.standby.fate() == Fate::TakenOver
+                world.dead == Some(Host::Target) && world.standby.fate() == StandbyOutcome::TakenOver
             }),
             Property::sometimes("the source dies and the third host goes on", |_, world: &World| {
-                world.dead == Some(Host::Source) && world.standby.fate() == Fate::TakenOver
+                world.dead == Some(Host::Source) && world.standby.fate() == StandbyOutcome::TakenOver
             }),
             Property::sometimes("the third host dies and the target goes on", |_, world: &World| {
-                world.dead == Some(Host::Third) && world.heir_stands() == Some(PrimaryStand::Alone)
+                world.dead == Some(Host::Third) && world.heir_stands() == Some(PrimaryState::Alone)
             }),
             Property::sometimes("the third host takes over the state of the pause", |_, world: &World| {
-                world.has == Some(0) && world.standby.fate() == Fate::TakenOver
+                world.has == Some(0) && world.standby.fate() == StandbyOutcome::TakenOver
             }),
             Property::sometimes("an epoch of the heir leaves", |_, world: &World| world.released == EPOCHS),
             Property::sometimes("the source goes on", |_, world: &World| {

@@ -6,10 +6,12 @@ use whimbrel_migrate::handover::{
     Source, SourceEvent, SourceRecord, Target, TargetEvent, TargetRecord, Waiting,
 };
 use whimbrel_protect::{
-    clock::Moment,
-    inherit::{self, Voice},
-    lease::{Primary, PrimaryStand, Question, Stand, Standby, Verdict, Witness},
-    protocol::Fate,
+    clock::BootTime,
+    inherited_primary::{self, AcceptedPrimary},
+    lease::{
+        PrimaryLease, PrimaryState, StandbyLease, WitnessLease, WitnessQuery, WitnessReply, WitnessState,
+    },
+    protocol::StandbyOutcome,
 };
 
 pub(crate) const TERM: Duration = Duration::from_secs(4);
@@ -30,15 +32,15 @@ pub(crate) struct World {
     pub(crate) sealed: bool,
     /// The target has said that it is ready.
     pub(crate) ready: bool,
-    pub(crate) witness: Option<Witness>,
+    pub(crate) witness: Option<WitnessLease>,
     pub(crate) target: Target,
     pub(crate) restarted: bool,
-    pub(crate) heir: Option<Primary>,
+    pub(crate) heir: Option<PrimaryLease>,
     /// The last epoch that was cut, and the last whose output has left.
     pub(crate) cut: u8,
     pub(crate) released: u8,
-    pub(crate) standby: Standby,
-    pub(crate) voice: Voice,
+    pub(crate) standby: StandbyLease,
+    pub(crate) voice: AcceptedPrimary,
     /// The epoch that is whole at the third host.
     pub(crate) has: Option<u8>,
     pub(crate) messages: BTreeSet<Message>,
@@ -64,10 +66,10 @@ pub(crate) enum Message {
     Forgot,
     EndBySource,
     // From the heir, and answers to it.
-    Beat { asked: Moment },
-    Heard { asked: Moment, fate: Reply },
-    Renew { asked: Moment },
-    Renewed { asked: Moment, verdict: Answer },
+    Beat { asked: BootTime },
+    Heard { asked: BootTime, fate: Reply },
+    Renew { asked: BootTime },
+    Renewed { asked: BootTime, verdict: Answer },
     Close,
     Closed { verdict: Answer },
     Seal(u8),
@@ -99,8 +101,8 @@ pub(crate) struct Broken {
 }
 
 impl World {
-    pub(crate) fn now(&self) -> Moment {
-        Moment(Duration::from_secs(self.ticks))
+    pub(crate) fn now(&self) -> BootTime {
+        BootTime(Duration::from_secs(self.ticks))
     }
 
     pub(crate) fn is_up(&self, host: Host) -> bool {
@@ -116,16 +118,16 @@ impl World {
         [
             self.is_up(Host::Source) && self.source.may_run(),
             self.heir_may_be_seen(broken),
-            self.is_up(Host::Third) && self.standby.fate() == Fate::TakenOver,
+            self.is_up(Host::Third) && self.standby.fate() == StandbyOutcome::TakenOver,
         ]
     }
 
-    pub(crate) fn heir_stands(&self) -> Option<PrimaryStand> {
-        self.heir.filter(|_| self.is_up(Host::Target)).map(|heir| heir.stand())
+    pub(crate) fn heir_stands(&self) -> Option<PrimaryState> {
+        self.heir.filter(|_| self.is_up(Host::Target)).map(|heir| heir.state())
     }
 
     pub(crate) fn has_given_up(&self) -> bool {
-        self.heir_stands() == Some(PrimaryStand::Gone) && self.standby.fate() != Fate::TakenOver
+        self.heir_stands() == Some(PrimaryState::Gone) && self.standby.fate() != StandbyOutcome::TakenOver
     }
 
     /// What a host says again and again until it is answered, as things are.
@@ -141,16 +143,16 @@ impl World {
             }
         }
         match self.heir_stands() {
-            Some(PrimaryStand::Guarded) => {
+            Some(PrimaryState::Guarded) => {
                 says.extend([Message::Beat { asked }, Message::Renew { asked }, Message::Close]);
                 if self.cut > self.released {
                     says.push(Message::Seal(self.cut));
                 }
             }
-            Some(PrimaryStand::Gone) if self.has_given_up() => says.push(Message::Yield),
+            Some(PrimaryState::Gone) if self.has_given_up() => says.push(Message::Yield),
             _ => {}
         }
-        if self.is_up(Host::Third) && self.standby.fate() == Fate::Asking {
+        if self.is_up(Host::Third) && self.standby.fate() == StandbyOutcome::Asking {
             says.push(Message::Take);
         }
         says
@@ -181,18 +183,18 @@ impl World {
 
     pub(crate) fn at_source(&mut self, message: &Message, broken: Broken) {
         let now = self.now();
-        let mut ask = |question: &Question| {
+        let mut ask = |question: &WitnessQuery| {
             let verdict =
-                self.witness.as_mut().map_or(Verdict::Unknown, |witness| witness.step(question, now));
+                self.witness.as_mut().map_or(WitnessReply::Unknown, |witness| witness.step(question, now));
             Answer::of(verdict)
         };
         match *message {
             Message::Renew { asked } => {
-                let verdict = ask(&Question::Renew);
+                let verdict = ask(&WitnessQuery::Renew);
                 self.messages.insert(Message::Renewed { asked, verdict });
             }
             Message::Close => {
-                let verdict = ask(&Question::Close);
+                let verdict = ask(&WitnessQuery::Close);
                 self.messages.insert(Message::Closed { verdict });
             }
             Message::Take => {
@@ -214,9 +216,9 @@ impl World {
     /// As of what is on the source's disk.
     pub(crate) fn is_witness_from_now(&mut self, broken: Broken) {
         let record = if self.source.may_run() { SourceRecord::Ours } else { SourceRecord::HandedOver };
-        if inherit::is_witness(record) && !broken.never_decides {
-            let stand = self.witness.map_or(Stand::Open, |witness| witness.stand());
-            self.witness = Some(Witness::new(stand, TERM, self.now()));
+        if inherited_primary::is_witness(record) && !broken.never_decides {
+            let stand = self.witness.map_or(WitnessState::Open, |witness| witness.state());
+            self.witness = Some(WitnessLease::new(stand, TERM, self.now()));
         }
     }
 
@@ -233,9 +235,9 @@ impl World {
                 let before = self.target;
                 self.target = self.target.step(TargetEvent::Commit).0;
                 if before == Target::Prepared && self.target == Target::Running {
-                    let mut heir = Primary::begin(true, TERM);
+                    let mut heir = PrimaryLease::initial(true, TERM);
                     if self.restarted && !broken.goes_on {
-                        heir.give_up();
+                        heir.yield_machine();
                     }
                     self.heir = Some(heir);
                 }
@@ -257,14 +259,14 @@ impl World {
                 heir.standby_heard(fate.heard(), asked);
             }
             Message::Renewed { asked, verdict } => {
-                heir.witness_said(&Question::Renew, verdict.verdict(), asked);
+                heir.witness_said(&WitnessQuery::Renew, verdict.verdict(), asked);
             }
             Message::Closed { verdict } => {
-                heir.witness_said(&Question::Close, verdict.verdict(), now);
+                heir.witness_said(&WitnessQuery::Close, verdict.verdict(), now);
             }
-            Message::Yielded { fate } if fate.ended() == Some(Fate::Ended) => {
-                *heir = Primary::begin(true, TERM);
-                heir.standby_is(Fate::Ended);
+            Message::Yielded { fate } if fate.ended() == Some(StandbyOutcome::Ended) => {
+                *heir = PrimaryLease::initial(true, TERM);
+                heir.standby_is(StandbyOutcome::Ended);
             }
             // An answer to an epoch that was given up is not waited for any more.
             Message::Sealed(epoch) if epoch == self.cut && heir.may_run(now) => {
@@ -278,13 +280,13 @@ impl World {
         let now = self.now();
         let is_heir = !matches!(message, Message::Fill | Message::EndBySource);
         if !matches!(message, Message::Taken { .. }) {
-            let (voice, heard) = self.voice.hears(is_heir);
+            let (voice, heard) = self.voice.accept(is_heir);
             self.voice = voice;
             if !heard {
                 return;
             }
         }
-        let follows = self.standby.fate() == Fate::Standing;
+        let follows = self.standby.fate() == StandbyOutcome::Standing;
         match *message {
             Message::Fill if follows => {
                 // Sent again it is the same: the machine stands still.
@@ -306,7 +308,7 @@ impl World {
             }
             Message::Yield => {
                 self.standby.yielded(self.has.is_some());
-                if self.standby.fate() == Fate::Standing {
+                if self.standby.fate() == StandbyOutcome::Standing {
                     self.standby.end();
                 }
                 self.messages.insert(Message::Yielded { fate: Reply::fate(self.standby.fate()) });
@@ -338,22 +340,22 @@ impl World {
                     self.restarted = true;
                 }
                 Target::Running => match &mut self.heir {
-                    Some(heir) if heir.stand() == PrimaryStand::Guarded && !broken.goes_on => {
-                        heir.give_up();
+                    Some(heir) if heir.state() == PrimaryState::Guarded && !broken.goes_on => {
+                        heir.yield_machine();
                     }
-                    Some(heir) if heir.stand() == PrimaryStand::Guarded => {
-                        *heir = Primary::begin(true, TERM);
-                        heir.standby_is(Fate::Ended);
+                    Some(heir) if heir.state() == PrimaryState::Guarded => {
+                        *heir = PrimaryLease::initial(true, TERM);
+                        heir.standby_is(StandbyOutcome::Ended);
                     }
                     _ => return false,
                 },
             },
             Host::Third => {
-                if self.standby.fate() == Fate::TakenOver {
+                if self.standby.fate() == StandbyOutcome::TakenOver {
                     return false;
                 }
                 self.has = None;
-                self.standby = Standby::begin(true, TERM, self.now());
+                self.standby = StandbyLease::initial(true, TERM, self.now());
                 self.standby.end();
             }
         }
@@ -378,7 +380,7 @@ impl World {
             if world.is_up(Host::Source) && world.source == Source::Stopped && round > PATIENCE {
                 world.source = world.source.step(SourceEvent::Failed).0;
             }
-            let closes = world.dead == Some(Host::Third) || world.standby.fate() == Fate::Ended;
+            let closes = world.dead == Some(Host::Third) || world.standby.fate() == StandbyOutcome::Ended;
             let heir_lacks = world.dead == Some(Host::Source);
             for message in world.says(broken) {
                 if message != Message::Close || closes {
@@ -404,7 +406,7 @@ impl World {
         let now = self.now();
         let up = self.is_up(Host::Target) && self.target == Target::Running;
         match &mut self.heir {
-            Some(heir) if up && !broken.waits && inherit::gives_up(heir, now) => heir.give_up(),
+            Some(heir) if up && !broken.waits && inherited_primary::yields(heir, now) => heir.yield_machine(),
             _ => false,
         }
     }

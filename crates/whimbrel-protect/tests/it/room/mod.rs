@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
     protocol::Finish,
-    target::{Arrival, HostError},
+    target::{HostError, IncomingMachine},
 };
 
 /// Lengths in pages.
@@ -25,7 +25,7 @@ impl Copy {
     }
 }
 
-impl Arrival for Copy {
+impl IncomingMachine for Copy {
     fn blobs_missing(&self) -> Vec<Digest> {
         vec![]
     }

@@ -1,27 +1,28 @@
 //! What members of a protection say to each other, as numbers: a state of a model must be hashed and ordered, which those types are not.
 
 use whimbrel_protect::{
-    lease::{Question, Verdict},
-    protocol::{Fate, Heard},
+    lease::{WitnessQuery, WitnessReply},
+    protocol::{HeartbeatReply, StandbyOutcome},
 };
 
 /// Who would take the machine over asks for it.
-pub(crate) const TAKE: Question = Question::Take { yielded: false };
+pub(crate) const TAKE: WitnessQuery = WitnessQuery::TakeOver { yielded: false };
 
-const VERDICTS: [Verdict; 5] =
-    [Verdict::Yes, Verdict::Held, Verdict::Taken, Verdict::Closed, Verdict::Unknown];
-const FATES: [Fate; 4] = [Fate::Standing, Fate::Asking, Fate::TakenOver, Fate::Ended];
+const VERDICTS: [WitnessReply; 5] =
+    [WitnessReply::Yes, WitnessReply::Held, WitnessReply::Taken, WitnessReply::Closed, WitnessReply::Unknown];
+const FATES: [StandbyOutcome; 4] =
+    [StandbyOutcome::Standing, StandbyOutcome::Asking, StandbyOutcome::TakenOver, StandbyOutcome::Ended];
 
 /// A witness's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Answer(u8);
 
 impl Answer {
-    pub(crate) fn of(verdict: Verdict) -> Self {
+    pub(crate) fn of(verdict: WitnessReply) -> Self {
         Self(place(&VERDICTS, verdict))
     }
 
-    pub(crate) fn verdict(self) -> Verdict {
+    pub(crate) fn verdict(self) -> WitnessReply {
         VERDICTS[self.0 as usize]
     }
 }
@@ -31,23 +32,23 @@ impl Answer {
 pub(crate) struct Reply(Option<u8>);
 
 impl Reply {
-    pub(crate) fn fate(fate: Fate) -> Self {
+    pub(crate) fn fate(fate: StandbyOutcome) -> Self {
         Self(Some(place(&FATES, fate)))
     }
 
-    pub(crate) fn of(heard: Heard) -> Self {
+    pub(crate) fn of(heard: HeartbeatReply) -> Self {
         match heard {
-            Heard::Promise => Self(None),
-            Heard::NoPromise(fate) => Self::fate(fate),
+            HeartbeatReply::Promise => Self(None),
+            HeartbeatReply::NoPromise(fate) => Self::fate(fate),
         }
     }
 
-    pub(crate) fn heard(self) -> Heard {
-        self.0.map_or(Heard::Promise, |fate| Heard::NoPromise(FATES[fate as usize]))
+    pub(crate) fn heard(self) -> HeartbeatReply {
+        self.0.map_or(HeartbeatReply::Promise, |fate| HeartbeatReply::NoPromise(FATES[fate as usize]))
     }
 
     /// How it ended; a promise says nothing of that.
-    pub(crate) fn ended(self) -> Option<Fate> {
+    pub(crate) fn ended(self) -> Option<StandbyOutcome> {
         self.0.map(|fate| FATES[fate as usize])
     }
 }

@@ -14,12 +14,12 @@ use tempfile::TempDir;
 use tokio::{runtime::Runtime, sync::Semaphore};
 use whimbrel_fuse::{MountOptions, Mounted};
 use whimbrel_session::{
-    client::{Connector, Face, Policy, Session, SessionError, SessionOptions},
+    client::{Connector, FuseOperations, Policy, Session, SessionError, SessionOptions},
     server::{Export, Limits, Server},
 };
 use whimbrel_wire::{
-    Answer, BoxFuture, ConnectError, Connection, Endpoint, Peer, PeerIdentity, Refusal, Reply, Request,
-    Rights, Service, Stage, connect_io,
+    Answer, BoxFuture, ConnectError, ConnectStep, Connection, Endpoint, Peer, PeerIdentity, Refusal, Reply,
+    Request, Rights, Service, connect_io,
 };
 
 /// What happens to a request.
@@ -130,7 +130,7 @@ impl Connector for InProcess {
         Box::pin(async move {
             if self.down.load(Ordering::SeqCst) {
                 let source = std::io::ErrorKind::ConnectionRefused.into();
-                return Err(ConnectError::Io { stage: Stage::Dial, source });
+                return Err(ConnectError::Io { stage: ConnectStep::Dial, source });
             }
             let server = Between {
                 server: self.server.lock().unwrap().clone(),
@@ -199,7 +199,7 @@ impl World {
         // The last session's threads hold the cache until they have noticed that it is over.
         let deadline = Instant::now() + Duration::from_secs(20);
         let session = loop {
-            match self.runtime.block_on(Session::begin(self.wire.clone(), self.options.clone())) {
+            match self.runtime.block_on(Session::start(self.wire.clone(), self.options.clone())) {
                 Err(SessionError::Folder { .. }) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
@@ -207,7 +207,7 @@ impl World {
             }
         };
         let options = MountOptions::new("test", "whimbrel");
-        let mounted = Mounted::new(Face::new(&session), &self.mount(), &options).unwrap();
+        let mounted = Mounted::new(FuseOperations::new(&session), &self.mount(), &options).unwrap();
         session.mounted(mounted.notifier().unwrap());
         self.session = Some(session);
         self.mounted = Some(mounted);

@@ -10,7 +10,7 @@ use std::{
     io,
     sync::{Arc, Condvar, Mutex, MutexGuard},
 };
-use whimbrel_store::files::{Append, Files, Lock, LockMode, Mapping, Patience, ReadAt};
+use whimbrel_store::vfs::{Append, Lock, LockMode, LockWait, Mapping, ReadAt, Vfs};
 
 type Names = BTreeMap<String, usize>;
 
@@ -204,7 +204,7 @@ impl Drop for Held {
 
 const EXCLUSIVE: i32 = 1 << 20;
 
-impl Files for CrashDisk {
+impl Vfs for CrashDisk {
     fn create(&self, path: &str) -> io::Result<Box<dyn Append>> {
         let mut state = self.step()?;
         if state.names.contains_key(path) {
@@ -258,7 +258,7 @@ impl Files for CrashDisk {
         Ok(())
     }
 
-    fn lock(&self, path: &str, mode: LockMode, patience: Patience) -> io::Result<Option<Lock>> {
+    fn lock(&self, path: &str, mode: LockMode, patience: LockWait) -> io::Result<Option<Lock>> {
         let (limit, count) = if mode == LockMode::Exclusive { (0, EXCLUSIVE) } else { (EXCLUSIVE - 1, 1) };
         let mut state = self.lock_state();
         loop {
@@ -268,7 +268,7 @@ impl Files for CrashDisk {
                 drop(state);
                 return Ok(Some(Box::new(Held { disk: self.clone(), path: path.to_owned(), count })));
             }
-            if patience == Patience::Try {
+            if patience == LockWait::Try {
                 return Ok(None);
             }
             state = self.state.1.wait(state).unwrap();

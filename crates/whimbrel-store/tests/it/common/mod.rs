@@ -6,7 +6,7 @@ pub mod crash_disk;
 use std::collections::BTreeMap;
 use whimbrel_core::{Accel, ByteSize, CapsuleId, MachineConfig, PAGE_SIZE, PageRun, RefName};
 use whimbrel_image::{FORMAT, ImageRef, Manifest};
-use whimbrel_store::{FinishedImage, Result, Store, StoreError, Writer};
+use whimbrel_store::{CapsuleWriter, FinishedImage, Result, Store, StoreError};
 
 /// A page that compresses a little and depends on `seed` alone; 0 is the zero page.
 pub fn page(seed: u64) -> Vec<u8> {
@@ -59,7 +59,7 @@ pub fn manifest(images: &[(&str, FinishedImage)], parents: &[CapsuleId], time: u
 
 /// Commits one memory image: `pages` (number, seed) over the image of `base`.
 pub fn commit(
-    writer: &Writer,
+    writer: &CapsuleWriter,
     store: &Store,
     base: Option<CapsuleId>,
     len: u64,

@@ -14,7 +14,7 @@ use whimbrel_core::{Accel, ByteSize, CapsuleId, MachineConfig, PAGE_SIZE, PageRu
 use whimbrel_image::{FORMAT, ImageRef, Manifest};
 use whimbrel_store::{Options as StoreOptions, Store};
 use whimbrel_sync::{
-    Answer, Link, LinkError, Options, Peer, Report, Server, Sources, SyncError, fetch_capsule, pull,
+    Answer, Holder, Holders, Link, LinkError, Options, Report, Server, SyncError, fetch_capsule, pull,
 };
 use whimbrel_wire::{Reply, Request};
 
@@ -164,7 +164,7 @@ pub(crate) struct Fake {
 }
 
 impl Fake {
-    pub(crate) fn peer(name: &'static str, store: &Store) -> (Box<dyn Peer>, Arc<Faults>) {
+    pub(crate) fn peer(name: &'static str, store: &Store) -> (Box<dyn Holder>, Arc<Faults>) {
         let faults = Arc::<Faults>::default();
         let fake =
             Self { name, server: Server::new(store.clone()), faults: faults.clone(), far: Duration::ZERO };
@@ -172,7 +172,7 @@ impl Fake {
     }
 }
 
-impl Peer for Fake {
+impl Holder for Fake {
     fn name(&self) -> &str {
         self.name
     }
@@ -262,7 +262,7 @@ impl Answer for FakeAnswer {
 /// Pulls `capsule` and names it.
 pub(crate) fn get(
     to: &Store,
-    sources: &Sources,
+    sources: &Holders,
     capsule: CapsuleId,
     bases: &[CapsuleId],
 ) -> Result<Report, SyncError> {
@@ -280,7 +280,7 @@ pub(crate) fn get(
 /// The same, without patience and without a name: what a process does that is killed soon.
 pub(crate) fn try_get(
     to: &Store,
-    sources: &Sources,
+    sources: &Holders,
     capsule: CapsuleId,
     bases: &[CapsuleId],
 ) -> Result<Report, SyncError> {

@@ -1,0 +1,114 @@
+//! Which pages the overlay owns: the live bitmap, and what of it the durable one does not have yet.
+//!
+//! Order of a flush, which keeps the durable bitmap honest: copy the changed blocks of the live bitmap, *then* sync the
+//! data, then write the copies, then sync them. A bit in a copy was set after its page was written, so the sync of the
+//! data covers the page. Blocks are marked as changed after their bits were set; a bit set during the copy is either
+//! in it or marks its block again.
+
+use super::{format::HEADER_SIZE, mapped_bitmap::MappedWords};
+use crate::bitmap;
+use rustix::fs::fdatasync;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::{fs::File, io, os::unix::fs::FileExt};
+use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+
+/// Words in a block, the unit in which the durable bitmap is written: a page of the file, 128 MiB of the device.
+const BLOCK_WORDS: usize = PAGE_SIZE / 8;
+
+/// The pages that the overlay owns.
+#[derive(Debug)]
+pub(super) struct AllocationMap {
+    pages: u64,
+    live: MappedWords,
+    durable: File,
+    /// One bit a block: the durable bitmap may lack bits of it.
+    unsaved: Box<[AtomicU64]>,
+}
+
+/// Blocks of the bitmap as they were before a sync of the data.
+pub(super) struct UnsavedWords(Vec<(usize, Vec<u8>)>);
+
+impl AllocationMap {
+    /// `live` over `durable`, which may lag behind it in any number of blocks.
+    pub(super) fn new(pages: u64, live: MappedWords, durable: File) -> io::Result<Self> {
+        let blocks = live.words().len().div_ceil(BLOCK_WORDS);
+        let owned = Self { pages, live, durable, unsaved: bitmap::empty(blocks as u64) };
+        for block in 0..blocks {
+            let live = owned.block(block);
+            let mut saved = vec![0; live.len()];
+            owned.durable.read_exact_at(&mut saved, block_offset(block))?;
+            if live != saved {
+                owned.mark(block);
+            }
+        }
+        Ok(owned)
+    }
+
+    fn mark(&self, block: usize) {
+        bitmap::set(&self.unsaved, PageRun::new(block as u64, 1), |_| ());
+    }
+
+    /// Adds the pages of `run`, whose data has been written.
+    pub(super) fn insert(&self, run: PageRun) {
+        bitmap::set(self.live.words(), run, |word| self.mark(word / BLOCK_WORDS));
+    }
+
+    /// Takes the pages of `run` out. Nobody reads or writes them meanwhile.
+    pub(super) fn remove(&self, run: PageRun) {
+        bitmap::clear(self.live.words(), run, |word| self.mark(word / BLOCK_WORDS));
+    }
+
+    /// Whether `page` is owned, and how many pages from it on, at most up to `end`, are the same.
+    pub(super) fn stretch(&self, page: u64, end: u64) -> (bool, u64) {
+        bitmap::stretch(self.live.words(), page, end)
+    }
+
+    /// Whether every page of `run` is owned.
+    pub(super) fn has_all(&self, run: PageRun) -> bool {
+        bitmap::all(self.live.words(), run)
+    }
+
+    /// All of them.
+    pub(super) fn to_set(&self) -> PageSet {
+        let mut set = PageSet::empty(self.pages);
+        for (index, word) in self.live.words().iter().enumerate() {
+            bitmap::add_word(&mut set, index, word.load(SeqCst));
+        }
+        set
+    }
+
+    /// Copies what the durable bitmap lacks. To be called *before* the data is synced.
+    pub(super) fn take_unsaved(&self) -> UnsavedWords {
+        let mut blocks = Vec::new();
+        for (index, marks) in self.unsaved.iter().enumerate() {
+            let mut marks = marks.swap(0, SeqCst);
+            while marks != 0 {
+                let block = index * 64 + marks.trailing_zeros() as usize;
+                blocks.push((block, self.block(block)));
+                marks &= marks - 1;
+            }
+        }
+        UnsavedWords(blocks)
+    }
+
+    /// Makes what was copied durable. To be called *after* the data is synced.
+    pub(super) fn save(&self, unsaved: &UnsavedWords) -> io::Result<()> {
+        for (block, bytes) in &unsaved.0 {
+            self.durable.write_all_at(bytes, block_offset(*block))?;
+        }
+        if !unsaved.0.is_empty() {
+            fdatasync(&self.durable)?;
+        }
+        Ok(())
+    }
+
+    fn block(&self, block: usize) -> Vec<u8> {
+        let words = self.live.words();
+        let end = words.len().min((block + 1) * BLOCK_WORDS);
+        words[block * BLOCK_WORDS..end].iter().flat_map(|word| word.load(SeqCst).to_le_bytes()).collect()
+    }
+}
+
+fn block_offset(block: usize) -> u64 {
+    (HEADER_SIZE + block * PAGE_SIZE) as u64
+}

@@ -1,0 +1,226 @@
+//! The files of an overlay: how they come into being, are found again and go.
+//!
+//! ```text
+//! DIR/data         the pages the overlay owns, at their own offsets; sparse
+//! DIR/owned        the durable bitmap; an overlay exists when this file has its name
+//! LIVE/ID.owned    the live bitmap, on a file system in memory
+//! ```
+//!
+//! Both bitmaps are written under a temporary name, synced and renamed, so a file with a right name is whole. The
+//! live one counts only under the boot id it was made with: unsynced data is still in the page cache then.
+
+use super::format::{BitmapKind, HEADER_SIZE, Header, HeaderError};
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use whimbrel_core::Digest;
+
+/// Where an overlay keeps its files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OverlayDir {
+    /// Directory of the overlay alone, on a disk. Made if it is not there.
+    pub dir: PathBuf,
+    /// Directory for live bitmaps, on a file system in memory that nobody else writes to (below `/run`). Made if it
+    /// is not there; any number of overlays share it.
+    pub live_dir: PathBuf,
+}
+
+/// Why an overlay could not be made or opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OverlayError {
+    /// The operating system refused.
+    #[error("cannot {action} {path}")]
+    Io {
+        /// `open`, `create`, …
+        action: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// There is an overlay in the directory already.
+    #[error("{dir} holds an overlay already")]
+    Exists {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// Another process (or this one) has it open.
+    #[error("the overlay in {dir} is in use")]
+    InUse {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// A bitmap's header is not what this program writes.
+    #[error("cannot use the bitmap {path}")]
+    Header {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: HeaderError,
+    },
+    /// The overlay was made over another base; together they would be nonsense.
+    #[error("the overlay in {dir} belongs to another base or size")]
+    OtherBase {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The base ends inside a page.
+    #[error("a base of {size} bytes does not end on a page")]
+    BaseSize {
+        /// Its size.
+        size: u64,
+    },
+}
+
+/// The opened files of an overlay.
+pub(super) struct OverlayFiles {
+    pub(super) data: File,
+    pub(super) durable: File,
+    pub(super) live: File,
+}
+
+impl OverlayDir {
+    fn data(&self) -> PathBuf {
+        self.dir.join("data")
+    }
+
+    fn durable(&self) -> PathBuf {
+        self.dir.join("owned")
+    }
+
+    fn live(&self, id: &[u8; 16]) -> PathBuf {
+        let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+        self.live_dir.join(hex + ".owned")
+    }
+
+    /// Makes an empty overlay and opens it.
+    pub(super) fn create(&self, size: u64, base: Digest) -> Result<OverlayFiles, OverlayError> {
+        io_at("create", &self.dir, fs::create_dir_all(&self.dir))?;
+        let data = self.open_data(OpenOptions::new().create(true).truncate(false))?;
+        if self.durable().exists() {
+            return Err(OverlayError::Exists { dir: self.dir.clone() });
+        }
+        // What a creation that was cut off left behind goes: its pages would show through later.
+        io_at("size", &self.data(), data.set_len(0).and_then(|()| data.set_len(size)))?;
+        io_at("sync", &self.data(), data.sync_all())?;
+        let id = io_at("make an id for", &self.dir, random_id())?;
+        let header = Header { form: BitmapKind::Durable, id, size, base };
+        let durable = write_new(&self.durable(), &header, None)?;
+        io_at("sync", &self.dir, sync_dir(&self.dir))?;
+        self.finish(data, durable, header)
+    }
+
+    /// Opens an overlay that was made over `base`.
+    pub(super) fn open(&self, size: u64, base: Digest) -> Result<OverlayFiles, OverlayError> {
+        let data = self.open_data(&mut OpenOptions::new())?;
+        let (durable, header) = open_bitmap(&self.durable())?;
+        if (header.form, header.size, header.base) != (BitmapKind::Durable, size, base) {
+            return Err(OverlayError::OtherBase { dir: self.dir.clone() });
+        }
+        self.finish(data, durable, header)
+    }
+
+    /// Removes the overlay, if it is there and not in use.
+    ///
+    /// # Errors
+    /// As opening it, or if a file cannot be removed.
+    pub fn remove(&self) -> Result<(), OverlayError> {
+        if !self.dir.exists() {
+            return Ok(());
+        }
+        let _data = self.open_data(OpenOptions::new().create(true).truncate(false))?;
+        if self.durable().exists() {
+            let (_, header) = open_bitmap(&self.durable())?;
+            let live = self.live(&header.id);
+            if live.exists() {
+                io_at("remove", &live, fs::remove_file(&live))?;
+            }
+        }
+        io_at("remove", &self.dir, fs::remove_dir_all(&self.dir))
+    }
+
+    /// Opens the data file and locks it: it stands for the overlay.
+    fn open_data(&self, options: &mut OpenOptions) -> Result<File, OverlayError> {
+        let path = self.data();
+        let data = io_at("open", &path, options.read(true).write(true).open(&path))?;
+        match flock(&data, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(data),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(OverlayError::InUse { dir: self.dir.clone() }),
+            Err(errno) => io_at("lock", &path, Err(errno.into())),
+        }
+    }
+
+    /// Finds the live bitmap of this boot, or makes one of the durable one.
+    fn finish(&self, data: File, durable: File, header: Header) -> Result<OverlayFiles, OverlayError> {
+        io_at("create", &self.live_dir, fs::create_dir_all(&self.live_dir))?;
+        let path = self.live(&header.id);
+        let boot = io_at("read the boot id for", &path, boot_id())?;
+        let wanted = Header { form: BitmapKind::Live { boot }, ..header };
+        if path.exists() {
+            let (live, found) = open_bitmap(&path)?;
+            if found == wanted {
+                return Ok(OverlayFiles { data, durable, live });
+            }
+        }
+        let live = write_new(&path, &wanted, Some(&durable))?;
+        Ok(OverlayFiles { data, durable, live })
+    }
+}
+
+/// A bitmap file with this header, and the bits of another one or none.
+fn write_new(path: &Path, header: &Header, bits: Option<&File>) -> Result<File, OverlayError> {
+    let draft = path.with_extension("draft");
+    let write = || {
+        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&draft)?;
+        file.write_all(&header.encode())?;
+        if let Some(mut bits) = bits {
+            bits.seek(SeekFrom::Start(HEADER_SIZE as u64))?;
+            io::copy(&mut bits.take(header.file_len() - HEADER_SIZE as u64), &mut file)?;
+        }
+        file.set_len(header.file_len())?;
+        file.sync_all()?;
+        fs::rename(&draft, path)?;
+        Ok(file)
+    };
+    io_at("write", path, write())
+}
+
+/// An existing bitmap file and its header; the file is as long as the header says.
+fn open_bitmap(path: &Path) -> Result<(File, Header), OverlayError> {
+    let mut file = io_at("open", path, OpenOptions::new().read(true).write(true).open(path))?;
+    let mut bytes = [0; HEADER_SIZE];
+    io_at("read", path, file.read_exact(&mut bytes))?;
+    let header =
+        Header::decode(&bytes).map_err(|source| OverlayError::Header { path: path.to_owned(), source })?;
+    if io_at("measure", path, file.metadata())?.len() != header.file_len() {
+        let source = HeaderError::Field { field: "size" };
+        return Err(OverlayError::Header { path: path.to_owned(), source });
+    }
+    Ok((file, header))
+}
+
+fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()?;
+    dir.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())
+}
+
+fn random_id() -> io::Result<[u8; 16]> {
+    let mut id = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut id)?;
+    Ok(id)
+}
+
+/// The id of the running kernel's boot, from `random(4)`.
+fn boot_id() -> io::Result<[u8; 16]> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let digits: String = text.trim().chars().filter(|c| *c != '-').collect();
+    let id = u128::from_str_radix(&digits, 16).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+    Ok(id.to_be_bytes())
+}
+
+fn io_at<T>(action: &'static str, path: &Path, outcome: io::Result<T>) -> Result<T, OverlayError> {
+    outcome.map_err(|source| OverlayError::Io { action, path: path.to_owned(), source })
+}

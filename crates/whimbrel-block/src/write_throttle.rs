@@ -1,0 +1,131 @@
+//! A layer that holds writes to a rate, while one is set: for a machine whose disk is copied slower than it writes.
+//!
+//! Reads, flushes and what frees blocks pass. A rate that changes is felt at once, also by a write that waits.
+
+use crate::{BlockError, Device, layer::all_but_writes};
+use std::{
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// Idle time that may be made up for.
+const BURST: Duration = Duration::from_millis(50);
+
+/// A device whose writes can be slowed down.
+pub struct WriteThrottle {
+    inner: Arc<dyn Device>,
+    written: AtomicU64,
+    pace: Mutex<Pace>,
+    changed: Condvar,
+}
+
+struct Pace {
+    /// Bytes a second; none lets all pass.
+    rate: Option<u64>,
+    /// When what was let through is paid for.
+    free_at: Instant,
+}
+
+impl WriteThrottle {
+    /// Lets everything through to `inner`.
+    pub fn new(inner: Arc<dyn Device>) -> Self {
+        let pace = Mutex::new(Pace { rate: None, free_at: Instant::now() });
+        Self { inner, written: AtomicU64::new(0), pace, changed: Condvar::new() }
+    }
+
+    /// Holds writes to `rate` bytes a second from now on; none lets them pass.
+    pub fn set_rate(&self, rate: Option<u64>) {
+        let mut pace = self.pace();
+        if pace.rate != rate {
+            *pace = Pace { rate, free_at: Instant::now() };
+            self.changed.notify_all();
+        }
+    }
+
+    /// Bytes written so far, held up or not.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    fn pace(&self) -> MutexGuard<'_, Pace> {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `bytes` may be written.
+    fn wait(&self, bytes: u64) {
+        let mut pace = self.pace();
+        while let Some(rate) = pace.rate {
+            let now = Instant::now();
+            let wait = pace.free_at.saturating_duration_since(now);
+            if wait.is_zero() {
+                let start = pace.free_at.max(now.checked_sub(BURST).unwrap_or(now));
+                pace.free_at = start + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
+                break;
+            }
+            let waited = self.changed.wait_timeout(pace, wait);
+            pace = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(pace);
+        self.written.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Device for WriteThrottle {
+    all_but_writes!(inner);
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), BlockError> {
+        self.wait(data.len() as u64);
+        self.inner.write_at(offset, data)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), BlockError> {
+        self.inner.write_zeroes(offset, len)
+    }
+
+    fn trim(&self, offset: u64, len: u64) -> Result<(), BlockError> {
+        self.inner.trim(offset, len)
+    }
+
+    /// A write that waits must not keep what came with it from being answered.
+    fn may_wait(&self, offset: u64, len: u64) -> bool {
+        self.pace().rate.is_some() || self.inner.may_wait(offset, len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemDevice;
+
+    #[test]
+    fn a_write_that_waits_goes_on_when_the_brake_is_let_go() {
+        let brake = WriteThrottle::new(Arc::new(MemDevice::new(vec![0; 8192])));
+        assert!(!brake.may_wait(0, 1));
+        brake.set_rate(Some(1));
+        assert!(brake.may_wait(0, 1));
+        // Nothing is owed yet; this write owes more than an hour.
+        brake.write_at(0, &[1; 4096]).unwrap();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| brake.write_at(4096, &[2; 4096]));
+            let mut out = [0; 1];
+            brake.read_at(0, &mut out).unwrap();
+            assert_eq!((out, brake.written()), ([1], 4096), "reads pass, the write waits");
+            brake.set_rate(None);
+            writer.join().unwrap().unwrap();
+        });
+        assert_eq!(brake.written(), 8192);
+    }
+
+    #[test]
+    fn in_the_long_run_the_rate_is_kept() {
+        let brake = WriteThrottle::new(Arc::new(MemDevice::new(vec![0; 4096])));
+        brake.set_rate(Some(4096 * 1000));
+        let begun = Instant::now();
+        (0..200).for_each(|_| brake.write_at(0, &[1; 4096]).unwrap());
+        // 200 pages at 1000 a second, of which 50 ms may have been idle and one is not waited for.
+        assert!(begun.elapsed() >= Duration::from_millis(140), "{:?}", begun.elapsed());
+    }
+}

@@ -1,0 +1,299 @@
+//! Looking on at the dirty set of an array without taking anything from those who follow it.
+//!
+//! The kernel keeps one dirty set an array, and reading it clears it. [`tapped`] stands between the array and its
+//! [`DirtyLog`](crate::Ledger): a scan that a [`Observation`] makes is kept for the ledger's next one, and a scan of the ledger is
+//! kept for every watch. So each of them sees every page, whoever looked first, also while a capture is under way.
+//!
+//! Invariants: a page that a watch took is in the ledger's next set. A watch keeps nothing alive: when the ledger is
+//! dropped its machine has ended, and the watch says so.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+use whimbrel_core::{PageRun, PageSet};
+use whimbrel_machine::{PageArray, PageError};
+
+/// Where watches of an array come from.
+#[derive(Clone)]
+pub struct DirtyObserver(Weak<Mutex<Shared>>);
+
+/// One who looks on, with a set of its own that begins empty. Dropping it ends that.
+pub struct Observation {
+    shared: Weak<Mutex<Shared>>,
+    number: u64,
+}
+
+/// The array has gone, and its machine with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the machine has ended, or has left this host")]
+pub struct MachineGone;
+
+/// Why a watch saw nothing.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the text of each variant says what it is")]
+pub enum WatchError {
+    #[error(transparent)]
+    Gone(#[from] MachineGone),
+    #[error(transparent)]
+    Array(#[from] PageError),
+}
+
+struct Shared {
+    array: Box<dyn PageArray>,
+    /// Scanned for watches, not yet seen by the ledger.
+    owed: PageSet,
+    watches: BTreeMap<u64, PageSet>,
+    next: u64,
+}
+
+/// The ledger's side.
+struct Tapped {
+    name: String,
+    pages: u64,
+    /// Reads are long and change nothing: they go to a second view of the array, past the lock.
+    reader: Box<dyn PageArray>,
+    shared: Arc<Mutex<Shared>>,
+}
+
+/// The array to follow, and the tap on it. `scanner` and `reader` are two views of the same array; only the first one is
+/// asked what changed.
+pub fn tapped(
+    scanner: Box<dyn PageArray>,
+    reader: Box<dyn PageArray>,
+) -> (Box<dyn PageArray>, DirtyObserver) {
+    let (name, pages) = (scanner.name().to_owned(), scanner.page_count());
+    let shared = Shared { array: scanner, owed: PageSet::empty(pages), watches: BTreeMap::new(), next: 0 };
+    let shared = Arc::new(Mutex::new(shared));
+    let tap = DirtyObserver(Arc::downgrade(&shared));
+    (Box::new(Tapped { name, pages, reader, shared }), tap)
+}
+
+impl Shared {
+    /// Asks the array what changed, and enters it for all watches.
+    fn scan(&mut self) -> Result<PageSet, PageError> {
+        let dirty = self.array.take_dirty()?;
+        self.watches.values_mut().for_each(|set| set.union(&dirty));
+        Ok(dirty)
+    }
+}
+
+impl DirtyObserver {
+    /// Begins to look on: the first [`Observation::take`] has what is written from now on.
+    pub fn watch(&self) -> Result<Observation, WatchError> {
+        let shared = self.0.upgrade().ok_or(MachineGone)?;
+        let mut held = lock(&shared);
+        let dirty = held.scan()?;
+        held.owed.union(&dirty);
+        let number = held.next;
+        held.next += 1;
+        let nothing = PageSet::empty(held.array.page_count());
+        held.watches.insert(number, nothing);
+        Ok(Observation { shared: self.0.clone(), number })
+    }
+
+    /// Length of the array in pages, and how many of them hold something.
+    pub fn extent(&self) -> Result<(u64, u64), WatchError> {
+        let shared = self.0.upgrade().ok_or(MachineGone)?;
+        let mut held = lock(&shared);
+        Ok((held.array.page_count(), held.array.populated()?.count()))
+    }
+}
+
+impl Observation {
+    /// What was written since the last call. No follower of the array misses any of it.
+    pub fn take(&mut self) -> Result<PageSet, WatchError> {
+        let shared = self.shared.upgrade().ok_or(MachineGone)?;
+        let mut held = lock(&shared);
+        let dirty = held.scan()?;
+        held.owed.union(&dirty);
+        Ok(held.watches.get_mut(&self.number).map_or(dirty, PageSet::take))
+    }
+}
+
+impl Drop for Observation {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade() {
+            lock(&shared).watches.remove(&self.number);
+        }
+    }
+}
+
+impl PageArray for Tapped {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn page_count(&self) -> u64 {
+        self.pages
+    }
+
+    fn populated(&mut self) -> Result<PageSet, PageError> {
+        lock(&self.shared).array.populated()
+    }
+
+    fn take_dirty(&mut self) -> Result<PageSet, PageError> {
+        let mut shared = lock(&self.shared);
+        let mut dirty = shared.scan()?;
+        dirty.union(&shared.owed.take());
+        Ok(dirty)
+    }
+
+    /// What comes back was not written again: it is the ledger's alone.
+    fn put_back(&mut self, pages: &PageSet) {
+        lock(&self.shared).owed.union(pages);
+    }
+
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+        self.reader.read(run, out)
+    }
+}
+
+impl std::fmt::Debug for DirtyObserver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tap").field("gone", &(self.0.strong_count() == 0)).finish()
+    }
+}
+
+impl std::fmt::Debug for Observation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watch").field("number", &self.number).finish()
+    }
+}
+
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Consumer, DirtyLog};
+    use proptest::prelude::*;
+
+    const PAGES: u64 = 96;
+
+    /// An array that somebody else writes to, and whose scans can be made to fail.
+    #[derive(Clone, Default)]
+    struct Array(Arc<Mutex<(Vec<u64>, bool)>>);
+
+    impl Array {
+        fn write(&self, page: u64) {
+            self.0.lock().unwrap().0.push(page);
+        }
+    }
+
+    impl PageArray for Array {
+        fn name(&self) -> &str {
+            "memory"
+        }
+
+        fn page_count(&self) -> u64 {
+            PAGES
+        }
+
+        fn populated(&mut self) -> Result<PageSet, PageError> {
+            Ok(PageSet::full(PAGES))
+        }
+
+        fn take_dirty(&mut self) -> Result<PageSet, PageError> {
+            let mut state = self.0.lock().unwrap();
+            if state.1 {
+                return Err(PageError::new("memory", "scan", "on purpose"));
+            }
+            let mut set = PageSet::empty(PAGES);
+            state.0.drain(..).for_each(|page| {
+                set.insert(page);
+            });
+            Ok(set)
+        }
+
+        fn put_back(&mut self, _: &PageSet) {}
+
+        fn read(&self, _: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+            out.fill(7);
+            Ok(())
+        }
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Write(u64),
+        Watch(usize),
+        Follow,
+        Fail(bool),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            6 => (0..PAGES).prop_map(Step::Write),
+            2 => (0..2usize).prop_map(Step::Watch),
+            2 => Just(Step::Follow),
+            1 => any::<bool>().prop_map(Step::Fail),
+        ];
+        proptest::collection::vec(step, 0..60)
+    }
+
+    proptest! {
+        #[test]
+        fn whoever_looks_first_every_follower_and_every_watch_sees_every_write(steps in steps()) {
+            let array = Array::default();
+            let (followed, tap) = tapped(Box::new(array.clone()), Box::new(array.clone()));
+            let mut ledger = DirtyLog::new(followed);
+            ledger.attach_from(Consumer::Store, PageSet::empty(PAGES)).unwrap();
+            let mut watches = [tap.watch().unwrap(), tap.watch().unwrap()];
+            let mut expected = vec![PageSet::empty(PAGES); 3];
+            let mut failing = false;
+            for step in steps {
+                match step {
+                    Step::Write(page) => {
+                        array.write(page);
+                        expected.iter_mut().for_each(|set| {
+                set.insert(page);
+            });
+                    }
+                    Step::Fail(fails) => {
+                        failing = fails;
+                        array.0.lock().unwrap().1 = fails;
+                    }
+                    Step::Watch(which) => match watches[which].take() {
+                        Ok(seen) => prop_assert_eq!(seen, expected[which].take()),
+                        Err(_) => prop_assert!(failing),
+                    },
+                    Step::Follow => match ledger.collect(Consumer::Store) {
+                        Ok(seen) => prop_assert_eq!(seen, expected[2].take()),
+                        Err(_) => prop_assert!(failing),
+                    },
+                }
+            }
+            array.0.lock().unwrap().1 = false;
+            prop_assert_eq!(ledger.collect(Consumer::Store).unwrap(), expected[2].take());
+            for (watch, mut expected) in watches.iter_mut().zip(expected) {
+                prop_assert_eq!(watch.take().unwrap(), expected.take());
+            }
+        }
+    }
+
+    #[test]
+    fn a_watch_keeps_nothing_alive_and_says_that_the_machine_is_gone() {
+        let array = Array::default();
+        let (followed, tap) = tapped(Box::new(array.clone()), Box::new(array.clone()));
+        let mut watch = tap.watch().unwrap();
+        drop(followed);
+        assert_eq!(Arc::strong_count(&array.0), 1, "the array has gone");
+        assert!(matches!(watch.take(), Err(WatchError::Gone(MachineGone))));
+        assert!(matches!(tap.watch(), Err(WatchError::Gone(MachineGone))));
+    }
+
+    #[test]
+    fn what_is_put_back_is_the_ledgers_alone() {
+        let array = Array::default();
+        let (mut followed, tap) = tapped(Box::new(array.clone()), Box::new(array.clone()));
+        let mut watch = tap.watch().unwrap();
+        let mut pages = PageSet::empty(PAGES);
+        pages.insert(5);
+        followed.put_back(&pages);
+        assert!(watch.take().unwrap().is_empty());
+        assert!(followed.take_dirty().unwrap().contains(5));
+    }
+}

@@ -1,0 +1,356 @@
+//! A trace of what a machine dirties: one set of pages a sample, as it is sent, kept in a file and read again.
+//!
+//! Format in docs/formats/wws-trace.md. [`head`] and [`record`] write it, [`Reader`] takes it apart as it comes, in pieces of
+//! any size. A trace that ends in the middle of a record is whole up to that record: a stream that was cut, or a file
+//! whose disk was full. Nothing is allocated that the bytes at hand do not account for.
+
+use std::time::Duration;
+use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+
+const MAGIC: &[u8; 8] = b"WHIMWWST";
+const FORMAT: u32 = 1;
+/// Bytes of the head.
+const HEAD: usize = 48;
+/// Bytes before the runs of a record.
+const RECORD_HEAD: usize = 8;
+/// Most pages of a machine: 1 TiB. A simulation needs a bit for each of them.
+pub const PAGES_MAX: u64 = 1 << 28;
+/// Most bytes of one record: every other page of the largest machine.
+const RECORD_MAX: usize = PAGES_MAX as usize;
+
+/// What stands before the samples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirtyTraceHeader {
+    /// Length of memory in pages.
+    pub pages: u64,
+    /// Pages that held something when it began: what a first round sends.
+    pub present: u64,
+    /// How often the dirty set was looked at.
+    pub every: Duration,
+    /// When it began, in milliseconds since 1970.
+    pub began_ms: u64,
+}
+
+/// What was dirtied between two looks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample {
+    /// How long it was since the look before.
+    pub took: Duration,
+    /// The pages, as runs in order that do not touch.
+    pub dirty: Vec<PageRun>,
+}
+
+impl Sample {
+    /// How many pages.
+    pub fn count(&self) -> u64 {
+        self.dirty.iter().map(|run| run.len).sum()
+    }
+}
+
+/// A whole trace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirtyTrace {
+    /// What stands before the samples.
+    pub head: DirtyTraceHeader,
+    /// One after the other, without gaps.
+    pub samples: Vec<Sample>,
+}
+
+/// These bytes are no trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the text of each variant says what it is")]
+pub enum TraceError {
+    #[error("this is no trace of a working set")]
+    Magic,
+    #[error("format {format} of a trace is not known here, {FORMAT} is")]
+    Format { format: u32 },
+    #[error("the head of the trace makes no sense: {what}")]
+    Head { what: &'static str },
+    #[error("sample {number} of the trace makes no sense: {what}")]
+    Record { number: u64, what: &'static str },
+}
+
+/// The head as bytes.
+pub fn head(head: &DirtyTraceHeader) -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    out.extend(FORMAT.to_le_bytes());
+    out.extend((PAGE_SIZE as u32).to_le_bytes());
+    out.extend(head.pages.to_le_bytes());
+    out.extend(head.present.to_le_bytes());
+    out.extend(micros(head.every).to_le_bytes());
+    out.extend([0; 4]);
+    out.extend(head.began_ms.to_le_bytes());
+    out
+}
+
+/// A sample as bytes.
+pub fn record(took: Duration, dirty: impl IntoIterator<Item = PageRun>) -> Vec<u8> {
+    let mut out = vec![0; RECORD_HEAD];
+    let mut end = 0;
+    for run in dirty {
+        varint(&mut out, run.start - end);
+        varint(&mut out, run.len);
+        end = run.end();
+    }
+    let length = (out.len() - RECORD_HEAD) as u32;
+    out[..4].copy_from_slice(&length.to_le_bytes());
+    out[4..8].copy_from_slice(&micros(took).to_le_bytes());
+    out
+}
+
+fn micros(duration: Duration) -> u32 {
+    u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
+}
+
+/// LEB128: seven bits a byte, the lowest first, the top bit set in all but the last.
+fn varint(out: &mut Vec<u8>, mut number: u64) {
+    while number > 0x7f {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+/// A number below 2^35 in its shortest form, and the rest.
+fn read_varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let mut number = 0;
+    for (at, byte) in bytes.iter().take(5).enumerate() {
+        number |= u64::from(byte & 0x7f) << (7 * at);
+        if byte & 0x80 == 0 {
+            let shortest = at == 0 || *byte != 0;
+            return shortest.then_some((number, &bytes[at + 1..]));
+        }
+    }
+    None
+}
+
+/// Takes a trace apart as it comes.
+#[derive(Debug, Default)]
+pub struct Reader {
+    buffer: Vec<u8>,
+    /// Bytes of the buffer that are done with.
+    used: usize,
+    head: Option<DirtyTraceHeader>,
+    records: u64,
+}
+
+impl Reader {
+    /// More bytes.
+    pub fn feed(&mut self, bytes: &[u8]) {
+        self.buffer.drain(..std::mem::take(&mut self.used));
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The head, once it is here.
+    pub fn head(&mut self) -> Result<Option<DirtyTraceHeader>, TraceError> {
+        if self.head.is_none() {
+            let Some(bytes) = self.buffer[self.used..].first_chunk::<HEAD>() else { return Ok(None) };
+            self.head = Some(parse_head(bytes)?);
+            self.used += HEAD;
+        }
+        Ok(self.head)
+    }
+
+    /// The next sample, once all of it is here.
+    pub fn sample(&mut self) -> Result<Option<Sample>, TraceError> {
+        let Some(head) = self.head()? else { return Ok(None) };
+        let number = self.records;
+        let wrong = |what| TraceError::Record { number, what };
+        let bytes = &self.buffer[self.used..];
+        let Some((begin, rest)) = bytes.split_first_chunk::<RECORD_HEAD>() else { return Ok(None) };
+        let length = word(begin, 0) as usize;
+        if length > RECORD_MAX {
+            return Err(wrong("it is longer than any can be"));
+        }
+        let Some(body) = rest.get(..length) else { return Ok(None) };
+        let took = Duration::from_micros(word(begin, 4).into());
+        if took.is_zero() {
+            return Err(wrong("it took no time"));
+        }
+        let dirty = parse_runs(body, head.pages).map_err(wrong)?;
+        self.used += RECORD_HEAD + length;
+        self.records += 1;
+        Ok(Some(Sample { took, dirty }))
+    }
+}
+
+impl DirtyTrace {
+    /// All of a trace. What comes after its last whole sample is left out.
+    pub fn read(bytes: &[u8]) -> Result<Self, TraceError> {
+        let mut reader = Reader { buffer: bytes.to_vec(), ..Reader::default() };
+        let head = reader.head()?.ok_or(TraceError::Magic)?;
+        let mut samples = Vec::new();
+        while let Some(sample) = reader.sample()? {
+            samples.push(sample);
+        }
+        Ok(Self { head, samples })
+    }
+
+    /// The trace as bytes.
+    pub fn write(&self) -> Vec<u8> {
+        let mut out = head(&self.head);
+        self.samples.iter().for_each(|s| out.extend(record(s.took, s.dirty.iter().copied())));
+        out
+    }
+
+    /// From the first look to the last.
+    pub fn duration(&self) -> Duration {
+        self.samples.iter().map(|sample| sample.took).sum()
+    }
+
+    /// Pages dirtied in each stretch of `window`: the writable working set over time (figure 2 of Clark et al., NSDI
+    /// 2005). The last stretch may be shorter.
+    pub fn working_sets(&self, window: Duration) -> Vec<(Duration, u64)> {
+        let mut sets = Vec::new();
+        let (mut took, mut set) = (Duration::ZERO, PageSet::empty(self.head.pages));
+        for sample in &self.samples {
+            took += sample.took;
+            sample.dirty.iter().for_each(|run| set.insert_run(*run));
+            if took >= window {
+                sets.push((took, set.take().count()));
+                took = Duration::ZERO;
+            }
+        }
+        if !took.is_zero() {
+            sets.push((took, set.count()));
+        }
+        sets
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
+}
+
+fn parse_head(bytes: &[u8; HEAD]) -> Result<DirtyTraceHeader, TraceError> {
+    if &bytes[..8] != MAGIC {
+        return Err(TraceError::Magic);
+    }
+    let format = word(bytes, 8);
+    if format != FORMAT {
+        return Err(TraceError::Format { format });
+    }
+    let every = Duration::from_micros(word(bytes, 32).into());
+    let head = DirtyTraceHeader {
+        pages: long(bytes, 16),
+        present: long(bytes, 24),
+        every,
+        began_ms: long(bytes, 40),
+    };
+    let wrong = |what| Err(TraceError::Head { what });
+    match &head {
+        _ if word(bytes, 12) as usize != PAGE_SIZE => wrong("pages of another size"),
+        _ if word(bytes, 36) != 0 => wrong("something stands where zeros should"),
+        head if head.pages == 0 || head.pages > PAGES_MAX => wrong("no machine has so many pages"),
+        head if head.present > head.pages => wrong("more pages hold something than there are"),
+        head if head.every.is_zero() => wrong("samples that take no time"),
+        _ => Ok(head),
+    }
+}
+
+fn parse_runs(mut bytes: &[u8], pages: u64) -> Result<Vec<PageRun>, &'static str> {
+    let mut runs = Vec::new();
+    let mut end = 0;
+    while !bytes.is_empty() {
+        let (gap, rest) = read_varint(bytes).ok_or("a number is not in its shortest form")?;
+        let (len, rest) = read_varint(rest).ok_or("a number is not in its shortest form")?;
+        if len == 0 || (gap == 0 && !runs.is_empty()) {
+            return Err("runs that are empty or touch");
+        }
+        let run = PageRun::new(end + gap, len);
+        if run.end() > pages {
+            return Err("pages past the end of memory");
+        }
+        end = run.end();
+        runs.push(run);
+        bytes = rest;
+    }
+    Ok(runs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn trace(pages: u64, sets: &[(u32, Vec<u64>)]) -> DirtyTrace {
+        let every = Duration::from_millis(50);
+        let samples = sets.iter().map(|(micros, dirty)| {
+            let mut set = PageSet::empty(pages);
+            dirty.iter().for_each(|page| {
+                set.insert(page % pages);
+            });
+            Sample { took: Duration::from_micros((*micros).max(1).into()), dirty: set.runs().collect() }
+        });
+        DirtyTrace {
+            head: DirtyTraceHeader { pages, present: pages / 2, every, began_ms: 7 },
+            samples: samples.collect(),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_trace_is_read_as_it_was_written_in_pieces_of_any_size(
+            pages in 1..5000u64,
+            sets in proptest::collection::vec((any::<u32>(), proptest::collection::vec(any::<u64>(), 0..40)), 0..12),
+            piece in 1..200usize,
+        ) {
+            let trace = trace(pages, &sets);
+            let bytes = trace.write();
+            prop_assert_eq!(&DirtyTrace::read(&bytes).unwrap(), &trace);
+            let (mut reader, mut samples) = (Reader::default(), Vec::new());
+            for piece in bytes.chunks(piece) {
+                reader.feed(piece);
+                while let Some(sample) = reader.sample().unwrap() {
+                    samples.push(sample);
+                }
+            }
+            prop_assert_eq!(reader.head().unwrap(), Some(trace.head));
+            prop_assert_eq!(samples, trace.samples);
+        }
+
+        #[test]
+        fn a_trace_that_was_cut_is_whole_up_to_the_cut(cut in 0..200usize) {
+            let trace = trace(100, &[(50_000, vec![1, 2, 3]), (50_000, vec![]), (50_000, vec![99, 4])]);
+            let bytes = trace.write();
+            let cut = cut.min(bytes.len());
+            match DirtyTrace::read(&bytes[..cut]) {
+                Ok(read) => prop_assert!(trace.samples.starts_with(&read.samples) && read.samples.len() + 3 >= 3),
+                Err(error) => prop_assert!(cut < HEAD && error == TraceError::Magic),
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let good = trace(100, &[(50_000, vec![1, 2, 3])]).write();
+        let with = |at: usize, byte: u8| {
+            let mut bytes = good.clone();
+            bytes[at] = byte;
+            DirtyTrace::read(&bytes).unwrap_err()
+        };
+        assert_eq!(with(0, b'X'), TraceError::Magic);
+        assert_eq!(with(8, 2), TraceError::Format { format: 2 });
+        for (at, byte) in [(13, 0), (16, 0), (24, 101), (36, 1), (23, 1)] {
+            assert!(matches!(with(at, byte), TraceError::Head { .. }), "{at}");
+        }
+        for (at, byte) in [(HEAD + 3, 0xff), (HEAD + 8, 99), (HEAD + 9, 0)] {
+            assert!(matches!(with(at, byte), TraceError::Record { number: 0, .. }), "{at}");
+        }
+    }
+
+    #[test]
+    fn working_sets_count_each_page_once_a_window() {
+        let trace = trace(100, &[(50_000, vec![1, 2]), (50_000, vec![2, 3]), (50_000, vec![2])]);
+        let window =
+            |ms| trace.working_sets(Duration::from_millis(ms)).iter().map(|set| set.1).collect::<Vec<_>>();
+        assert_eq!((window(100), window(50), window(1000)), (vec![3, 1], vec![2, 2, 1], vec![3]));
+        assert_eq!(trace.duration(), Duration::from_millis(150));
+    }
+}

@@ -1,0 +1,148 @@
+//! When to stop copying and pause the machine, how fast to copy until then: a pure decision over what the rounds so far
+//! have shown.
+//!
+//! What is here: the question ([`StopPolicy`], [`RoundDecision`]) and the simple answer ([`CheckpointPolicy`], for checkpoints). The policy of
+//! live migration is in [`crate::precopy_policy`].
+
+use crate::RoundStats;
+use std::time::Duration;
+
+/// What to do with the pages that are dirty now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RoundDecision {
+    /// Copy them while the machine runs, at most so many bytes a second.
+    Round {
+        /// The limit; none is as fast as it can.
+        rate: Option<u64>,
+    },
+    /// Pause and copy them as the last ones.
+    Stop {
+        /// The limit of the last round.
+        rate: Option<u64>,
+        /// What ended the rounds.
+        why: StopReason,
+    },
+}
+
+/// What ended the rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StopReason {
+    /// Next to nothing is left.
+    LittleLeft,
+    /// What is left travels within the downtime that is allowed.
+    WithinDowntime,
+    /// Keeping up with the machine would need a higher rate than is allowed.
+    RateAboveMax,
+    /// Rounds no longer help.
+    Plateau,
+    /// There were as many rounds as there may be.
+    RoundsOver,
+}
+
+impl StopReason {
+    /// Whether a machine that wrote less would have been worth another round.
+    pub fn is_hopeless(self) -> bool {
+        matches!(self, Self::RateAboveMax | Self::Plateau)
+    }
+}
+
+/// Which pages of a round are copied, and in which order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scan {
+    /// All, one after the other.
+    Ascending,
+    /// In pseudo-random order of clusters; pages that are written again before their turn wait for a later round.
+    HotWait {
+        /// At most this long between two looks at what was written, as far as looks cost little; zero looks always.
+        look_every: Duration,
+    },
+}
+
+/// Decides about rounds. Pure: the same history gives the same answers.
+pub trait StopPolicy {
+    /// Decides about `left` dirty pages after the rounds in `history`.
+    fn decide(&self, history: &[RoundStats], left: u64) -> RoundDecision;
+
+    /// How long the machine would stand still if it were paused now, if that can be said.
+    fn downtime(&self, history: &[RoundStats], left: u64) -> Option<Duration>;
+
+    /// Which pages of a round are copied, and in which order.
+    fn scan(&self) -> Scan;
+}
+
+/// Few rounds as fast as they go, for sinks that take pages faster than a machine writes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CheckpointPolicy {
+    /// Pause as soon as at most this many pages are left.
+    pub pages_left_max: u64,
+    /// Pause after this many rounds whatever is left.
+    pub rounds_max: u32,
+}
+
+impl CheckpointPolicy {
+    /// Checkpoints into a local store: few rounds, since reading RAM is much faster than dirtying it.
+    pub const CHECKPOINT: CheckpointPolicy = CheckpointPolicy { pages_left_max: 1024, rounds_max: 4 };
+
+    /// No rounds at all: the machine stands still meanwhile (suspend of a paused machine).
+    pub const STOPPED: CheckpointPolicy = CheckpointPolicy { pages_left_max: u64::MAX, rounds_max: 0 };
+}
+
+impl StopPolicy for CheckpointPolicy {
+    fn decide(&self, history: &[RoundStats], left: u64) -> RoundDecision {
+        let stop = |why| RoundDecision::Stop { rate: None, why };
+        if left <= self.pages_left_max {
+            stop(StopReason::LittleLeft)
+        } else if history.len() >= self.rounds_max as usize {
+            stop(StopReason::RoundsOver)
+        } else if is_plateau(history) {
+            stop(StopReason::Plateau)
+        } else {
+            RoundDecision::Round { rate: None }
+        }
+    }
+
+    fn downtime(&self, _: &[RoundStats], _: u64) -> Option<Duration> {
+        None
+    }
+
+    fn scan(&self) -> Scan {
+        Scan::Ascending
+    }
+}
+
+/// The last two rounds left at least nine tenths of the least that was left before them: a third changes nothing.
+pub(crate) fn is_plateau(history: &[RoundStats]) -> bool {
+    let [before @ .., last_but_one, last] = history else { return false };
+    let first = history[0].pages + history[0].skipped;
+    let least_before = before.iter().map(|round| round.left).fold(first, u64::min);
+    last.left.min(last_but_one.left) as f64 >= least_before as f64 * 0.9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round(pages: u64, left: u64) -> RoundStats {
+        RoundStats { pages, left, ..RoundStats::default() }
+    }
+
+    #[test]
+    fn stops_when_little_is_left() {
+        let pace = CheckpointPolicy { pages_left_max: 10, rounds_max: 30 };
+        assert_eq!(pace.decide(&[], 11), RoundDecision::Round { rate: None });
+        assert_eq!(pace.decide(&[], 10), RoundDecision::Stop { rate: None, why: StopReason::LittleLeft });
+    }
+
+    #[test]
+    fn rounds_that_no_longer_help_are_a_plateau() {
+        let flat = [round(20_000, 16_000), round(16_000, 15_900), round(15_900, 16_000)];
+        assert!(!is_plateau(&flat[..1]) && !is_plateau(&flat[..2]), "the first one helped");
+        assert!(is_plateau(&flat));
+        assert!(!is_plateau(&[round(20_000, 10_000), round(10_000, 5_000), round(5_000, 2_500)]));
+    }
+
+    #[test]
+    fn a_stopped_machine_needs_no_rounds() {
+        assert!(matches!(CheckpointPolicy::STOPPED.decide(&[], 1 << 30), RoundDecision::Stop { .. }));
+    }
+}

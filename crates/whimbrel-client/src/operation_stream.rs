@@ -1,0 +1,78 @@
+//! The stream of an operation: one JSON object a line until the operation has ended.
+
+use crate::{Client, ClientError, connection::Call};
+use http_body_util::BodyExt;
+use hyper::{Method, body::Incoming};
+use whimbrel_api::{Operation, OperationId, routes};
+
+/// Longest line that is read. A result with tens of thousands of rounds fits.
+const LINE_MAX: usize = 4 << 20;
+
+impl Client {
+    /// Watches an operation until it has ended and returns how. `on_progress` sees every snapshot, the last one too.
+    ///
+    /// Dropping the future stops watching and nothing else: the operation goes on. [`Client::cancel`] ends it.
+    ///
+    /// # Errors
+    /// [`ClientError::Lost`] if the daemon goes away first; a failed operation is no error here.
+    pub async fn watch_operation(
+        &self,
+        id: OperationId,
+        mut on_progress: impl FnMut(&Operation),
+    ) -> Result<Operation, ClientError> {
+        let mut lines = self.events(id).await?;
+        loop {
+            let operation = lines.next().await?.ok_or(ClientError::Lost { operation: id })?;
+            on_progress(&operation);
+            if operation.state.is_ended() {
+                return Ok(operation);
+            }
+        }
+    }
+
+    async fn events(&self, id: OperationId) -> Result<Lines, ClientError> {
+        let call = Call::new(Method::GET, routes::operation(routes::OPERATION_EVENTS, id));
+        let label = call.label();
+        Ok(Lines {
+            label,
+            operation: id,
+            body: call.send(self.socket()).await?.into_body(),
+            buffer: Vec::new(),
+        })
+    }
+}
+
+/// Snapshots cut out of a body that arrives in pieces of any size.
+struct Lines {
+    label: String,
+    operation: OperationId,
+    body: Incoming,
+    buffer: Vec<u8>,
+}
+
+impl Lines {
+    /// The next snapshot, or none at the end of the stream. A last line without its line feed is not one.
+    async fn next(&mut self) -> Result<Option<Operation>, ClientError> {
+        let mut searched = 0;
+        loop {
+            if let Some(end) = self.buffer[searched..].iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=searched + end).collect();
+                return self.parse(&line).map(Some);
+            }
+            searched = self.buffer.len();
+            if searched > LINE_MAX {
+                return Err(ClientError::TooLarge { request: self.label.clone(), limit: LINE_MAX });
+            }
+            match self.body.frame().await {
+                Some(Ok(frame)) => self.buffer.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
+                // A daemon that is killed cuts the chunked body short; so does one whose socket is closed.
+                Some(Err(_)) => return Err(ClientError::Lost { operation: self.operation }),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    fn parse(&self, line: &[u8]) -> Result<Operation, ClientError> {
+        serde_json::from_slice(line).map_err(|error| ClientError::protocol(&self.label, error))
+    }
+}

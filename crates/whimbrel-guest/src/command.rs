@@ -1,0 +1,187 @@
+//! What the host asks the guest for.
+
+use crate::{
+    codec::{Malformed, Reader, Writer},
+    frame::Frame,
+};
+
+/// Most pages of a sample.
+pub const SAMPLE_MAX: usize = 4096;
+
+/// What the host asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// The host is here; answered by [`crate::Word::Here`]. Whatever was asked for before by whomever is over: who is stunned goes on.
+    Hello {
+        /// The host's name.
+        host: String,
+        /// The machine's name.
+        machine: String,
+        /// Pages of memory that the machine has.
+        pages: u64,
+    },
+    /// Drop what caches hold and disks have too; answered by [`crate::Word::Freed`].
+    FreeCaches,
+    /// Hold the processes that write most of these pages; answered by [`crate::Word::Stunned`]. For `lease_ms`, unless [`Command::ExtendStun`] comes.
+    Stun {
+        /// For how long, if nothing more is heard.
+        lease_ms: u32,
+        /// Pages that a process may have written without being held.
+        limit: u32,
+        /// Pages that all that are not held may go on writing.
+        spare: u32,
+        /// So many pages were written for each of the sample.
+        each: u32,
+        /// Some of the pages that were written in the time of a look, as places in memory; at most [`SAMPLE_MAX`].
+        sample: Vec<u32>,
+    },
+    /// Hold on for so much longer. Not answered.
+    ExtendStun {
+        /// From now on.
+        lease_ms: u32,
+    },
+    /// Let all go on that are held; answered by [`crate::Word::Released`].
+    Release,
+    /// Tell the network where the guest is; answered by [`crate::Word::Announced`].
+    Announce,
+    /// What became of what the guest asked for, under the id of its asking. Not answered.
+    RequestResult(RequestOutcome),
+}
+
+/// What became of something the guest asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RequestOutcome {
+    /// It has begun.
+    Begun,
+    /// It is not done, and why.
+    Refused(String),
+    /// It is done; what came of it.
+    Done(String),
+    /// It was tried, and why it failed.
+    Failed(String),
+}
+
+const HELLO: u8 = 1;
+const FREE_CACHES: u8 = 2;
+const STUN: u8 = 3;
+const KEEP: u8 = 4;
+const RELEASE: u8 = 5;
+const ANNOUNCE: u8 = 6;
+const TOLD: u8 = 7;
+
+impl Command {
+    /// As a frame.
+    pub fn to_frame(&self, session: u32, id: u32) -> Frame {
+        let out = Writer::default();
+        let (kind, out) = match self {
+            Self::Hello { host, machine, pages } => (HELLO, out.text(host).text(machine).u64(*pages)),
+            Self::FreeCaches => (FREE_CACHES, out),
+            Self::Stun { lease_ms, limit, spare, each, sample } => {
+                let sample = &sample[..sample.len().min(SAMPLE_MAX)];
+                let out = out.u32(*lease_ms).u32(*limit).u32(*spare).u32(*each).u32(sample.len() as u32);
+                (STUN, sample.iter().fold(out, |out, page| out.u32(*page)))
+            }
+            Self::ExtendStun { lease_ms } => (KEEP, out.u32(*lease_ms)),
+            Self::Release => (RELEASE, out),
+            Self::Announce => (ANNOUNCE, out),
+            Self::RequestResult(RequestOutcome::Begun) => (TOLD, out.u8(0).text("")),
+            Self::RequestResult(RequestOutcome::Refused(why)) => (TOLD, out.u8(1).text(why)),
+            Self::RequestResult(RequestOutcome::Done(what)) => (TOLD, out.u8(2).text(what)),
+            Self::RequestResult(RequestOutcome::Failed(why)) => (TOLD, out.u8(3).text(why)),
+        };
+        Frame { kind, session, id, payload: out.0 }
+    }
+
+    /// Of a frame.
+    pub fn of(frame: &Frame) -> Result<Self, Malformed> {
+        let mut from = Reader(&frame.payload);
+        let order = match frame.kind {
+            HELLO => Self::Hello { host: from.text()?, machine: from.text()?, pages: from.u64()? },
+            FREE_CACHES => Self::FreeCaches,
+            STUN => Self::stun(&mut from)?,
+            KEEP => Self::ExtendStun { lease_ms: from.u32()? },
+            RELEASE => Self::Release,
+            ANNOUNCE => Self::Announce,
+            TOLD => match (from.u8()?, from.text()?) {
+                (0, _) => Self::RequestResult(RequestOutcome::Begun),
+                (1, why) => Self::RequestResult(RequestOutcome::Refused(why)),
+                (2, what) => Self::RequestResult(RequestOutcome::Done(what)),
+                (3, why) => Self::RequestResult(RequestOutcome::Failed(why)),
+                _ => return Err(Malformed { what: "outcome" }),
+            },
+            _ => return Err(Malformed { what: "kind" }),
+        };
+        from.end()?;
+        Ok(order)
+    }
+
+    fn stun(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let (lease_ms, limit, spare, each) = (from.u32()?, from.u32()?, from.u32()?, from.u32()?);
+        let count = from.count(SAMPLE_MAX, 4)?;
+        let sample = (0..count).map(|_| from.u32()).collect::<Result<_, _>>()?;
+        Ok(Self::Stun { lease_ms, limit, spare, each, sample })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn outcome() -> impl Strategy<Value = RequestOutcome> {
+        prop_oneof![
+            Just(RequestOutcome::Begun),
+            "[a-z ]{0,40}".prop_map(RequestOutcome::Refused),
+            "[a-z ]{0,40}".prop_map(RequestOutcome::Done),
+            "[a-z ]{0,40}".prop_map(RequestOutcome::Failed),
+        ]
+    }
+
+    fn order() -> impl Strategy<Value = Command> {
+        let sample = prop::collection::vec(any::<u32>(), 0..50);
+        prop_oneof![
+            ("[a-z]{0,9}", "[a-z]{0,9}", any::<u64>()).prop_map(|(host, machine, pages)| Command::Hello {
+                host,
+                machine,
+                pages
+            }),
+            Just(Command::FreeCaches),
+            (any::<[u32; 4]>(), sample).prop_map(|([lease_ms, limit, spare, each], sample)| Command::Stun {
+                lease_ms,
+                limit,
+                spare,
+                each,
+                sample
+            }),
+            any::<u32>().prop_map(|lease_ms| Command::ExtendStun { lease_ms }),
+            Just(Command::Release),
+            Just(Command::Announce),
+            outcome().prop_map(Command::RequestResult),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn orders_arrive_as_they_were_given(order in order(), session: u32, id: u32) {
+            let frame = order.to_frame(session, id);
+            prop_assert_eq!((frame.session, frame.id), (session, id));
+            prop_assert_eq!(Command::of(&frame), Ok(order));
+        }
+
+        #[test]
+        fn whatever_comes_is_an_order_or_an_error(kind in 0..10u8, payload in prop::collection::vec(any::<u8>(), 0..100)) {
+            if let Ok(order) = Command::of(&Frame { kind, session: 0, id: 0, payload: payload.clone() }) {
+                prop_assert_eq!(Command::of(&order.to_frame(0, 0)), Ok(order));
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_that_is_too_long_is_cut_at_a_character() {
+        let told = Command::RequestResult(RequestOutcome::Refused("ä".repeat(200)));
+        assert_eq!(
+            Command::of(&told.to_frame(0, 0)),
+            Ok(Command::RequestResult(RequestOutcome::Refused("ä".repeat(127))))
+        );
+    }
+}

@@ -1,0 +1,190 @@
+//! What the guest says.
+
+use crate::{
+    codec::{Malformed, Reader, Writer},
+    frame::Frame,
+};
+
+/// Most processes of a list.
+pub const PROCESSES_MAX: usize = 64;
+/// All that a guest of this version can do, for [`Report::Ready`]: bit 0 frees caches, bit 1 stuns, bit 2 announces.
+pub const FEATURES: u32 = 0b111;
+
+/// What the guest says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Report {
+    /// It is here: when it begins, and to every [`crate::Order::Hello`].
+    Ready {
+        /// What it can do, see [`FEATURES`].
+        features: u32,
+        /// Its version, for people.
+        version: String,
+    },
+    /// Caches were dropped.
+    Freed {
+        /// Free memory before, in bytes.
+        before: u64,
+        /// Free memory now.
+        after: u64,
+    },
+    /// Processes are held.
+    Stunned {
+        /// These, at most [`PROCESSES_MAX`].
+        held: Vec<Process>,
+        /// These wrote more than they may and are not held, because nobody may.
+        spared: Vec<Process>,
+    },
+    /// Nobody is held any more.
+    Released {
+        /// How many were.
+        count: u32,
+    },
+    /// The network was told.
+    Announced {
+        /// Frames that were sent.
+        frames: u32,
+    },
+    /// It wants something of the host; answered by [`crate::Order::Told`].
+    Ask(GuestRequest),
+    /// What was ordered is not done.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A process of the guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Its id in the guest.
+    pub pid: u32,
+    /// Pages that it seems to have written.
+    pub pages: u32,
+    /// Its name.
+    pub name: String,
+}
+
+/// What a guest may want.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GuestRequest {
+    /// To be moved.
+    Migrate {
+        /// Where to.
+        host: String,
+    },
+    /// To have its state kept.
+    Checkpoint {
+        /// Under this name; empty for none.
+        tag: String,
+    },
+}
+
+const HERE: u8 = 0x81;
+const FREED: u8 = 0x82;
+const STUNNED: u8 = 0x83;
+const RELEASED: u8 = 0x85;
+const ANNOUNCED: u8 = 0x86;
+const ASK: u8 = 0x87;
+const CANNOT: u8 = 0xff;
+
+/// Bytes of a process with no name.
+const PROCESS_LEAST: usize = 9;
+
+impl Report {
+    /// As a frame.
+    pub fn to_frame(&self, session: u32, id: u32) -> Frame {
+        let out = Writer::default();
+        let (kind, out) = match self {
+            Self::Ready { features, version } => (HERE, out.u32(*features).text(version)),
+            Self::Freed { before, after } => (FREED, out.u64(*before).u64(*after)),
+            Self::Stunned { held, spared } => (STUNNED, put(put(out, held), spared)),
+            Self::Released { count } => (RELEASED, out.u32(*count)),
+            Self::Announced { frames } => (ANNOUNCED, out.u32(*frames)),
+            Self::Ask(GuestRequest::Migrate { host }) => (ASK, out.u8(0).text(host)),
+            Self::Ask(GuestRequest::Checkpoint { tag }) => (ASK, out.u8(1).text(tag)),
+            Self::Failed { reason } => (CANNOT, out.text(reason)),
+        };
+        Frame { kind, session, id, payload: out.0 }
+    }
+
+    /// Of a frame.
+    pub fn of(frame: &Frame) -> Result<Self, Malformed> {
+        let mut from = Reader(&frame.payload);
+        let word = match frame.kind {
+            HERE => Self::Ready { features: from.u32()?, version: from.text()? },
+            FREED => Self::Freed { before: from.u64()?, after: from.u64()? },
+            STUNNED => Self::Stunned { held: processes(&mut from)?, spared: processes(&mut from)? },
+            RELEASED => Self::Released { count: from.u32()? },
+            ANNOUNCED => Self::Announced { frames: from.u32()? },
+            ASK => match (from.u8()?, from.text()?) {
+                (0, host) => Self::Ask(GuestRequest::Migrate { host }),
+                (1, tag) => Self::Ask(GuestRequest::Checkpoint { tag }),
+                _ => return Err(Malformed { what: "wish" }),
+            },
+            CANNOT => Self::Failed { reason: from.text()? },
+            _ => return Err(Malformed { what: "kind" }),
+        };
+        from.end()?;
+        Ok(word)
+    }
+}
+
+fn put(out: Writer, processes: &[Process]) -> Writer {
+    let processes = &processes[..processes.len().min(PROCESSES_MAX)];
+    let each = |out: Writer, process: &Process| out.u32(process.pid).u32(process.pages).text(&process.name);
+    processes.iter().fold(out.u32(processes.len() as u32), each)
+}
+
+fn processes(from: &mut Reader<'_>) -> Result<Vec<Process>, Malformed> {
+    let count = from.count(PROCESSES_MAX, PROCESS_LEAST)?;
+    let mut one = || Ok(Process { pid: from.u32()?, pages: from.u32()?, name: from.text()? });
+    (0..count).map(|_| one()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn process() -> impl Strategy<Value = Process> {
+        (any::<u32>(), any::<u32>(), "[a-z]{0,20}").prop_map(|(pid, pages, name)| Process {
+            pid,
+            pages,
+            name,
+        })
+    }
+
+    fn word() -> impl Strategy<Value = Report> {
+        let list = || prop::collection::vec(process(), 0..5);
+        prop_oneof![
+            (any::<u32>(), "[0-9.]{0,8}").prop_map(|(features, version)| Report::Ready { features, version }),
+            (any::<u64>(), any::<u64>()).prop_map(|(before, after)| Report::Freed { before, after }),
+            (list(), list()).prop_map(|(held, spared)| Report::Stunned { held, spared }),
+            any::<u32>().prop_map(|count| Report::Released { count }),
+            any::<u32>().prop_map(|frames| Report::Announced { frames }),
+            "[a-z]{0,9}".prop_map(|host| Report::Ask(GuestRequest::Migrate { host })),
+            "[a-z]{0,9}".prop_map(|tag| Report::Ask(GuestRequest::Checkpoint { tag })),
+            "[a-z ]{0,90}".prop_map(|reason| Report::Failed { reason }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn words_arrive_as_they_were_said(word in word(), session: u32, id: u32) {
+            prop_assert_eq!(Report::of(&word.to_frame(session, id)), Ok(word));
+        }
+
+        #[test]
+        fn whatever_comes_is_a_word_or_an_error(kind: u8, payload in prop::collection::vec(any::<u8>(), 0..100)) {
+            if let Ok(word) = Report::of(&Frame { kind, session: 0, id: 0, payload: payload.clone() }) {
+                prop_assert_eq!(Report::of(&word.to_frame(0, 0)), Ok(word));
+            }
+        }
+    }
+
+    #[test]
+    fn a_list_that_claims_more_than_there_is_is_refused_before_it_is_made() {
+        let payload = u32::MAX.to_le_bytes().to_vec();
+        assert!(Report::of(&Frame { kind: STUNNED, session: 0, id: 0, payload }).is_err());
+    }
+}

@@ -1,0 +1,134 @@
+//! The records of source files in the table, read and written word by word.
+//!
+//! A record is written with its checksum last, after the checksum was cleared, so whoever reads a record that is just being
+//! written finds none. Two processes could still choose the same free record: [`SourceLock`] keeps them apart for as
+//! long as all of them take it; without it the loser's entries point into the winner's file and are dropped on use.
+
+use crate::error::{CacheError, Result, io_at};
+use crate::format::{Geometry, RECORD_SIZE, RECORD_SUM_AT, SourceRecord};
+use crate::location::SourceId;
+use crate::mapped_table::Mapped;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use std::fs::File;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::Duration;
+
+const WORDS: usize = RECORD_SIZE / 8;
+const HITS: usize = 0;
+const DROPPED: usize = 1;
+const SUM: usize = RECORD_SUM_AT / 8;
+/// How long another process may hold the lock: it does so for a few reads and writes, or a walk over the table.
+const TRIES: u32 = 1000;
+
+/// The records of a mapped table.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SourceRecords<'a> {
+    words: &'a [AtomicU64],
+    geometry: Geometry,
+}
+
+impl<'a> SourceRecords<'a> {
+    pub(crate) fn new(map: &'a Mapped, geometry: Geometry) -> Self {
+        Self { words: map.words(), geometry }
+    }
+
+    /// Every slot, used or not.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = SourceId> + use<> {
+        (1..=self.geometry.sources() as u16).map(SourceId)
+    }
+
+    /// The words of a slot; none for a number that a damaged entry made up.
+    fn record(&self, id: SourceId) -> Option<&'a [AtomicU64]> {
+        let known = (1..=self.geometry.sources()).contains(&u32::from(id.0));
+        known.then(|| &self.words[self.geometry.record_word(id.0)..][..WORDS])
+    }
+
+    /// A number that changes when the record does.
+    pub(crate) fn stamp(&self, id: SourceId) -> u64 {
+        self.record(id).map_or(0, |words| words[SUM].load(SeqCst))
+    }
+
+    /// What a record says; none if it is free, damaged or just being written.
+    pub(crate) fn read(&self, id: SourceId) -> Option<SourceRecord> {
+        let words = self.record(id)?;
+        let mut bytes = [0; RECORD_SIZE];
+        for (word, bytes) in words.iter().zip(bytes.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&word.load(SeqCst).to_le_bytes());
+        }
+        SourceRecord::decode(&bytes)
+    }
+
+    /// All records.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (SourceId, SourceRecord)> {
+        self.ids().filter_map(|id| Some((id, self.read(id)?)))
+    }
+
+    /// Writes a record and leaves its counters.
+    pub(crate) fn write(&self, id: SourceId, record: &SourceRecord) -> Result<()> {
+        let length = record.path.as_os_str().len();
+        let limit = crate::format::MAX_PATH;
+        let bytes = record.encode().ok_or(CacheError::PathTooLong { length, limit })?;
+        self.store(id, &bytes);
+        Ok(())
+    }
+
+    /// Frees a record.
+    pub(crate) fn clear(&self, id: SourceId) {
+        self.store(id, &[0; RECORD_SIZE]);
+        if let Some(words) = self.record(id) {
+            words[HITS].store(0, Relaxed);
+            words[DROPPED].store(0, Relaxed);
+        }
+    }
+
+    fn store(&self, id: SourceId, bytes: &[u8; RECORD_SIZE]) {
+        let Some(words) = self.record(id) else { return };
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at * 8 + i]));
+        words[SUM].store(0, SeqCst);
+        (SUM + 1..WORDS).for_each(|at| words[at].store(word(at), SeqCst));
+        words[SUM].store(word(SUM), SeqCst);
+    }
+
+    /// Counts a page that was used from this source.
+    pub(crate) fn hit(&self, id: SourceId) {
+        self.record(id).inspect(|words| _ = words[HITS].fetch_add(1, Relaxed));
+    }
+
+    /// Counts an entry of this source that was wrong.
+    pub(crate) fn dropped(&self, id: SourceId) {
+        self.record(id).inspect(|words| _ = words[DROPPED].fetch_add(1, Relaxed));
+    }
+
+    /// Hits, and entries dropped.
+    pub(crate) fn counters(&self, id: SourceId) -> (u64, u64) {
+        self.record(id).map_or((0, 0), |words| (words[HITS].load(Relaxed), words[DROPPED].load(Relaxed)))
+    }
+}
+
+/// Held while the list of sources changes. Between threads of this process a mutex must be held as well: the lock belongs to
+/// the open file.
+#[derive(Debug)]
+pub(crate) struct SourceLock<'a>(&'a File);
+
+impl<'a> SourceLock<'a> {
+    /// Takes the lock, or gives up after ten seconds: a stopped process must not stop others.
+    pub(crate) fn take(file: &'a File, path: &Path) -> Result<Self> {
+        for _ in 0..TRIES {
+            match flock(file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self(file)),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(Duration::from_millis(10)),
+                Err(error) => return io_at("lock", path, Err(error.into())),
+            }
+        }
+        Err(CacheError::Busy { path: path.to_owned() })
+    }
+}
+
+impl Drop for SourceLock<'_> {
+    fn drop(&mut self) {
+        // Fails only for a descriptor that is none; closing the file would unlock it too.
+        let _ = flock(self.0, FlockOperation::Unlock);
+    }
+}

@@ -1,0 +1,163 @@
+//! Inactive capsules: the disks and the configuration of a machine at one instant, without its memory.
+//!
+//! Of a machine that runs the disks are as after a power cut at that instant, which file systems are made to survive: the
+//! machine is paused while the last pages are copied aside, so all disks are of the same moment. Of one that is
+//! switched off they are as it left them; of one that lies suspended they are those of its capsule, and nothing is copied.
+
+use crate::{
+    capsule::checkpoint::{self, CheckpointOptions},
+    core::{error::DaemonError, operations::ProgressReporter, refs},
+    daemon::Daemon,
+    machine::{
+        entry::MachineLock,
+        record::{DiskBase, Phase, Record},
+    },
+    running::{StoppedDisk, disk_alignment::image_pages},
+};
+use std::time::Instant;
+use whimbrel_api::{CaptureReport, RoundInfo, Unit};
+use whimbrel_capture::AfterCapture;
+use whimbrel_core::{CapsuleId, EXTENT_PAGES, PAGE_SIZE, PageSet};
+use whimbrel_image::ImageRef;
+use whimbrel_store::CapsuleWriter;
+
+impl Daemon {
+    /// Takes an inactive capsule of a machine, whether it runs or not.
+    pub(crate) fn take_disks(
+        &self,
+        turn: &mut MachineLock<'_>,
+        wanted: &CheckpointOptions,
+        reporter: &ProgressReporter,
+    ) -> Result<CaptureReport, DaemonError> {
+        let begun = Instant::now();
+        if turn.record.config.disks.is_empty() {
+            return Err(DaemonError::invalid(format!("{} has no disks", turn.record.name)));
+        }
+        let report = match turn.record.phase.clone() {
+            Phase::Here => {
+                let (record, live) = turn.parts()?;
+                self.take_squeezed(record, live, AfterCapture::GoOn, wanted, reporter)?
+            }
+            Phase::Stopped | Phase::Crashed { .. } => {
+                self.take_resting(&mut turn.record, wanted, reporter)?
+            }
+            Phase::Suspended { capsule } => self.disks_of(&mut turn.record, &capsule, wanted)?,
+            other => {
+                let (name, state) = (turn.record.name.clone(), other.word());
+                return Err(DaemonError::State { name, state, needed: "here" });
+            }
+        };
+        Ok(CaptureReport { total_ms: begun.elapsed().as_secs_f64() * 1e3, ..report })
+    }
+
+    /// The disks of a machine that is switched off.
+    fn take_resting(
+        &self,
+        record: &mut Record,
+        wanted: &CheckpointOptions,
+        reporter: &ProgressReporter,
+    ) -> Result<CaptureReport, DaemonError> {
+        let (begun, before) = (Instant::now(), self.stored_bytes());
+        let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
+        let (mut images, mut pages) = (Vec::new(), 0);
+        for index in 0..record.config.disks.len() {
+            let (image, written) = self.write_resting(record, index, &writer, reporter)?;
+            images.push(image);
+            pages += written;
+        }
+        let capsule = self.commit_disks(record, images, &writer, wanted)?;
+        let ms = begun.elapsed().as_secs_f64() * 1e3;
+        let rounds = vec![RoundInfo { pages, bytes: pages * PAGE_SIZE as u64, ms, ..RoundInfo::default() }];
+        Ok(self.report_disks(capsule, before, rounds))
+    }
+
+    /// Writes one disk: what differs from an image of the store, or all of it.
+    fn write_resting(
+        &self,
+        record: &Record,
+        index: usize,
+        writer: &CapsuleWriter,
+        reporter: &ProgressReporter,
+    ) -> Result<(ImageRef, u64), DaemonError> {
+        let write = refs::store_error("write the image");
+        let failed = |source: whimbrel_machine::PageError| DaemonError::Disk {
+            disk: format!("disk{index}"),
+            source: source.into(),
+        };
+        if let Some(owed) = &record.owed {
+            let (name, from) = (record.name.clone(), owed.from.clone());
+            return Err(DaemonError::Owed { name, from });
+        }
+        let (size, base) = (record.config.disks[index].size.0, &record.bases[index]);
+        let at = (&self.layout, &self.store);
+        let disk = StoppedDisk::open(at, &record.name, (index, size), base)?;
+        let cuts = self.cuts_for(record, index, disk.device());
+        let mut pages = disk.pages(cuts.as_ref())?;
+        let owned = || image_pages(cuts.as_ref(), disk.owned());
+        let (root, wanted): (_, Option<PageSet>) = match base {
+            DiskBase::Image { root, .. } => (Some(*root), owned()),
+            DiskBase::Blank => (None, owned()),
+            DiskBase::File { .. } => (None, None),
+        };
+        let wanted = wanted.map_or_else(|| pages.populated().map_err(failed), Ok)?;
+        let mut image = writer.image(root, pages.page_count()).map_err(&write)?;
+        let (mut buffer, mut done, total) = (Vec::new(), 0, wanted.count());
+        for run in wanted.runs().flat_map(|run| run.chunks(EXTENT_PAGES as u64)) {
+            buffer.resize(run.bytes(), 0);
+            pages.read(run, &mut buffer).map_err(failed)?;
+            image.put(run, &buffer).map_err(&write)?;
+            done += run.len;
+            reporter.progress("copying", Unit::Pages, done, Some(total));
+            if reporter.is_cancelled() {
+                return Err(DaemonError::Cancelled { left: "nothing was stored".into() });
+            }
+        }
+        let image = image.finish().map_err(&write)?;
+        Ok((ImageRef { name: format!("disk{index}"), pages: image.pages, root: image.root, cuts }, done))
+    }
+
+    /// The disks of a capsule as a capsule of their own. The trees are shared, so no page is read.
+    fn disks_of(
+        &self,
+        record: &mut Record,
+        capsule: &CapsuleId,
+        wanted: &CheckpointOptions,
+    ) -> Result<CaptureReport, DaemonError> {
+        let before = self.stored_bytes();
+        let _whole = self.store.pin(capsule).map_err(refs::store_error("read the capsule"))?;
+        let manifest = self.store.manifest(capsule).map_err(refs::store_error("read the capsule"))?;
+        let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
+        let images = manifest.images.into_iter().filter(|image| image.name != "memory").collect();
+        // The machine goes on from its own capsule: this one is a child of it, and not its newest.
+        let names = wanted.tag.clone().into_iter().collect::<Vec<_>>();
+        if names.is_empty() {
+            return Err(DaemonError::invalid(format!(
+                "{} is suspended, and its name stands for what it resumes from: give the capsule of its disks a tag",
+                record.name
+            )));
+        }
+        let labels = checkpoint::labels_of(record, wanted);
+        let mut child = record.clone();
+        child.last = Some(*capsule);
+        let id = self.commit_as(&child, images, &writer, ([&[], &[]], labels), &names)?;
+        Ok(self.report_disks(id, before, Vec::new()))
+    }
+
+    fn commit_disks(
+        &self,
+        record: &mut Record,
+        images: Vec<ImageRef>,
+        writer: &CapsuleWriter,
+        wanted: &CheckpointOptions,
+    ) -> Result<CapsuleId, DaemonError> {
+        let labels = checkpoint::labels_of(record, wanted);
+        let capsule = self.commit(record, images, writer, [&[], &[]], (wanted, labels))?;
+        record.last = Some(capsule);
+        Ok(capsule)
+    }
+
+    fn report_disks(&self, capsule: CapsuleId, before: u64, rounds: Vec<RoundInfo>) -> CaptureReport {
+        let bytes_added = self.stored_bytes().saturating_sub(before);
+        CaptureReport { capsule, pause_ms: 0.0, total_ms: 0.0, bytes_added, rounds, squeezed: None }
+    }
+}

@@ -1,0 +1,153 @@
+//! Images of capsules for machines to read: in the store here, or partly on other hosts.
+
+use crate::{
+    core::{error::DaemonError, refs},
+    daemon::Daemon,
+    machine::record::Record,
+    running::PagerView,
+};
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+use whimbrel_core::{CapsuleId, Digest};
+use whimbrel_image::{Manifest, PrefetchList};
+use whimbrel_store::{CapsuleWriter, StoredImage};
+
+/// Ancestors that are looked at for an older version.
+const ANCESTORS: usize = 32;
+/// A little more than the pager counts.
+const FIRST_SECONDS: Duration = Duration::from_millis(10_500);
+
+impl Daemon {
+    /// The image `name` of a capsule. If the capsule is not whole here, what is missing is fetched when it is read, as
+    /// difference to the newest ancestor that is.
+    pub(crate) fn image(
+        &self,
+        capsule: Option<CapsuleId>,
+        (name, root, pages): (&str, Option<Digest>, u64),
+    ) -> StoredImage {
+        let image = self.store.image(root, pages);
+        match capsule.filter(|id| self.is_partial(id)) {
+            Some(id) => image.or_elsewhere(self.older_version(&id, name, pages)),
+            None => image,
+        }
+    }
+
+    /// If that cannot be told it is taken for partial: asking elsewhere costs little, a page that is missed a machine.
+    pub(crate) fn is_partial(&self, capsule: &CapsuleId) -> bool {
+        self.store.is_partial(capsule).unwrap_or_else(|error| {
+            tracing::warn!(%capsule, error = &error as &dyn std::error::Error, "not known to be whole");
+            true
+        })
+    }
+
+    /// The root of the same image in the nearest ancestor that has it here.
+    fn older_version(&self, capsule: &CapsuleId, name: &str, pages: u64) -> Option<Digest> {
+        let mut seen = HashSet::new();
+        let mut level = self.store.manifest(capsule).ok()?.parents;
+        while !level.is_empty() && seen.len() < ANCESTORS {
+            let mut above = Vec::new();
+            for id in level.into_iter().filter(|id| seen.insert(*id)) {
+                let Ok(manifest) = self.store.manifest(&id) else { continue };
+                let same = manifest.image(name).filter(|image| image.pages == pages);
+                if let Some(root) = same.and_then(|image| image.root)
+                    && self.store.has(&[root]) == [true]
+                {
+                    return Some(root);
+                }
+                above.extend(manifest.parents);
+            }
+            level = above;
+        }
+        None
+    }
+
+    /// Fetches what a capsule's machine will want first, in few large requests. Advice only: what cannot be had now comes
+    /// when it is touched.
+    pub(crate) fn fetch_working_set(&self, capsule: CapsuleId, manifest: &Manifest) {
+        if !self.is_partial(&capsule) {
+            return;
+        }
+        let Some(set) = self.working_set(&capsule, manifest) else { return };
+        for image in &manifest.images {
+            let Some(pages) = set.of(&image.name, image.pages) else { continue };
+            let source = self.image(Some(capsule), (&image.name, image.root, image.pages));
+            if let Err(error) = source.fetch(pages) {
+                let error = &error as &dyn std::error::Error;
+                tracing::info!(image = image.name, error, "the working set comes when it is touched");
+                return;
+            }
+        }
+    }
+
+    /// What was recorded of a capsule: at its last resume here, or by whoever made it.
+    fn working_set(&self, capsule: &CapsuleId, manifest: &Manifest) -> Option<PrefetchList> {
+        let noted = std::fs::read(self.layout.working_set(capsule)).ok();
+        let blob = || self.store.blob(&manifest.working_set?).ok();
+        PrefetchList::decode(&noted.or_else(blob)?).ok()
+    }
+
+    /// Notes what the machine of a capsule touched in its first seconds.
+    pub(crate) fn note_working_set(
+        &self,
+        capsule: &CapsuleId,
+        set: &PrefetchList,
+    ) -> Result<(), DaemonError> {
+        let path = self.layout.working_set(capsule);
+        whimbrel_wire::atomic_file::replace(&path, &set.encode())
+            .map_err(|source| DaemonError::io("write", &path, source))
+    }
+
+    /// What the machine touched first at its last resume here, as a blob for its next capsule.
+    pub(crate) fn working_set_blob(&self, record: &Record, writer: &CapsuleWriter) -> Option<Digest> {
+        let noted = std::fs::read(self.layout.working_set(&record.origin?)).ok()?;
+        PrefetchList::decode(&noted).ok()?;
+        writer.put_blob(&noted).ok()
+    }
+
+    /// Notes, once the first seconds are over, what a machine that was just resumed touched in them.
+    pub(crate) fn note_working_set_later(self: &Arc<Self>, capsule: CapsuleId, view: PagerView) {
+        let host = Arc::downgrade(self);
+        thread::spawn(move || {
+            let until = Instant::now() + FIRST_SECONDS;
+            while Instant::now() < until {
+                match host.upgrade() {
+                    Some(host) if host.sleep_unless_closing(Duration::from_millis(200)) => {}
+                    _ => return,
+                }
+            }
+            let (Some(host), Some(set)) = (host.upgrade(), view.working_set()) else { return };
+            if let Err(error) = host.note_working_set(&capsule, &set) {
+                tracing::warn!(error = &error as &dyn std::error::Error, "a working set was not noted");
+            }
+        });
+    }
+
+    /// Forgets notes about capsules that are gone.
+    pub(crate) fn sweep_working_sets(&self) -> Result<(), DaemonError> {
+        let dir = self.layout.working_sets();
+        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let Some(id) = name.to_str().and_then(|name| name.parse::<CapsuleId>().ok()) else { continue };
+            let here = self.store.has(&[id.0]) == [true];
+            if !here {
+                std::fs::remove_file(entry.path())
+                    .map_err(|source| DaemonError::io("remove", &entry.path(), source))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A capsule by what it is called here.
+    pub(crate) fn find(
+        &self,
+        capsule: &whimbrel_api::CapsuleRef,
+    ) -> Result<(CapsuleId, Manifest), DaemonError> {
+        let capsule = refs::resolve(&self.store, capsule)?;
+        let manifest = self.store.manifest(&capsule).map_err(refs::store_error("read the capsule"))?;
+        Ok((capsule, manifest))
+    }
+}

@@ -1,0 +1,321 @@
+//! Long work on the store that needs no machine: garbage, verification, export and import.
+
+use crate::{
+    core::{error::DaemonError, operations::ProgressReporter, refs},
+    daemon::Daemon,
+    running::disk_alignment::{first_cuts, in_pages, out_of_pages},
+};
+use std::{
+    fs::File,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+};
+use whimbrel_api::{
+    Damage, ErrorCode, ExportFormat, ExportRequest, ImportRequest, MachineState, Operation, OperationKind,
+    OperationResult, Unit,
+};
+use whimbrel_block::{BlockError, Device, FileDevice};
+use whimbrel_core::{
+    Accel, ByteSize, CapsuleId, DiskConfig, EXTENT_PAGES, EXTENT_SIZE, MachineConfig, PAGE_SIZE, PageRun,
+};
+use whimbrel_image::{ImageRef, Manifest};
+use whimbrel_store::{GcRoots, Pin, StoreError, StoredDisk};
+
+/// Memory of a machine that is made from an imported disk, until its owner says otherwise.
+const IMPORTED_MEMORY: ByteSize = ByteSize(1 << 30);
+/// The image that an export of a disk means unless it names one.
+const FIRST_DISK: &str = "disk0";
+
+impl Daemon {
+    /// Frees what no ref, no machine and no writer needs.
+    pub(crate) fn gc(self: &Arc<Self>) -> Operation {
+        let host = self.clone();
+        self.operations().start(OperationKind::Gc, "the store", move |reporter| {
+            reporter.progress("collecting garbage", Unit::Bytes, 0, None);
+            let before = host.stored_bytes();
+            let _held = host.hold_resting();
+            let report = host.store.gc(GcRoots::Referenced).map_err(refs::store_error("collect garbage"))?;
+            host.sweep_working_sets()?;
+            host.sweep_pooled()?;
+            let stored = host.stored_bytes();
+            Ok(OperationResult::Gc {
+                freed: ByteSize(before.saturating_sub(stored)),
+                stored: ByteSize(stored),
+                moved: report.moved,
+                packs_waiting: report.waiting as u64,
+            })
+        })
+    }
+
+    /// Keeps what lies under the disks of machines that are switched off; those that have a QEMU keep it themselves.
+    fn hold_resting(&self) -> Vec<Pin> {
+        let is_off =
+            |state: &MachineState| matches!(state, MachineState::Stopped | MachineState::Crashed { .. });
+        let resting = self.machine_infos().into_iter().filter(|machine| is_off(&machine.state));
+        resting.filter_map(|machine| self.store.pin(&machine.origin?).ok()).collect()
+    }
+
+    /// Reads and checks everything.
+    pub(crate) fn verify(self: &Arc<Self>) -> Operation {
+        let host = self.clone();
+        self.operations().start(OperationKind::Verify, "the store", move |reporter| {
+            let progress = |done, total| reporter.progress("reading", Unit::Bytes, done, Some(total));
+            let report = host.store.verify(progress).map_err(refs::store_error("verify"))?;
+            let capsules = host.store.capsules().map_err(refs::store_error("list its capsules"))?.len();
+            let frames = report.damage.iter().map(|damage| Damage {
+                place: format!("{} at byte {}", damage.file, damage.offset),
+                problem: damage.reason.clone(),
+            });
+            let broken = report.broken.iter().map(|capsule| Damage {
+                place: format!("capsule {}", capsule.id.short()),
+                problem: match &capsule.image {
+                    Some(image) => {
+                        format!("{} objects of its image {image} cannot be had", capsule.missing.len())
+                    }
+                    None => format!("{} of its objects cannot be had", capsule.missing.len()),
+                },
+            });
+            Ok(OperationResult::Verify {
+                capsules: capsules as u64,
+                objects: report.objects,
+                bytes: ByteSize(report.bytes),
+                damaged: frames.chain(broken).collect(),
+            })
+        })
+    }
+
+    /// Writes a capsule, or one image of it, to a file that does not exist yet.
+    pub(crate) fn export(self: &Arc<Self>, request: ExportRequest) -> Result<Operation, DaemonError> {
+        let capsule = refs::resolve(&self.store, &request.capsule)?;
+        let (host, subject) = (self.clone(), request.capsule.to_string());
+        Ok(self.operations().start(OperationKind::Export, subject, move |reporter| {
+            let path = request.path.clone();
+            let file = File::create_new(&path).map_err(|source| DaemonError::io("create", &path, source))?;
+            let written = host.export_to(&capsule, &request, file, reporter);
+            if written.is_err() {
+                // Half a file would look like a whole one.
+                let _ = std::fs::remove_file(&path);
+            }
+            Ok(OperationResult::Export { path, bytes: ByteSize(written?) })
+        }))
+    }
+
+    fn export_to(
+        &self,
+        capsule: &CapsuleId,
+        request: &ExportRequest,
+        file: File,
+        reporter: &ProgressReporter,
+    ) -> Result<u64, DaemonError> {
+        let path = &request.path;
+        let io = |source| DaemonError::io("write", path, source);
+        match request.format {
+            ExportFormat::Capsule => {
+                reporter.progress("writing", Unit::Bytes, 0, None);
+                let exported = self.store.export(capsule, std::io::BufWriter::new(&file));
+                exported.map_err(refs::store_error("export the capsule"))?;
+            }
+            ExportFormat::Raw => write_raw(&*self.exported(capsule, request)?, &file, path, reporter)?,
+            ExportFormat::Qcow2 => self.write_qcow2(self.exported(capsule, request)?, path, reporter)?,
+        }
+        file.sync_all().map_err(io)?;
+        Ok(file.metadata().map_err(io)?.len())
+    }
+
+    /// The image as what it is an image of.
+    fn exported(&self, capsule: &CapsuleId, request: &ExportRequest) -> Result<Arc<dyn Device>, DaemonError> {
+        let manifest = self.store.manifest(capsule).map_err(refs::store_error("read the capsule"))?;
+        let name = request.image.as_deref().unwrap_or(FIRST_DISK);
+        let image = manifest.image(name);
+        let image = image.ok_or_else(|| DaemonError::NotFound { what: "image", name: name.to_owned() })?;
+        let stored = StoredDisk::new(self.image(Some(*capsule), (name, image.root, image.pages)));
+        let failed = |source| DaemonError::Disk { disk: name.to_owned(), source };
+        out_of_pages(Arc::new(stored), image.cuts.as_ref()).map_err(failed)
+    }
+
+    /// qemu-img makes the qcow2; it reads the image from an NBD server of ours.
+    fn write_qcow2(
+        &self,
+        device: Arc<dyn Device>,
+        path: &Path,
+        reporter: &ProgressReporter,
+    ) -> Result<(), DaemonError> {
+        reporter.progress("converting", Unit::Bytes, 0, None);
+        let socket = self.layout.slot(&format!("export-{:016x}", rand::random::<u64>()));
+        let server = whimbrel_nbd::bind(&socket)
+            .and_then(|listener| whimbrel_nbd::serve(device, listener, whimbrel_nbd::Options::default()));
+        let server = server.map_err(|source| DaemonError::io("serve an image on", &socket, source))?;
+        let source = format!("nbd+unix:///?socket={}", socket.display());
+        let converted = qemu_img(&["convert", "-f", "raw", "-O", "qcow2", &source], path);
+        server.stop();
+        let _ = std::fs::remove_file(&socket);
+        converted
+    }
+
+    /// Makes a capsule of a file.
+    pub(crate) fn import(self: &Arc<Self>, request: ImportRequest) -> Result<Operation, DaemonError> {
+        refs::check_tag(Some(&request.name))?;
+        let (host, subject) = (self.clone(), request.path.display().to_string());
+        Ok(self.operations().start(OperationKind::Import, subject, move |reporter| {
+            let before = host.stored_bytes();
+            let capsule = match request.format {
+                ExportFormat::Capsule => host.import_capsule(&request, reporter)?,
+                ExportFormat::Raw => host.import_raw(&request.path, &request, reporter)?,
+                ExportFormat::Qcow2 => host.import_converted(&request, reporter)?,
+            };
+            let added = ByteSize(host.stored_bytes().saturating_sub(before));
+            Ok(OperationResult::Import { capsule, added })
+        }))
+    }
+
+    fn import_capsule(
+        &self,
+        request: &ImportRequest,
+        reporter: &ProgressReporter,
+    ) -> Result<CapsuleId, DaemonError> {
+        reporter.progress("reading", Unit::Bytes, 0, None);
+        let path = &request.path;
+        let file = File::open(path).map_err(|source| DaemonError::io("open", path, source))?;
+        let input = std::io::BufReader::new(file);
+        let names = std::slice::from_ref(&request.name);
+        self.store.import(input, names).map_err(refs::store_error("import the capsule"))
+    }
+
+    /// Anything that qemu-img reads, by way of a raw file that is removed afterwards.
+    fn import_converted(
+        &self,
+        request: &ImportRequest,
+        reporter: &ProgressReporter,
+    ) -> Result<CapsuleId, DaemonError> {
+        reporter.progress("converting", Unit::Bytes, 0, None);
+        let raw: PathBuf = self.layout.data().join(format!("import-{:016x}.raw", rand::random::<u64>()));
+        let source = request.path.to_string_lossy();
+        let imported = qemu_img(&["convert", "-O", "raw", &source], &raw)
+            .and_then(|()| self.import_raw(&raw, request, reporter));
+        let _ = std::fs::remove_file(&raw);
+        imported
+    }
+
+    fn import_raw(
+        &self,
+        path: &Path,
+        request: &ImportRequest,
+        reporter: &ProgressReporter,
+    ) -> Result<CapsuleId, DaemonError> {
+        let write = refs::store_error("write the image");
+        let io = |source| DaemonError::io("read", path, source);
+        let failed = |source| DaemonError::Disk { disk: path.display().to_string(), source };
+        let file = File::open(path).map_err(io)?;
+        if file.metadata().map_err(io)?.is_dir() {
+            return Err(DaemonError::invalid(format!("{} is a directory", path.display())));
+        }
+        // Its last page is padded with zeros.
+        let file = FileDevice::new(file, true).map_err(io)?;
+        let size = file.size();
+        if size == 0 {
+            return Err(DaemonError::invalid(format!("{} is empty", path.display())));
+        }
+        let cuts = first_cuts(&file);
+        let disk = in_pages(Arc::new(file), cuts.as_ref()).map_err(failed)?;
+        let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
+        let mut image = writer.image(None, disk.size() / PAGE_SIZE as u64).map_err(&write)?;
+        let mut buffer = Vec::new();
+        for run in PageRun::new(0, image.page_count()).chunks(EXTENT_PAGES as u64) {
+            buffer.resize(run.bytes(), 0);
+            disk.read_at(run.offset(), &mut buffer).map_err(|source| failed(source.into()))?;
+            image.put(run, &buffer).map_err(&write)?;
+            let done = run.offset() + run.bytes() as u64;
+            reporter.progress("reading", Unit::Bytes, done, Some(disk.size()));
+            if reporter.is_cancelled() {
+                return Err(DaemonError::Cancelled { left: "nothing was imported".into() });
+            }
+        }
+        let image = image.finish().map_err(&write)?;
+        let images =
+            vec![ImageRef { name: FIRST_DISK.to_owned(), pages: image.pages, root: image.root, cuts }];
+        let manifest = self.disk_manifest(ByteSize(size), images, request)?;
+        writer.commit(&manifest, std::slice::from_ref(&request.name)).map_err(&write)
+    }
+
+    /// A machine that boots the disk: what an inactive capsule is.
+    fn disk_manifest(
+        &self,
+        size: ByteSize,
+        images: Vec<ImageRef>,
+        request: &ImportRequest,
+    ) -> Result<Manifest, DaemonError> {
+        let machine = MachineConfig {
+            memory: IMPORTED_MEMORY,
+            cpus: 1,
+            machine: self.qemu()?.machine_type("q35").unwrap_or("q35").to_owned(),
+            cpu: "max".to_owned(),
+            accel: self.qemu().map_or(Accel::Tcg, whimbrel_qemu::best_accel),
+            disks: vec![DiskConfig { size }],
+            nics: Vec::new(),
+            boot: None,
+        };
+        let labels = [(refs::MACHINE_LABEL.to_owned(), request.name.to_string())].into();
+        Ok(Manifest {
+            format: whimbrel_image::FORMAT,
+            machine,
+            device: Vec::new(),
+            images,
+            parents: Vec::new(),
+            time: crate::now_ms(),
+            host: self.name.to_string(),
+            labels,
+            working_set: None,
+        })
+    }
+}
+
+fn write_raw(
+    disk: &dyn Device,
+    file: &File,
+    path: &Path,
+    reporter: &ProgressReporter,
+) -> Result<(), DaemonError> {
+    let io = |source| DaemonError::io("write", path, source);
+    file.set_len(disk.size()).map_err(io)?;
+    let mut buffer = Vec::new();
+    for offset in (0..disk.size()).step_by(EXTENT_SIZE) {
+        buffer.resize((disk.size() - offset).min(EXTENT_SIZE as u64) as usize, 0);
+        disk.read_at(offset, &mut buffer).map_err(content_error)?;
+        // Holes stay holes: the file is new and all zeros.
+        if !whimbrel_core::is_zero(&buffer) {
+            file.write_all_at(&buffer, offset).map_err(io)?;
+        }
+        reporter.progress("writing", Unit::Bytes, offset + buffer.len() as u64, Some(disk.size()));
+        if reporter.is_cancelled() {
+            return Err(DaemonError::Cancelled { left: "no file was written".into() });
+        }
+    }
+    Ok(())
+}
+
+/// A stored image could not be read: the store's own words where it has some.
+fn content_error(error: BlockError) -> DaemonError {
+    let action = "read the image";
+    let BlockError::Content { source, .. } = error else {
+        return DaemonError::Store { action, code: ErrorCode::Internal, source: error.into() };
+    };
+    match source.downcast::<StoreError>() {
+        Ok(source) => refs::store_error(action)(*source),
+        Err(source) => DaemonError::Store { action, code: ErrorCode::Internal, source },
+    }
+}
+
+fn qemu_img(arguments: &[&str], target: &Path) -> Result<(), DaemonError> {
+    let failed = |source: Box<dyn std::error::Error + Send + Sync>| DaemonError::Qemu {
+        action: "convert the image",
+        source,
+    };
+    let output = Command::new("qemu-img").args(arguments).arg(target).output();
+    let output = output.map_err(|error| failed(error.into()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned().into()))
+}

@@ -1,0 +1,14 @@
+//! Capsules of this host: checkpoints, resumes and derived machines, and questions about what the store has.
+
+pub(crate) mod checkpoint;
+pub(crate) mod derive;
+mod disk_checkpoint;
+pub(crate) mod golden;
+pub(crate) mod graph;
+pub(crate) mod history;
+pub(crate) mod images;
+mod maintenance;
+mod outdated;
+pub(crate) mod promote;
+mod queries;
+pub(crate) mod resume;

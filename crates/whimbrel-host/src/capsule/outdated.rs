@@ -1,0 +1,269 @@
+//! The rebase report: after an update of a capsule, who still stands on an old version of it, and what both changed.
+//!
+//! It only reports. Disks are compared page by page, three ways: old version, child, update. Pages that both sides
+//! changed, and not to the same, are what a person has to look at; above disks nothing here knows about files.
+
+use crate::{
+    capsule::graph::{CapsuleGraph, closure},
+    core::{error::DaemonError, refs},
+    daemon::Daemon,
+    machine::{
+        entry::{Machine, MachineLock},
+        record::{DiskBase, Phase},
+    },
+    running::{StoppedDisk, disk_alignment::image_pages},
+};
+use std::collections::{BTreeMap, BTreeSet};
+use whimbrel_api::{CapsuleRef, DiskRebase, OutdatedChild, OutdatedReport, RefVersion};
+use whimbrel_core::{CapsuleId, PageSet};
+use whimbrel_image::Manifest;
+
+/// Runs of conflicting pages that are told, a disk.
+const RUNS_MAX: usize = 16;
+const MEMORY: &str = "memory";
+
+/// The capsules that a report is about.
+struct Lines {
+    family: CapsuleGraph,
+    old: Vec<CapsuleId>,
+    /// What comes after an old version and is neither a version itself, nor comes before or after the new one.
+    standing: BTreeSet<CapsuleId>,
+}
+
+impl Daemon {
+    /// Who stands on old versions of `capsule`: those that its ref named before `onto`, or it itself.
+    pub(crate) fn rebase(
+        &self,
+        capsule: &CapsuleRef,
+        onto: Option<&CapsuleRef>,
+    ) -> Result<OutdatedReport, DaemonError> {
+        let current = refs::resolve(&self.store, capsule)?;
+        let onto = onto.map_or(Ok(current), |onto| refs::resolve(&self.store, onto))?;
+        let mut old: Vec<RefVersion> = match refs::named(&self.store, capsule)? {
+            Some(name) => self.versions(&name)?,
+            None => vec![RefVersion { capsule: current, previous: None, time_ms: 0, here: true }],
+        };
+        let mut seen = BTreeSet::from([onto]);
+        old.retain(|version| seen.insert(version.capsule));
+        let lines = Lines::of(self.family()?, old.iter().map(|version| version.capsule).collect(), onto);
+        let update = self.store.manifest(&onto).map_err(refs::store_error("read the capsule"))?;
+        let mut standing = Vec::new();
+        for id in lines.listed() {
+            standing.push(self.capsule_standing(&lines, id, &update));
+        }
+        for machine in self.machines() {
+            standing.extend(self.machine_standing(&lines, &machine, &update)?);
+        }
+        Ok(OutdatedReport { onto, old, standing })
+    }
+
+    /// A capsule that stands on an old version. What cannot be compared (a part of it lies elsewhere, or is damaged) is
+    /// told in its place, and keeps nobody else out of the report.
+    fn capsule_standing(&self, lines: &Lines, id: CapsuleId, update: &Manifest) -> OutdatedChild {
+        let capsule = &lines.family.capsules[&id];
+        let told = self.capsule_info(id, &capsule.manifest, &capsule.refs);
+        let old = lines.nearest_old(id);
+        let compared = match self.store.manifest(&old) {
+            Ok(base) => self.compare(&base, &capsule.manifest, update).map_err(|error| error.to_string()),
+            Err(_) => Err(GONE.to_owned()),
+        };
+        let (disks, unknown) = match compared {
+            Ok(disks) => (disks, None),
+            Err(why) => (Vec::new(), Some(why)),
+        };
+        OutdatedChild { capsule: id, names: told.names, machine: None, old, disks, unknown }
+    }
+
+    /// Disk by disk what a capsule and the update changed since the old version.
+    fn compare(
+        &self,
+        base: &Manifest,
+        child: &Manifest,
+        update: &Manifest,
+    ) -> Result<Vec<DiskRebase>, DaemonError> {
+        let mut disks = Vec::new();
+        for image in child.images.iter().filter(|image| image.name != MEMORY) {
+            let divergence = self.store.divergence(&image.name, base, child, update);
+            if let Some(found) = divergence.map_err(refs::store_error("compare the capsules"))? {
+                disks.push(describe(found.name, &found.ours, &found.theirs, &found.conflicts));
+            }
+        }
+        Ok(disks)
+    }
+
+    /// A machine that stands on an old version, or on something that does.
+    fn machine_standing(
+        &self,
+        lines: &Lines,
+        machine: &Machine,
+        update: &Manifest,
+    ) -> Result<Option<OutdatedChild>, DaemonError> {
+        let info = machine.info();
+        let Some(capsule) = info.follows.filter(|id| lines.is_old_or_standing(id)) else { return Ok(None) };
+        let old = lines.nearest_old(capsule);
+        let names = match lines.family.capsules.get(&capsule) {
+            Some(stored) => self.capsule_info(capsule, &stored.manifest, &stored.refs).names,
+            None => Vec::new(),
+        };
+        let mut standing =
+            OutdatedChild { capsule, names, machine: Some(info.name), old, disks: Vec::new(), unknown: None };
+        let turn = match machine.try_lock("look at its disks", None) {
+            Ok(turn) => turn,
+            Err(busy) => {
+                standing.unknown = Some(busy.to_string());
+                return Ok(Some(standing));
+            }
+        };
+        if !matches!(turn.record.phase, Phase::Here | Phase::Stopped | Phase::Crashed { .. }) {
+            // Suspended or given away, it is its capsule, which is in the list.
+            return Ok(None);
+        }
+        match self.store.manifest(&old) {
+            Ok(base) => match self.machine_disks(&turn, &base, update) {
+                Ok(disks) => standing.disks = disks,
+                Err(error) => standing.unknown = Some(error.to_string()),
+            },
+            Err(_) => standing.unknown = Some(GONE.to_owned()),
+        }
+        Ok(Some(standing))
+    }
+
+    /// What a machine has on its disks is not digested, so a page that it wrote counts as changed whatever it wrote.
+    fn machine_disks(
+        &self,
+        turn: &MachineLock<'_>,
+        base: &Manifest,
+        update: &Manifest,
+    ) -> Result<Vec<DiskRebase>, DaemonError> {
+        let failed = refs::store_error("compare the disks");
+        let mut disks = Vec::new();
+        for (index, disk_base) in turn.record.bases.iter().enumerate() {
+            let name = format!("disk{index}");
+            let (Some(old), Some(new)) = (base.image(&name), update.image(&name)) else { continue };
+            let begun_as = match disk_base {
+                DiskBase::Image { root, cuts } if *cuts == old.cuts => Some(*root),
+                DiskBase::Blank => None,
+                DiskBase::Image { .. } | DiskBase::File { .. } => continue,
+            };
+            let owned = image_pages(old.cuts.as_ref(), self.owned_pages(turn, index)?);
+            let alike =
+                |owned: &PageSet| old.pages == new.pages && old.cuts == new.cuts && old.pages == owned.len();
+            let Some(owned) = owned.filter(alike) else { continue };
+            let mut changed = self.store.changed_pages(old.root, begun_as, old.pages).map_err(&failed)?;
+            changed.union(&owned);
+            let updated = self.store.changed_pages(old.root, new.root, old.pages).map_err(&failed)?;
+            let mut conflicts = changed.clone();
+            conflicts.intersect(&updated);
+            disks.push(describe(name, &changed, &updated, &conflicts));
+        }
+        Ok(disks)
+    }
+
+    fn owned_pages(&self, turn: &MachineLock<'_>, index: usize) -> Result<PageSet, DaemonError> {
+        if let Some(disk) = turn.live.as_ref().and_then(|live| live.disks.get(index)) {
+            return Ok(disk.owned());
+        }
+        let (record, size) = (&turn.record, turn.record.config.disks[index].size.0);
+        let at = (&self.layout, &self.store);
+        Ok(StoppedDisk::open(at, &record.name, (index, size), &record.bases[index])?.owned())
+    }
+}
+
+/// Why nothing can be compared.
+const GONE: &str = "the old version is no longer in the store; a tag of its own would have kept it";
+
+fn describe(name: String, changed: &PageSet, updated: &PageSet, conflicts: &PageSet) -> DiskRebase {
+    DiskRebase {
+        name,
+        changed: changed.count(),
+        updated: updated.count(),
+        conflicts: conflicts.count(),
+        conflict_runs: conflicts.runs().take(RUNS_MAX).map(|run| (run.start, run.len)).collect(),
+    }
+}
+
+impl Lines {
+    fn of(family: CapsuleGraph, old: Vec<CapsuleId>, onto: CapsuleId) -> Self {
+        let mut settled = family.ancestors([onto]);
+        settled.extend(family.descendants([onto]));
+        settled.extend(&old);
+        // By what capsules say of themselves: an old version may be gone, and all between it and a child.
+        let mut below = BTreeMap::<CapsuleId, Vec<CapsuleId>>::new();
+        for (id, capsule) in &family.capsules {
+            for above in said_above(&capsule.manifest) {
+                below.entry(above).or_default().push(*id);
+            }
+        }
+        let standing = closure(old.iter().copied(), |id| below.get(id).map_or(&[], Vec::as_slice));
+        let standing = standing.into_iter().filter(|id| !settled.contains(id)).collect();
+        Self { family, old, standing }
+    }
+
+    fn is_old_or_standing(&self, id: &CapsuleId) -> bool {
+        self.standing.contains(id) || self.old.contains(id)
+    }
+
+    /// Of what stands on an old version: what has a name, and what nothing came after.
+    fn listed(&self) -> Vec<CapsuleId> {
+        let is_last = |id: &CapsuleId| !self.family.below(id).iter().any(|id| self.standing.contains(id));
+        let is_named = |id: &CapsuleId| !self.family.capsules[id].refs.is_empty();
+        let mut listed: Vec<CapsuleId> =
+            self.standing.iter().copied().filter(|id| is_last(id) || is_named(id)).collect();
+        listed.sort_by_key(|id| (self.family.capsules[id].manifest.time, *id));
+        listed
+    }
+
+    /// The old version that `id` is, or stands on: the first one on the way up.
+    fn nearest_old(&self, id: CapsuleId) -> CapsuleId {
+        let (mut level, mut seen) = (vec![id], BTreeSet::new());
+        while !level.is_empty() {
+            if let Some(old) = level.iter().find(|id| self.old.contains(id)) {
+                return *old;
+            }
+            let known = level.iter().filter_map(|id| self.family.capsules.get(id));
+            let above = known.flat_map(|capsule| said_above(&capsule.manifest));
+            level = above.filter(|id| seen.insert(*id)).collect();
+        }
+        id
+    }
+}
+
+/// What a capsule says that it comes from, whether that is here or not.
+fn said_above(manifest: &Manifest) -> Vec<CapsuleId> {
+    manifest.parents.iter().copied().chain(refs::lineage_of(manifest)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capsule::graph::tests::{family, id};
+
+    fn lines(old: &str, onto: &str) -> Lines {
+        Lines::of(family(), vec![id(old)], id(onto))
+    }
+
+    #[test]
+    fn the_ends_of_lines_that_branched_off_before_the_update_are_listed() {
+        let lines = lines("golden", "golden-2");
+        assert_eq!(lines.listed(), ["kid-b", "kid-a2"].map(id));
+        assert!(lines.listed().iter().all(|child| lines.nearest_old(*child) == id("golden")));
+        assert!(!lines.is_old_or_standing(&id("orphan")), "it descends from the update");
+        assert!(lines.is_old_or_standing(&id("golden")) && lines.is_old_or_standing(&id("kid-a")));
+    }
+
+    #[test]
+    fn children_of_a_version_that_is_gone_are_found_by_what_they_say() {
+        let lines = lines("collected-too", "golden-2");
+        assert_eq!(lines.listed(), [id("stranger")]);
+        assert_eq!(lines.nearest_old(id("stranger")), id("collected-too"));
+    }
+
+    #[test]
+    fn a_capsule_with_a_name_is_listed_though_something_came_after_it() {
+        let mut family = family();
+        let named = family.capsules.get_mut(&id("kid-a")).unwrap();
+        named.refs.push("monday".parse().unwrap());
+        let lines = Lines::of(family, vec![id("golden")], id("golden-2"));
+        assert_eq!(lines.listed(), ["kid-a", "kid-b", "kid-a2"].map(id));
+    }
+}

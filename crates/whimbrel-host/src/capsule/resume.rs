@@ -1,0 +1,372 @@
+//! From capsules to machines: resume one, clone many.
+//!
+//! A machine is made in this order: QEMU waits, memory is served on demand, disks lie over the capsule's
+//! images, the device state is loaded, the record is written, and only then does a CPU run. What fails before
+//! the end leaves nothing behind.
+
+use crate::{
+    core::{error::DaemonError, operations::ProgressReporter, refs},
+    daemon::Daemon,
+    machine::{
+        prestarted_qemu::PrestartedQemu,
+        record::{Phase, Record},
+    },
+    network::tunnel,
+    running::{RunningMachine, disk_alignment::disk_bases},
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use whimbrel_api::{
+    CloneNetwork, CloneRequest, MoveNetwork, Operation, OperationKind, OperationResult, ResumeMode,
+    ResumeRequest, Unit,
+};
+use whimbrel_core::{ByteSize, CapsuleId, MachineName};
+use whimbrel_image::Manifest;
+use whimbrel_migrate::protocol::HomeNetwork;
+use whimbrel_qemu::VmIdentity;
+
+/// More clones at once than this are several calls.
+const CLONES_MAX: u32 = 1000;
+/// How often a full resume looks whether all of its memory is here.
+const FULL_POLL: Duration = Duration::from_millis(20);
+
+/// One machine to make from a capsule.
+struct Plan<'a> {
+    capsule: CapsuleId,
+    manifest: &'a Manifest,
+    name: MachineName,
+    mode: ResumeMode,
+    then_full: bool,
+    network: CloneNetwork,
+    /// Where its network is, if not here.
+    tunnel: Option<HomeNetwork>,
+    kind: Kind,
+}
+
+/// What the machine is to the one that the capsule was taken from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// The suspended machine itself, going on.
+    Same,
+    /// A copy of it, with memory of its own.
+    Copy,
+    /// One of many copies, which share the memory that none of them has written to.
+    Clone,
+}
+
+impl Daemon {
+    /// Makes a machine from a capsule.
+    pub(crate) fn resume(self: &Arc<Self>, request: ResumeRequest) -> Result<Operation, DaemonError> {
+        let (host, subject) = (self.clone(), request.capsule.to_string());
+        let begun = Instant::now();
+        let here = self.find_here(&request)?;
+        if let Some((_, manifest)) = &here {
+            let name = name_for(&request, manifest)?;
+            if request.take_back {
+                self.take_back(&name)?;
+            }
+            self.check_free(&name, true)?;
+        }
+        Ok(self.operations().start(OperationKind::Resume, subject, move |reporter| {
+            let (capsule, manifest) = match here {
+                Some(found) => found,
+                None => {
+                    reporter.progress("fetching what describes it", Unit::Items, 0, None);
+                    let itself =
+                        |machine: &MachineName| request.name.as_ref().is_none_or(|name| name == machine);
+                    match &request.pool {
+                        Some(pool) => {
+                            host.fetch_pooled_to_resume(pool, &request.capsule, request.name.as_ref())?
+                        }
+                        None => host.fetch_to_resume(request.host.as_ref(), &request.capsule, itself)?,
+                    }
+                }
+            };
+            let name = name_for(&request, &manifest)?;
+            host.check_free(&name, true)?;
+            let kind = if host.is_suspended_as(&name, &capsule) { Kind::Same } else { Kind::Copy };
+            let network = CloneNetwork::Same;
+            let ResumeRequest { mode, then_full, .. } = request;
+            let tunnel = host.tunnel_of(request.network, &manifest, (capsule, kind))?;
+            let (manifest, name) = (&manifest, name.clone());
+            let plan = Plan { capsule, manifest, name, mode, then_full, network, tunnel, kind };
+            host.make(&plan, reporter)?;
+            let name = plan.name;
+            let to_running_ms = begun.elapsed().as_secs_f64() * 1e3;
+            host.warm_up(&manifest.machine);
+            Ok(OperationResult::Resume { machines: vec![name], to_running_ms })
+        }))
+    }
+
+    /// Makes several machines from a capsule, each with an identity and disks of its own.
+    pub(crate) fn clone_machines(self: &Arc<Self>, request: CloneRequest) -> Result<Operation, DaemonError> {
+        let (host, subject) = (self.clone(), request.capsule.to_string());
+        let begun = Instant::now();
+        if !(1..=CLONES_MAX).contains(&request.count) {
+            return Err(DaemonError::invalid(format!(
+                "between 1 and {CLONES_MAX} clones can be made at once"
+            )));
+        }
+        let (capsule, manifest) = self.find(&request.capsule)?;
+        let names = clone_names(&request, &manifest)?;
+        names.iter().try_for_each(|name| self.check_free(name, false))?;
+        Ok(self.operations().start(OperationKind::Clone, subject, move |reporter| {
+            host.make_clones(&request, capsule, &manifest, &names, reporter)?;
+            let to_running_ms = begun.elapsed().as_secs_f64() * 1e3;
+            Ok(OperationResult::Clone { machines: names, to_running_ms })
+        }))
+    }
+
+    /// All clones or none: those made before a failure are ended again.
+    fn make_clones(
+        self: &Arc<Self>,
+        request: &CloneRequest,
+        capsule: CapsuleId,
+        manifest: &Manifest,
+        names: &[MachineName],
+        reporter: &ProgressReporter,
+    ) -> Result<(), DaemonError> {
+        let make = |name: &MachineName| {
+            let (mode, network) = (request.mode, request.network);
+            let (then_full, kind) = (false, Kind::Clone);
+            let (name, tunnel) = (name.clone(), None);
+            let plan = Plan { capsule, manifest, name, mode, then_full, network, tunnel, kind };
+            self.make(&plan, reporter)
+        };
+        let next = std::sync::atomic::AtomicUsize::new(0);
+        let work = || loop {
+            let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let Some(name) = names.get(at) else { return Ok(()) };
+            make(name)?;
+            reporter.progress("starting clones", Unit::Items, at as u64 + 1, Some(names.len() as u64));
+        };
+        // Starting a QEMU is half waiting, so a few at once keep the processors busy.
+        let parallel = std::thread::available_parallelism().map_or(2, |n| n.get() + 1).min(names.len());
+        let outcome = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..parallel).map(|_| scope.spawn(work)).collect();
+            workers.into_iter().try_for_each(|worker| worker.join().unwrap_or(Err(DaemonError::Panicked)))
+        });
+        if let Err(error) = outcome {
+            names.iter().for_each(|name| self.unmake(name));
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Ends and forgets a machine that was just made.
+    fn unmake(&self, name: &MachineName) {
+        let Ok(machine) = self.machine(name) else { return };
+        {
+            let mut turn = machine.lock("removal");
+            turn.live.take().into_iter().for_each(RunningMachine::end);
+            turn.record.phase = Phase::Stopped;
+        }
+        if let Err(error) = self.forget(name) {
+            tracing::warn!(%name, error = &error as &dyn std::error::Error, "a clone is left over");
+        }
+    }
+
+    /// The capsule, if it is to be looked for here and is here.
+    fn find_here(&self, request: &ResumeRequest) -> Result<Option<(CapsuleId, Manifest)>, DaemonError> {
+        if request.host.is_some() || request.pool.is_some() {
+            return Ok(None);
+        }
+        match self.find(&request.capsule) {
+            Err(DaemonError::NotFound { .. }) if !self.trust.list().unwrap_or_default().is_empty() => {
+                Ok(None)
+            }
+            other => other.map(Some),
+        }
+    }
+
+    /// The user knows that the host which a machine was given to will not run it.
+    fn take_back(&self, name: &MachineName) -> Result<(), DaemonError> {
+        let Ok(machine) = self.machine(name) else { return Ok(()) };
+        let mut turn = machine.try_lock("resume", None)?;
+        if let Phase::Given { capsule, .. } = turn.record.phase {
+            turn.record.phase = Phase::Suspended { capsule };
+            turn.record.save(&self.layout)?;
+        }
+        Ok(())
+    }
+
+    /// Where the network of a resumed machine is: where it is wanted, and by default where it was.
+    fn tunnel_of(
+        &self,
+        wanted: Option<MoveNetwork>,
+        manifest: &Manifest,
+        (capsule, kind): (CapsuleId, Kind),
+    ) -> Result<Option<HomeNetwork>, DaemonError> {
+        let had = tunnel::home_of(manifest).filter(|tunnel| tunnel.home != self.name);
+        match wanted {
+            Some(MoveNetwork::Home) => self.tunnel_home(manifest, capsule),
+            None if kind == Kind::Same => Ok(had),
+            Some(MoveNetwork::Local) if kind == Kind::Same => {
+                had.into_iter().for_each(|tunnel| self.leave(tunnel));
+                Ok(None)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn is_suspended_as(&self, name: &MachineName, capsule: &CapsuleId) -> bool {
+        let Ok(machine) = self.machine(name) else { return false };
+        let Ok(turn) = machine.try_lock("resume", None) else { return false };
+        turn.record.phase == Phase::Suspended { capsule: *capsule }
+    }
+
+    /// Makes one machine and lets it run.
+    fn make(self: &Arc<Self>, plan: &Plan<'_>, reporter: &ProgressReporter) -> Result<(), DaemonError> {
+        if reporter.is_cancelled() {
+            return Err(DaemonError::Cancelled { left: "no machine was made".into() });
+        }
+        let _claim = self.claim_name(&plan.name, true)?;
+        // A suspended machine of that name stays what it is until the new one runs.
+        let suspended = self.machine(&plan.name).ok();
+        let suspended = suspended.as_ref().map(|machine| machine.try_lock("resume", Some(reporter.id)));
+        let suspended = suspended.transpose()?;
+        if self.is_partial(&plan.capsule) {
+            reporter.progress("fetching what it touches first", Unit::Items, 0, None);
+            self.fetch_working_set(plan.capsule, plan.manifest);
+        }
+        self.materialize_boot_files(plan.manifest)?;
+        let mut record = plan.record();
+        let live = match plan.manifest.device.is_empty() {
+            true => RunningMachine::boot(self, &record)?,
+            false => self.restore(plan, &record, reporter)?,
+        };
+        self.is_home(&mut record);
+        let view = live.pager_view().filter(|_| plan.kind != Kind::Clone);
+        match suspended {
+            Some(turn) => self.register_restarted(record, live, &turn.record)?,
+            None => self.register_started(record, live)?,
+        };
+        if let Some(view) = view {
+            if plan.then_full && self.is_partial(&plan.capsule) {
+                self.fetch_complete_later(plan.capsule, view.clone());
+            }
+            self.note_working_set_later(plan.capsule, view);
+        }
+        Ok(())
+    }
+
+    fn restore(
+        &self,
+        plan: &Plan<'_>,
+        record: &Record,
+        reporter: &ProgressReporter,
+    ) -> Result<RunningMachine, DaemonError> {
+        let parts = plan.manifest.device.iter().map(|part| self.store.blob(part));
+        let parts =
+            parts.collect::<Result<Vec<_>, _>>().map_err(refs::store_error("read the device state"))?;
+        let device_state = parts.concat();
+        let memory = plan.manifest.image("memory").and_then(|image| image.root);
+        let warm = match plan.kind {
+            Kind::Same | Kind::Copy => self.claim(&record.config)?,
+            Kind::Clone => PrestartedQemu::start_clone(self, &record.config, (memory, record.config.memory))?,
+        };
+        let mut live = RunningMachine::restore(self, record, memory, warm)?;
+        let loaded = self.fill(plan, &live, reporter).and_then(|()| {
+            live.load(&device_state, VmIdentity::New)?;
+            live.is_as_stored(&plan.manifest.images)
+        });
+        match loaded {
+            Ok(()) => Ok(live),
+            Err(error) => {
+                live.end();
+                Err(error)
+            }
+        }
+    }
+
+    /// Reads memory ahead, before the machine runs or while it does.
+    fn fill(
+        &self,
+        plan: &Plan<'_>,
+        live: &RunningMachine,
+        reporter: &ProgressReporter,
+    ) -> Result<(), DaemonError> {
+        if plan.mode == ResumeMode::Lazy && !plan.then_full {
+            return Ok(());
+        }
+        match plan.mode {
+            ResumeMode::Full => self.fetch_complete(plan.capsule, reporter)?,
+            // Reading ahead page by page would be in the way of fetching it whole; see `make`.
+            ResumeMode::Lazy if self.is_partial(&plan.capsule) => return Ok(()),
+            ResumeMode::Lazy => {}
+        }
+        live.memory.prefetch_all();
+        if plan.mode == ResumeMode::Lazy { Ok(()) } else { wait_for_all(live, reporter) }
+    }
+
+    /// Kernels and initial RAM disks as files, since QEMU reads them by name.
+    pub(crate) fn materialize_boot_files(&self, manifest: &Manifest) -> Result<(), DaemonError> {
+        let Some(boot) = &manifest.machine.boot else { return Ok(()) };
+        for digest in [Some(boot.kernel), boot.initrd].into_iter().flatten() {
+            if !self.layout.boot_file(&digest).exists() {
+                let content = self.store.blob(&digest).map_err(refs::store_error("read a boot file"))?;
+                self.write_boot_file(&digest, &content)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Plan<'_> {
+    fn record(&self) -> Record {
+        let mut config = self.manifest.machine.clone();
+        if self.network == CloneNetwork::Isolated {
+            config.nics.iter_mut().for_each(|nic| nic.bridge = None);
+        }
+        let bases = disk_bases(self.manifest);
+        let mut record = Record::new(self.name.clone(), config, bases);
+        record.origin = Some(self.capsule);
+        record.last = Some(self.capsule);
+        let former = self.manifest.labels.get(refs::BALLOON_LABEL).and_then(|bytes| bytes.parse().ok());
+        record.squeezed_from = former
+            .map(ByteSize)
+            .and_then(|size| crate::running::balloon::checked(size, record.config.memory).ok());
+        record.ballooned = record.squeezed_from.filter(|size| *size < record.config.memory);
+        record.tunnel = self.tunnel.clone();
+        if self.kind != Kind::Same {
+            // A copy is somebody else: its first capsule is a child of this one, not its successor.
+            record.last = None;
+        }
+        record
+    }
+}
+
+/// Waits until all of the memory is here.
+fn wait_for_all(live: &RunningMachine, reporter: &ProgressReporter) -> Result<(), DaemonError> {
+    loop {
+        let (resident, total, stalled) = live.memory.progress();
+        reporter.progress("reading memory", Unit::Pages, resident, Some(total));
+        if let Some(stalled) = stalled {
+            return Err(DaemonError::Memory { source: stalled.into() });
+        }
+        if live.memory.wait_resident(FULL_POLL) {
+            return Ok(());
+        }
+        if reporter.is_cancelled() {
+            return Err(DaemonError::Cancelled { left: "no machine was made".into() });
+        }
+    }
+}
+
+/// What the machine of a request is to be called.
+fn name_for(request: &ResumeRequest, manifest: &Manifest) -> Result<MachineName, DaemonError> {
+    request.name.clone().map_or_else(|| refs::machine_of(manifest), Ok)
+}
+
+fn clone_names(request: &CloneRequest, manifest: &Manifest) -> Result<Vec<MachineName>, DaemonError> {
+    let prefix = match &request.prefix {
+        Some(prefix) => prefix.clone(),
+        None => refs::machine_of(manifest)?,
+    };
+    let name = |number| {
+        format!("{prefix}-{number}").parse().map_err(|error| DaemonError::invalid(format!("{error}")))
+    };
+    (1..=request.count).map(name).collect()
+}

@@ -1,0 +1,306 @@
+//! What can go wrong in the daemon, and how it is told to a caller: a stable code, the chain of causes once,
+//! and the next thing to do.
+
+use crate::server::peer_rpc::SshError;
+use std::{
+    error::Error,
+    io,
+    path::{Path, PathBuf},
+};
+use whimbrel_api::{ApiError, ErrorCode};
+use whimbrel_capture::CaptureError;
+use whimbrel_core::{HostName, MachineName};
+use whimbrel_migrate::{MigrateError, compatibility::Incompatibility, link::LinkError};
+use whimbrel_pool::client::PoolError;
+use whimbrel_protect::PrimaryError;
+use whimbrel_store::StoreError;
+
+type Cause = Box<dyn Error + Send + Sync>;
+
+/// Why a request or an operation failed.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the text of each variant says what its fields are")]
+pub enum DaemonError {
+    #[error("there is no {what} {name}")]
+    NotFound { what: &'static str, name: String },
+    #[error("the name {name} is taken")]
+    NameTaken { name: MachineName },
+    #[error("{name} is busy with {with}")]
+    Busy { name: MachineName, with: String },
+    #[error("{name} is {state}, this needs it {needed}")]
+    State { name: MachineName, state: &'static str, needed: &'static str },
+    #[error("{reason}")]
+    Invalid { reason: String },
+    #[error("cannot {action} {}", path.display())]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("{} is not on a tmpfs, and guest memory must lie on one", path.display())]
+    NotTmpfs { path: PathBuf },
+    #[error("another daemon serves {}", path.display())]
+    AlreadyServed { path: PathBuf },
+    #[error("QEMU failed: cannot {action}")]
+    Qemu { action: &'static str, source: Cause },
+    #[error("cannot reach into the memory of QEMU")]
+    Memory { source: Cause },
+    #[error("the disk {disk} failed")]
+    Disk { disk: String, source: Cause },
+    #[error("the network port {port} failed")]
+    Port { port: String, source: Cause },
+    #[error("the store failed: cannot {action}")]
+    Store { action: &'static str, code: ErrorCode, source: Cause },
+    #[error("the state of the machine could not be captured")]
+    Capture { source: CaptureError },
+    #[error("{name} was not moved to {host} and runs on here")]
+    Migrate { name: MachineName, host: HostName, source: Box<MigrateError> },
+    #[error("the protection failed")]
+    Protect { source: Cause },
+    #[error("{name} has no witness, so only a person can say that its host is dead")]
+    NoWitness { name: MachineName },
+    #[error("{name} was handed over to {host}, which has not confirmed that it runs there")]
+    Unconfirmed { name: MachineName, host: HostName },
+    #[error(
+        "{name} was moved to {target}, which was lost or could not fetch the rest of it; it runs on {third}"
+    )]
+    WentToThird { name: MachineName, target: HostName, third: HostName },
+    #[error("a part of the disks of {name} is still on {from}")]
+    Owed { name: MachineName, from: HostName },
+    #[error("cannot reach host {host}")]
+    Unreachable { host: HostName, source: Cause },
+    #[error("cannot reach host {host} over ssh")]
+    Ssh { host: HostName, source: Box<SshError> },
+    #[error("cannot fetch from or send to host {host}")]
+    Sync { host: HostName, source: Cause },
+    #[error("cannot read from or write to {pool}")]
+    Pool { pool: String, source: Cause },
+    #[error("the cache of pages failed")]
+    Cache { source: Cause },
+    #[error("{name} was given to {to}, which may resume it")]
+    Given { name: MachineName, to: HostName },
+    #[error("host {host} is not trusted here")]
+    Untrusted { host: HostName },
+    #[error("host {host} and this one do not trust each other")]
+    NotTrustedThere { host: HostName, source: Cause },
+    #[error("the guest did not switch itself off within {seconds} s")]
+    StillRunning { seconds: u64 },
+    #[error("the identity of this host failed")]
+    Identity { source: Cause },
+    #[error("this host is being evacuated already")]
+    Evacuating,
+    #[error("{host} was not emptied")]
+    NotEmptied { host: HostName, source: Box<ApiError> },
+    #[error("{host} is out of reach, and may go on with what it was told")]
+    OutOfReach { host: HostName, source: Cause },
+    #[error("cancelled: {left}")]
+    Cancelled { left: String },
+    #[error("a fault in the daemon stopped the operation")]
+    Panicked,
+}
+
+impl DaemonError {
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::Io { action, path: path.to_owned(), source }
+    }
+
+    pub(crate) fn invalid(reason: impl Into<String>) -> Self {
+        Self::Invalid { reason: reason.into() }
+    }
+
+    pub(crate) fn machine_not_found(name: &MachineName) -> Self {
+        Self::NotFound { what: "machine", name: name.to_string() }
+    }
+
+    /// The stable code for callers that branch on it.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::NotFound { .. } => ErrorCode::NotFound,
+            Self::NameTaken { .. } => ErrorCode::NameTaken,
+            Self::Busy { .. }
+            | Self::State { .. }
+            | Self::AlreadyServed { .. }
+            | Self::StillRunning { .. } => ErrorCode::Busy,
+            Self::Invalid { .. } => ErrorCode::Invalid,
+            Self::NotTmpfs { .. } => ErrorCode::Unsupported,
+            Self::Qemu { .. } | Self::Memory { .. } => ErrorCode::QemuFailed,
+            Self::Store { code, .. } => *code,
+            Self::Io { source, .. } => io_code(source),
+            Self::Disk { source, .. } | Self::Port { source, .. } | Self::Identity { source } => {
+                chain_code(&**source)
+            }
+            Self::Capture { source: CaptureError::Cancelled } | Self::Cancelled { .. } => {
+                ErrorCode::Cancelled
+            }
+            Self::Capture { source } => chain_code(source),
+            Self::Migrate { source, .. } => migrate_code(source),
+            Self::Sync { .. } => ErrorCode::Unreachable,
+            Self::Pool { source, .. } => pool_code(&**source),
+            Self::Cache { source } => chain_code(&**source),
+            Self::Given { .. } | Self::Owed { .. } | Self::Evacuating => ErrorCode::Busy,
+            Self::NotEmptied { source, .. } => source.code,
+            Self::Unconfirmed { .. }
+            | Self::WentToThird { .. }
+            | Self::Unreachable { .. }
+            | Self::OutOfReach { .. }
+            | Self::Ssh { .. } => ErrorCode::Unreachable,
+            Self::Untrusted { .. } | Self::NotTrustedThere { .. } => ErrorCode::Untrusted,
+            Self::Protect { source } => protect_code(&**source),
+            Self::NoWitness { .. } => ErrorCode::Busy,
+            Self::Panicked => ErrorCode::Internal,
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::NotFound { what: "machine", .. } => "`whimbrel ps` lists the machines of this host".into(),
+            Self::NotFound { what: "capsule", .. } => "`whimbrel ls` lists the capsules of this host".into(),
+            Self::NotFound { what: "host", .. } => "`whimbrel trust ls` lists the hosts known here".into(),
+            Self::NameTaken { name } => {
+                format!("choose another name, or end the machine with `whimbrel stop {name}`")
+            }
+            Self::Busy { name, .. } => format!("`whimbrel ps` shows when {name} is free again"),
+            Self::State { name, state: "stopped" | "crashed", needed: "running" } => {
+                format!("`whimbrel start {name}` runs it again")
+            }
+            Self::State { name, state: "suspended", .. } => {
+                format!("`whimbrel resume {name}` lets it go on from where it was suspended")
+            }
+            Self::State { state: "handed over", .. } => {
+                "it belongs to the host it went to: look at `whimbrel ps` there".into()
+            }
+            Self::State { state: "arriving", .. } => {
+                "it is on its way here and runs as soon as its old host says so".into()
+            }
+            Self::State { name, state: "running", .. } => format!("`whimbrel stop {name}` ends it"),
+            Self::NotTmpfs { .. } => {
+                "name a directory on a tmpfs with --run-dir, like /dev/shm/whimbrel".into()
+            }
+            Self::Untrusted { host } | Self::Unreachable { host, .. } => {
+                format!("`whimbrel trust add {host} KEY ADDRESS`; `whimbrel key` prints the key on {host}")
+            }
+            Self::Pool { .. } if self.code() == ErrorCode::Unreachable => {
+                "the pool must know this host: `whimbrel key` prints the key, `whimbrel pool admit` on its manager lets it in".into()
+            }
+            Self::WentToThird { name, third, .. } => {
+                format!("nothing of {name} is left here: look at `whimbrel ps` on {third}")
+            }
+            Self::Ssh { source, .. } => source.hint(),
+            Self::NotEmptied { source, .. } => return source.hint.clone(),
+            Self::OutOfReach { host, .. } => {
+                format!("`whimbrel evacuate {host}` again goes on from whatever it has come to")
+            }
+            Self::NotTrustedThere { host, .. } => {
+                format!(
+                    "add this host on {host} too: `whimbrel trust add`, with the key that `whimbrel key` prints here"
+                )
+            }
+            Self::Given { name, to } => format!(
+                "resume it there, or bring it back with `whimbrel resume {to}:{name}`; if {to} is lost for good, `--take-back`"
+            ),
+            Self::Migrate { source, .. } if let MigrateError::Misfit(misfit) = &**source => misfit.hint(),
+            Self::Owed { name, .. } => format!("`whimbrel start {name}`: while it runs, the rest of them comes"),
+            Self::Protect { source } if let Some(PrimaryError::Misfit(misfit)) = source.downcast_ref() => misfit.hint(),
+            Self::NoWitness { name } => format!(
+                "make sure that its host is off or cut off, then `whimbrel failover {name} --primary-is-dead`"
+            ),
+            Self::State { name, needed: "protected", .. } => format!("`whimbrel protect {name} HOST` makes a standby"),
+            Self::StillRunning { .. } => "`whimbrel stop --kill` pulls the plug".into(),
+            Self::Unconfirmed { host, .. } => {
+                format!("the daemon goes on asking; look at `whimbrel ps` on {host}")
+            }
+            Self::Store { source, .. } if is_latched(&**source) => {
+                "a write to the store failed before (see the daemon's log): free room or mend the disk, then start the \
+                 daemon again; machines run on meanwhile"
+                    .into()
+            }
+            _ if self.code() == ErrorCode::NoSpace => "free room, or run `whimbrel gc`".into(),
+            _ if self.code() == ErrorCode::Damaged => {
+                "`whimbrel verify` names everything that is damaged".into()
+            }
+            _ => return None,
+        })
+    }
+
+    /// What a cancelled operation has left.
+    pub(crate) fn state_left(&self) -> String {
+        match self {
+            Self::Cancelled { left } => left.clone(),
+            _ => "everything is as it was before".to_owned(),
+        }
+    }
+
+    /// The error as the API tells it.
+    pub(crate) fn to_api(&self) -> ApiError {
+        let mut api = ApiError::from_error(self.code(), self);
+        if let Self::NotEmptied { source, .. } = self {
+            api.causes.extend(source.causes.iter().cloned());
+        }
+        api.causes.dedup();
+        api.hint = self.hint();
+        api
+    }
+}
+
+/// Whether a store refuses to write because an earlier write failed.
+fn is_latched(error: &(dyn Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |&error| error.source())
+        .filter_map(|error| error.downcast_ref::<StoreError>())
+        .any(|error| matches!(error, StoreError::Latched { .. }))
+}
+
+fn io_code(error: &io::Error) -> ErrorCode {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            ErrorCode::NoSpace
+        }
+        io::ErrorKind::NotFound => ErrorCode::NotFound,
+        io::ErrorKind::PermissionDenied => ErrorCode::Unsupported,
+        _ => ErrorCode::Internal,
+    }
+}
+
+/// The code of the innermost I/O error of a chain.
+pub(crate) fn chain_code(error: &(dyn Error + 'static)) -> ErrorCode {
+    std::iter::successors(Some(error), |&error| error.source())
+        .find_map(|error| error.downcast_ref::<io::Error>())
+        .map_or(ErrorCode::Internal, io_code)
+}
+
+fn pool_code(error: &(dyn Error + 'static)) -> ErrorCode {
+    let mut chain = std::iter::successors(Some(error), |&error| error.source());
+    match chain.find_map(|error| error.downcast_ref::<PoolError>()) {
+        Some(error) if error.is_full() => ErrorCode::NoSpace,
+        Some(PoolError::Sealed { .. }) => ErrorCode::Untrusted,
+        Some(PoolError::Unreadable { .. }) => ErrorCode::Damaged,
+        Some(_) => ErrorCode::Unreachable,
+        None => ErrorCode::Invalid,
+    }
+}
+
+fn protect_code(error: &(dyn Error + 'static)) -> ErrorCode {
+    match error.downcast_ref::<PrimaryError>() {
+        Some(PrimaryError::Begin(LinkError::Refused { .. })) => ErrorCode::Busy,
+        Some(PrimaryError::Misfit(Incompatibility::Name { .. })) => ErrorCode::NameTaken,
+        Some(PrimaryError::Misfit(Incompatibility::Memory { .. } | Incompatibility::Disk { .. })) => {
+            ErrorCode::NoSpace
+        }
+        Some(PrimaryError::Misfit(_)) => ErrorCode::Unsupported,
+        Some(PrimaryError::Link(_) | PrimaryError::Begin(_) | PrimaryError::Copy(_)) => {
+            ErrorCode::Unreachable
+        }
+        _ => chain_code(error),
+    }
+}
+
+fn migrate_code(error: &MigrateError) -> ErrorCode {
+    match error {
+        MigrateError::Capture(CaptureError::Cancelled) => ErrorCode::Cancelled,
+        MigrateError::Offer(LinkError::Refused { .. }) => ErrorCode::Busy,
+        MigrateError::Misfit(Incompatibility::Name { .. }) => ErrorCode::NameTaken,
+        MigrateError::Misfit(Incompatibility::Memory { .. } | Incompatibility::Disk { .. }) => {
+            ErrorCode::NoSpace
+        }
+        MigrateError::Misfit(_) => ErrorCode::Unsupported,
+        MigrateError::Load(LinkError::Refused { .. }) => ErrorCode::QemuFailed,
+        MigrateError::Record(source) => chain_code(&**source),
+        MigrateError::Blob { .. } | MigrateError::Answer(_) => ErrorCode::Internal,
+        _ => ErrorCode::Unreachable,
+    }
+}

@@ -1,0 +1,262 @@
+//! Operations: long work with progress, an end, and a way to cancel it.
+//!
+//! Each runs on a thread of its own and publishes snapshots; anyone may watch. Ended operations are kept so
+//! that a caller who lost its connection can ask how it went; the oldest are dropped beyond a fixed number.
+
+use crate::core::error::DaemonError;
+use std::{
+    collections::BTreeMap,
+    ops::ControlFlow,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::sync::watch;
+use whimbrel_api::{
+    ErrorCode, Operation, OperationId, OperationKind, OperationResult, OperationState, PostcopyInfo,
+    Progress, RoundInfo, Unit,
+};
+
+/// Ended operations that can still be asked about.
+const KEPT: usize = 1000;
+/// Snapshots at most this often; a person reads no faster.
+const PUBLISH_EVERY: Duration = Duration::from_millis(100);
+
+/// All operations of this daemon.
+#[derive(Default)]
+pub(crate) struct Operations {
+    next: AtomicU64,
+    table: Mutex<BTreeMap<OperationId, Arc<Entry>>>,
+}
+
+struct Entry {
+    snapshot: watch::Sender<Operation>,
+    cancelled: AtomicBool,
+}
+
+/// The running side of an operation: tells how far it is and hears whether to stop.
+pub(crate) struct ProgressReporter {
+    entry: Arc<Entry>,
+    published: Mutex<Published>,
+    pub(crate) id: OperationId,
+}
+
+struct Published {
+    at: Instant,
+    stage: String,
+    done: u64,
+    stage_begun: Instant,
+}
+
+impl Operations {
+    /// Starts `work` on a thread of its own and returns its first snapshot.
+    pub(crate) fn start(
+        &self,
+        kind: OperationKind,
+        subject: impl Into<String>,
+        work: impl FnOnce(&ProgressReporter) -> Result<OperationResult, DaemonError> + Send + 'static,
+    ) -> Operation {
+        let id = OperationId(self.next.fetch_add(1, Ordering::Relaxed) + 1);
+        let first = Operation {
+            id,
+            kind,
+            subject: subject.into(),
+            started_ms: crate::now_ms(),
+            progress: Progress::stage("starting", Unit::Items),
+            state: OperationState::Running,
+        };
+        let entry = Arc::new(Entry {
+            snapshot: watch::Sender::new(first.clone()),
+            cancelled: AtomicBool::new(false),
+        });
+        self.remember(id, entry.clone());
+        std::thread::Builder::new()
+            .name(format!("{kind}-{id}"))
+            .spawn(move || run(entry, id, work))
+            .expect("the system has a thread left");
+        first
+    }
+
+    fn remember(&self, id: OperationId, entry: Arc<Entry>) {
+        let mut table = self.table.lock().expect("no panic while held");
+        table.insert(id, entry);
+        while table.len() > KEPT {
+            let ended = |entry: &Arc<Entry>| entry.snapshot.borrow().state != OperationState::Running;
+            let Some(oldest) = table.iter().find(|(_, entry)| ended(entry)).map(|(id, _)| *id) else { break };
+            table.remove(&oldest);
+        }
+    }
+
+    /// All that are remembered, oldest first.
+    pub(crate) fn list(&self) -> Vec<Operation> {
+        let table = self.table.lock().expect("no panic while held");
+        table.values().map(|entry| entry.snapshot.borrow().clone()).collect()
+    }
+
+    /// One operation, to read or to watch.
+    pub(crate) fn watch(&self, id: OperationId) -> Result<watch::Receiver<Operation>, DaemonError> {
+        let table = self.table.lock().expect("no panic while held");
+        let entry =
+            table.get(&id).ok_or(DaemonError::NotFound { what: "operation", name: id.to_string() })?;
+        Ok(entry.snapshot.subscribe())
+    }
+
+    /// Asks an operation to stop. It ends as cancelled, or as succeeded where it was too late.
+    pub(crate) fn cancel(&self, id: OperationId) -> Result<Operation, DaemonError> {
+        let table = self.table.lock().expect("no panic while held");
+        let entry =
+            table.get(&id).ok_or(DaemonError::NotFound { what: "operation", name: id.to_string() })?;
+        entry.cancelled.store(true, Ordering::Release);
+        Ok(entry.snapshot.borrow().clone())
+    }
+
+    /// Asks every running operation to stop and waits a bounded time for their ends.
+    pub(crate) fn cancel_all(&self, patience: Duration) {
+        let entries: Vec<_> = self.table.lock().expect("no panic while held").values().cloned().collect();
+        entries.iter().for_each(|entry| entry.cancelled.store(true, Ordering::Release));
+        let deadline = Instant::now() + patience;
+        let running = || entries.iter().any(|entry| entry.snapshot.borrow().state == OperationState::Running);
+        while running() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn run(
+    entry: Arc<Entry>,
+    id: OperationId,
+    work: impl FnOnce(&ProgressReporter) -> Result<OperationResult, DaemonError>,
+) {
+    let now = Instant::now();
+    let published = Mutex::new(Published { at: now, stage: String::new(), done: 0, stage_begun: now });
+    let reporter = ProgressReporter { entry: entry.clone(), published, id };
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&reporter)));
+    let state = match outcome {
+        Ok(Ok(result)) => OperationState::Succeeded { result },
+        Ok(Err(error)) if error.code() == ErrorCode::Cancelled => {
+            OperationState::Cancelled { left: error.state_left() }
+        }
+        Ok(Err(error)) => {
+            tracing::warn!(operation = %id, error = &error as &dyn std::error::Error, "operation failed");
+            OperationState::Failed { error: error.to_api() }
+        }
+        Err(_) => OperationState::Failed { error: DaemonError::Panicked.to_api() },
+    };
+    entry.snapshot.send_modify(|operation| operation.state = state);
+}
+
+impl ProgressReporter {
+    /// Whether somebody asked to stop.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.entry.cancelled.load(Ordering::Acquire)
+    }
+
+    /// `Break` once somebody asked to stop, for loops that take it.
+    pub(crate) fn flow(&self) -> ControlFlow<()> {
+        if self.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    /// Says how far the work is.
+    pub(crate) fn progress(&self, stage: &str, unit: Unit, done: u64, total: Option<u64>) {
+        let now = Instant::now();
+        let mut published = self.published.lock().expect("no panic while held");
+        let new_stage = published.stage != stage;
+        if new_stage {
+            *published = Published { at: now, stage: stage.to_owned(), done: 0, stage_begun: now };
+        } else if now - published.at < PUBLISH_EVERY {
+            return;
+        }
+        published.at = now;
+        published.done = done;
+        let seconds = (now - published.stage_begun).as_secs_f64();
+        let rate_per_s = (seconds > 0.05).then(|| done as f64 / seconds);
+        self.entry.snapshot.send_modify(|operation| {
+            let rounds = std::mem::take(&mut operation.progress.rounds);
+            let (stage, postcopy) = (stage.to_owned(), operation.progress.postcopy.take());
+            operation.progress =
+                Progress { stage, done, total, unit, rate_per_s, detail: None, rounds, postcopy };
+        });
+    }
+
+    /// A round has ended. Told at once: each is worth a look, and there are few.
+    pub(crate) fn round(&self, round: RoundInfo) {
+        self.entry.snapshot.send_modify(|operation| operation.progress.rounds.push(round));
+    }
+
+    /// What a machine lacks that runs on the target already.
+    pub(crate) fn postcopy(&self, rest: PostcopyInfo) {
+        self.entry.snapshot.send_if_modified(|operation| {
+            let changed = operation.progress.postcopy.as_ref() != Some(&rest);
+            let waits = match (rest.faults, &rest.stalled) {
+                (_, Some(why)) => format!("stalled: {why}"),
+                (0, None) => "nothing waited for a page yet".to_owned(),
+                (faults, None) => format!(
+                    "{faults} pages waited for, {:.1} ms each, {:.1} ms at most",
+                    rest.waited_ms / faults as f64,
+                    rest.longest_ms
+                ),
+            };
+            operation.progress.detail = Some(waits);
+            operation.progress.postcopy = Some(rest);
+            changed
+        });
+    }
+
+    /// The rounds that have ended.
+    pub(crate) fn rounds(&self) -> Vec<RoundInfo> {
+        self.entry.snapshot.borrow().progress.rounds.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_core::ByteSize;
+
+    fn wait(operations: &Operations, id: OperationId) -> OperationState {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let state = operations.watch(id).unwrap().borrow().state.clone();
+            if state != OperationState::Running {
+                return state;
+            }
+            assert!(Instant::now() < deadline, "the operation does not end");
+            std::thread::yield_now();
+        }
+    }
+
+    fn export() -> OperationResult {
+        OperationResult::Export { path: "/x".into(), bytes: ByteSize(1) }
+    }
+
+    #[test]
+    fn an_operation_ends_as_its_work_does() {
+        let operations = Operations::default();
+        let good = operations.start(OperationKind::Export, "a", |_| Ok(export())).id;
+        let bad = operations
+            .start(OperationKind::Export, "b", |_| Err(DaemonError::Cancelled { left: "x".into() }))
+            .id;
+        let worse = operations.start(OperationKind::Export, "c", |_| panic!("on purpose")).id;
+        assert!(matches!(wait(&operations, good), OperationState::Succeeded { .. }));
+        assert!(matches!(wait(&operations, bad), OperationState::Cancelled { .. }));
+        assert!(matches!(wait(&operations, worse), OperationState::Failed { .. }));
+    }
+
+    #[test]
+    fn cancelling_reaches_the_work() {
+        let operations = Operations::default();
+        let id = operations
+            .start(OperationKind::Export, "a", |reporter| {
+                while !reporter.is_cancelled() {
+                    std::thread::yield_now();
+                }
+                Err(DaemonError::Cancelled { left: "nothing".into() })
+            })
+            .id;
+        operations.cancel(id).unwrap();
+        assert_eq!(wait(&operations, id), OperationState::Cancelled { left: "nothing".into() });
+        assert!(operations.cancel(OperationId(99)).is_err());
+    }
+}

@@ -1,0 +1,199 @@
+//! What is left here of machines that run elsewhere: out of the way at once, given back in the background.
+//!
+//! Whoever moved a machine must not wait while gigabytes of memory and disks are given back, and its name must be free when they
+//! are told. So its folder is renamed into the trash; then, on a thread, the handover is struck out, its QEMU is waited for, and slot
+//! and folder are removed. Until the handover is struck out, durably, the record that says so lies in one of the two folders: a daemon
+//! that comes back finds it there, and does not take the handover for one that was given up.
+//!
+//! What fails here leaves garbage: slots go when a daemon starts, and so does the trash.
+
+use crate::{
+    core::directories::Directories,
+    daemon::Daemon,
+    machine::{
+        entry::{Machine, MachineLock},
+        record::{Phase, Record, erase},
+    },
+    running::RunningMachine,
+};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+use whimbrel_core::MachineName;
+use whimbrel_migrate::protocol::HandoverId;
+
+/// Counts what is being given back.
+#[derive(Default)]
+pub(crate) struct Cleanup {
+    under_way: Mutex<usize>,
+    fewer: Condvar,
+}
+
+/// Something that is being given back, until this is dropped.
+struct UnderWay(Arc<Cleanup>);
+
+impl Cleanup {
+    fn start(self: &Arc<Self>) -> UnderWay {
+        *self.under_way.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        UnderWay(self.clone())
+    }
+
+    /// Waits until nothing is under way, for so long at most; whether anything was.
+    pub(crate) fn wait(&self, patience: Duration) -> bool {
+        let under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let any = *under_way > 0;
+        let waited = self.fewer.wait_timeout_while(under_way, patience, |under_way| *under_way > 0);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        any
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        *self.0.under_way.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.fewer.notify_all();
+    }
+}
+
+impl Daemon {
+    /// The target has all of the machine: nothing of it is left here, or will be in a moment.
+    pub(crate) fn retire(
+        self: &Arc<Self>,
+        machine: &Machine,
+        mut turn: MachineLock<'_>,
+        handover: HandoverId,
+    ) {
+        let name = machine.name();
+        let mut live = turn.live.take();
+        live.iter_mut().for_each(RunningMachine::cut_off);
+        match move_to_trash(&self.layout, name) {
+            Ok(folder) => {
+                let (host, under_way) = (self.clone(), self.retiring.start());
+                in_background(move || {
+                    host.handovers.end(handover);
+                    live.into_iter().for_each(RunningMachine::end);
+                    remove(&host.layout, &folder);
+                    drop(under_way);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%name, %error, "what is left of a moved machine is removed where it is");
+                self.handovers.end(handover);
+                live.into_iter().for_each(RunningMachine::end);
+                remove(&self.layout, &self.layout.machine(name));
+            }
+        }
+        drop(turn);
+        self.remove(name);
+    }
+
+    /// Removes what an earlier daemon had put away. Its QEMUs have ended, and nobody was told yet what was given up.
+    pub(crate) fn empty_trash(self: &Arc<Self>) {
+        let entries = fs::read_dir(self.layout.trash()).into_iter().flatten().flatten();
+        let folders: Vec<_> =
+            entries.map(|entry| entry.path()).map(|path| (committed(&path), path)).collect();
+        if folders.is_empty() {
+            return;
+        }
+        let known = folders.iter().filter_map(|(handover, _)| *handover);
+        known.for_each(|handover| self.handovers.is_committed(handover));
+        let (host, under_way) = (self.clone(), self.retiring.start());
+        in_background(move || {
+            for (handover, folder) in folders {
+                handover.into_iter().for_each(|handover| host.handovers.end(handover));
+                remove(&host.layout, &folder);
+            }
+            drop(under_way);
+        });
+    }
+}
+
+/// Moves the folder of a machine into the trash; where it is now.
+fn move_to_trash(layout: &Directories, name: &MachineName) -> io::Result<PathBuf> {
+    let folder = layout.trash().join(format!("{name}-{:016x}", rand::random::<u64>()));
+    fs::rename(layout.machine(name), &folder)?;
+    Ok(folder)
+}
+
+/// The handover by which the machine of a folder has left. A folder without a record is one of which the record was removed
+/// first, after the handover was struck out.
+fn committed(folder: &Path) -> Option<HandoverId> {
+    match Record::read(folder) {
+        Ok(Some(Record { phase: Phase::HandedOver { handover, .. }, .. })) => Some(handover),
+        Ok(_) => None,
+        Err(error) => {
+            tracing::warn!(error = &error as &dyn std::error::Error, "a record in the trash cannot be read");
+            None
+        }
+    }
+}
+
+fn remove(layout: &Directories, folder: &Path) {
+    if let Err(error) = erase(layout, folder) {
+        tracing::warn!(error = &error as &dyn std::error::Error, "files of a moved machine are left over");
+    }
+}
+
+/// Without a thread it is left to the next daemon.
+fn in_background(work: impl FnOnce() + Send + 'static) {
+    if let Err(error) = thread::Builder::new().name("retiring".into()).spawn(work) {
+        tracing::warn!(%error, "no thread to give back what a moved machine had");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_core::{Accel, ByteSize, MachineConfig};
+
+    fn config() -> MachineConfig {
+        MachineConfig {
+            memory: ByteSize(64 << 20),
+            cpus: 1,
+            machine: "pc-q35-7.2".into(),
+            cpu: "max".into(),
+            accel: Accel::Tcg,
+            disks: vec![],
+            nics: vec![],
+            boot: None,
+        }
+    }
+
+    #[test]
+    fn who_waits_for_room_waits_for_what_is_given_back_and_no_longer_than_patience() {
+        let retiring = Arc::new(Cleanup::default());
+        assert!(!retiring.wait(Duration::from_secs(60)), "nothing was under way");
+        let (first, second) = (retiring.start(), retiring.start());
+        assert!(retiring.wait(Duration::from_millis(1)));
+        drop(first);
+        let other = thread::spawn(move || drop(second));
+        assert!(retiring.wait(Duration::from_secs(60)) || other.is_finished());
+        other.join().expect("a thread that gives back");
+        assert!(!retiring.wait(Duration::from_secs(60)));
+    }
+
+    #[test]
+    fn what_was_put_away_is_known_as_handed_over_until_it_is_removed() {
+        let dir = tempfile::tempdir_in("/dev/shm").expect("a directory on a tmpfs");
+        let layout =
+            Directories::create(&dir.path().join("data"), &dir.path().join("run")).expect("directories");
+        let name: MachineName = "web".parse().expect("a name");
+        assert!(move_to_trash(&layout, &name).is_err(), "there is nothing");
+        let handover = HandoverId([7; 16]);
+        let mut record = Record::new(name.clone(), config(), vec![]);
+        record.phase = Phase::HandedOver { handover, to: "beta".parse().expect("a name"), keeps: false };
+        record.save(&layout).expect("a record");
+        fs::create_dir(layout.machine(&name).join("disk0")).expect("a disk");
+
+        let folder = move_to_trash(&layout, &name).expect("a folder in the trash");
+        assert!(!layout.machine(&name).exists(), "the name is not free");
+        assert_eq!(committed(&folder), Some(handover));
+        remove(&layout, &folder);
+        assert!(!folder.exists());
+        assert_eq!(committed(&folder), None);
+    }
+}

@@ -1,0 +1,73 @@
+//! The commit point of a handover as one small write: a file beside the machine's record, made ahead, in which the id of the
+//! handover is written and synced while nobody runs the machine.
+//!
+//! A record that says `leaving` and a mark that names the same handover are together what a record that says `HandedOver` is. The
+//! mark lies in one sector of a file that is already there in full, so that it takes one write of data and no change of any
+//! directory, and is there whole or not at all. Ids are never used twice: a mark that was left over names nothing.
+//!
+//! After a failed write or sync it is not known what a later daemon will find. Whoever gets that error writes a record without
+//! `leaving` before the machine goes on.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::unix::fs::FileExt,
+    path::Path,
+};
+use whimbrel_migrate::protocol::HandoverId;
+use whimbrel_wire::atomic_file;
+
+const FILE: &str = "handed-over";
+/// More than any file system's smallest unit of writing.
+const ROOM: usize = 4096;
+
+/// A mark that is not made yet.
+pub(crate) struct CommitMark {
+    file: File,
+}
+
+impl CommitMark {
+    /// Makes room for one in the directory of a machine. Durable when this returns.
+    pub(crate) fn prepare(dir: &Path) -> io::Result<Self> {
+        let path = dir.join(FILE);
+        atomic_file::replace(&path, &[0; ROOM])?;
+        Ok(Self { file: File::options().write(true).open(&path)? })
+    }
+
+    /// Makes it: when this returns, the machine was handed over.
+    pub(crate) fn make(&self, handover: HandoverId) -> io::Result<()> {
+        self.file.write_all_at(&handover.0, 0)?;
+        self.file.sync_data()
+    }
+
+    /// The handover that the mark in the directory of a machine names, if there is one.
+    pub(crate) fn read(dir: &Path) -> io::Result<Option<HandoverId>> {
+        let mut id = [0; 16];
+        match File::open(dir.join(FILE)).and_then(|mut file| file.read_exact(&mut id)) {
+            Ok(()) => Ok(Some(HandoverId(id)).filter(|_| id != [0; 16])),
+            // One that was cut short was never made room for.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_names_a_handover_only_once_it_was_made() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        assert_eq!(CommitMark::read(dir.path()).unwrap(), None);
+        let mark = CommitMark::prepare(dir.path()).unwrap();
+        assert_eq!(CommitMark::read(dir.path()).unwrap(), None);
+        mark.make(HandoverId([7; 16])).unwrap();
+        assert_eq!(CommitMark::read(dir.path()).unwrap(), Some(HandoverId([7; 16])));
+        CommitMark::prepare(dir.path()).unwrap();
+        assert_eq!(CommitMark::read(dir.path()).unwrap(), None, "the next one begins without");
+        std::fs::write(dir.path().join(FILE), [7; 15]).unwrap();
+        assert_eq!(CommitMark::read(dir.path()).unwrap(), None);
+    }
+}

@@ -1,0 +1,165 @@
+//! Sampling what machines dirty: a trace for whoever asks, and a quick look at all of them.
+//!
+//! A watch takes its own copy of the dirty set (`whimbrel-capture`, `tap`), so sampling needs no turn of the machine and
+//! takes nothing from a checkpoint or a migration under way. It ends with the machine, with whoever listens, or with the
+//! daemon.
+
+use crate::{core::error::DaemonError, daemon::Daemon, machine::entry::Machine};
+use bytes::Bytes;
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::mpsc;
+use whimbrel_api::DirtyTraceRequest;
+use whimbrel_capture::{
+    dirty_observer::{Observation, WatchError},
+    dirty_trace::{self, DirtyTraceHeader},
+};
+use whimbrel_core::MachineName;
+
+/// Time between two looks (section 4.1 of Clark et al., NSDI 2005), and for how long (one window of theirs).
+const SAMPLE_MS: u64 = 50;
+const DURATION_MS: u64 = 8_000;
+/// A look costs up to 2 ms with a large dirty set; more often it would be work of its own.
+const SAMPLE_MS_MIN: u64 = 10;
+const SAMPLE_MS_MAX: u64 = 10_000;
+const DURATION_MS_MAX: u64 = 24 * 3_600_000;
+/// Samples that may wait for a slow listener; beyond it the looks become rarer.
+const WAITING: usize = 64;
+
+/// A request with its defaults filled in and its bounds checked.
+struct Plan {
+    sample: Duration,
+    duration: Duration,
+}
+
+impl Plan {
+    fn of(request: &DirtyTraceRequest) -> Result<Self, DaemonError> {
+        let sample = request.sample_ms.unwrap_or(SAMPLE_MS);
+        let duration = request.duration_ms.unwrap_or(DURATION_MS);
+        if !(SAMPLE_MS_MIN..=SAMPLE_MS_MAX).contains(&sample) {
+            return Err(DaemonError::invalid(format!(
+                "a sample takes {SAMPLE_MS_MIN} ms to {SAMPLE_MS_MAX} ms"
+            )));
+        }
+        if !(sample..=DURATION_MS_MAX).contains(&duration) {
+            return Err(DaemonError::invalid("sampling lasts at least one sample and at most a day"));
+        }
+        Ok(Self { sample: Duration::from_millis(sample), duration: Duration::from_millis(duration) })
+    }
+}
+
+impl Daemon {
+    /// Samples what a machine dirties. The pieces are a trace.
+    pub(crate) fn wws(
+        self: &Arc<Self>,
+        name: &MachineName,
+        request: &DirtyTraceRequest,
+    ) -> Result<mpsc::Receiver<Bytes>, DaemonError> {
+        let plan = Plan::of(request)?;
+        let machine = self.machine(name)?;
+        let tap = machine.tap().ok_or_else(|| not_running(name))?;
+        let (pages, present) = tap.extent().map_err(|error| watch_error(name, error))?;
+        let watch = machine.watch()?;
+        let head = DirtyTraceHeader { pages, present, every: plan.sample, began_ms: crate::now_ms() };
+        let (out, pieces) = mpsc::channel(WAITING);
+        let (host, name) = (self.clone(), name.clone());
+        let sample = move || {
+            if out.blocking_send(dirty_trace::head(&head).into()).is_ok() {
+                host.sample(&name, watch, &plan, &out);
+            }
+        };
+        let started = std::thread::Builder::new().name("wws".into()).spawn(sample);
+        started.map_err(|source| DaemonError::Memory { source: source.into() })?;
+        Ok(pieces)
+    }
+
+    fn sample(&self, name: &MachineName, mut watch: Observation, plan: &Plan, out: &mpsc::Sender<Bytes>) {
+        let begun = Instant::now();
+        let (mut last, mut due) = (begun, begun);
+        while begun.elapsed() < plan.duration {
+            due += plan.sample;
+            if !self.sleep_until(due) {
+                return;
+            }
+            let dirty = match watch.take() {
+                Ok(dirty) => dirty,
+                Err(error) => {
+                    tracing::debug!(%name, error = &error as &dyn std::error::Error, "no more samples");
+                    return;
+                }
+            };
+            let now = Instant::now();
+            let piece = dirty_trace::record((now - last).max(Duration::from_micros(1)), dirty.runs());
+            last = now;
+            // Late looks are not made up for.
+            due = due.max(now - plan.sample.min(now - begun));
+            if out.blocking_send(piece.into()).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Sleeps to the millisecond; false as soon as the daemon is told to stop.
+    fn sleep_until(&self, due: Instant) -> bool {
+        while let Some(left) = due.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            std::thread::sleep(left.min(Duration::from_millis(100)));
+            if !self.sleep_unless_closing(Duration::ZERO) {
+                return false;
+            }
+        }
+        self.sleep_unless_closing(Duration::ZERO)
+    }
+
+    /// Pages that each of these machines dirties in `time`, or until `go_on` says no. A machine that ends meanwhile has no
+    /// number.
+    pub(crate) fn dirtied_in(
+        &self,
+        machines: &[Arc<Machine>],
+        time: Duration,
+        go_on: &dyn Fn() -> bool,
+    ) -> BTreeMap<MachineName, u64> {
+        let watch = |machine: &Arc<Machine>| Some((machine.name().clone(), machine.watch().ok()?));
+        let watches: Vec<_> = machines.iter().filter_map(watch).collect();
+        let until = Instant::now() + time;
+        while Instant::now() < until && go_on() && self.sleep_unless_closing(Duration::from_millis(20)) {}
+        let count = |(name, mut watch): (MachineName, Observation)| Some((name, watch.take().ok()?.count()));
+        watches.into_iter().filter_map(count).collect()
+    }
+}
+
+impl Machine {
+    /// Begins to look on at what it writes to its memory.
+    pub(crate) fn watch(&self) -> Result<Observation, DaemonError> {
+        let tap = self.tap().ok_or_else(|| not_running(self.name()))?;
+        tap.watch().map_err(|error| watch_error(self.name(), error))
+    }
+}
+
+fn not_running(name: &MachineName) -> DaemonError {
+    DaemonError::State { name: name.clone(), state: "not running", needed: "running" }
+}
+
+fn watch_error(name: &MachineName, error: WatchError) -> DaemonError {
+    match error {
+        WatchError::Gone(_) => not_running(name),
+        WatchError::Array(source) => DaemonError::Memory { source: source.into() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_times_are_refused_before_anything_is_sampled() {
+        let plan = |sample_ms, duration_ms| Plan::of(&DirtyTraceRequest { sample_ms, duration_ms });
+        let usual = plan(None, None).unwrap();
+        assert_eq!((usual.sample, usual.duration), (Duration::from_millis(50), Duration::from_secs(8)));
+        for (sample, duration) in [(9, 100), (10_001, 20_000), (0, 0), (100, 99), (50, DURATION_MS_MAX + 1)] {
+            assert!(plan(Some(sample), Some(duration)).is_err(), "{sample} {duration}");
+        }
+    }
+}

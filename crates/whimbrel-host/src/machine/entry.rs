@@ -1,0 +1,307 @@
+//! One machine of the host: what it is, who works on it, what is told about it.
+//!
+//! Three things, three locks. The *turn* is held by the one operation that may change the machine; it may be
+//! held for minutes. The *body* (record and live parts) is touched only by whoever has the turn. The *view* is
+//! what `ps` shows; it is held for an instant and never across I/O, so looking never waits for working.
+
+use crate::{
+    core::error::DaemonError,
+    machine::record::{DiskBase, Phase, Record},
+    running::RunningMachine,
+};
+use std::{
+    ops::{Deref, DerefMut},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+};
+use whimbrel_api::{DiskInfo, MachineInfo, MachineState, NicInfo, OperationId};
+use whimbrel_capture::dirty_observer::DirtyObserver;
+use whimbrel_core::{ByteSize, MachineName};
+use whimbrel_migrate::postcopy::PageServer;
+
+/// A machine in the registry.
+pub(crate) struct Machine {
+    name: MachineName,
+    turn: Mutex<Option<Working>>,
+    turn_over: Condvar,
+    body: Mutex<MachineData>,
+    view: Mutex<View>,
+    /// The machine type of its QEMU, which never changes.
+    machine_type: String,
+}
+
+/// What the holder of the turn works with.
+pub(crate) struct MachineData {
+    pub(crate) record: Record,
+    /// QEMU and all that is attached to it; none while it has no process.
+    pub(crate) live: Option<RunningMachine>,
+}
+
+/// Who has the turn.
+#[derive(Debug, Clone)]
+struct Working {
+    on: &'static str,
+    operation: Option<OperationId>,
+}
+
+/// What is told about a machine.
+struct View {
+    info: MachineInfo,
+    pager: Option<crate::running::PagerView>,
+    console: Option<crate::running::ConsoleView>,
+    tunnel: Option<crate::network::tunnel::TunnelView>,
+    tap: Option<DirtyObserver>,
+    giving: Option<Arc<PageServer>>,
+}
+
+/// The right to change a machine. Given back on drop, after the view was brought up to date.
+pub(crate) struct MachineLock<'a> {
+    machine: &'a Machine,
+    body: MutexGuard<'a, MachineData>,
+}
+
+impl Machine {
+    /// A machine with this record and these live parts.
+    pub(crate) fn new(record: Record, live: Option<RunningMachine>) -> Self {
+        let info = describe(&record, live.as_ref(), None);
+        let (pager, console, tunnel, tap, giving) = views(live.as_ref());
+        Self {
+            name: record.name.clone(),
+            machine_type: record.config.machine.clone(),
+            turn: Mutex::new(None),
+            turn_over: Condvar::new(),
+            body: Mutex::new(MachineData { record, live }),
+            view: Mutex::new(View { info, pager, console, tunnel, tap, giving }),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &MachineName {
+        &self.name
+    }
+
+    /// The machine type of its QEMU.
+    pub(crate) fn machine_type(&self) -> String {
+        self.machine_type.clone()
+    }
+
+    /// Takes the turn, or says who has it. A machine that is on its way between hosts is nobody's to work on: letting
+    /// it run here could make it run twice.
+    pub(crate) fn try_lock(
+        &self,
+        on: &'static str,
+        operation: Option<OperationId>,
+    ) -> Result<MachineLock<'_>, DaemonError> {
+        let turn = self.try_lock_in_any_phase(on, operation)?;
+        let phase = &turn.record.phase;
+        if let Phase::Prepared { .. } | Phase::HandedOver { .. } = phase {
+            let (state, name) = (phase.word(), self.name.clone());
+            return Err(DaemonError::State { name, state, needed: "running" });
+        }
+        Ok(turn)
+    }
+
+    /// The same for a machine in whatever phase: for its owner's last resort, ending it.
+    pub(crate) fn try_lock_in_any_phase(
+        &self,
+        on: &'static str,
+        operation: Option<OperationId>,
+    ) -> Result<MachineLock<'_>, DaemonError> {
+        let mut turn = lock(&self.turn);
+        if let Some(working) = &*turn {
+            return Err(DaemonError::Busy { name: self.name.clone(), with: format!("a {}", working.on) });
+        }
+        *turn = Some(Working { on, operation });
+        drop(turn);
+        Ok(self.hold(on, operation))
+    }
+
+    /// Waits for the turn. For the daemon's own reactions (QEMU died), which have nobody to refuse.
+    pub(crate) fn lock(&self, on: &'static str) -> MachineLock<'_> {
+        let mut turn = lock(&self.turn);
+        while turn.is_some() {
+            turn = self.turn_over.wait(turn).unwrap_or_else(PoisonError::into_inner);
+        }
+        *turn = Some(Working { on, operation: None });
+        drop(turn);
+        self.hold(on, None)
+    }
+
+    fn hold(&self, on: &'static str, operation: Option<OperationId>) -> MachineLock<'_> {
+        {
+            let mut view = lock(&self.view);
+            view.info.operation = operation;
+            if on == "migrate" && matches!(view.info.state, MachineState::Running | MachineState::Lazy { .. })
+            {
+                view.info.state = MachineState::Migrating;
+            }
+        }
+        MachineLock { machine: self, body: lock(&self.body) }
+    }
+
+    /// What `ps` shows.
+    pub(crate) fn info(&self) -> MachineInfo {
+        let view = lock(&self.view);
+        let mut info = view.info.clone();
+        if let (MachineState::Running | MachineState::Lazy { .. }, Some(pager)) = (&info.state, &view.pager) {
+            info.state = pager.state();
+        }
+        if let (MachineState::Giving { missing_pages, stalled, .. }, Some(giving)) =
+            (&mut info.state, &view.giving)
+        {
+            let now = giving.view();
+            *missing_pages = (now.asked || now.owed.is_some()).then_some(now.stand.missing);
+            *stalled = now.stalled.filter(|_| !now.connected);
+        }
+        info.tunnel = view.tunnel.as_ref().map(crate::network::tunnel::TunnelView::info);
+        info
+    }
+
+    /// Where to look on at what it writes to its memory; none while it has no process.
+    pub(crate) fn tap(&self) -> Option<DirtyObserver> {
+        lock(&self.view).tap.clone()
+    }
+
+    /// The last `bytes` bytes that its serial port printed.
+    pub(crate) fn console_log(&self, bytes: u64) -> Result<String, DaemonError> {
+        let console = lock(&self.view).console.clone();
+        Ok(console.map(|console| console.log(bytes)).unwrap_or_default())
+    }
+
+    /// Its serial port, both ways.
+    pub(crate) fn console(&self) -> Result<crate::running::SerialStream, DaemonError> {
+        let console = lock(&self.view).console.clone();
+        let name = self.name.clone();
+        console.ok_or(DaemonError::State { name, state: "not running", needed: "running" })?.open()
+    }
+}
+
+impl MachineLock<'_> {
+    /// The live parts, or an error that says what the machine is instead of running.
+    pub(crate) fn live(&mut self) -> Result<&mut RunningMachine, DaemonError> {
+        let (state, name) = (self.body.record.phase.word(), self.machine.name.clone());
+        self.body.live.as_mut().ok_or(DaemonError::State { name, state, needed: "running" })
+    }
+
+    /// The record and the live parts at once.
+    pub(crate) fn parts(&mut self) -> Result<(&mut Record, &mut RunningMachine), DaemonError> {
+        let (state, name) = (self.body.record.phase.word(), self.machine.name.clone());
+        let MachineData { record, live } = &mut *self.body;
+        let live = live.as_mut().ok_or(DaemonError::State { name, state, needed: "running" })?;
+        Ok((record, live))
+    }
+
+    /// Brings the view up to date; done by `drop` too.
+    pub(crate) fn publish(&self) {
+        let operation = lock(&self.machine.turn).as_ref().and_then(|working| working.operation);
+        let info = describe(&self.body.record, self.body.live.as_ref(), operation);
+        let (pager, console, tunnel, tap, giving) = views(self.body.live.as_ref());
+        *lock(&self.machine.view) = View { info, pager, console, tunnel, tap, giving };
+    }
+}
+
+impl Deref for MachineLock<'_> {
+    type Target = MachineData;
+
+    fn deref(&self) -> &MachineData {
+        &self.body
+    }
+}
+
+impl DerefMut for MachineLock<'_> {
+    fn deref_mut(&mut self) -> &mut MachineData {
+        &mut self.body
+    }
+}
+
+impl Drop for MachineLock<'_> {
+    fn drop(&mut self) {
+        *lock(&self.machine.turn) = None;
+        self.publish();
+        self.machine.turn_over.notify_one();
+    }
+}
+
+impl Phase {
+    /// The phase in one word, for messages.
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Phase::Here => "running",
+            Phase::Stopped => "stopped",
+            Phase::Crashed { .. } => "crashed",
+            Phase::Suspended { .. } => "suspended",
+            Phase::Given { .. } => "given to another host",
+            Phase::HandedOver { .. } => "handed over",
+            Phase::Prepared { .. } => "arriving",
+        }
+    }
+}
+
+/// What of a machine is looked at while an operation works on it.
+type Views = (
+    Option<crate::running::PagerView>,
+    Option<crate::running::ConsoleView>,
+    Option<crate::network::tunnel::TunnelView>,
+    Option<DirtyObserver>,
+    Option<Arc<PageServer>>,
+);
+
+fn views(live: Option<&RunningMachine>) -> Views {
+    let tunnel = live.and_then(|live| live.away.as_ref()).map(crate::network::tunnel::AwayEnd::view);
+    (
+        live.and_then(RunningMachine::pager_view),
+        live.map(RunningMachine::console_view),
+        tunnel,
+        live.map(RunningMachine::tap),
+        live.and_then(|live| live.giving.clone()),
+    )
+}
+
+fn describe(record: &Record, live: Option<&RunningMachine>, operation: Option<OperationId>) -> MachineInfo {
+    let state = match (&record.phase, live) {
+        (Phase::Here, Some(live)) if live.is_paused() => MachineState::Paused,
+        (Phase::Here, Some(_)) => MachineState::Running,
+        (Phase::Here, None) => MachineState::Starting,
+        (Phase::Stopped, _) => MachineState::Stopped,
+        (Phase::Crashed { reason }, _) => MachineState::Crashed { reason: reason.clone() },
+        (Phase::Suspended { .. }, _) => MachineState::Suspended,
+        (Phase::Given { to, .. }, _) => MachineState::Given { to: to.clone() },
+        (Phase::HandedOver { to, keeps: true, .. }, _) => {
+            MachineState::Giving { to: to.clone(), missing_pages: None, stalled: None }
+        }
+        (Phase::HandedOver { .. } | Phase::Prepared { .. }, _) => MachineState::Migrating,
+    };
+    let disks =
+        record.config.disks.iter().zip(&record.bases).enumerate().map(|(index, (disk, base))| DiskInfo {
+            size: disk.size,
+            base: match base {
+                DiskBase::File { path } => path.display().to_string(),
+                DiskBase::Image { root, .. } => root.short(),
+                DiskBase::Blank => "blank".to_owned(),
+            },
+            owned: ByteSize(live.and_then(|live| live.disks.get(index)).map_or(0, |disk| disk.owned_bytes())),
+        });
+    let nics =
+        record.config.nics.iter().map(|nic| NicInfo { mac: nic.mac.clone(), bridge: nic.bridge.clone() });
+    MachineInfo {
+        name: record.name.clone(),
+        state,
+        memory: record.config.memory,
+        cpus: record.config.cpus,
+        accel: record.config.accel,
+        disks: disks.collect(),
+        nics: nics.collect(),
+        pid: live.map(RunningMachine::pid),
+        since_ms: record.since_ms,
+        origin: record.origin,
+        follows: record.last.or(record.origin),
+        operation,
+        vmgenid: record.vmgenid.clone(),
+        tunnel: None,
+        protection: None,
+        taken_over: None,
+        uploads: None,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

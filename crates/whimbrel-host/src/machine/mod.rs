@@ -1,0 +1,12 @@
+//! One machine of this host: its lock, its record, its runtime directory, and the check that its QEMU is alive.
+
+pub(crate) mod cleanup;
+pub(crate) mod commit_mark;
+mod dirty_sampling;
+pub(crate) mod entry;
+pub(crate) mod prestarted_qemu;
+pub(crate) mod record;
+mod recovery;
+pub(crate) mod runtime_dir;
+pub(crate) mod start;
+pub(crate) mod supervisor;

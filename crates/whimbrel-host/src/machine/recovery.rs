@@ -1,0 +1,178 @@
+//! What a new daemon does with what an earlier one left: machines that live are taken up, slots that nobody
+//! owns are removed, handovers under way are finished.
+
+use crate::{
+    core::error::DaemonError,
+    daemon::Daemon,
+    machine::{
+        entry::Machine,
+        record::{Phase, Record},
+        runtime_dir, supervisor,
+    },
+    running::RunningMachine,
+};
+use std::{collections::BTreeSet, sync::Arc};
+use whimbrel_migrate::handover::SourceRecord;
+
+impl Daemon {
+    /// Takes up every machine that has a record. A machine that cannot be taken up is shown as crashed, with the
+    /// reason; it never keeps the others from being found.
+    pub(crate) fn recover_machines(self: &Arc<Self>) {
+        let records = match Record::load_all(&self.layout) {
+            Ok(records) => records,
+            Err(error) => {
+                // Without them nobody knows whose the slots are, nor which handovers were committed: all of it stays.
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "the records of machines cannot be read"
+                );
+                return;
+            }
+        };
+        let owned: BTreeSet<_> =
+            records.iter().filter_map(|r| Some(r.process.as_ref()?.slot.clone())).collect();
+        if let Err(error) = runtime_dir::sweep(&self.layout, |id| owned.contains(id)) {
+            tracing::warn!(error = &error as &dyn std::error::Error, "slots of ended machines are left over");
+        }
+        self.empty_trash();
+        for record in &records {
+            crate::migrate::target::missing_pages::recall(self, record);
+            if let Phase::HandedOver { handover, .. } = record.phase {
+                self.handovers.is_committed(handover);
+                let hand_on = |inherited| {
+                    self.protecting.hand_on(SourceRecord::HandedOver, &record.name, inherited);
+                };
+                record.inherited.iter().for_each(hand_on);
+            }
+            if let (Some(handover), false) =
+                (record.arrived_by, matches!(record.phase, Phase::Prepared { .. }))
+            {
+                self.arrivals().adopt_arrived(handover);
+            }
+        }
+        self.owings.are_known();
+        self.tell_homes();
+        for record in records {
+            if record.phase == Phase::Here {
+                self.tunnels.end_if_never_begun(&record.name, &record.config);
+            }
+            self.recover(record);
+        }
+        self.protecting.nothing_is_loading();
+        self.tell_given_up();
+        self.tell_ended_protections();
+    }
+
+    fn recover(self: &Arc<Self>, mut record: Record) {
+        let name = record.name.clone();
+        if self.recover_protected(&record) {
+            return;
+        }
+        if crate::migrate::target::incoming::is_unfinished(self, &record)
+            || self.protecting.was_loading(&record)
+        {
+            crate::migrate::target::incoming::drop_unfinished(self, &record);
+            return;
+        }
+        if record.owed.is_some() && record.process.is_some() && record.phase == Phase::Here {
+            // A QEMU that waits for a page answers nobody, and the host that has the page cannot be heard before this
+            // daemon serves: not now.
+            return self.recover_later(record);
+        }
+        let mut live = match (&record.phase, &record.process) {
+            (Phase::Here | Phase::HandedOver { .. } | Phase::Prepared { .. }, Some(process)) => {
+                match RunningMachine::adopt(self, &record, process) {
+                    Ok(live) => Some(live),
+                    Err(error) => {
+                        tracing::warn!(%name, error = &error as &dyn std::error::Error, "cannot be taken up");
+                        self.note_crash(&mut record, &error);
+                        None
+                    }
+                }
+            }
+            _ => None,
+        };
+        match record.phase.clone() {
+            Phase::Prepared { handover, .. } => {
+                crate::migrate::target::incoming::wait_on(self, record, live, handover)
+            }
+            Phase::HandedOver { handover, to, .. } => {
+                let machine = self.insert(Machine::new(record, live));
+                self.finish_handover(&machine, handover, to);
+            }
+            _ => {
+                live.iter().for_each(RunningMachine::open_ports);
+                live.iter_mut().for_each(RunningMachine::go_on_after_crash);
+                live.iter().for_each(|live| self.restore_balloon(&mut record, live));
+                let events = live.as_ref().map(RunningMachine::events);
+                let machine = self.insert(Machine::new(record, live));
+                events.into_iter().for_each(|events| supervisor::watch(self, &machine, events));
+            }
+        }
+    }
+
+    /// Takes up, on a thread of its own, a machine of which pages are on another host.
+    fn recover_later(self: &Arc<Self>, record: Record) {
+        let (host, machine) = (self.clone(), self.insert(Machine::new(record, None)));
+        let (taken, has_turn) = std::sync::mpsc::channel();
+        let take_up = move || {
+            let mut turn = machine.lock("start of the daemon");
+            let _ = taken.send(());
+            host.recover_missing_pages(&machine, &mut turn);
+        };
+        if let Err(error) = std::thread::Builder::new().name("take-up".into()).spawn(take_up) {
+            tracing::error!(%error, "no thread to take a machine up");
+            return;
+        }
+        // Nobody else works on it before it is taken up.
+        let _ = has_turn.recv();
+    }
+
+    fn recover_missing_pages(
+        self: &Arc<Self>,
+        machine: &Arc<Machine>,
+        turn: &mut crate::machine::entry::MachineLock<'_>,
+    ) {
+        let Some(process) = turn.record.process.clone() else { return };
+        match RunningMachine::adopt(self, &turn.record, &process) {
+            Ok(mut live) => {
+                live.open_ports();
+                live.go_on_after_crash();
+                self.restore_balloon(&mut turn.record, &live);
+                let events = live.events();
+                self.start_fetching(machine, &mut live);
+                turn.live = Some(live);
+                supervisor::watch(self, machine, events);
+            }
+            Err(error) => {
+                let name = machine.name();
+                tracing::warn!(%name, error = &error as &dyn std::error::Error, "cannot be taken up");
+                self.note_crash(&mut turn.record, &error);
+                self.discard_missing_memory(turn);
+            }
+        }
+    }
+
+    /// A machine whose QEMU is gone, or of no use. One between two hosts stays so: whose it is, is not known here.
+    fn note_crash(&self, record: &mut Record, error: &DaemonError) {
+        if record.phase != Phase::Here {
+            return;
+        }
+        // Called crashed, it may be started again: then this one must have ended.
+        if let Some(process) = &record.process {
+            runtime_dir::end(&self.layout.slot(&process.slot));
+        }
+        let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
+        record.phase = Phase::Crashed { reason: format!("it was gone when the daemon came back: {cause}") };
+        record.process = None;
+        record.since_ms = crate::now_ms();
+        if let Err(error) = record.save(&self.layout) {
+            tracing::error!(error = &error as &dyn std::error::Error, "a crash could not be written down");
+        }
+    }
+
+    /// The daemon ends, the machines do not.
+    pub(crate) fn detach_machines(&self) {
+        self.warm.end_all();
+    }
+}

@@ -1,0 +1,55 @@
+//! A machine that was switched off, or whose QEMU died, runs again: a boot from its own disks.
+//!
+//! What was in its memory is gone; configuration, name and identity stay. The machine is another entry of the table
+//! afterwards, so that whoever watched over its last QEMU cannot take the new one for it. A start that fails
+//! leaves it as it was.
+
+use crate::{
+    core::error::DaemonError,
+    daemon::Daemon,
+    machine::record::{Phase, Record},
+    running::RunningMachine,
+};
+use std::sync::Arc;
+use whimbrel_api::MachineInfo;
+use whimbrel_core::MachineName;
+
+impl Daemon {
+    /// Runs a machine again.
+    pub(crate) fn start(self: &Arc<Self>, name: &MachineName) -> Result<MachineInfo, DaemonError> {
+        let machine = self.machine(name)?;
+        let mut turn = machine.try_lock_in_any_phase("start", None)?;
+        self.check_current(&machine)?;
+        if !matches!(turn.record.phase, Phase::Stopped | Phase::Crashed { .. }) {
+            let state = turn.record.phase.word();
+            return Err(DaemonError::State { name: name.clone(), state, needed: "stopped or crashed" });
+        }
+        let record = started(&turn.record);
+        self.clear_console_log(name)?;
+        let vmgenid = record.vmgenid.as_ref().and_then(|guid| guid.parse().ok());
+        let live = RunningMachine::boot_again(self, &record, vmgenid)?;
+        let info = self.register_restarted(record.clone(), live, &turn.record)?.info();
+        turn.record = record;
+        Ok(info)
+    }
+
+    /// The log holds what was printed since the machine was started.
+    fn clear_console_log(&self, name: &MachineName) -> Result<(), DaemonError> {
+        let path = self.layout.console_log(name);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(DaemonError::io("remove", &path, error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The record of a machine that runs again.
+fn started(before: &Record) -> Record {
+    let mut record = before.clone();
+    record.phase = Phase::Here;
+    record.process = None;
+    record.since_ms = crate::now_ms();
+    record
+}

@@ -1,0 +1,68 @@
+//! Watches over machines: what the daemon does by itself when one switches itself off or dies.
+
+use crate::{
+    daemon::Daemon,
+    machine::{entry::Machine, record::Phase},
+};
+use std::sync::{Arc, Weak, mpsc::Receiver};
+use whimbrel_qemu::MachineEvent;
+
+/// Follows the events of a machine on a thread of its own until its QEMU is gone.
+pub(crate) fn watch(host: &Arc<Daemon>, machine: &Arc<Machine>, events: Receiver<MachineEvent>) {
+    let (host, machine) = (Arc::downgrade(host), Arc::downgrade(machine));
+    let watch = move || {
+        for event in events {
+            match event {
+                MachineEvent::Shutdown(cause) => {
+                    tracing::info!(?cause, "a machine switched itself off");
+                    return ended(&host, &machine, Phase::Stopped);
+                }
+                MachineEvent::Disconnected => {
+                    let reason = "its QEMU ended".to_owned();
+                    return ended(&host, &machine, Phase::Crashed { reason });
+                }
+                MachineEvent::BlockIoError { device, operation, reason, .. } => {
+                    tracing::error!(device, operation, reason, "a disk failed, the machine is paused");
+                }
+                _ => {}
+            }
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("watch".into()).spawn(watch) {
+        tracing::error!(%error, "no thread to watch over a machine");
+    }
+}
+
+/// A machine whose QEMU is gone has ended, whoever was told of it.
+pub(crate) fn check(host: &Arc<Daemon>, machine: &Arc<Machine>) {
+    let gone = {
+        let turn = machine.lock("cleaning up");
+        turn.live.as_ref().is_some_and(|live| !live.qemu.process().is_alive())
+    };
+    if gone {
+        let reason = "its QEMU ended".to_owned();
+        ended(&Arc::downgrade(host), &Arc::downgrade(machine), Phase::Crashed { reason });
+    }
+}
+
+/// The machine has ended by itself, unless an operation ended it or handed it over meanwhile.
+fn ended(host: &Weak<Daemon>, machine: &Weak<Machine>, phase: Phase) {
+    let (Some(host), Some(machine)) = (host.upgrade(), machine.upgrade()) else { return };
+    let mut turn = machine.lock("cleaning up");
+    let Some(live) = turn.live.take() else { return };
+    live.end();
+    host.discard_missing_memory(&mut turn);
+    if turn.record.phase != Phase::Here {
+        return;
+    }
+    turn.record.phase = phase;
+    turn.record.process = None;
+    turn.record.since_ms = crate::now_ms();
+    host.leave_home(&mut turn.record);
+    if let Err(error) = turn.record.save(&host.layout) {
+        tracing::error!(
+            error = &error as &dyn std::error::Error,
+            "the end of a machine could not be written down"
+        );
+    }
+}

@@ -1,0 +1,125 @@
+//! Migrations that have ended, for `whimbrel report`: one JSON file each, the newest of them kept.
+//!
+//! docs/formats/migration-record.md is the format. Nothing else depends on these files: a record that cannot be written is
+//! a line in the log, and one that cannot be read is passed over.
+
+use crate::{
+    core::{directories::Directories, error::DaemonError},
+    daemon::Daemon,
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+use whimbrel_api::{MigrationId, MigrationRecord};
+
+const FORMAT: u32 = 1;
+/// How many are kept.
+const KEPT: usize = 100;
+/// More than a hundred rounds need; a larger file is none of ours.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    format: u32,
+    #[serde(flatten)]
+    record: MigrationRecord,
+}
+
+impl Daemon {
+    /// All that are kept, newest first.
+    pub(crate) fn past_migrations(&self) -> Result<Vec<MigrationRecord>, DaemonError> {
+        let dir = self.layout.migrations();
+        let paths = newest_first(&dir).map_err(|source| DaemonError::io("read", &dir, source))?;
+        Ok(paths.iter().filter_map(|path| read(path)).collect())
+    }
+}
+
+/// A name for a migration that begins.
+pub(super) fn new_id() -> MigrationId {
+    MigrationId(format!("{:08x}", rand::random::<u32>()))
+}
+
+/// Writes a record down and drops the oldest beyond [`KEPT`].
+pub(super) fn save(layout: &Directories, record: MigrationRecord) {
+    let dir = layout.migrations();
+    if let Err(error) = write(&dir, record) {
+        tracing::warn!(dir = %dir.display(), %error, "a migration that has ended leaves no record");
+    }
+}
+
+fn write(dir: &Path, record: MigrationRecord) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    // Digits enough for the next 300 years: the names sort as the times do.
+    let path = dir.join(format!("{:013}-{}.json", record.started_ms, record.id));
+    let content = serde_json::to_vec_pretty(&Kept { format: FORMAT, record })?;
+    // Whole or not at all, but not synced: beside a disk that is written to a sync takes longer than all else at the end of a
+    // migration, and whoever waits for it has waited for the migration.
+    let beside = path.with_extension("new");
+    fs::write(&beside, &content)?;
+    fs::rename(&beside, &path)?;
+    newest_first(dir)?.iter().skip(KEPT).try_for_each(fs::remove_file)
+}
+
+fn newest_first(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let paths: io::Result<Vec<PathBuf>> = entries.map(|entry| entry.map(|entry| entry.path())).collect();
+    let mut paths = paths?;
+    paths.retain(|path| path.extension().is_some_and(|ending| ending == "json"));
+    paths.sort_unstable_by(|a, b| b.cmp(a));
+    Ok(paths)
+}
+
+fn read(path: &Path) -> Option<MigrationRecord> {
+    let small = fs::metadata(path).is_ok_and(|meta| meta.len() <= FILE_BYTES_MAX);
+    let text = small.then(|| fs::read(path).ok()).flatten()?;
+    match serde_json::from_slice(&text) {
+        Ok(Kept { format: FORMAT, record }) => Some(record),
+        Ok(_) => None,
+        Err(error) => {
+            tracing::debug!(path = %path.display(), %error, "not a record of a migration");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_api::MigrationEnd;
+
+    fn record(started_ms: u64) -> MigrationRecord {
+        MigrationRecord {
+            id: new_id(),
+            machine: "web".parse().unwrap(),
+            from: "alpha".parse().unwrap(),
+            started_ms,
+            request: serde_json::from_str(r#"{"host": "beta"}"#).unwrap(),
+            total_ms: 1.0,
+            rounds: vec![],
+            end: MigrationEnd::Failed { reason: "on purpose".into() },
+        }
+    }
+
+    #[test]
+    fn the_newest_are_kept_and_what_is_no_record_is_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("migrations");
+        assert!(newest_first(&place).unwrap().is_empty(), "before the first");
+        for started in 1..=KEPT as u64 + 3 {
+            write(&place, record(started)).unwrap();
+        }
+        fs::write(place.join("0000000000999-torn.json"), b"{").unwrap();
+        let times: Vec<u64> = newest_first(&place)
+            .unwrap()
+            .iter()
+            .filter_map(|path| read(path))
+            .map(|r| r.started_ms)
+            .collect();
+        assert_eq!(times, (4..=KEPT as u64 + 3).rev().collect::<Vec<_>>());
+    }
+}

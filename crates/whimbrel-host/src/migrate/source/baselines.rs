@@ -1,0 +1,174 @@
+//! What the machine has in common with capsules that both hosts hold: the source's side of [`whimbrel_migrate::baseline`].
+//!
+//! Pages that may differ from the base are told by whoever knows without reading: the set of the next capsule where the base is
+//! the last one, what the overlay of a disk owns where the base lies under it. Otherwise all pages are looked at, by digest.
+
+use crate::{
+    core::refs,
+    daemon::Daemon,
+    machine::record::{DiskBase, Record},
+    running::RunningDisk,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+};
+use whimbrel_block::{Device, RawDisk};
+use whimbrel_capture::{Consumer, DirtyLog};
+use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE, PageRun, PageSet};
+use whimbrel_image::{ImageRef, page_digests};
+use whimbrel_migrate::{
+    baseline::{ArrayBaseline, Baseline, BaselineContent, MayDiffer},
+    protocol,
+    source::BoxError,
+};
+use whimbrel_store::{Pin, StoredDisk, StoredImage};
+
+/// Capsules that are looked at on the way up from the machine's newest one.
+const LOOKED_AT: usize = 256;
+
+/// The parts of a machine that say what differs from a base.
+pub(super) struct DirtySources<'a> {
+    pub(super) record: &'a Record,
+    pub(super) disks: &'a [RunningDisk],
+    /// Images that the sets of the next capsule are relative to.
+    pub(super) stored: &'a BTreeMap<String, Option<Digest>>,
+}
+
+impl Daemon {
+    /// Capsules that the machine comes from and that are whole here, the nearest first.
+    pub(super) fn ancestors_here(&self, record: &Record) -> Vec<CapsuleId> {
+        let (mut bases, mut seen) = (Vec::new(), BTreeSet::new());
+        let mut next: VecDeque<CapsuleId> = record.last.into_iter().chain(record.origin).collect();
+        while let Some(id) = next.pop_front() {
+            if seen.len() >= LOOKED_AT || bases.len() >= protocol::BASES_MAX {
+                break;
+            }
+            if !seen.insert(id) {
+                continue;
+            }
+            // What a capsule comes from is known from its manifest, which may have been all that came here of it.
+            let Ok(manifest) = self.store.manifest(&id) else { continue };
+            if !self.is_partial(&id) {
+                bases.push(id);
+            }
+            next.extend(manifest.parents.iter().copied().chain(refs::lineage_of(&manifest)));
+        }
+        bases
+    }
+
+    /// What an array begins as on the target, seen from here.
+    pub(super) fn base(
+        &self,
+        parts: &DirtySources<'_>,
+        ledger: &mut DirtyLog,
+        begun: &Baseline,
+    ) -> Result<ArrayBaseline, BoxError> {
+        let name = ledger.name().to_owned();
+        let disk = parts.disks.iter().position(|disk| disk.name() == name);
+        let capsule = match begun {
+            Baseline::Capsule(capsule) => *capsule,
+            Baseline::File => {
+                let disk = disk.ok_or("only disks lie over files")?;
+                return Ok(ArrayBaseline {
+                    may_differ: MayDiffer::These(parts.disks[disk].owned()),
+                    content: None,
+                });
+            }
+            Baseline::Zeros => return Err("an array that begins as zeros has no base".into()),
+        };
+        let pages = ledger.page_count();
+        // It was whole when it was named. If it is not any more there is nothing to compare with.
+        let Ok(pin) = self.store.pin(&capsule) else {
+            return Ok(ArrayBaseline { may_differ: MayDiffer::These(PageSet::full(pages)), content: None });
+        };
+        let manifest = self.store.manifest(&capsule)?;
+        let image = manifest.image(&name).filter(|image| image.size() == pages * PAGE_SIZE as u64);
+        let image = image.ok_or_else(|| format!("{} has no image of {name}", capsule.short()))?;
+        let may_differ = self.may_differ(parts, ledger, disk, image)?;
+        Ok(ArrayBaseline { may_differ, content: Some(self.content(image, pin)?) })
+    }
+
+    fn may_differ(
+        &self,
+        parts: &DirtySources<'_>,
+        ledger: &DirtyLog,
+        disk: Option<usize>,
+        image: &ImageRef,
+    ) -> Result<MayDiffer, BoxError> {
+        let to_disk = |set: &PageSet| match &image.cuts {
+            Some(cuts) => cuts.to_disk(set),
+            None => set.clone(),
+        };
+        let cuts = disk.and_then(|disk| parts.disks[disk].cuts());
+        let is_followed = parts.stored.get(ledger.name()) == Some(&image.root) && cuts == image.cuts.as_ref();
+        let unseen = ledger.unseen(Consumer::Store).filter(|set| is_followed && set.len() == image.pages);
+        if let Some(unseen) = unseen {
+            return Ok(MayDiffer::These(to_disk(unseen)));
+        }
+        if let Some(disk) = disk
+            && let Some(DiskBase::Image { root, cuts }) = parts.record.bases.get(disk)
+            && (Some(*root), cuts) == (image.root, &image.cuts)
+        {
+            return Ok(MayDiffer::These(parts.disks[disk].owned()));
+        }
+        let present = self.store.image(image.root, image.pages).present()?;
+        Ok(MayDiffer::TheseOrPopulated(to_disk(&present)))
+    }
+
+    fn content(&self, image: &ImageRef, pin: Pin) -> Result<Arc<dyn BaselineContent>, BoxError> {
+        let stored = self.store.image(image.root, image.pages);
+        Ok(match &image.cuts {
+            None => Arc::new(ByDigest { image: stored, _pin: pin }),
+            Some(cuts) => {
+                let device = RawDisk::new(Arc::new(StoredDisk::new(stored)), cuts.clone())?;
+                Arc::new(ByContent { device, _pin: pin })
+            }
+        })
+    }
+}
+
+/// An image whose pages are those of the array: compared by digests, which the tree has.
+struct ByDigest {
+    image: StoredImage,
+    _pin: Pin,
+}
+
+impl BaselineContent for ByDigest {
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), BoxError> {
+        Ok(self.image.read(run, out)?)
+    }
+
+    fn same(&self, run: PageRun, data: &[u8]) -> Result<Vec<bool>, BoxError> {
+        let digests: Vec<Option<Digest>> =
+            run.pages().map(|page| self.image.digest(page)).collect::<Result<_, _>>()?;
+        let pages = data.as_chunks::<PAGE_SIZE>().0;
+        // What is zero in the base needs no digest to be told.
+        let asked: Vec<&[u8; PAGE_SIZE]> =
+            pages.iter().zip(&digests).filter(|(_, digest)| digest.is_some()).map(|(page, _)| page).collect();
+        let mut found = page_digests(&asked).into_iter();
+        let same = |(page, digest): (&[u8; PAGE_SIZE], Option<Digest>)| match digest {
+            Some(digest) => found.next() == Some(digest),
+            None => whimbrel_core::is_zero(page),
+        };
+        Ok(pages.iter().zip(digests).map(same).collect())
+    }
+}
+
+/// An image whose pages lie elsewhere than those of the disk: compared by content.
+struct ByContent {
+    device: RawDisk,
+    _pin: Pin,
+}
+
+impl BaselineContent for ByContent {
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), BoxError> {
+        Ok(self.device.read_at(run.offset(), out)?)
+    }
+
+    fn same(&self, run: PageRun, data: &[u8]) -> Result<Vec<bool>, BoxError> {
+        let mut base = vec![0; run.bytes()];
+        self.read(run, &mut base)?;
+        Ok(base.chunks(PAGE_SIZE).zip(data.chunks(PAGE_SIZE)).map(|(base, data)| base == data).collect())
+    }
+}

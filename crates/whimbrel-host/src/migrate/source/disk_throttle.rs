@@ -1,0 +1,121 @@
+//! A machine that writes to its disks faster than they are copied has its writes carried to the target as well, from then on, and is held
+//! to half of what is copied, so that rounds have the other half of the link.
+//!
+//! After the first round that begins so a disk is the same on both sides but for what was being written in that moment, and it stays so, however
+//! hard the machine writes: disks always converge. The first round is as long as the disks are large; there it may write as it likes.
+//! All of it is let go with the value, whether the machine has gone or stays.
+
+use crate::running::RunningDisk;
+use std::{sync::Arc, time::Duration};
+use whimbrel_api::MirroredWrites;
+use whimbrel_block::Mirror;
+use whimbrel_capture::RoundStats;
+use whimbrel_core::PAGE_SIZE;
+
+/// Part of what a round copies that a machine may write meanwhile.
+const SHARE: f64 = 0.5;
+/// Nobody is held to less, in bytes a second: a guest that waits seconds for a write takes its disk for broken.
+const SLOWEST: f64 = 1e6;
+/// A shorter round says nothing about rates.
+const TELLING: Duration = Duration::from_millis(20);
+/// What is carried and not yet there comes on top of the pause, so it is as much as travels in this time, between limits.
+const AHEAD: Duration = Duration::from_millis(5);
+const AHEAD_MIN: f64 = 256e3;
+const AHEAD_MAX: f64 = 4e6;
+
+/// Keeps a machine's disks from running away from their copy.
+pub(super) struct DiskThrottle<'a> {
+    disks: &'a [RunningDisk],
+    mirrors: Vec<Arc<Mirror>>,
+    written: u64,
+    held: bool,
+}
+
+impl<'a> DiskThrottle<'a> {
+    /// Not yet.
+    pub(super) fn new(disks: &'a [RunningDisk]) -> Self {
+        let pages =
+            |disk: &RunningDisk| whimbrel_block::Device::size(&**disk.device()).div_ceil(PAGE_SIZE as u64);
+        let mirrors = disks.iter().map(|disk| Arc::new(Mirror::new(pages(disk)))).collect();
+        Self { disks, mirrors, written: written(disks), held: false }
+    }
+
+    /// The mirrors of the disks by the arrays of these, of which memory is the first.
+    pub(super) fn mirrors(&self) -> Vec<(usize, Arc<Mirror>)> {
+        (1..).zip(self.mirrors.iter().cloned()).collect()
+    }
+
+    /// A round has ended.
+    pub(super) fn ended(&mut self, round: &RoundStats) {
+        let now = written(self.disks);
+        let wrote = now - std::mem::replace(&mut self.written, now);
+        let Some(limit) = limit(round, wrote).filter(|_| !self.held) else { return };
+        self.held = true;
+        tracing::info!(limit, wrote, "the machine writes to its disks faster than they are copied");
+        let each = limit / self.disks.len().max(1) as u64;
+        let bound = ((limit as f64 / SHARE) * AHEAD.as_secs_f64()).clamp(AHEAD_MIN, AHEAD_MAX) as u64;
+        for (disk, mirror) in self.disks.iter().zip(&self.mirrors) {
+            disk.brake().set_rate(Some(each));
+            disk.mirrored().set(Some(mirror.clone()));
+            mirror.arm(bound);
+        }
+    }
+
+    /// What was carried, if anything was to be.
+    pub(super) fn release(self) -> Option<MirroredWrites> {
+        let costs: Vec<_> = self.mirrors.iter().map(|mirror| mirror.cost()).collect();
+        let writes: u64 = costs.iter().map(|cost| cost.writes).sum();
+        let waited: Duration = costs.iter().map(|cost| cost.waited).sum();
+        self.held.then(|| MirroredWrites {
+            writes,
+            bytes: costs.iter().map(|cost| cost.bytes).sum(),
+            waited_us: waited.as_micros() as u64 / writes.max(1),
+            longest_us: costs.iter().map(|cost| cost.longest.as_micros() as u64).max().unwrap_or(0),
+        })
+    }
+}
+
+impl Drop for DiskThrottle<'_> {
+    fn drop(&mut self) {
+        for (disk, mirror) in self.disks.iter().zip(&self.mirrors) {
+            disk.brake().set_rate(None);
+            // First, so that no write waits any more.
+            mirror.end();
+            disk.mirrored().set(None);
+        }
+    }
+}
+
+fn written(disks: &[RunningDisk]) -> u64 {
+    disks.iter().map(|disk| disk.brake().written()).sum()
+}
+
+/// What all disks together are to be held to after a round in which the machine wrote so many bytes to them, if that is more than
+/// half of what the round copied.
+fn limit(round: &RoundStats, wrote: u64) -> Option<u64> {
+    if round.took < TELLING {
+        return None;
+    }
+    let seconds = round.took.as_secs_f64();
+    let may = (round.pages as f64 * PAGE_SIZE as f64 / seconds * SHARE).max(SLOWEST);
+    (wrote as f64 / seconds > may).then_some(may as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round(pages: u64, ms: u64) -> RoundStats {
+        RoundStats { pages, took: Duration::from_millis(ms), ..RoundStats::default() }
+    }
+
+    #[test]
+    fn only_who_writes_more_than_half_of_what_is_copied_is_held_to_that() {
+        let copied = round(25_600, 1000);
+        assert_eq!(limit(&copied, 50 << 20), None);
+        assert_eq!(limit(&copied, 51 << 20), Some(50 << 20));
+        assert_eq!(limit(&round(2560, 1000), 51 << 20), Some(5 << 20));
+        assert_eq!(limit(&round(25, 1000), 51 << 20), Some(1_000_000));
+        assert_eq!(limit(&round(1, 1), 1 << 30), None, "too short to tell");
+    }
+}

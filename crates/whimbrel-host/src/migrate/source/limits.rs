@@ -1,0 +1,135 @@
+//! The limits of a migration, as they were asked for: checked, and completed by what is usual.
+
+use crate::core::error::DaemonError;
+use std::time::Duration;
+use whimbrel_api::{MigrateMode, MigrateRequest};
+use whimbrel_capture::{PrecopyPolicy, Rates, RoundDecision, StopPolicy, precopy_policy::DOWNTIME_MAX};
+use whimbrel_core::ByteSize;
+
+/// What the rest may take to travel before a machine is paused that leaves pages behind: what goes with it then does not have to
+/// be waited for.
+const DOWNTIME_MAX_LEAVING: Duration = Duration::from_millis(10);
+/// "We have empirically determined that 50 Mbit/s is a suitable value" (Clark et al., NSDI 2005, section 5.3).
+const STEP: u64 = 50 * MBIT;
+/// What the first round of the paper's experiments ran at (section 6).
+const MIN: u64 = 100 * MBIT;
+/// A first copy of everything, and one round of what was written meanwhile.
+const HYBRID_ROUNDS: u32 = 2;
+const MBIT: u64 = 1_000_000 / 8;
+/// Slower than any link that is meant: a GiB would take a day.
+const SLOWEST: u64 = 10_000;
+
+/// How fast and how long, for a machine that runs or stands still already.
+pub(super) fn policy(request: &MigrateRequest, was_paused: bool) -> Result<PrecopyPolicy, DaemonError> {
+    let rates = rates(request)?;
+    let leaving = matches!(request.mode, MigrateMode::Lazy | MigrateMode::Hybrid);
+    let usual = if leaving { DOWNTIME_MAX_LEAVING } else { DOWNTIME_MAX };
+    let downtime_max = request.downtime_max_ms.map_or(usual, Duration::from_millis);
+    let still = was_paused && !leaving;
+    if still || request.mode == MigrateMode::Stop {
+        return Ok(PrecopyPolicy::stopped(bytes(request.rate_max)));
+    }
+    let precopy = PrecopyPolicy::new(rates, downtime_max);
+    Ok(match (request.mode, request.rounds) {
+        (MigrateMode::Lazy, None) => PrecopyPolicy { rounds_max: 0, ..precopy },
+        (MigrateMode::Hybrid, rounds) => {
+            PrecopyPolicy { rounds_max: rounds.unwrap_or(HYBRID_ROUNDS), ..precopy }
+        }
+        (_, None) => precopy,
+        (_, Some(_)) => return Err(DaemonError::invalid("a number of rounds is for the mode hybrid")),
+    })
+}
+
+/// The limit of what goes before the first round.
+pub(super) fn first(request: &MigrateRequest) -> Result<Option<ByteSize>, DaemonError> {
+    match policy(request, false)?.decide(&[], u64::MAX) {
+        RoundDecision::Round { rate } | RoundDecision::Stop { rate, .. } => Ok(rate.map(ByteSize)),
+    }
+}
+
+fn rates(request: &MigrateRequest) -> Result<Rates, DaemonError> {
+    let max = meant("maximum rate", request.rate_max)?;
+    meant("minimum rate", request.rate_min)?;
+    meant("rate step", request.rate_step)?;
+    if request.rate_min.is_none() && !request.adaptive {
+        return match request.rate_step {
+            Some(_) => Err(DaemonError::invalid(
+                "a rate step needs rates that change: give a minimum rate too, or --adaptive",
+            )),
+            None => Ok(Rates::Full { max }),
+        };
+    }
+    let min = bytes(request.rate_min).unwrap_or_else(|| max.map_or(MIN, |max| max.min(MIN)));
+    if let Some(max) = max.filter(|max| min > *max) {
+        return Err(DaemonError::invalid(format!(
+            "the minimum rate ({}) is above the maximum ({}): a size like 100M is bytes a second, 100Mbit is an eighth \
+             of about that",
+            spoken(min),
+            spoken(max)
+        )));
+    }
+    Ok(Rates::Adaptive { min, max, step: bytes(request.rate_step).unwrap_or(STEP) })
+}
+
+/// A rate that somebody asked for, if it can be meant.
+pub(crate) fn meant(what: &str, rate: Option<ByteSize>) -> Result<Option<u64>, DaemonError> {
+    match bytes(rate) {
+        Some(rate) if rate < SLOWEST => Err(DaemonError::invalid(format!(
+            "a {what} of {rate} bytes a second is too slow to be meant: rates are bytes a second, like 100M, unless \
+             they end in bit, like 800Mbit"
+        ))),
+        rate => Ok(rate),
+    }
+}
+
+fn bytes(rate: Option<ByteSize>) -> Option<u64> {
+    rate.map(|rate| rate.0)
+}
+
+/// `800 Mbit/s, 100.0 MB a second`.
+fn spoken(rate: u64) -> String {
+    format!("{} Mbit/s, {:.1} MB a second", rate / MBIT, rate as f64 / 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(more: &str) -> MigrateRequest {
+        serde_json::from_str(&format!(r#"{{"host": "beta"{more}}}"#)).unwrap()
+    }
+
+    #[test]
+    fn rates_follow_the_machine_only_if_that_was_asked() {
+        let rates = |more| policy(&request(more), false).unwrap().rates;
+        assert_eq!(rates(""), Rates::Full { max: None });
+        assert_eq!(rates(r#", "rate_max": 2000000"#), Rates::Full { max: Some(2_000_000) });
+        let usual = Rates::Adaptive { min: 12_500_000, max: None, step: 6_250_000 };
+        assert_eq!(rates(r#", "adaptive": true"#), usual);
+        assert_eq!(rates(r#", "rate_min": 12500000"#), usual);
+        assert_eq!(first(&request(r#", "adaptive": true"#)).unwrap(), Some(ByteSize(12_500_000)));
+        assert_eq!(first(&request(r#", "rate_max": 2000000"#)).unwrap(), Some(ByteSize(2_000_000)));
+        let slow = Rates::Adaptive { min: 2_000_000, max: Some(2_000_000), step: 1_000_000 };
+        assert_eq!(rates(r#", "adaptive": true, "rate_max": 2000000, "rate_step": 1000000"#), slow);
+    }
+
+    #[test]
+    fn wrong_rates_are_refused_in_units_people_know() {
+        for (more, words) in [
+            (r#", "rate_max": 100"#, "bytes a second, like 100M, unless they end in bit"),
+            (r#", "rate_min": 100"#, "minimum rate of 100 bytes"),
+            (r#", "rate_min": 100000000, "rate_max": 50000000"#, "(800 Mbit/s, 100.0 MB a second) is above"),
+            (r#", "rate_step": 1000000"#, "--adaptive"),
+        ] {
+            let error = policy(&request(more), false).unwrap_err().to_string();
+            assert!(error.contains(words), "{more}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_machine_that_stands_still_has_no_rounds_before_the_last() {
+        let stopped = PrecopyPolicy::stopped(Some(50_000));
+        assert_eq!(policy(&request(r#", "rate_max": 50000"#), true).unwrap(), stopped);
+        assert_eq!(policy(&request(r#", "mode": "stop", "rate_max": 50000"#), false).unwrap(), stopped);
+    }
+}

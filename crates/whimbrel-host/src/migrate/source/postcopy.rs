@@ -1,0 +1,216 @@
+//! Migrations that let the machine run on the target before all of it is there: the source's part after the commit.
+//!
+//! The machine's record says `HandedOver` with `keeps` until the target lacks nothing. Memory stays in the RAM file of the
+//! paused QEMU, disks in their overlays: a later daemon takes both up and goes on serving. Only then is all of it freed.
+
+use super::fetch_connections;
+use crate::{
+    core::{error::DaemonError, operations::ProgressReporter},
+    daemon::Daemon,
+    machine::{
+        entry::{Machine, MachineLock},
+        record::{InheritedProtectionRecord, Record},
+    },
+    running::{RunningMachine, StoppedDisk},
+};
+use std::{sync::Arc, thread, time::Duration};
+use whimbrel_api::{MigrateMode, MigrateRequest, PostcopyInfo, Unit};
+use whimbrel_core::{HostName, PAGE_SIZE, PageRun, PageSet};
+use whimbrel_machine::{PageArray, PageError};
+use whimbrel_migrate::{
+    postcopy::{PageServer, deferred_pages::DeferredPages, page_server::PageServerStatus},
+    protocol::HandoverId,
+};
+
+/// How long a machine that moves without a round is watched first: what it writes then goes with it.
+const LINGER: Duration = Duration::from_millis(200);
+/// What is assumed of a link that has not shown what it can do: 1 Gbit/s.
+const RATE: u64 = 125_000_000;
+/// In the pause goes at least so much, whatever the link.
+const PAGES_MIN: u64 = 64;
+/// How often is told how far it is.
+const TELL_EVERY: Duration = Duration::from_millis(100);
+
+/// A migration that may leave pages here.
+pub(super) struct PostcopyMigration {
+    pub(super) giving: Arc<PageServer>,
+    pub(super) leaving: DeferredPages,
+}
+
+/// Whether the request is for one.
+pub(super) fn is_lazy(request: &MigrateRequest) -> bool {
+    matches!(request.mode, MigrateMode::Lazy | MigrateMode::Hybrid)
+}
+
+/// How long the machine is watched right before its pause.
+pub(super) fn linger(request: &MigrateRequest) -> Duration {
+    if request.mode == MigrateMode::Lazy { LINGER } else { Duration::ZERO }
+}
+
+/// Begins to offer the pages of the machine, which are given from the pause on.
+pub(super) fn start(
+    host: &Arc<Daemon>,
+    live: &RunningMachine,
+    request: &MigrateRequest,
+    handover: HandoverId,
+    downtime: Duration,
+) -> Result<Option<PostcopyMigration>, DaemonError> {
+    if !is_lazy(request) {
+        return Ok(None);
+    }
+    let giving = Arc::new(PageServer::new(handover, arrays_of(live)?));
+    let rate = request.rate_max.map_or(RATE, |rate| rate.0) as f64;
+    let pages_max = ((rate * downtime.as_secs_f64()) as u64 / PAGE_SIZE as u64).max(PAGES_MIN);
+    let leaving = DeferredPages::new(giving.clone(), pages_max);
+    fetch_connections::keep_connected(host, giving.clone(), request.host.clone(), request.rate_max);
+    Ok(Some(PostcopyMigration { giving, leaving }))
+}
+
+impl Drop for PostcopyMigration {
+    fn drop(&mut self) {
+        // A migration that failed gives nothing. One that was committed has been taken out.
+        self.giving.end();
+    }
+}
+
+impl PostcopyMigration {
+    /// The machine belongs to the target: from here on the pages are kept.
+    pub(super) fn committed(self) -> Arc<PageServer> {
+        let this = std::mem::ManuallyDrop::new(self);
+        this.giving.clone()
+    }
+}
+
+fn arrays_of(live: &RunningMachine) -> Result<Vec<Box<dyn PageArray>>, DaemonError> {
+    let disks = live.disks.iter().map(crate::running::RunningDisk::pages);
+    Ok(std::iter::once(live.memory.view()?).chain(disks).collect())
+}
+
+/// Memory that is gone with its QEMU.
+struct Lost(u64);
+
+impl PageArray for Lost {
+    fn name(&self) -> &str {
+        "memory"
+    }
+    fn page_count(&self) -> u64 {
+        self.0
+    }
+    fn populated(&mut self) -> Result<PageSet, PageError> {
+        Ok(PageSet::empty(self.0))
+    }
+    fn take_dirty(&mut self) -> Result<PageSet, PageError> {
+        Ok(PageSet::empty(self.0))
+    }
+    fn put_back(&mut self, _: &PageSet) {}
+    fn read(&self, _: PageRun, _: &mut [u8]) -> Result<(), PageError> {
+        Err(PageError::new("memory", "read", "it ended with the QEMU that kept it"))
+    }
+}
+
+/// What is left of a machine whose QEMU is gone: its disks.
+fn arrays_left(host: &Daemon, record: &Record) -> Result<Vec<Box<dyn PageArray>>, DaemonError> {
+    let mut arrays: Vec<Box<dyn PageArray>> = vec![Box::new(Lost(record.config.memory_pages()))];
+    for (index, (disk, base)) in record.config.disks.iter().zip(&record.bases).enumerate() {
+        let at = (&host.layout, &host.store);
+        arrays.push(StoppedDisk::open(at, &record.name, (index, disk.size.0), base)?.pages(None)?);
+    }
+    Ok(arrays)
+}
+
+impl Daemon {
+    /// Keeps the pages of a machine that runs on the target until that lacks nothing; then nothing of it is left here.
+    pub(super) fn keep_until_whole(
+        self: &Arc<Self>,
+        machine: &Arc<Machine>,
+        giving: Arc<PageServer>,
+        handover: HandoverId,
+        inherited: Option<InheritedProtectionRecord>,
+    ) {
+        let (host, machine) = (self.clone(), machine.clone());
+        let keep = move || {
+            while !giving.wait_over(TELL_EVERY) {
+                if !host.is_open() {
+                    return;
+                }
+                // It has all of the machine, and the target will never say that it has.
+                if host.protecting.third_has(inherited.as_ref()) {
+                    giving.whole();
+                }
+            }
+            let whole = giving.view().whole;
+            drop(giving);
+            if whole {
+                let turn = machine.lock("migrate");
+                host.retire(&machine, turn, handover);
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("keeping".into()).spawn(keep) {
+            tracing::error!(%error, "no thread to wait for the end of a migration");
+        }
+    }
+
+    /// Follows how the rest goes over. Cancelled, it goes on all the same.
+    pub(super) fn watch_until_complete(
+        &self,
+        machine: &Machine,
+        giving: &PageServer,
+        (to, inherited): (&HostName, Option<&InheritedProtectionRecord>),
+        reporter: &ProgressReporter,
+    ) -> Result<PostcopyInfo, DaemonError> {
+        let stage = format!("it runs on {to}, which fetches the rest");
+        loop {
+            let over = giving.wait_over(TELL_EVERY);
+            let view = giving.view();
+            let (total, missing) = (view.owed.unwrap_or(view.sent), view.stand.missing);
+            reporter.progress(&stage, Unit::Pages, total.saturating_sub(missing), Some(total));
+            reporter.postcopy(info_of(&view));
+            if over && view.whole {
+                self.check_not_at_third(machine.name(), inherited)?;
+                return Ok(info_of(&view));
+            }
+            if over || reporter.is_cancelled() {
+                let name = machine.name();
+                let left = match over {
+                    true => format!("{name} runs on {to}, and what it lacked was ended here"),
+                    false => format!("{name} runs on {to}, which goes on fetching the rest of it from here"),
+                };
+                return Err(DaemonError::Cancelled { left });
+            }
+        }
+    }
+
+    /// Goes on keeping what an earlier daemon kept.
+    pub(super) fn keep_again(
+        self: &Arc<Self>,
+        turn: &mut MachineLock<'_>,
+        handover: HandoverId,
+        to: &HostName,
+    ) -> Result<Arc<PageServer>, DaemonError> {
+        let arrays = match &turn.live {
+            Some(live) => arrays_of(live)?,
+            None => {
+                tracing::error!(machine = %turn.record.name, %to, "the memory that was kept for another host is gone");
+                arrays_left(self, &turn.record)?
+            }
+        };
+        let giving = Arc::new(PageServer::new(handover, arrays));
+        giving.open_again();
+        fetch_connections::keep_connected(self, giving.clone(), to.clone(), None);
+        Ok(giving)
+    }
+}
+
+/// What callers are told of it.
+fn info_of(view: &PageServerStatus) -> PostcopyInfo {
+    let ms = |micros: u64| micros as f64 / 1e3;
+    PostcopyInfo {
+        owed_pages: view.owed,
+        missing_pages: view.stand.missing,
+        faults: view.stand.faults,
+        waited_ms: ms(view.stand.waited_us),
+        longest_ms: ms(view.stand.longest_us),
+        bytes: view.bytes,
+        stalled: view.stalled.clone().filter(|_| !view.connected),
+    }
+}

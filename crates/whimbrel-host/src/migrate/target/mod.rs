@@ -1,0 +1,6 @@
+//! The target side of a migration: the incoming machine, its baseline, and its missing pages.
+
+mod background_sync;
+pub(crate) mod baseline;
+pub(crate) mod incoming;
+pub(crate) mod missing_pages;

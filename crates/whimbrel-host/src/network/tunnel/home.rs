@@ -1,0 +1,276 @@
+//! The home end: tap devices on the bridges of a machine that runs on another host.
+//!
+//! A note says that the machine is away; while the other host is connected there are tap devices too. They are made anew for
+//! every connection, so a bridge never sends frames to a host that is gone, and learns the machine's place again from the
+//! announcements that the other end makes then.
+
+use super::{Tunnels, lock, protocol::Open, records::HomeRecord, refused, transport::WireTransport};
+use crate::{
+    core::error::DaemonError,
+    daemon::Daemon,
+    machine::record::{Phase, Record},
+};
+use std::sync::Arc;
+use whimbrel_api::{DiskInfo, MachineInfo, MachineState, NicInfo, TunnelInfo};
+use whimbrel_core::{ByteSize, HostName, MachineConfig, MachineName, NicConfig};
+use whimbrel_migrate::protocol::TunnelId;
+use whimbrel_net::{
+    Mac, NetError, TapConfig,
+    tunnel::{MacTable, Relay, Socket},
+};
+use whimbrel_wire::{Connection, Refusal};
+
+/// Names of its tap devices; the kernel puts a number in the place of `%d`.
+const TAP: &str = "wmh%d";
+
+/// A machine that is away.
+pub(super) struct HomeEnd {
+    note: HomeRecord,
+    open: Option<OpenEnd>,
+}
+
+struct OpenEnd {
+    relay: Arc<Relay>,
+    peer: usize,
+}
+
+impl HomeEnd {
+    pub(super) fn closed(note: HomeRecord) -> Self {
+        Self { note, open: None }
+    }
+
+    fn tunnel_info(&self, here: &HostName) -> TunnelInfo {
+        let away = Some(self.note.away.clone());
+        TunnelInfo { home: here.clone(), away, connected: self.open.is_some(), reason: None }
+    }
+}
+
+impl Tunnels {
+    /// From now on the machine is away, with its network here.
+    pub(crate) fn start_home(
+        &self,
+        id: TunnelId,
+        name: &MachineName,
+        config: &MachineConfig,
+        away: &HostName,
+    ) -> Result<(), DaemonError> {
+        let mut homes = lock(&self.homes);
+        if homes.contains_key(&id) {
+            return Ok(());
+        }
+        let (name, config, away) = (name.clone(), config.clone(), away.clone());
+        let note = HomeRecord { id, name, config, away, since_ms: crate::now_ms() };
+        self.notes.put_home(&note)?;
+        homes.insert(id, HomeEnd::closed(note));
+        Ok(())
+    }
+
+    /// Takes a home end down for good: the machine is back, or no more.
+    pub(crate) fn end(&self, id: TunnelId) {
+        let ended = lock(&self.homes).remove(&id);
+        if ended.is_some() {
+            self.notes.remove_home(id);
+        }
+    }
+
+    /// The same for an end of a machine that runs here after all: the daemon died before it was handed over.
+    pub(crate) fn end_if_never_begun(&self, name: &MachineName, config: &MachineConfig) {
+        self.end_where(|note| note.name == *name && note.config == *config);
+    }
+
+    /// The same for every end of the machine called `name`; whether there was one.
+    pub(crate) fn end_of(&self, name: &MachineName) -> bool {
+        self.end_where(|note| note.name == *name)
+    }
+
+    fn end_where(&self, is_so: impl Fn(&HomeRecord) -> bool) -> bool {
+        let homes = lock(&self.homes);
+        let ids: Vec<_> = homes.iter().filter(|(_, end)| is_so(&end.note)).map(|(id, _)| *id).collect();
+        drop(homes);
+        ids.iter().for_each(|id| self.end(*id));
+        !ids.is_empty()
+    }
+
+    pub(super) fn open_home_of(&self, id: &TunnelId, peer: usize) -> Option<Arc<Relay>> {
+        let homes = lock(&self.homes);
+        let open = homes.get(id)?.open.as_ref().filter(|open| open.peer == peer)?;
+        Some(open.relay.clone())
+    }
+
+    pub(super) fn close_homes_of(&self, peer: usize) {
+        let mut homes = lock(&self.homes);
+        for end in homes.values_mut().filter(|end| end.open.as_ref().is_some_and(|open| open.peer == peer)) {
+            tracing::info!(machine = %end.note.name, away = %end.note.away, "a tunnel is cut off");
+            end.open = None;
+        }
+    }
+}
+
+impl Daemon {
+    /// Opens the home end of a tunnel for the host called `away`.
+    pub(super) fn open_home(
+        &self,
+        open: &Open,
+        away: &HostName,
+        connection: Connection,
+    ) -> Result<(), Refusal> {
+        self.claim_home(open, away)?;
+        let peer = super::address_of(connection.peer());
+        let mut homes = lock(&self.tunnels.homes);
+        let end = homes.get_mut(&open.id).ok_or_else(|| refused("the machine has come home meanwhile"))?;
+        if end.note.away != *away {
+            end.note.away = away.clone();
+            self.tunnels.notes.put_home(&end.note).map_err(|error| refused(&error.to_string()))?;
+        }
+        // The taps of a connection that is dead without knowing it would keep frames from the new ones.
+        end.open = None;
+        let relay = connect_bridges(&end.note.config).map_err(|error| {
+            tracing::error!(error = &error as &dyn std::error::Error, "a tunnel cannot be opened here");
+            refused(&chain(&error))
+        })?;
+        let runtime = self.runtime.clone();
+        relay.set_carrier(Some(Box::new(WireTransport {
+            id: open.id,
+            connection: connection.clone(),
+            runtime,
+        })));
+        end.open = Some(OpenEnd { relay: Arc::new(relay), peer });
+        tracing::info!(machine = %end.note.name, %away, "a tunnel is open");
+        drop(homes);
+        if connection.close_reason().is_some() {
+            // It ended before there was an end to close.
+            self.tunnels.close_homes_of(peer);
+        }
+        Ok(())
+    }
+
+    /// A tunnel that this host does not know begins if its machine lies here as the capsule that was resumed there.
+    fn claim_home(&self, open: &Open, away: &HostName) -> Result<(), Refusal> {
+        if lock(&self.tunnels.homes).contains_key(&open.id) {
+            return Ok(());
+        }
+        let strange = || refused("this is not the home of that machine");
+        let capsule = open.capsule.ok_or_else(strange)?;
+        let machine = self.machine(&open.name).map_err(|_| strange())?;
+        let turn = machine.try_lock_in_any_phase("tunnel", None);
+        let turn = turn.map_err(|error| refused(&error.to_string()).retryable())?;
+        match &turn.record.phase {
+            Phase::Suspended { capsule: lies } if *lies == capsule => {}
+            Phase::Given { to, capsule: lies } if *lies == capsule && to == away => {}
+            phase => return Err(refused(&format!("{} is {} here", open.name, phase.word()))),
+        }
+        let begun = self.tunnels.start_home(open.id, &open.name, &turn.record.config, away);
+        begun.map_err(|error| refused(&error.to_string()))
+    }
+
+    /// A machine that comes to life here with its network needs no way home any more.
+    pub(crate) fn is_home(&self, record: &mut Record) {
+        if self.is_away(record).is_none() {
+            record.tunnel.take().into_iter().for_each(|tunnel| self.tunnels.end(tunnel.id));
+            let (name, ports) = (&record.name, &record.config.nics);
+            self.tunnels.end_where(|note| note.name == *name && note.config.nics == *ports);
+        }
+    }
+
+    /// Adds what is known of machines that are away to a list of those that are here.
+    pub(crate) fn add_away(&self, infos: &mut Vec<MachineInfo>) {
+        for end in lock(&self.tunnels.homes).values() {
+            let tunnel = end.tunnel_info(&self.name);
+            let suspended = |info: &&mut MachineInfo| {
+                let resting = matches!(info.state, MachineState::Suspended | MachineState::Given { .. });
+                info.name == end.note.name && resting && info.tunnel.is_none()
+            };
+            match infos.iter_mut().find(suspended) {
+                Some(info) => info.tunnel = Some(tunnel),
+                None => infos.push(describe(&end.note, tunnel)),
+            }
+        }
+        infos.sort_by(|a, b| a.name.cmp(&b.name));
+    }
+}
+
+/// A relay on the bridges that the machine's ports are in.
+fn connect_bridges(config: &MachineConfig) -> Result<Relay, NetError> {
+    let socket = |nic: &NicConfig| {
+        let bridge = nic.bridge.clone()?;
+        Some(Socket::tap(&TapConfig { name: TAP.to_owned(), bridge: Some(bridge) }))
+    };
+    let sockets = config.nics.iter().map(|nic| socket(nic).transpose()).collect::<Result<_, _>>()?;
+    let stations = config.nics.iter().filter_map(|nic| mac_of(&nic.mac));
+    Relay::start(sockets, Some(MacTable::new(stations)))
+}
+
+fn mac_of(text: &str) -> Option<Mac> {
+    let bytes: Result<Vec<u8>, _> = text.split(':').map(|byte| u8::from_str_radix(byte, 16)).collect();
+    Some(Mac(bytes.ok()?.try_into().ok()?))
+}
+
+fn describe(note: &HomeRecord, tunnel: TunnelInfo) -> MachineInfo {
+    let HomeRecord { name, config, since_ms, .. } = note;
+    let disk = |size| DiskInfo { size, base: "away".to_owned(), owned: ByteSize(0) };
+    let nic = |nic: &NicConfig| NicInfo { mac: nic.mac.clone(), bridge: nic.bridge.clone() };
+    MachineInfo {
+        name: name.clone(),
+        state: MachineState::Away,
+        memory: config.memory,
+        cpus: config.cpus,
+        accel: config.accel,
+        disks: config.disks.iter().map(|config| disk(config.size)).collect(),
+        nics: config.nics.iter().map(nic).collect(),
+        pid: None,
+        since_ms: *since_ms,
+        origin: None,
+        follows: None,
+        operation: None,
+        vmgenid: None,
+        tunnel: Some(tunnel),
+        protection: None,
+        taken_over: None,
+        uploads: None,
+    }
+}
+
+/// An error and its causes on one line: the other host has no other way to see them.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(mac: &str) -> MachineConfig {
+        let nics = vec![NicConfig { mac: mac.to_owned(), bridge: Some("br0".to_owned()) }];
+        MachineConfig {
+            memory: ByteSize(1 << 20),
+            cpus: 1,
+            machine: "q35".to_owned(),
+            cpu: "max".to_owned(),
+            accel: whimbrel_core::Accel::Tcg,
+            disks: Vec::new(),
+            nics,
+            boot: None,
+        }
+    }
+
+    #[test]
+    fn a_machine_stays_away_across_restarts_until_it_itself_is_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Tunnels::open(dir.path().join("tunnels")).unwrap();
+        let (id, name, away) = (TunnelId([1; 16]), "web".parse().unwrap(), "beta".parse().unwrap());
+        open().start_home(id, &name, &config("52:54:00:00:00:01"), &away).unwrap();
+        let again = open();
+        again.end_if_never_begun(&name, &config("52:54:00:00:00:02"));
+        assert_eq!(lock(&again.homes).len(), 1, "another machine of that name is not that machine");
+        again.end_if_never_begun(&name, &config("52:54:00:00:00:01"));
+        assert!(lock(&again.homes).is_empty() && lock(&open().homes).is_empty());
+        assert!(!open().end_of(&name));
+    }
+
+    #[test]
+    fn an_address_is_read_or_left_out() {
+        assert_eq!(mac_of("52:54:00:ab:00:01"), Some(Mac([0x52, 0x54, 0, 0xab, 0, 1])));
+        assert_eq!((mac_of(""), mac_of("52:54:00:ab:00"), mac_of("52:54:00:ab:00:zz")), (None, None, None));
+    }
+}

@@ -1,0 +1,175 @@
+//! Tunnels: a machine that runs on another host stays in the network of its home host.
+//!
+//! The host where the machine runs (`away`) connects to the one that has its network (`home`), and makes that connection
+//! again whenever it is lost. Frames travel over it in batches; the engine is `whimbrel_net::tunnel`, the messages
+//! are in `protocol` (docs/protocols/tunnel.md), what must survive a restart is in `notes` and in the machine's record.
+//!
+//! What holds: the home end opens for nobody but a trusted host with the right to it that knows the tunnel's id, and only
+//! for a machine that was here; its tap devices exist only while it is connected. No host waits for another: an
+//! end that cannot be reached drops frames and is told later.
+
+pub(crate) mod away;
+pub(crate) mod home;
+pub(crate) mod protocol;
+pub(crate) mod records;
+mod transport;
+
+pub(crate) use away::{AwayEnd, TunnelView};
+pub(crate) use protocol::RANGE;
+
+use crate::{
+    core::{error::DaemonError, refs},
+    daemon::Daemon,
+};
+use bytes::Bytes;
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use whimbrel_image::Manifest;
+use whimbrel_migrate::protocol::{HomeNetwork, TunnelId};
+use whimbrel_net::tunnel::{BATCH_MAX, Relay};
+use whimbrel_wire::{Code, Connection, Peer, Refusal, Reply, Request};
+
+/// What is refused; its text says all there is to know.
+const REFUSED: Code = Code(256);
+
+/// All ends of tunnels on this host.
+pub(crate) struct Tunnels {
+    notes: records::TunnelRecords,
+    homes: Mutex<BTreeMap<TunnelId, home::HomeEnd>>,
+    aways: Mutex<BTreeMap<TunnelId, Way>>,
+    /// Connections that other hosts made to this one, by the addresses of their peers.
+    connections: Mutex<BTreeMap<usize, Connection>>,
+}
+
+/// Which end a batch goes to, and from which peer it may come.
+struct Way {
+    relay: Arc<Relay>,
+    peer: usize,
+}
+
+impl Tunnels {
+    /// Finds what an earlier daemon noted in `dir`.
+    pub(crate) fn open(dir: PathBuf) -> Result<Self, DaemonError> {
+        let notes = records::TunnelRecords::open(dir)?;
+        let homes = notes.homes().into_iter().map(|note| (note.id, home::HomeEnd::closed(note)));
+        let homes = Mutex::new(homes.collect());
+        Ok(Self { notes, homes, aways: Mutex::default(), connections: Mutex::default() })
+    }
+
+    /// Another host made a connection to this one.
+    pub(crate) fn arrived(&self, connection: &Connection) {
+        lock(&self.connections).insert(address_of(connection.peer()), connection.clone());
+    }
+
+    /// A connection that another host made, by the address of its peer.
+    pub(crate) fn connection(&self, peer: usize) -> Option<Connection> {
+        lock(&self.connections).get(&peer).cloned()
+    }
+
+    /// A connection is over (named by the address of its peer), and so is every home end that was open over it.
+    pub(crate) fn left(&self, peer: usize) {
+        lock(&self.connections).remove(&peer);
+        self.close_homes_of(peer);
+    }
+}
+
+/// Answers a message of another host. Passing frames on is done at once, everything else on a thread of its own.
+pub(crate) async fn handle(host: Arc<Daemon>, peer: &Peer, request: Request) -> Result<Reply, Refusal> {
+    let (address, name) = (address_of(peer), peer.name.clone());
+    match request.kind {
+        protocol::FRAMES => host.tunnels.pass_on(address, &request).map(|()| empty()),
+        protocol::OPEN => {
+            let open = request.decode::<protocol::OpenCall>()?;
+            let connection = lock(&host.tunnels.connections).get(&address).cloned();
+            let connection = connection.ok_or_else(|| refused("the connection is over"))?;
+            off_thread(move || host.open_home(&open, &name, connection)).await
+        }
+        protocol::CLOSE => {
+            let close = request.decode::<protocol::CloseCall>()?;
+            off_thread(move || {
+                host.tunnels.end(close.id);
+                Ok(())
+            })
+            .await
+        }
+        kind => Err(Refusal::unknown_kind(kind)),
+    }
+}
+
+async fn off_thread(work: impl FnOnce() -> Result<(), Refusal> + Send + 'static) -> Result<Reply, Refusal> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| Err(refused("the host failed"))).map(|()| empty())
+}
+
+impl Tunnels {
+    /// A batch from `peer` for whichever end of the tunnel is here.
+    fn pass_on(&self, peer: usize, request: &Request) -> Result<(), Refusal> {
+        let frames = request.decode::<protocol::FramesCall>()?;
+        if request.payload.len() > BATCH_MAX {
+            return Err(refused("a batch of frames is too long"));
+        }
+        let relay = self.way(&frames.id, peer).ok_or_else(|| refused("this tunnel is not open here"))?;
+        relay.deliver(&request.payload).map_err(|error| refused(&error.to_string()))
+    }
+
+    fn way(&self, id: &TunnelId, peer: usize) -> Option<Arc<Relay>> {
+        let away = lock(&self.aways).get(id).filter(|way| way.peer == peer).map(|way| way.relay.clone());
+        away.or_else(|| self.open_home_of(id, peer))
+    }
+}
+
+impl Daemon {
+    /// The tunnel that a capsule's machine is to have here: to the home that it had, or to the host that suspended it.
+    pub(crate) fn tunnel_home(
+        &self,
+        manifest: &Manifest,
+        capsule: whimbrel_core::CapsuleId,
+    ) -> Result<Option<HomeNetwork>, DaemonError> {
+        let home = match home_of(manifest) {
+            Some(home) => home,
+            None => {
+                let home = manifest.host.parse();
+                let home =
+                    home.map_err(|error: whimbrel_core::NameError| DaemonError::invalid(error.to_string()))?;
+                HomeNetwork { home, id: TunnelId(rand::random()), capsule: Some(capsule) }
+            }
+        };
+        if home.home == self.name {
+            return Ok(None);
+        }
+        self.route(&home.home)?;
+        Ok(Some(home))
+    }
+}
+
+/// The tunnel that a capsule's machine had when it was suspended.
+pub(crate) fn home_of(manifest: &Manifest) -> Option<HomeNetwork> {
+    let mut words = manifest.labels.get(refs::HOME_LABEL)?.split(' ');
+    let (home, id) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    Some(HomeNetwork { home, id, capsule: words.next().and_then(|capsule| capsule.parse().ok()) })
+}
+
+/// The label that says so.
+pub(crate) fn home_label(tunnel: &HomeNetwork) -> (String, String) {
+    let capsule = tunnel.capsule.map(|capsule| format!(" {capsule}")).unwrap_or_default();
+    (refs::HOME_LABEL.to_owned(), format!("{} {}{capsule}", tunnel.home, tunnel.id))
+}
+
+fn empty() -> Reply {
+    Reply { header: Bytes::new(), payload: Bytes::new() }
+}
+
+fn refused(text: &str) -> Refusal {
+    Refusal::new(REFUSED, text)
+}
+
+fn address_of(peer: &Peer) -> usize {
+    std::ptr::from_ref(peer).addr()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

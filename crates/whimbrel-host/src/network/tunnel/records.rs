@@ -1,0 +1,133 @@
+//! What must survive the daemon, one small file each, replaced whole:
+//!
+//! ```text
+//! DATA/tunnels/home-ID.json    a machine whose network is here is away
+//! DATA/tunnels/close-ID.json   a home host is yet to be told that its tunnel is of no more use
+//! ```
+//!
+//! A note that cannot be read is left alone and reported: it costs one tunnel, not the daemon's start.
+
+use crate::core::error::DaemonError;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::{fs, io, path::PathBuf};
+use whimbrel_core::{HostName, MachineConfig, MachineName};
+use whimbrel_migrate::protocol::TunnelId;
+use whimbrel_wire::atomic_file;
+
+/// Bytes of the longest note: a configuration and some names.
+const NOTE_MAX: u64 = 1 << 20;
+
+/// A machine of this host that runs elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct HomeRecord {
+    pub(super) id: TunnelId,
+    pub(super) name: MachineName,
+    /// Its ports, and what `ps` shows of it.
+    pub(super) config: MachineConfig,
+    /// The host that has the other end, or had it last.
+    pub(super) away: HostName,
+    pub(super) since_ms: u64,
+}
+
+/// A tunnel that its home may end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct CloseRecord {
+    pub(super) id: TunnelId,
+    pub(super) home: HostName,
+}
+
+#[derive(Debug)]
+pub(super) struct TunnelRecords {
+    dir: PathBuf,
+}
+
+impl TunnelRecords {
+    pub(super) fn open(dir: PathBuf) -> Result<Self, DaemonError> {
+        fs::create_dir_all(&dir).map_err(|source| DaemonError::io("create", &dir, source))?;
+        Ok(Self { dir })
+    }
+
+    pub(super) fn homes(&self) -> Vec<HomeRecord> {
+        self.all("home-")
+    }
+
+    pub(super) fn closes(&self) -> Vec<CloseRecord> {
+        self.all("close-")
+    }
+
+    pub(super) fn put_home(&self, note: &HomeRecord) -> Result<(), DaemonError> {
+        self.put(self.path("home", note.id), note)
+    }
+
+    pub(super) fn put_close(&self, note: &CloseRecord) -> Result<(), DaemonError> {
+        self.put(self.path("close", note.id), note)
+    }
+
+    pub(super) fn remove_home(&self, id: TunnelId) {
+        remove(&self.path("home", id));
+    }
+
+    pub(super) fn remove_close(&self, id: TunnelId) {
+        remove(&self.path("close", id));
+    }
+
+    fn path(&self, kind: &str, id: TunnelId) -> PathBuf {
+        self.dir.join(format!("{kind}-{id}.json"))
+    }
+
+    fn put(&self, path: PathBuf, note: &impl Serialize) -> Result<(), DaemonError> {
+        let io = |source| DaemonError::io("write", &path, source);
+        let text = serde_json::to_vec_pretty(note).map_err(|error| io(error.into()))?;
+        atomic_file::replace(&path, &text).map_err(io)
+    }
+
+    fn all<T: DeserializeOwned>(&self, prefix: &str) -> Vec<T> {
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let paths = entries.map(|entry| entry.path()).filter(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with(prefix) && name.ends_with(".json")
+        });
+        let read = |path: PathBuf| match read(&path) {
+            Ok(note) => Some(note),
+            Err(error) => {
+                tracing::error!(path = %path.display(), %error, "a note of a tunnel cannot be read");
+                None
+            }
+        };
+        paths.filter_map(read).collect()
+    }
+}
+
+fn read<T: DeserializeOwned>(path: &std::path::Path) -> io::Result<T> {
+    if fs::metadata(path)?.len() > NOTE_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is too long"));
+    }
+    Ok(serde_json::from_slice(&fs::read(path)?)?)
+}
+
+fn remove(path: &std::path::Path) {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), %error, "a note of a tunnel is left over");
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_there_again_until_it_is_removed_and_a_damaged_one_harms_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let notes = TunnelRecords::open(dir.path().join("tunnels")).unwrap();
+        let note = CloseRecord { id: TunnelId([7; 16]), home: "alpha".parse().unwrap() };
+        notes.put_close(&note).unwrap();
+        fs::write(notes.path("close", TunnelId([8; 16])), "{").unwrap();
+        let again = TunnelRecords::open(dir.path().join("tunnels")).unwrap();
+        assert_eq!((again.closes(), again.homes()), (vec![note.clone()], Vec::new()));
+        again.remove_close(note.id);
+        assert_eq!(notes.closes(), []);
+    }
+}

@@ -1,0 +1,31 @@
+//! Batches over a connection between hosts. They arrive in order; each is answered, which is how the relay learns that it
+//! is no longer under way. An end that refuses one has no such tunnel any more: the connection is then given up.
+
+use super::protocol::{Frames, FramesCall, STREAM};
+use tokio::runtime::Handle;
+use whimbrel_migrate::protocol::TunnelId;
+use whimbrel_net::tunnel::{InFlightBatch, Transport};
+use whimbrel_wire::{CallError, Connection, Request};
+
+pub(super) struct WireTransport {
+    pub(super) id: TunnelId,
+    pub(super) connection: Connection,
+    pub(super) runtime: Handle,
+}
+
+impl Transport for WireTransport {
+    fn send(&mut self, batch: Vec<u8>, receipt: InFlightBatch) {
+        let request = Request::of::<FramesCall>(&Frames { id: self.id }, batch.into());
+        let pending = request.and_then(|request| self.connection.send_blocking(request.ordered(STREAM)));
+        // Without a connection the batch is lost, and whoever keeps the tunnel has heard of it.
+        let Ok(pending) = pending else { return };
+        let connection = self.connection.clone();
+        self.runtime.spawn(async move {
+            if let Err(CallError::Refused { source }) = pending.await {
+                tracing::info!(%source, "the other end of a tunnel takes no frames");
+                connection.close();
+            }
+            drop(receipt);
+        });
+    }
+}

@@ -1,0 +1,100 @@
+//! Connections to other hosts that last: those this host made and those that others made to it.
+//!
+//! A connection is symmetric, so a host that can be called but not reached (it sits behind a router at home) is called
+//! over the connection that it made. A host that could not be reached is left alone for a few seconds: a page that is
+//! waited for must not wait for its connect to time out over and over.
+
+use crate::{core::error::DaemonError, daemon::Daemon};
+use crate::{peers::link::connect, server::peer_rpc::Peers};
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+use whimbrel_core::HostName;
+use whimbrel_wire::Connection;
+
+/// How long a host that could not be reached is not tried again.
+const LEFT_ALONE: Duration = Duration::from_secs(3);
+
+/// The connections there are.
+#[derive(Default)]
+pub(crate) struct PeerConnections {
+    table: Mutex<BTreeMap<HostName, Neighbour>>,
+}
+
+#[derive(Default)]
+struct Neighbour {
+    connections: Vec<Connection>,
+    unreachable_since: Option<Instant>,
+}
+
+impl PeerConnections {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<HostName, Neighbour>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A host made a connection to this one.
+    pub(crate) fn arrived(&self, connection: &Connection) {
+        let mut table = self.table();
+        let neighbour = table.entry(connection.peer().name.clone()).or_default();
+        neighbour.connections.retain(|known| known.close_reason().is_none());
+        neighbour.connections.push(connection.clone());
+        neighbour.unreachable_since = None;
+    }
+
+    /// A connection that lives, the newest first.
+    fn living(&self, host: &HostName) -> Option<Connection> {
+        let mut table = self.table();
+        let neighbour = table.get_mut(host)?;
+        neighbour.connections.retain(|known| known.close_reason().is_none());
+        neighbour.connections.last().cloned()
+    }
+
+    /// One connection to each host that is connected.
+    pub(crate) fn all(&self) -> Vec<Connection> {
+        let names: Vec<HostName> = self.table().keys().cloned().collect();
+        names.iter().filter_map(|name| self.living(name)).collect()
+    }
+
+    /// How far away a host is, if there is a connection to it.
+    pub(crate) fn round_trip(&self, host: &HostName) -> Option<Duration> {
+        self.living(host)?.round_trip()
+    }
+
+    fn left_alone(&self, host: &HostName) -> bool {
+        let since = self.table().get(host).and_then(|neighbour| neighbour.unreachable_since);
+        since.is_some_and(|since| since.elapsed() < LEFT_ALONE)
+    }
+
+    fn unreachable(&self, host: &HostName) {
+        self.table().entry(host.clone()).or_default().unreachable_since = Some(Instant::now());
+    }
+}
+
+impl Daemon {
+    /// A connection to a trusted host: one that is there, or a new one.
+    pub(crate) fn neighbour(&self, name: &HostName) -> Result<Connection, DaemonError> {
+        if let Some(connection) = self.neighbours.living(name) {
+            return Ok(connection);
+        }
+        // The service enters the connection here.
+        connect(self, name, Peers::new(&self.me)).inspect_err(|_| self.neighbours.unreachable(name))
+    }
+
+    /// Connections to all trusted hosts that can be reached, the nearest first.
+    pub(crate) fn neighbourhood(&self) -> Vec<Connection> {
+        let trusted = self.trust.list().unwrap_or_default();
+        let names = trusted
+            .into_iter()
+            .map(|peer| peer.name)
+            .filter(|name| self.neighbours.living(name).is_some() || !self.neighbours.left_alone(name));
+        // Side by side: one host that does not answer must not hold up the others.
+        let mut reached: Vec<Connection> = std::thread::scope(|scope| {
+            let tries: Vec<_> = names.map(|name| scope.spawn(move || self.neighbour(&name).ok())).collect();
+            tries.into_iter().filter_map(|attempt| attempt.join().ok().flatten()).collect()
+        });
+        reached.sort_by_key(|connection| connection.round_trip().unwrap_or(Duration::MAX));
+        reached
+    }
+}

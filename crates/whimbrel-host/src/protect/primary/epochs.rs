@@ -1,0 +1,442 @@
+//! Epoch after epoch of one machine: when the next one is cut, what holds its output back, and what ends it.
+
+use super::{
+    group::Membership,
+    handle::{ProtectionCommand, ProtectionEvent, ProtectionHandle},
+    heartbeat::Heartbeat,
+    input_shipping::InputShipper,
+};
+use crate::protect::{link::PageLink, settings::ProtectionSettings};
+use crate::{
+    core::error::DaemonError,
+    daemon::Daemon,
+    running::{NetworkPort, PausableMachine, RunningMachine},
+};
+use std::{
+    ops::ControlFlow,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, Sender, TryRecvError},
+    },
+    time::{Duration, Instant},
+};
+use whimbrel_api::ProtectState;
+use whimbrel_capture::{CaptureSource, CheckpointPolicy, Consumer};
+use whimbrel_machine::{Machine, MachineError};
+use whimbrel_migrate::link::Link;
+use whimbrel_net::{Epoch, HoldLimits, Port};
+use whimbrel_protect::{
+    PrimaryError,
+    clock::BootTime,
+    epoch_length::EpochLength,
+    primary::{EpochSender as Sending, was_cancelled},
+    protocol::ProtectionId,
+    stats::EpochStats,
+};
+use whimbrel_qemu::MachineEvent;
+
+/// Rounds of the first copy: until an epoch's worth is left, or they no longer help.
+const FIRST_COPY: CheckpointPolicy = CheckpointPolicy { pages_left_max: 1024, rounds_max: 8 };
+
+/// How often it is looked whether something has happened, between epochs that are long.
+const LOOK: Duration = Duration::from_millis(25);
+
+/// How long the others of a group are waited for before it is looked whether there is something else to do.
+const GATHERS: Duration = Duration::from_millis(100);
+
+/// What ended the epochs.
+pub(in crate::protect) enum EpochsEnd {
+    /// The standby was lost, or something else failed.
+    Failed(DaemonError),
+    /// Somebody wants no protection any more.
+    Unprotect(Sender<Result<(), DaemonError>>),
+    /// Somebody wants the standby to have the machine. Its last epoch is there, and it stands still here.
+    Failover { answer: Sender<Result<f64, DaemonError>>, paused_at: Instant },
+    /// Its QEMU has died.
+    QemuGone,
+    /// Its guest has switched it off.
+    SwitchedOff,
+    /// All of a machine is here that lacked pages: it was protected for as long as that.
+    Whole,
+    /// The daemon ends.
+    Closing,
+}
+
+/// The sending side, as the host's settings want it.
+pub(in crate::protect) fn sender<'a>(
+    link: &'a dyn Link,
+    id: ProtectionId,
+    settings: &ProtectionSettings,
+    memory: u64,
+) -> Result<Sending<'a>, DaemonError> {
+    let hash_bytes_max = settings.hash_bytes_max(memory);
+    Sending::new(link, id, settings.coding, rand::random(), hash_bytes_max).map_err(failed)
+}
+
+/// The machine during its first copy: before it goes on after the last pause, its output is held.
+struct Holding<'a> {
+    machine: PausableMachine<'a>,
+    beats: &'a Heartbeat,
+    cut: &'a Mutex<Vec<(Arc<Port>, Epoch)>>,
+    shipping: Option<&'a InputShipper<'a>>,
+}
+
+impl Machine for Holding<'_> {
+    fn about_to_pause(&mut self) {
+        self.machine.about_to_pause();
+    }
+
+    fn pause(&mut self) -> Result<(), MachineError> {
+        self.machine.pause()
+    }
+
+    fn unpause(&mut self) -> Result<(), MachineError> {
+        self.beats.ports().for_each(|port| port.hold(HoldLimits::default()));
+        // From the seal on the standby might take over, so the lease counts from before it.
+        self.beats.arm();
+        *lock(self.cut) = barriers(self.beats);
+        if let Some(shipping) = self.shipping {
+            shipping.cut(0, false);
+        }
+        self.machine.unpause()
+    }
+
+    fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
+        self.machine.device_state()
+    }
+}
+
+/// Ends the epoch of every port.
+pub(in crate::protect) fn barriers(beats: &Heartbeat) -> Vec<(Arc<Port>, Epoch)> {
+    let barrier = |port: Arc<Port>| port.barrier().ok().map(|epoch| (port, epoch));
+    beats.ports().filter_map(barrier).collect()
+}
+
+/// Lets go what was held up to these epochs, if anything of the machine may be seen now.
+fn release(beats: &Heartbeat, cut: &Mutex<Vec<(Arc<Port>, Epoch)>>) {
+    release_all(beats, std::mem::take(&mut *lock(cut)));
+}
+
+/// The same of a cut that is nobody else's.
+pub(in crate::protect) fn release_all(beats: &Heartbeat, cut: Vec<(Arc<Port>, Epoch)>) {
+    for (port, epoch) in cut {
+        if beats.may_run()
+            && let Err(error) = port.release(epoch)
+        {
+            tracing::warn!(%error, "output of a protected machine is not released");
+        }
+    }
+}
+
+/// Protects the machine until something ends it.
+pub(in crate::protect) fn run(
+    host: &Arc<Daemon>,
+    guard: &ProtectionHandle,
+    live: &mut RunningMachine,
+    memory: u64,
+    (link, beats): (&PageLink, &Heartbeat),
+    has_pages: bool,
+    told: &Sender<ProtectionEvent>,
+) -> EpochsEnd {
+    let shipping = guard.settings.replay.then(|| InputShipper::new(host, beats, link));
+    std::thread::scope(|scope| {
+        if let Some(shipping) = &shipping {
+            let ship =
+                std::thread::Builder::new().name("inputs".into()).spawn_scoped(scope, || shipping.run());
+            if let Err(source) = ship {
+                shipping.end();
+                return EpochsEnd::Failed(DaemonError::io("start a thread for", host.layout.data(), source));
+            }
+        }
+        let outcome =
+            attach_consumer(host, guard, live, memory, (link, beats, shipping.as_ref()), has_pages, told);
+        shipping.iter().for_each(InputShipper::end);
+        outcome
+    })
+}
+
+fn attach_consumer(
+    host: &Daemon,
+    guard: &ProtectionHandle,
+    live: &mut RunningMachine,
+    memory: u64,
+    (link, beats, shipping): (&PageLink, &Heartbeat, Option<&InputShipper<'_>>),
+    has_pages: bool,
+    told: &Sender<ProtectionEvent>,
+) -> EpochsEnd {
+    let events = live.events();
+    let mut sending = match sender(link, beats.id, &guard.settings, memory) {
+        Ok(sending) => sending,
+        Err(error) => return EpochsEnd::Failed(error),
+    };
+    let known = host.protecting.known_at(&guard.settings.request.host);
+    known.join(beats.id).into_iter().for_each(|member| sending.share_with(member));
+    let mut epochs = Epochs::new(host, guard, (live, events), beats, &mut sending, shipping);
+    if let Err(error) = epochs.sending.attach_consumer(&mut epochs.live.ledgers, has_pages) {
+        return epochs.ended(failed(error));
+    }
+    match epochs.fill(told) {
+        Ok(pause) => {
+            guard.set_state(ProtectState::Protected);
+            let pause_ms = pause.as_secs_f64() * 1e3;
+            let _ = told.send(ProtectionEvent::Protected { pause_ms, wire_bytes: link.bytes_both_ways() });
+            tracing::info!(machine = %guard.name, standby = %guard.settings.request.host, "the machine is protected");
+        }
+        Err(error) => return epochs.ended(error),
+    }
+    epochs.all(told)
+}
+
+/// Goes on from a standby that the machine's old host has filled: epoch after epoch, until all of the machine is here or something
+/// else ends it.
+pub(in crate::protect) fn inherit(
+    host: &Daemon,
+    guard: &ProtectionHandle,
+    live: &mut RunningMachine,
+    memory: u64,
+    (link, beats): (&PageLink, &Heartbeat),
+    told: &Sender<ProtectionEvent>,
+) -> EpochsEnd {
+    let events = live.events();
+    let mut sending = match sender(link, beats.id, &guard.settings, memory) {
+        Ok(sending) => sending,
+        Err(error) => return EpochsEnd::Failed(error),
+    };
+    sending.inherits();
+    let epochs = Epochs::new(host, guard, (live, events), beats, &mut sending, None);
+    // The state of the pause is the standby's epoch 0.
+    Epochs { inherited: true, next: 1, ..epochs }.all(told)
+}
+
+struct Epochs<'a, 'l> {
+    host: &'a Daemon,
+    guard: &'a ProtectionHandle,
+    live: &'a mut RunningMachine,
+    beats: &'a Heartbeat,
+    sending: &'a mut Sending<'l>,
+    events: Receiver<MachineEvent>,
+    cut: Mutex<Vec<(Arc<Port>, Epoch)>>,
+    /// In a group, while epochs follow each other.
+    membership: Option<Membership>,
+    /// If it is protected by its inputs.
+    shipping: Option<&'a InputShipper<'a>>,
+    /// Whether it came here with the machine, of which pages may be missing: then it can neither be filled anew nor outlast that.
+    inherited: bool,
+    /// The epoch that is cut next.
+    next: u64,
+}
+
+impl<'a, 'l> Epochs<'a, 'l> {
+    /// Of a machine that is still to be filled into its standby.
+    fn new(
+        host: &'a Daemon,
+        guard: &'a ProtectionHandle,
+        (live, events): (&'a mut RunningMachine, Receiver<MachineEvent>),
+        beats: &'a Heartbeat,
+        sending: &'a mut Sending<'l>,
+        shipping: Option<&'a InputShipper<'a>>,
+    ) -> Self {
+        let (cut, membership, inherited, next) = (Mutex::default(), None, false, 0);
+        Self { host, guard, live, beats, sending, events, cut, membership, shipping, inherited, next }
+    }
+}
+
+impl Epochs<'_, '_> {
+    /// The first copy, or one that catches up: how long the machine stood still.
+    fn fill(&mut self, told: &Sender<ProtectionEvent>) -> Result<Duration, DaemonError> {
+        self.guard.set_state(ProtectState::Filling);
+        // Others do not wait for a whole copy.
+        self.membership = None;
+        let RunningMachine { qemu, ledgers, disks, ports, .. } = &mut *self.live;
+        let machine = PausableMachine { qemu, disks, keep_paused: false, keeping: &[] };
+        self.shipping.iter().for_each(|shipping| shipping.nothing_is_whole());
+        let shipping = self.shipping;
+        let mut machine = Holding { machine, beats: self.beats, cut: &self.cut, shipping };
+        let mut subject = CaptureSource { machine: &mut machine, ledgers, follower: Consumer::Standby };
+        let addresses = || {
+            shipping.iter().for_each(|shipping| shipping.wait_told());
+            ports.iter().map(NetworkPort::addresses).collect()
+        };
+        let guard = self.guard;
+        let captured = self.sending.fill(&mut subject, &FIRST_COPY, &addresses, &mut |progress| {
+            let _ = told.send(ProtectionEvent::Progress(progress));
+            if guard.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        let captured = captured.map_err(failed)?;
+        release(self.beats, &self.cut);
+        self.next = 1;
+        if let Some(shipping) = shipping {
+            shipping.wait_until_shipped(0);
+        }
+        self.guard.committed(0, self.sending.hash_bytes(), |_| {});
+        self.guard.set_state(ProtectState::Protected);
+        let group = self.guard.settings.request.group.as_deref();
+        self.membership = group.map(|group| self.host.protecting.groups.join(group));
+        Ok(captured.pause)
+    }
+
+    fn all(&mut self, told: &Sender<ProtectionEvent>) -> EpochsEnd {
+        let ProtectionSettings { epoch: length, stretch, .. } = self.guard.settings;
+        let mut stretch = EpochLength::new(length, stretch);
+        if stretch.is_any() {
+            self.beats.look_at_output();
+        }
+        // Epochs that are long must not be what is looked after between them.
+        let look_every = if self.shipping.is_some() { LOOK } else { length };
+        let (mut begun, mut last_cut) = (Instant::now(), Instant::now());
+        let mut earliest = begun + length;
+        loop {
+            let due = stretch.due(begun, earliest, self.beats.output_waits());
+            match self.guard.wait_command(due.min(Instant::now() + look_every)) {
+                Some(ProtectionCommand::Unprotect(answer)) => return EpochsEnd::Unprotect(answer),
+                Some(ProtectionCommand::Failover(answer)) => return self.fail_over(answer, &mut last_cut),
+                None => {}
+            }
+            if let Some(outcome) = self.news() {
+                return outcome;
+            }
+            let due = stretch.due(begun, earliest, self.beats.output_waits());
+            let urgent = self.shipping.is_some_and(InputShipper::is_urgent);
+            if (Instant::now() < due && !urgent) || !self.is_gathered() {
+                continue;
+            }
+            begun = Instant::now();
+            match self.epoch(false, &mut last_cut) {
+                Ok(delay) => stretch.committed(delay),
+                Err(DaemonError::Protect { source }) if is_too_much(&*source) && !self.inherited => {
+                    // Never more than is bounded: the standby is filled anew, and output waits for that long.
+                    tracing::warn!(machine = %self.guard.name, "more is dirty than an epoch may hold; the standby catches up");
+                    if let Err(error) = self.fill(told) {
+                        return self.ended(error);
+                    }
+                }
+                Err(error) => return self.ended(error),
+            }
+            let now = Instant::now();
+            earliest = begun + length;
+            if earliest <= now {
+                // The link does not follow: the next epoch is as long as it takes.
+                earliest = now + (now - begun) / 4;
+                self.guard.committed_late();
+            }
+        }
+    }
+
+    /// A last epoch, after which the machine does not go on here.
+    fn fail_over(&mut self, answer: Sender<Result<f64, DaemonError>>, last_cut: &mut Instant) -> EpochsEnd {
+        // It is its own.
+        self.membership = None;
+        let paused_at = Instant::now();
+        match self.epoch(true, last_cut) {
+            Ok(_) => EpochsEnd::Failover { answer, paused_at },
+            Err(error) => {
+                let _ = answer.send(Err(DaemonError::invalid(crate::server::peer_rpc::chain(&error))));
+                self.ended(error)
+            }
+        }
+    }
+
+    /// Whether the next epoch is to be cut now: in a group once it is due for all. No if there may be something else to do.
+    fn is_gathered(&self) -> bool {
+        let until = Instant::now() + GATHERS;
+        let mut go_on = || !self.host.is_closing() && !self.guard.has_command() && Instant::now() < until;
+        self.membership.as_ref().is_none_or(|membership| membership.gather(&mut go_on))
+    }
+
+    /// What has happened to the machine or the daemon meanwhile.
+    fn news(&mut self) -> Option<EpochsEnd> {
+        if self.host.is_closing() {
+            return Some(EpochsEnd::Closing);
+        }
+        if self.inherited && self.live.is_complete() {
+            return Some(EpochsEnd::Whole);
+        }
+        loop {
+            match self.events.try_recv() {
+                Ok(MachineEvent::Shutdown(_)) => return Some(EpochsEnd::SwitchedOff),
+                Ok(MachineEvent::Disconnected) | Err(TryRecvError::Disconnected) => {
+                    return Some(EpochsEnd::QemuGone);
+                }
+                Ok(_) => {}
+                Err(TryRecvError::Empty) => return None,
+            }
+        }
+    }
+
+    /// What an error comes to: a QEMU that is gone fails in many ways.
+    fn ended(&mut self, error: DaemonError) -> EpochsEnd {
+        if self.host.is_closing() {
+            return EpochsEnd::Closing;
+        }
+        // Its socket is gone a moment before it is. Of an error of the link QEMU knows nothing.
+        let patience = if is_of_link(&error) { Duration::ZERO } else { Duration::from_secs(1) };
+        if self.live.qemu.process().wait(patience) {
+            return if self.beats.is_armed() { EpochsEnd::QemuGone } else { EpochsEnd::Failed(error) };
+        }
+        EpochsEnd::Failed(error)
+    }
+
+    /// Cuts an epoch, sends it, and lets its output go: how long after the cut. With `stay` the machine does not go on.
+    fn epoch(&mut self, stay: bool, last_cut: &mut Instant) -> Result<Duration, DaemonError> {
+        let RunningMachine { qemu, ledgers, disks, ports, .. } = &mut *self.live;
+        let mut machine = PausableMachine { qemu, disks, keep_paused: stay, keeping: &[] };
+        let mut subject = CaptureSource { machine: &mut machine, ledgers, follower: Consumer::Standby };
+        let (shipping, epoch, mut needed) = (self.shipping, self.next, 0);
+        let addresses = || {
+            shipping.iter().for_each(|shipping| shipping.wait_told());
+            ports.iter().map(NetworkPort::addresses).collect()
+        };
+        let (beats, cut, membership) = (self.beats, &self.cut, &self.membership);
+        let mut stopped = || {
+            *lock(cut) = barriers(beats);
+            if let Some(shipping) = shipping {
+                needed = shipping.cut(epoch, stay);
+            }
+            membership.iter().for_each(Membership::stands);
+        };
+        let committed = self.sending.epoch(&mut subject, &addresses, &mut stopped).map_err(failed)?;
+        let host = self.host;
+        let mut go_on = || beats.may_run() && !host.is_closing();
+        membership.iter().for_each(|membership| membership.sent(&mut go_on));
+        release(self.beats, &self.cut);
+        self.next = committed.epoch + 1;
+        let waits = shipping.map(|shipping| shipping.wait_until_shipped(needed));
+        let (pause, cut_at) = self.sending.last_pause();
+        let stats = EpochStats {
+            pause,
+            length: cut_at.saturating_duration_since(*last_cut),
+            delay: waits.unwrap_or(cut_at.elapsed()),
+            volume: committed.volume,
+        };
+        *last_cut = cut_at;
+        self.guard.committed(committed.epoch, self.sending.hash_bytes(), |all| {
+            all.add(stats);
+            all.again += committed.again;
+            all.device_bytes += committed.device_bytes;
+        });
+        if !beats.lease().may_run(BootTime::now()) {
+            return Err(DaemonError::invalid("the lease has run out"));
+        }
+        Ok(stats.delay)
+    }
+}
+
+fn is_of_link(error: &DaemonError) -> bool {
+    let DaemonError::Protect { source } = error else { return true };
+    matches!(source.downcast_ref::<PrimaryError>(), Some(PrimaryError::Link(_)))
+}
+
+fn is_too_much(error: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(error.downcast_ref::<PrimaryError>(), Some(PrimaryError::TooMuch { .. }))
+}
+
+pub(in crate::protect) fn failed(error: PrimaryError) -> DaemonError {
+    match was_cancelled(&error) {
+        true => DaemonError::Cancelled { left: "the machine runs on unprotected".into() },
+        false => DaemonError::Protect { source: error.into() },
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,158 @@
+//! Groups on this host: threads of guards that wait for each other.
+//!
+//! The rounds are those of [`ConsistencyGroup`]. A machine is a member while it is protected epoch by epoch, and none before its first copy is whole,
+//! while that is made anew, or once its standby is lost: the others do not wait for it then. Waiting ends when
+//! the caller has something better to do; in the middle of a pause nobody is waited for longer than [`STANDS`].
+
+use crate::protect::lock;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+use whimbrel_protect::consistency_group::{ConsistencyGroup, GroupMember, GroupPhase};
+
+/// How long machines stand still for one of them that does not.
+const STANDS: Duration = Duration::from_secs(1);
+/// How often whoever waits looks whether it still wants to.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// All groups of this host, by name. One of which nobody is a member any more begins anew.
+#[derive(Default)]
+pub(in crate::protect) struct Groups(Mutex<BTreeMap<String, Arc<Shared>>>);
+
+#[derive(Default)]
+struct Shared {
+    group: Mutex<ConsistencyGroup>,
+    changed: Condvar,
+    members: Mutex<GroupMember>,
+}
+
+/// A machine's place in a group, until it is dropped.
+pub(in crate::protect) struct Membership {
+    shared: Arc<Shared>,
+    member: GroupMember,
+    name: String,
+}
+
+impl Groups {
+    /// Joins a group, which is there from then on.
+    pub(in crate::protect) fn join(&self, name: &str) -> Membership {
+        let mut groups = lock(&self.0);
+        groups.retain(|known, shared| known == name || !lock(&shared.group).is_empty());
+        let shared = groups.entry(name.to_owned()).or_default().clone();
+        let member = {
+            let mut last = lock(&shared.members);
+            *last += 1;
+            *last
+        };
+        lock(&shared.group).join(member);
+        Membership { shared, member, name: name.to_owned() }
+    }
+}
+
+impl Membership {
+    /// The next epoch is due: waits until that is so for all. False if `go_on` says no before.
+    pub(in crate::protect) fn gather(&self, go_on: &mut dyn FnMut() -> bool) -> bool {
+        loop {
+            match self.wait(GroupPhase::Gather, None, go_on) {
+                Waited::Past => return true,
+                Waited::Stopped => return false,
+                // It came in the middle of a round, or was late in one.
+                Waited::NotAsked => {
+                    if !go_on() {
+                        return false;
+                    }
+                    std::thread::sleep(LOOK);
+                }
+            }
+        }
+    }
+
+    /// The machine stands still, all of it taken: waits until all do.
+    pub(in crate::protect) fn stands(&self) {
+        let until = Instant::now() + STANDS;
+        self.wait(GroupPhase::Pause, Some(until), &mut || true);
+    }
+
+    /// The standby has the epoch: waits until all have theirs, or `go_on` says no.
+    pub(in crate::protect) fn sent(&self, go_on: &mut dyn FnMut() -> bool) {
+        self.wait(GroupPhase::Send, None, go_on);
+    }
+
+    fn wait(&self, phase: GroupPhase, until: Option<Instant>, go_on: &mut dyn FnMut() -> bool) -> Waited {
+        let mut group = lock(&self.shared.group);
+        let Some(place) = group.done(self.member, phase) else { return Waited::NotAsked };
+        self.shared.changed.notify_all();
+        while group.place() <= place {
+            if !go_on() {
+                group.not_yet(self.member);
+                return Waited::Stopped;
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                let late = group.expel();
+                tracing::warn!(
+                    group = self.name,
+                    late = late.len(),
+                    "machines of a group went on without those that did not stop"
+                );
+                late.into_iter().for_each(|member| group.join(member));
+                self.shared.changed.notify_all();
+                continue;
+            }
+            let waited = self.shared.changed.wait_timeout(group, LOOK);
+            group = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Waited::Past
+    }
+}
+
+enum Waited {
+    Past,
+    Stopped,
+    NotAsked,
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        lock(&self.shared.group).leave(self.member);
+        self.shared.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    #[test]
+    fn threads_of_a_group_go_in_step_and_one_that_leaves_is_not_waited_for() {
+        let groups = Groups::default();
+        let rounds: [AtomicU64; 3] = Default::default();
+        let members: Vec<Membership> = (0..3).map(|_| groups.join("shop")).collect();
+        let alone = groups.join("another");
+        assert!(alone.gather(&mut || true));
+        std::thread::scope(|scope| {
+            for (at, membership) in members.into_iter().enumerate() {
+                let rounds = &rounds;
+                scope.spawn(move || {
+                    for round in 1..=if at == 0 { 20 } else { 50 } {
+                        assert!(membership.gather(&mut || true));
+                        membership.stands();
+                        rounds[at].store(round, Ordering::SeqCst);
+                        membership.sent(&mut || true);
+                        let least = rounds[usize::from(round > 20)..]
+                            .iter()
+                            .map(|round| round.load(Ordering::SeqCst));
+                        assert!(least.min() >= Some(round), "output of {round} leaves too early");
+                    }
+                });
+            }
+        });
+        let last = groups.join("shop");
+        let waits = groups.join("shop");
+        assert!(!last.gather(&mut || false), "it has something better to do");
+        drop(last);
+        assert!(waits.gather(&mut || true));
+    }
+}

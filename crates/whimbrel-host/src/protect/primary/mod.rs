@@ -1,0 +1,11 @@
+//! The primary side of a protection: seeding, epochs, heartbeats.
+
+pub(crate) mod epochs;
+pub(crate) mod group;
+pub(crate) mod handle;
+pub(crate) mod heartbeat;
+pub(crate) mod inherited;
+mod input_shipping;
+pub(crate) mod offer;
+pub(crate) mod run;
+pub(crate) mod seeding;

@@ -1,0 +1,41 @@
+//! A machine as it is offered to a standby: like to the target of a migration, with nothing that could make it begin as something
+//! else than zeros, so that what the standby lacks is what differs from nothing.
+
+use crate::{core::error::DaemonError, daemon::Daemon, machine::record::Record, running::RunningMachine};
+use whimbrel_core::Digest;
+use whimbrel_migrate::protocol::{ArrayOffer, HandoverId, Offer};
+
+/// The offer of a machine.
+pub(in crate::protect) fn of(
+    host: &Daemon,
+    record: &Record,
+    live: &RunningMachine,
+    handover: HandoverId,
+) -> Result<Offer, DaemonError> {
+    let file_len = |digest: Digest| {
+        let path = host.layout.boot_file(&digest);
+        let meta = std::fs::metadata(&path).map_err(|source| DaemonError::io("read", &path, source))?;
+        Ok((digest, meta.len()))
+    };
+    let boot = record.config.boot.iter().flat_map(|boot| [Some(boot.kernel), boot.initrd]).flatten();
+    let arrays = live.ledgers.iter();
+    let arrays = arrays.map(|l| ArrayOffer { name: l.name().to_owned(), pages: l.page_count() });
+    Ok(Offer {
+        handover,
+        name: record.name.clone(),
+        config: record.config.clone(),
+        arrays: arrays.collect(),
+        vmgenid: record.vmgenid.clone().unwrap_or_default(),
+        origin: record.last.or(record.origin),
+        blobs: boot.map(file_len).collect::<Result<_, DaemonError>>()?,
+        qemu_version: host.qemu()?.version.to_string(),
+        disk_bytes: crate::migrate::target::incoming::disk_bytes(record, live),
+        processor: crate::migrate::target::incoming::processor(),
+        tunnel: None,
+        bases: Vec::new(),
+        files: Vec::new(),
+        leaves: None,
+        third: None,
+        paused: false,
+    })
+}

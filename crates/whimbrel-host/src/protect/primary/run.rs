@@ -1,0 +1,417 @@
+//! One protection of a machine after the other: from the first copy until somebody else has it or nobody does.
+//!
+//! One thread a machine. While it is protected the thread has the machine's turn, so nothing else changes it: whoever wants to
+//! stop it, or to end the protection, asks the thread. When the standby is lost the thread settles whose the machine is
+//! (`settle`), lets go of the turn, and comes back when the standby does.
+
+use super::{
+    epochs::{self, EpochsEnd},
+    handle::{ProtectionCommand, ProtectionEvent, ProtectionHandle},
+    heartbeat::{Heartbeat, HeartbeatThreads},
+    inherited::{self, InheritedProtection, SourceWatch},
+};
+use crate::protect::{
+    link::{ControlLink, PageLink},
+    records::{ProtectionRecord, ProtectionSide},
+    takeover::ownership::{self, Ownership},
+    witness::client::WitnessClient,
+};
+use crate::{
+    core::error::DaemonError,
+    daemon::Daemon,
+    machine::{
+        entry::{Machine, MachineLock},
+        record::Phase,
+        supervisor,
+    },
+};
+use std::{
+    sync::{Arc, mpsc::Sender},
+    time::{Duration, Instant},
+};
+use whimbrel_api::ProtectState;
+use whimbrel_capture::{Consumer, DirtyLog};
+use whimbrel_protect::{
+    lease::{self, PrimaryState, WitnessQuery},
+    protocol::{ProtectionId, StartRequest},
+};
+
+/// How long a standby that was lost is left alone before it is tried again.
+const TRY_AGAIN: Duration = Duration::from_secs(2);
+
+/// How one protection ended.
+pub(in crate::protect) enum RunEnd {
+    /// There is nothing left to protect here, or nobody wants it protected.
+    Over,
+    /// It did not begin, or lost its standby: the machine runs here alone.
+    Alone { reason: String, error: Option<DaemonError> },
+}
+
+/// The thread of a guard. `again` says whether the machine was protected before.
+pub(in crate::protect) fn run(
+    host: &Arc<Daemon>,
+    machine: &Arc<Machine>,
+    guard: &Arc<ProtectionHandle>,
+    again: bool,
+    told: &Sender<ProtectionEvent>,
+) {
+    let mut first = !again;
+    loop {
+        let id = ProtectionId(rand::random());
+        let end = Attempt { host, machine, guard, id, told }.run();
+        let RunEnd::Alone { reason, error } = end else { break };
+        if first && !guard.was_protected() {
+            let error = error.unwrap_or_else(|| DaemonError::invalid(reason));
+            let _ = told.send(ProtectionEvent::Failed(error));
+            break;
+        }
+        first = false;
+        tracing::error!(machine = %guard.name, standby = %guard.settings.request.host, reason, "the machine runs unprotected");
+        guard.set_state(ProtectState::Unprotected { reason: reason.clone() });
+        if !wait_unprotected(host, guard) {
+            break;
+        }
+    }
+    host.protecting.leave_guard(guard);
+}
+
+/// The thread of a guard whose protection came here with the machine. `runs` is told since when the machine runs.
+pub(in crate::protect) fn inherit(
+    host: &Arc<Daemon>,
+    machine: &Arc<Machine>,
+    guard: &Arc<ProtectionHandle>,
+    heir: InheritedProtection,
+    runs: &Sender<Instant>,
+) {
+    let (told, _nobody) = std::sync::mpsc::channel();
+    let end = Attempt { host, machine, guard, id: heir.id, told: &told }.inherited(heir, runs);
+    if let RunEnd::Alone { reason, .. } = end {
+        tracing::error!(machine = %guard.name, standby = %guard.settings.request.host, reason, "the machine runs unprotected, and pages of it may be on another host");
+    }
+    host.protecting.leave_guard(guard);
+    supervisor::check(host, machine);
+}
+
+/// Waits before the standby is tried again; whether it is to be.
+fn wait_unprotected(host: &Daemon, guard: &Arc<ProtectionHandle>) -> bool {
+    let until = Instant::now() + TRY_AGAIN;
+    while Instant::now() < until {
+        if guard.is_cancelled() || host.is_closing() {
+            return false;
+        }
+        match guard.wait_command(until.min(Instant::now() + Duration::from_millis(100))) {
+            Some(ProtectionCommand::Unprotect(answer)) => {
+                host.protecting.leave_guard(guard);
+                let _ = answer.send(Ok(()));
+                return false;
+            }
+            Some(ProtectionCommand::Failover(answer)) => {
+                let name = guard.name.clone();
+                let _ =
+                    answer.send(Err(DaemonError::State { name, state: "unprotected", needed: "protected" }));
+            }
+            None => {}
+        }
+    }
+    true
+}
+
+/// One protection, from its beginning to its end.
+struct Attempt<'a> {
+    host: &'a Arc<Daemon>,
+    machine: &'a Arc<Machine>,
+    guard: &'a Arc<ProtectionHandle>,
+    id: ProtectionId,
+    told: &'a Sender<ProtectionEvent>,
+}
+
+impl Attempt<'_> {
+    fn run(&self) -> RunEnd {
+        let failed = |error: DaemonError| RunEnd::Alone {
+            reason: crate::server::peer_rpc::chain(&error),
+            error: Some(error),
+        };
+        let mut turn = match self.machine.try_lock("protection", None) {
+            Ok(turn) => turn,
+            Err(error) => return failed(error),
+        };
+        // Somebody may have ended it since the turn was let go of.
+        if let Err(error) = self.host.check_current(self.machine).and_then(|()| turn.live().map(drop)) {
+            return match self.guard.was_protected() {
+                true => RunEnd::Over,
+                false => failed(error),
+            };
+        }
+        match self.start(&mut turn) {
+            Ok((link, beats, has_pages)) => self.protect(turn, link, beats, has_pages),
+            Err(error) => failed(error),
+        }
+    }
+
+    /// Up to where the standby has room for the machine and all is written down.
+    fn start(
+        &self,
+        turn: &mut MachineLock<'_>,
+    ) -> Result<(Arc<PageLink>, Arc<Heartbeat>, bool), DaemonError> {
+        let (host, settings) = (self.host, &self.guard.settings);
+        let request = &settings.request;
+        let (record, live) = turn.parts()?;
+        if live.is_paused() {
+            return Err(DaemonError::State { name: record.name.clone(), state: "paused", needed: "running" });
+        }
+        if live.away.is_some() {
+            return Err(DaemonError::invalid(format!("{} runs away from its network", record.name)));
+        }
+        let offer = super::offer::of(host, record, live, self.guard.handover)?;
+        let link = Arc::new(PageLink::connect(host, &request.host, settings.rate_max)?);
+        let standby = Arc::new(ControlLink::new(host, &request.host));
+        let witness = request.witness.as_ref();
+        let witness = witness.map(|witness| WitnessClient::new(host, witness, self.id, settings.term));
+        let ports = live.ports.iter().map(crate::running::NetworkPort::port).collect();
+        let rules = lease::PrimaryLease::initial(witness.is_some(), settings.term);
+        let beats = Arc::new(Heartbeat::new(
+            self.id,
+            rules,
+            settings.term,
+            (standby, witness),
+            (ports, Arc::downgrade(&link)),
+            Arc::downgrade(self.guard),
+        ));
+        if let Some(witness) = &beats.witness {
+            let term_ms = settings.term.as_millis() as u32;
+            let question = WitnessQuery::Register { standby: request.host.clone(), term_ms };
+            let verdict = witness.ask(&question, Duration::from_secs(5));
+            if verdict != Some(lease::WitnessReply::Yes) {
+                let says =
+                    verdict.map_or("it does not answer".to_owned(), |verdict| format!("it says {verdict:?}"));
+                return Err(DaemonError::invalid(format!(
+                    "{} does not act as a witness: {says}",
+                    witness.name()
+                )));
+            }
+            beats.ask_witness(&WitnessQuery::Renew);
+        }
+        let side = ProtectionSide::Primary { request: request.clone(), gave_up: false };
+        host.protecting.put_note(ProtectionRecord::new(
+            self.id,
+            &self.guard.name,
+            self.guard.handover,
+            side,
+        ))?;
+        let begin = StartRequest {
+            id: self.id,
+            offer,
+            coding: settings.coding,
+            lease_ms: settings.term.as_millis() as u32,
+            witness: request.witness.clone(),
+            then: settings.of_whoever_takes_over(),
+            keep: settings.keep,
+            heir: None,
+        };
+        let read =
+            |digest| std::fs::read(host.layout.boot_file(&digest)).map_err(whimbrel_protect::BoxError::from);
+        let begun = epochs::sender(&*link, self.id, settings, record.config.memory.0)
+            .and_then(|sender| sender.start(&begin, &read).map_err(epochs::failed));
+        match begun {
+            Ok(has_pages) => Ok((link, beats, has_pages)),
+            Err(error) => {
+                // The standby has never had a whole epoch of this one: it cannot take over by it.
+                self.call_off(&beats);
+                Err(error)
+            }
+        }
+    }
+
+    /// Nothing came of it, and nothing can: no epoch was ever sealed.
+    fn call_off(&self, beats: &Heartbeat) {
+        let keep = self.guard.was_protected();
+        ownership::tell_ended(self.host, self.guard, beats, keep);
+    }
+
+    fn protect(
+        &self,
+        mut turn: MachineLock<'_>,
+        link: Arc<PageLink>,
+        beats: Arc<Heartbeat>,
+        has_pages: bool,
+    ) -> RunEnd {
+        let beating = match HeartbeatThreads::start(beats.clone()) {
+            Ok(beating) => beating,
+            Err(error) => {
+                self.call_off(&beats);
+                return RunEnd::Alone { reason: error.to_string(), error: None };
+            }
+        };
+        let outcome = match turn.parts() {
+            Ok((record, live)) => {
+                let memory = record.config.memory.0;
+                epochs::run(self.host, self.guard, live, memory, (&link, &beats), has_pages, self.told)
+            }
+            Err(error) => EpochsEnd::Failed(error),
+        };
+        link.cut();
+        let end = self.after_epochs(turn, outcome, &beats);
+        drop(beating);
+        end
+    }
+
+    /// Lets a machine run that has come here, and protects it.
+    fn inherited(&self, heir: InheritedProtection, runs: &Sender<Instant>) -> RunEnd {
+        let mut turn = self.machine.lock("protection");
+        let ports =
+            turn.live.iter().flat_map(|live| live.ports.iter().map(crate::running::NetworkPort::port));
+        let beats = heir.beats(self.host, self.guard, ports.collect());
+        let (outcome, beating) = match self.go_on_here(&mut turn, &heir, &beats, runs) {
+            Ok((outcome, beating)) => (outcome, Some(beating)),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(machine = %self.guard.name, error, "a machine that has come does not run here");
+                turn.live.iter().for_each(|live| live.qemu.process().kill());
+                (EpochsEnd::QemuGone, None)
+            }
+        };
+        heir.link.cut();
+        let end = self.after_epochs(turn, outcome, &beats);
+        drop(beating);
+        end
+    }
+
+    fn go_on_here(
+        &self,
+        turn: &mut MachineLock<'_>,
+        heir: &InheritedProtection,
+        beats: &Arc<Heartbeat>,
+        runs: &Sender<Instant>,
+    ) -> Result<(EpochsEnd, HeartbeatThreads), DaemonError> {
+        // Whatever becomes of it now is for its protection to say, which is noted.
+        turn.record.phase = Phase::Here;
+        turn.record.since_ms = crate::now_ms();
+        let (record, live) = turn.parts()?;
+        let (log, process) = (live.slot_dir().join("qemu.log"), live.qemu.process().identity());
+        let events = live.events();
+        inherited::hold(beats);
+        live.open_ports();
+        let beating = HeartbeatThreads::start(beats.clone())
+            .map_err(|source| DaemonError::io("start a thread for", self.host.layout.data(), source))?;
+        if beats.may_run() {
+            live.ports.iter().for_each(crate::running::NetworkPort::announce);
+        }
+        live.set_paused(false)?;
+        let since = Instant::now();
+        record.save(&self.host.layout)?;
+        self.host.start_fetching(self.machine, live);
+        supervisor::watch(self.host, self.machine, events);
+        self.guard.set_state(ProtectState::Protected);
+        let taking = crate::migrate::target::missing_pages::fetcher_of(self.host, record);
+        let watch = SourceWatch::start(taking, beats, process, log);
+        let _ = runs.send(since);
+        // The turn is kept for as long as it is protected, and all that time it is looked at.
+        turn.publish();
+        let (record, live) = turn.parts()?;
+        tracing::info!(machine = %self.guard.name, standby = %beats.standby.to(), "a machine has arrived with its protection");
+        let memory = record.config.memory.0;
+        let outcome = epochs::inherit(self.host, self.guard, live, memory, (&heir.link, beats), self.told);
+        drop(watch);
+        Ok((outcome, beating))
+    }
+
+    fn after_epochs(&self, mut turn: MachineLock<'_>, outcome: EpochsEnd, beats: &Arc<Heartbeat>) -> RunEnd {
+        if let Some(live) = &mut turn.live {
+            live.ledgers.iter_mut().for_each(|ledger: &mut DirtyLog| ledger.unfollow(Consumer::Standby));
+        }
+        match outcome {
+            EpochsEnd::Closing => RunEnd::Over,
+            EpochsEnd::Failed(error) if !beats.is_armed() => {
+                self.call_off(beats);
+                RunEnd::Alone { reason: crate::server::peer_rpc::chain(&error), error: Some(error) }
+            }
+            EpochsEnd::Unprotect(answer) => match self.determine_owner(&mut turn, beats, false) {
+                Ownership::Alone => {
+                    self.release_output(&mut turn, beats, false);
+                    // Whoever hears of it may work on the machine at once.
+                    drop(turn);
+                    self.host.protecting.leave_guard(self.guard);
+                    let _ = answer.send(Ok(()));
+                    RunEnd::Over
+                }
+                settled => {
+                    let _ = answer.send(Err(DaemonError::invalid("the standby has taken the machine over")));
+                    self.done(turn, beats, settled)
+                }
+            },
+            EpochsEnd::Failover { answer, paused_at } => {
+                let given = ownership::yield_to_standby(self.host, self.guard, beats);
+                match given {
+                    Ownership::Gone => {
+                        let _ = answer.send(Ok(paused_at.elapsed().as_secs_f64() * 1e3));
+                    }
+                    _ => {
+                        let _ = answer.send(Err(DaemonError::invalid("the standby did not take it")));
+                        turn.live.iter_mut().for_each(crate::running::RunningMachine::unpause);
+                    }
+                }
+                self.done(turn, beats, given)
+            }
+            EpochsEnd::QemuGone => {
+                // Its guest is lost here, and the standby has all of it that anybody has seen.
+                let given = ownership::yield_to_standby(self.host, self.guard, beats);
+                self.done(turn, beats, given)
+            }
+            EpochsEnd::SwitchedOff | EpochsEnd::Whole => {
+                let settled = self.determine_owner(&mut turn, beats, false);
+                if matches!(settled, Ownership::Alone) {
+                    self.release_output(&mut turn, beats, false);
+                    return RunEnd::Over;
+                }
+                self.done(turn, beats, settled)
+            }
+            EpochsEnd::Failed(error) => {
+                let reason = crate::server::peer_rpc::chain(&error);
+                tracing::warn!(machine = %self.guard.name, reason, "the standby is lost");
+                let settled = self.determine_owner(&mut turn, beats, true);
+                match settled {
+                    Ownership::Alone => {
+                        self.release_output(&mut turn, beats, true);
+                        RunEnd::Alone { reason, error: None }
+                    }
+                    settled => self.done(turn, beats, settled),
+                }
+            }
+        }
+    }
+
+    fn determine_owner(&self, turn: &mut MachineLock<'_>, beats: &Arc<Heartbeat>, keep: bool) -> Ownership {
+        ownership::determine_owner(self.host, self.guard, beats, turn.live.as_mut(), keep)
+    }
+
+    /// The machine is this host's alone: whatever it has said may be heard. Its standby is told afterwards, which may take long.
+    fn release_output(&self, turn: &mut MachineLock<'_>, beats: &Arc<Heartbeat>, keep: bool) {
+        beats.ports().for_each(|port| port.set_gates(whimbrel_net::Gates::OPEN));
+        beats.ports().for_each(|port| port.release_all());
+        if let Some(live) = &mut turn.live
+            && live.is_paused()
+        {
+            live.unpause();
+        }
+        ownership::note_alone(self.host, self.guard, beats, keep);
+    }
+
+    fn done(&self, turn: MachineLock<'_>, beats: &Arc<Heartbeat>, settled: Ownership) -> RunEnd {
+        match settled {
+            Ownership::Gone => ownership::retire(self.host, self.machine, turn, self.guard, beats),
+            Ownership::Alone => {
+                // It was to be given away and was not: it is this host's, whatever is left of it.
+                let mut turn = turn;
+                self.release_output(&mut turn, beats, false);
+            }
+            // A later daemon settles it: the note says that it must.
+            Ownership::Closing => {}
+        }
+        debug_assert!(
+            beats.lease().state() != PrimaryState::Guarded
+                || beats.witness.is_none()
+                || self.host.is_closing()
+        );
+        RunEnd::Over
+    }
+}

@@ -1,0 +1,190 @@
+//! Epochs of a machine that waits here, stored as capsules: time travel.
+//!
+//! At the rate that was asked for an epoch's end begins a copy ([`whimbrel_protect::start_snapshot`]); one thread a standby reads it,
+//! little by little while epochs go on, and writes it to the store against the capsule before. Nothing of the
+//! protection waits for that thread: what fails here costs a capsule, is said in the log, and is tried again when the next one is due.
+
+use super::hosted::HostedStandby;
+use crate::protect::lock;
+use crate::{
+    capsule::history,
+    core::{error::DaemonError, refs},
+    machine::record::Record,
+};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        mpsc::{Receiver as Hears, RecvTimeoutError, SyncSender, sync_channel},
+    },
+    time::{Duration, Instant},
+};
+use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE, PageRun};
+use whimbrel_image::ImageRef;
+use whimbrel_migrate::protocol::{ArrayOffer, Offer};
+use whimbrel_protect::{
+    epoch_snapshot::{EpochSnapshot, SnapshotLost},
+    protocol::SnapshotRule,
+    standby::EpochReceiver,
+};
+use whimbrel_store::{CapsuleWriter, ImageWriter, Pin, Store};
+
+/// Label of a kept capsule: whose standby kept it, and which epoch it is.
+const EPOCH_LABEL: &str = "epoch";
+/// How much later than others those get a processor who make capsules small.
+const NICE: i32 = 10;
+/// How long a thread with nothing to do waits before it looks whether all is over.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What is kept of one machine.
+pub(in crate::protect) struct EpochCapsuleWriter {
+    rule: SnapshotRule,
+    arrays: Vec<ArrayOffer>,
+    record: Record,
+    due: Mutex<Instant>,
+    begun: SyncSender<(EpochSnapshot, u64)>,
+    work: Mutex<Option<Hears<(EpochSnapshot, u64)>>>,
+    last: Mutex<Option<LastEpochCapsule>>,
+}
+
+/// The last capsule that was kept: copies are relative to its images.
+pub(in crate::protect) struct LastEpochCapsule {
+    capsule: CapsuleId,
+    images: BTreeMap<String, Option<Digest>>,
+    _whole: Option<Pin>,
+}
+
+impl EpochCapsuleWriter {
+    /// By this rule; `last` is what the pages that the receiver counts as known are in.
+    pub(in crate::protect) fn new(rule: SnapshotRule, offer: &Offer, last: Option<LastEpochCapsule>) -> Self {
+        let mut record = Record::new(offer.name.clone(), offer.config.clone(), Vec::new());
+        record.origin = offer.origin;
+        let (begun, work) = sync_channel(1);
+        Self {
+            rule,
+            arrays: offer.arrays.clone(),
+            record,
+            due: Mutex::new(Instant::now()),
+            begun,
+            work: Mutex::new(Some(work)),
+            last: Mutex::new(last),
+        }
+    }
+
+    /// For the protection that follows.
+    pub(in crate::protect) fn take_last(&self) -> Option<LastEpochCapsule> {
+        lock(&self.last).take()
+    }
+
+    /// An epoch is whole: it is kept if it is time for one.
+    pub(in crate::protect) fn epoch_is_whole(&self, receiver: &mut EpochReceiver) {
+        let (mut due, now) = (lock(&self.due), Instant::now());
+        if now < *due {
+            return;
+        }
+        if let Some(kept) = receiver.start_snapshot() {
+            let every = Duration::from_millis(self.rule.every_ms);
+            *due = (*due + every).max(now + every / 2);
+            let copy = kept.copy;
+            if self.begun.try_send((kept, crate::now_ms())).is_err() {
+                receiver.snapshot_done(copy, false);
+            }
+        }
+    }
+
+    /// The thread.
+    pub(in crate::protect) fn work(&self, standing: &HostedStandby) {
+        let Some(work) = lock(&self.work).take() else { return };
+        while !standing.is_over() {
+            let (kept, time_ms) = match work.recv_timeout(LOOK) {
+                Ok(kept) => kept,
+                Err(RecvTimeoutError::Timeout) if standing.host().sleep_unless_closing(Duration::ZERO) => {
+                    continue;
+                }
+                Err(_) => return,
+            };
+            let copy = kept.copy;
+            let stored = self.store(standing, kept, time_ms);
+            standing.with_own_receiver(|receiver| receiver.snapshot_done(copy, stored.is_ok()));
+            match stored {
+                Ok(capsule) => {
+                    tracing::info!(machine = %self.record.name, %capsule, "an epoch is kept");
+                }
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(machine = %self.record.name, error, "an epoch is not kept; its pages are in the next one");
+                }
+            }
+        }
+    }
+
+    fn store(
+        &self,
+        standing: &HostedStandby,
+        kept: EpochSnapshot,
+        time_ms: u64,
+    ) -> Result<CapsuleId, DaemonError> {
+        let host = standing.host();
+        let write = refs::store_error("keep an epoch");
+        let writer = patient_writer(&host.store)?;
+        let base =
+            |name: &str| lock(&self.last).as_ref().and_then(|last| last.images.get(name).copied().flatten());
+        let open = |array: &ArrayOffer| writer.image(base(&array.name), array.pages);
+        let mut images: Vec<ImageWriter> =
+            self.arrays.iter().map(open).collect::<Result<_, _>>().map_err(&write)?;
+        self.copy(standing, kept.copy, &mut images)?;
+        let finish = |(array, image): (&ArrayOffer, ImageWriter)| {
+            let image = image.finish()?;
+            Ok(ImageRef { name: array.name.clone(), pages: image.pages, root: image.root, cuts: None })
+        };
+        let images: Vec<ImageRef> =
+            self.arrays.iter().zip(images).map(finish).collect::<Result<_, _>>().map_err(&write)?;
+        let roots = images.iter().map(|image| (image.name.clone(), image.root)).collect();
+        let mut record = self.record.clone();
+        record.last = lock(&self.last).as_ref().map(|last| last.capsule).or(record.last);
+        let labels = BTreeMap::from([
+            (refs::MACHINE_LABEL.to_owned(), record.name.to_string()),
+            (EPOCH_LABEL.to_owned(), format!("{} under protection of {}", kept.epoch, standing.primary())),
+        ]);
+        let names = [history::name(&record.name, time_ms)];
+        let device_state = ([&kept.device_state[..], &[]], labels);
+        let capsule = host.commit_at(&record, images, &writer, device_state, &names, time_ms)?;
+        let whole = host.store.pin(&capsule).map_err(&write)?;
+        *lock(&self.last) = Some(LastEpochCapsule { capsule, images: roots, _whole: Some(whole) });
+        history::thin_out(&host.store, &record.name, self.rule.count as usize)?;
+        Ok(capsule)
+    }
+
+    fn copy(
+        &self,
+        standing: &HostedStandby,
+        copy: u64,
+        images: &mut [ImageWriter],
+    ) -> Result<(), DaemonError> {
+        let lost = |source: SnapshotLost| DaemonError::Protect { source: source.into() };
+        loop {
+            let next = standing.with_own_receiver(|receiver| receiver.kept_pages(copy));
+            let next = next.unwrap_or(Err(SnapshotLost::Over)).map_err(lost)?;
+            for ((array, page), data) in next.pages.iter().zip(next.data.chunks_exact(PAGE_SIZE)) {
+                let put = images[*array as usize].put(PageRun::new(*page, 1), data);
+                put.map_err(refs::store_error("keep an epoch"))?;
+            }
+            if next.last {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A writer whose threads give way to epochs and to machines: a thread has the priority of the one that starts it. Whoever reads the
+/// pages keeps its own, since epochs wait for it.
+fn patient_writer(store: &Store) -> Result<CapsuleWriter, DaemonError> {
+    let begin = || {
+        if let Err(error) = rustix::process::nice(NICE) {
+            tracing::debug!(%error, "capsules are made at the usual priority");
+        }
+        store.writer()
+    };
+    let begun = std::thread::scope(|scope| scope.spawn(begin).join());
+    begun.map_err(|_| DaemonError::Panicked)?.map_err(refs::store_error("keep an epoch"))
+}

@@ -1,0 +1,52 @@
+//! Pages that one standby here has of another: of two machines that began as one, most are the same.
+//!
+//! Whoever asks holds its own receiver, and the other may ask at the same time for a page of this one. So nobody waits for another's
+//! receiver for long, and a page that cannot be read in time is asked of the primary again. Only machines of one primary lend to each other: a
+//! host must not find out what is in the machines of others.
+
+use super::hosted::HostedStandby;
+use crate::daemon::Daemon;
+use std::{
+    sync::TryLockError,
+    time::{Duration, Instant},
+};
+use whimbrel_core::HostName;
+use whimbrel_protect::{codec::shared_pages::PageReference, standby::SiblingPages};
+
+/// How long a piece may wait for others' receivers in all, and how often it looks.
+const PATIENCE: Duration = Duration::from_millis(50);
+const LOOK: Duration = Duration::from_micros(200);
+
+/// The standbys of machines of one primary, for one piece.
+pub(in crate::protect) struct SiblingStandbys<'a> {
+    host: &'a Daemon,
+    primary: &'a HostName,
+    until: Instant,
+}
+
+impl<'a> SiblingStandbys<'a> {
+    pub(in crate::protect) fn new(host: &'a Daemon, primary: &'a HostName) -> Self {
+        Self { host, primary, until: Instant::now() + PATIENCE }
+    }
+}
+
+impl SiblingPages for SiblingStandbys<'_> {
+    fn read(&self, name: &PageReference, out: &mut [u8]) -> bool {
+        let standing = self.host.standing_of_host(self.primary, name.of);
+        standing.is_some_and(|standing| standing.read_shared(name, self.until, out))
+    }
+}
+
+impl HostedStandby {
+    fn read_shared(&self, name: &PageReference, until: Instant, out: &mut [u8]) -> bool {
+        loop {
+            match self.receiver.try_lock() {
+                Ok(receiver) => {
+                    return receiver.as_ref().is_some_and(|one| one.read_shared(name.array, name.page, out));
+                }
+                Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOOK),
+                Err(_) => return false,
+            }
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! What a daemon does with protections of its predecessor: nothing of such a machine is seen, and it stands still, until those
+//! who know have said whose it is.
+//!
+//! Its guest may have run on without a daemon meanwhile, but had neither network nor disks: both are the daemon's.
+
+use super::ownership::{self, Ownership};
+use crate::protect::{
+    link::ControlLink,
+    lock,
+    primary::{handle::ProtectionHandle, heartbeat::Heartbeat},
+    records::{ProtectionRecord, ProtectionSide},
+    settings::ProtectionSettings,
+    witness::client::WitnessClient,
+};
+use crate::{
+    core::error::DaemonError,
+    daemon::Daemon,
+    machine::{
+        entry::{Machine, MachineLock},
+        record::{Phase, Record},
+        runtime_dir, supervisor,
+    },
+    running::RunningMachine,
+};
+use std::{
+    sync::{Arc, Weak, mpsc},
+    time::Duration,
+};
+use whimbrel_api::{ProtectRequest, ProtectState};
+use whimbrel_protect::{
+    lease,
+    protocol::{ProtectionId, StandbyOutcome},
+};
+
+/// How often a standby is told that it need not stand by any more.
+const TELL_AGAIN: Duration = Duration::from_secs(5);
+
+impl Daemon {
+    /// Whether a machine is to be settled with others before anything else; then that has begun.
+    pub(crate) fn recover_protected(self: &Arc<Self>, record: &Record) -> bool {
+        let notes = self.protecting.unsettled(&record.name);
+        let Some(note) = notes.first().cloned() else { return false };
+        let ProtectionSide::Primary { request, gave_up } = note.side.clone() else { return false };
+        match record.phase {
+            Phase::Here => {}
+            // Not this host's yet; if it comes to be, the note is what it inherits.
+            Phase::Prepared { .. } => return false,
+            // Its record says already whose it is.
+            Phase::HandedOver { .. } => {
+                notes.iter().for_each(|note| self.protecting.remove_note(note.id));
+                return false;
+            }
+            _ => {
+                notes.iter().for_each(|note| self.protecting.remove_note(note.id));
+                return false;
+            }
+        }
+        let settings = match ProtectionSettings::of(&request) {
+            Ok(settings) => settings,
+            Err(error) => {
+                tracing::error!(machine = %record.name, error = &error as &dyn std::error::Error, "a note of a protection makes no sense");
+                return true;
+            }
+        };
+        // One that lacks pages has written something that nobody counts any more, and may wait for a page for ever.
+        let lacks = record.owed.is_some();
+        if let (true, Some(process)) = (lacks, &record.process) {
+            runtime_dir::end(&self.layout.slot(&process.slot));
+        }
+        let live = record.process.as_ref().filter(|_| !lacks).and_then(|process| {
+            let adopted = RunningMachine::adopt(self, record, process);
+            adopted.inspect_err(|error| {
+                tracing::warn!(machine = %record.name, error = error as &dyn std::error::Error, "cannot be taken up");
+            }).ok()
+        });
+        tracing::warn!(machine = %record.name, standby = %request.host, "a protected machine: asking whose it is");
+        let machine = self.insert(Machine::new(record.clone(), live));
+        let guard = Arc::new(ProtectionHandle::new(record.name.clone(), settings, note.handover));
+        guard.set_state(ProtectState::Fenced { reason: format!("{} is being asked", request.host) });
+        lock(&self.protecting.guards).insert(record.name.clone(), guard.clone());
+        let (host, (begun, has_turn)) = (self.clone(), mpsc::channel());
+        let work = move || {
+            let turn = machine.lock("protection");
+            let _ = begun.send(());
+            let unsettled = Unsettled { host: &host, machine: &machine, guard: &guard, notes: &notes };
+            let goes_on = unsettled.determine_owner(turn, gave_up);
+            host.protecting.leave_guard(&guard);
+            if goes_on {
+                protect_again(&host, &machine, &request, &note);
+            }
+        };
+        match std::thread::Builder::new().name("settle".into()).spawn(work) {
+            // Nobody else gets the turn before it.
+            Ok(_) => drop(has_turn.recv()),
+            Err(error) => tracing::error!(%error, "no thread to settle whose a machine is"),
+        }
+        true
+    }
+
+    /// Gives a machine that has come here, and that an earlier daemon had prepared, to the host that it inherits as its standby.
+    pub(crate) fn yield_to_backup(self: &Arc<Self>, machine: &Arc<Machine>) -> Result<(), DaemonError> {
+        let notes = self.protecting.unsettled(machine.name());
+        let Some(note) = notes.first() else { return Ok(()) };
+        let ProtectionSide::Primary { request, .. } = &note.side else { return Ok(()) };
+        let settings = ProtectionSettings::of(request)?;
+        let guard = Arc::new(ProtectionHandle::new(machine.name().clone(), settings, note.handover));
+        lock(&self.protecting.guards).insert(machine.name().clone(), guard.clone());
+        let (host, machine) = (self.clone(), machine.clone());
+        let work = move || {
+            let mut turn = machine.lock("protection");
+            turn.live.take().into_iter().for_each(RunningMachine::end);
+            Unsettled { host: &host, machine: &machine, guard: &guard, notes: &notes }
+                .determine_owner(turn, true);
+            host.protecting.leave_guard(&guard);
+        };
+        let thread = std::thread::Builder::new().name("settle".into()).spawn(work);
+        thread.map(drop).map_err(|source| DaemonError::io("start a thread for", self.layout.data(), source))
+    }
+
+    /// Tells standbys, over and over, of protections that ended without their knowledge.
+    pub(crate) fn tell_ended_protections(self: &Arc<Self>) {
+        let host = Arc::downgrade(self);
+        let tell = move || {
+            while let Some(host) = Weak::upgrade(&host) {
+                if !host.sleep_unless_closing(TELL_AGAIN) {
+                    return;
+                }
+                host.tell_ended_once();
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("tell-ended".into()).spawn(tell) {
+            tracing::error!(%error, "no thread to tell standbys that they need not stand by");
+        }
+    }
+
+    fn tell_ended_once(self: &Arc<Self>) {
+        let ids: Vec<ProtectionId> = lock(&self.protecting.to_tell).iter().copied().collect();
+        for id in ids {
+            let note = lock(&self.protecting.noted).get(&id).cloned();
+            let (name, (standby, witness, keep)) = match note {
+                Some(ProtectionRecord { side: ProtectionSide::Primary { request, .. }, name, .. }) => {
+                    (name, (request.host, request.witness, true))
+                }
+                Some(ProtectionRecord {
+                    side: ProtectionSide::Ended { standby, witness, keep },
+                    name,
+                    ..
+                }) => (name, (standby, witness, keep)),
+                _ => {
+                    lock(&self.protecting.to_tell).remove(&id);
+                    continue;
+                }
+            };
+            match ControlLink::new(self, &standby).end(id, keep, Duration::from_secs(2)) {
+                Some(StandbyOutcome::Ended) => {
+                    lock(&self.protecting.to_tell).remove(&id);
+                    self.protecting.remove_note(id);
+                    // Nothing is taken any more: how long its leases lasted does not matter.
+                    let forget = |witness| WitnessClient::new(self, witness, id, Duration::MAX).forget();
+                    witness.iter().for_each(forget);
+                }
+                Some(StandbyOutcome::TakenOver) => {
+                    tracing::error!(machine = %name, host = %standby, "a person let it take the machine over although it ran here; it is stopped here");
+                    lock(&self.protecting.to_tell).remove(&id);
+                    self.stop_taken_over(&name, id);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Without a witness a person decided. The machine is the other host's, whatever it has done here meanwhile.
+    fn stop_taken_over(self: &Arc<Self>, name: &whimbrel_core::MachineName, id: ProtectionId) {
+        let Some(note) = lock(&self.protecting.noted).get(&id).cloned() else { return };
+        let (ProtectionSide::Primary { request, .. }, Ok(machine)) = (&note.side, self.machine(name)) else {
+            return;
+        };
+        let Ok(settings) = ProtectionSettings::of(request) else { return };
+        if let Some(guard) = self.protecting.guard(name) {
+            guard.cancel();
+        }
+        let guard = Arc::new(ProtectionHandle::new(name.clone(), settings, note.handover));
+        let turn = machine.lock("protection");
+        if turn.record.phase == Phase::Here {
+            let beats = beats(self, &guard, &note);
+            ownership::retire(self, &machine, turn, &guard, &beats);
+        }
+    }
+}
+
+struct Unsettled<'a> {
+    host: &'a Arc<Daemon>,
+    machine: &'a Arc<Machine>,
+    guard: &'a Arc<ProtectionHandle>,
+    notes: &'a [ProtectionRecord],
+}
+
+impl Unsettled<'_> {
+    /// Settles every protection of the machine that is noted; whether it runs here afterwards.
+    fn determine_owner(&self, mut turn: MachineLock<'_>, gave_up: bool) -> bool {
+        for note in self.notes {
+            let beats = beats(self.host, self.guard, note);
+            let alive = turn.live.as_ref().is_some_and(|live| live.qemu.process().is_alive());
+            let settled = match gave_up || !alive {
+                // Its guest is lost here: the standby is to have it, if it has all of it.
+                true => ownership::yield_to_standby(self.host, self.guard, &beats),
+                false => ownership::determine_owner(self.host, self.guard, &beats, turn.live.as_mut(), true),
+            };
+            match settled {
+                Ownership::Alone => ownership::note_alone(self.host, self.guard, &beats, true),
+                Ownership::Gone => {
+                    ownership::retire(self.host, self.machine, turn, self.guard, &beats);
+                    return false;
+                }
+                Ownership::Closing => return false,
+            }
+        }
+        self.unpause(turn)
+    }
+
+    /// The machine is this host's.
+    fn unpause(&self, mut turn: MachineLock<'_>) -> bool {
+        let alive = turn.live.as_ref().is_some_and(|live| live.qemu.process().is_alive());
+        if !alive {
+            if let Some(process) = &turn.record.process {
+                runtime_dir::end(&self.host.layout.slot(&process.slot));
+            }
+            turn.live.take().into_iter().for_each(RunningMachine::end);
+            let reason =
+                "it was gone when the daemon came back, and its standby had no whole epoch".to_owned();
+            turn.record.phase = Phase::Crashed { reason };
+            turn.record.process = None;
+            turn.record.since_ms = crate::now_ms();
+            if let Err(error) = turn.record.save(&self.host.layout) {
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "a crash could not be written down"
+                );
+            }
+            return false;
+        }
+        let Ok((record, live)) = turn.parts() else { return false };
+        live.open_ports();
+        live.unpause();
+        self.host.restore_balloon(record, live);
+        let events = live.events();
+        drop(turn);
+        supervisor::watch(self.host, self.machine, events);
+        true
+    }
+}
+
+/// The lease of a protection of which nothing but a note is known.
+fn beats(host: &Arc<Daemon>, guard: &Arc<ProtectionHandle>, note: &ProtectionRecord) -> Heartbeat {
+    let settings = &guard.settings;
+    let witness = settings.request.witness.as_ref();
+    let witness = witness.map(|witness| WitnessClient::new(host, witness, note.id, settings.term));
+    let rules = lease::PrimaryLease::recovered(witness.is_some(), settings.term);
+    let standby = Arc::new(ControlLink::new(host, &settings.request.host));
+    let nothing = (Vec::new(), Weak::new());
+    Heartbeat::new(note.id, rules, settings.term, (standby, witness), nothing, Arc::downgrade(guard))
+}
+
+/// What was protected is protected again.
+fn protect_again(
+    host: &Arc<Daemon>,
+    machine: &Arc<Machine>,
+    request: &ProtectRequest,
+    note: &ProtectionRecord,
+) {
+    let started: Result<(), DaemonError> = ProtectionSettings::of(request)
+        .and_then(|settings| host.start_guard(machine, settings, note.handover, true).map(drop));
+    if let Err(error) = started {
+        tracing::error!(machine = %note.name, error = &error as &dyn std::error::Error, "the machine runs unprotected");
+    }
+}

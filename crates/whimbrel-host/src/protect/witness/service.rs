@@ -1,0 +1,264 @@
+//! This host as a witness: who may run the machines that two other hosts protect.
+//!
+//! The rules are those of [`WitnessLease`]. Here is the table, who may ask what, and what is durable: that a protection is registered, and
+//! how it ended, each before anybody is told. When leases run out is not; a restarted witness waits for a whole term first.
+
+use crate::core::error::DaemonError;
+use crate::protect::records;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{HashMap, HashSet},
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use whimbrel_core::HostName;
+use whimbrel_protect::{
+    clock::BootTime,
+    lease::{WitnessLease, WitnessQuery, WitnessReply, WitnessState},
+    protocol::{ProtectionId, WitnessRequest},
+};
+
+const FORMAT: u32 = 1;
+/// Protections at once. One that has ended is forgotten when its hosts say so.
+const REGISTERED_MAX: usize = 4096;
+/// How long those of a protection were silent when it may be forgotten to make room: one that is decided, and one that is not. Who asks
+/// about it after all hears that it is unknown, which lets nobody run anything: the hosts ask each other, as without a witness.
+const SILENT: [Duration; 2] = [Duration::from_secs(7 * 86_400), Duration::from_secs(30 * 86_400)];
+/// Terms that are taken, in milliseconds.
+const TERMS: std::ops::RangeInclusive<u32> = 50..=600_000;
+
+/// All that is registered here.
+pub(crate) struct WitnessTable {
+    dir: PathBuf,
+    table: Mutex<HashMap<ProtectionId, Entry>>,
+    /// What was given away since this daemon began, also if it is forgotten by now.
+    taken: Mutex<HashSet<ProtectionId>>,
+}
+
+struct Entry {
+    kept: Kept,
+    rules: WitnessLease,
+    /// When one of its hosts last asked. Of one that is found again, when it was found.
+    heard: BootTime,
+}
+
+impl Entry {
+    fn new(kept: Kept) -> Self {
+        Self { rules: kept.rules(), kept, heard: BootTime::now() }
+    }
+
+    fn may_be_forgotten(&self, now: BootTime) -> bool {
+        let [decided, open] = SILENT;
+        now > self.heard.after(if self.kept.stand == WitnessState::Open { open } else { decided })
+    }
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Kept {
+    format: u32,
+    id: ProtectionId,
+    primary: HostName,
+    standby: HostName,
+    term_ms: u32,
+    stand: WitnessState,
+}
+
+impl Kept {
+    fn rules(&self) -> WitnessLease {
+        WitnessLease::new(self.stand, Duration::from_millis(self.term_ms.into()), BootTime::now())
+    }
+}
+
+impl WitnessTable {
+    /// Those of the daemon before.
+    pub(crate) fn open(dir: PathBuf) -> Result<Self, DaemonError> {
+        std::fs::create_dir_all(&dir).map_err(|source| DaemonError::io("create", &dir, source))?;
+        let kept: Vec<Kept> = records::read_all(&dir, |kept: &Kept| kept.format)?;
+        let table = kept.into_iter().map(|kept| (kept.id, Entry::new(kept))).collect();
+        Ok(Self { dir, table: Mutex::new(table), taken: Mutex::default() })
+    }
+
+    fn path(&self, id: ProtectionId) -> PathBuf {
+        self.dir.join(format!("{id}.json"))
+    }
+
+    /// Answers a host called `asker`.
+    pub(crate) fn answer(
+        &self,
+        asker: &HostName,
+        asked: &WitnessRequest,
+    ) -> Result<WitnessReply, DaemonError> {
+        let mut table = self.table();
+        if let WitnessQuery::Register { standby, term_ms } = &asked.question {
+            return self.register(&mut table, asker, asked.id, (standby, *term_ms));
+        }
+        let Some(entry) = table.get_mut(&asked.id) else { return Ok(WitnessReply::Unknown) };
+        let may = match asked.question {
+            WitnessQuery::Renew | WitnessQuery::Close => *asker == entry.kept.primary,
+            WitnessQuery::TakeOver { .. } => *asker == entry.kept.standby,
+            WitnessQuery::Forget => *asker == entry.kept.primary || *asker == entry.kept.standby,
+            WitnessQuery::Register { .. } => false,
+        };
+        if !may {
+            return Ok(WitnessReply::Unknown);
+        }
+        entry.heard = BootTime::now();
+        if asked.question == WitnessQuery::Forget {
+            if entry.kept.stand != WitnessState::Open {
+                records::remove(&self.path(asked.id));
+                table.remove(&asked.id);
+            }
+            return Ok(WitnessReply::Yes);
+        }
+        let mut rules = entry.rules;
+        let verdict = rules.step(&asked.question, BootTime::now());
+        if rules.state() != entry.kept.stand {
+            let kept = Kept { stand: rules.state(), ..entry.kept.clone() };
+            records::write(&self.path(asked.id), &kept)?;
+            tracing::info!(protection = %asked.id, by = %asker, stand = ?kept.stand, "a protection is decided");
+            if kept.stand == WitnessState::Taken {
+                self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(asked.id);
+            }
+            entry.kept = kept;
+        }
+        entry.rules = rules;
+        Ok(verdict)
+    }
+
+    /// This host is the witness of a protection that `primary` has inherited from it. Known already, it stays as it is.
+    pub(crate) fn recover(
+        &self,
+        id: ProtectionId,
+        primary: &HostName,
+        standby: &HostName,
+        term_ms: u32,
+    ) -> Result<(), DaemonError> {
+        match self.register(&mut self.table(), primary, id, (standby, term_ms))? {
+            WitnessReply::Full => Err(DaemonError::invalid("no more protections can be registered here")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a protection is known here and not decided.
+    pub(crate) fn is_open(&self, id: ProtectionId) -> bool {
+        self.table().get(&id).is_some_and(|entry| entry.kept.stand == WitnessState::Open)
+    }
+
+    /// Whether the standby of a protection was given the machine.
+    pub(crate) fn was_taken(&self, id: ProtectionId) -> bool {
+        let taken = self.table().get(&id).is_some_and(|entry| entry.kept.stand == WitnessState::Taken);
+        taken || self.taken.lock().unwrap_or_else(PoisonError::into_inner).contains(&id)
+    }
+
+    fn register(
+        &self,
+        table: &mut HashMap<ProtectionId, Entry>,
+        asker: &HostName,
+        id: ProtectionId,
+        (standby, term_ms): (&HostName, u32),
+    ) -> Result<WitnessReply, DaemonError> {
+        if let Some(entry) = table.get(&id) {
+            let same = entry.kept.primary == *asker && entry.kept.stand == WitnessState::Open;
+            return Ok(if same { WitnessReply::Yes } else { WitnessReply::Unknown });
+        }
+        if table.len() >= REGISTERED_MAX {
+            self.make_room(table, BootTime::now());
+        }
+        if table.len() >= REGISTERED_MAX || !TERMS.contains(&term_ms) {
+            return Ok(WitnessReply::Full);
+        }
+        let (primary, standby) = (asker.clone(), standby.clone());
+        let kept = Kept { format: FORMAT, id, primary, standby, term_ms, stand: WitnessState::Open };
+        records::write(&self.path(id), &kept)?;
+        table.insert(id, Entry::new(kept));
+        Ok(WitnessReply::Yes)
+    }
+
+    /// Forgets protections whose hosts have not returned for long.
+    fn make_room(&self, table: &mut HashMap<ProtectionId, Entry>, now: BootTime) {
+        table.retain(|id, entry| {
+            let stays = !entry.may_be_forgotten(now);
+            if !stays {
+                tracing::warn!(protection = %id, primary = %entry.kept.primary, standby = %entry.kept.standby, stand = ?entry.kept.stand, "a protection whose hosts do not return is forgotten");
+                records::remove(&self.path(*id));
+            }
+            stays
+        });
+    }
+
+    fn table(&self) -> MutexGuard<'_, HashMap<ProtectionId, Entry>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> HostName {
+        text.parse().unwrap()
+    }
+
+    fn ask(leases: &WitnessTable, who: &str, question: WitnessQuery) -> WitnessReply {
+        leases.answer(&name(who), &WitnessRequest { id: ProtectionId([7; 16]), question }).unwrap()
+    }
+
+    fn register(leases: &WitnessTable, term_ms: u32) -> WitnessReply {
+        ask(leases, "alpha", WitnessQuery::Register { standby: name("beta"), term_ms })
+    }
+
+    #[test]
+    fn only_those_who_take_part_are_answered_and_a_decision_outlives_the_daemon() {
+        let dir = tempfile::tempdir().unwrap();
+        let leases = WitnessTable::open(dir.path().to_owned()).unwrap();
+        assert_eq!(ask(&leases, "alpha", WitnessQuery::Renew), WitnessReply::Unknown);
+        assert_eq!(register(&leases, 60_000), WitnessReply::Yes);
+        let take = |yielded| WitnessQuery::TakeOver { yielded };
+        assert_eq!(ask(&leases, "beta", take(false)), WitnessReply::Held);
+        assert_eq!(ask(&leases, "gamma", take(true)), WitnessReply::Unknown);
+        assert_eq!(ask(&leases, "beta", WitnessQuery::Close), WitnessReply::Unknown);
+        assert_eq!(ask(&leases, "beta", take(true)), WitnessReply::Yes);
+        let later = WitnessTable::open(dir.path().to_owned()).unwrap();
+        assert_eq!(ask(&later, "alpha", WitnessQuery::Renew), WitnessReply::Taken);
+        assert_eq!(ask(&later, "alpha", WitnessQuery::Close), WitnessReply::Taken);
+        assert_eq!(register(&later, 60_000), WitnessReply::Unknown, "it has ended");
+        assert_eq!(ask(&later, "alpha", WitnessQuery::Forget), WitnessReply::Yes);
+        assert_eq!(
+            ask(&WitnessTable::open(dir.path().to_owned()).unwrap(), "beta", take(true)),
+            WitnessReply::Unknown
+        );
+    }
+
+    #[test]
+    fn who_does_not_return_is_forgotten_when_there_is_no_room_and_hears_no_yes_afterwards() {
+        let dir = tempfile::tempdir().unwrap();
+        let leases = WitnessTable::open(dir.path().to_owned()).unwrap();
+        assert_eq!(register(&leases, 60_000), WitnessReply::Yes);
+        let silent = |days: u64| {
+            leases.make_room(&mut leases.table(), BootTime::now().after(Duration::from_secs(days * 86_400)));
+            leases.table().len()
+        };
+        assert_eq!(silent(29), 1, "not decided: its primary may be switched off");
+        assert_eq!(ask(&leases, "alpha", WitnessQuery::Close), WitnessReply::Yes);
+        assert_eq!((silent(6), silent(8)), (1, 0));
+        for (who, question) in
+            [("beta", WitnessQuery::TakeOver { yielded: false }), ("alpha", WitnessQuery::Close)]
+        {
+            assert_eq!(ask(&leases, who, question), WitnessReply::Unknown);
+        }
+        assert!(WitnessTable::open(dir.path().to_owned()).unwrap().table().is_empty(), "durably");
+    }
+
+    #[test]
+    fn a_restarted_witness_waits_for_a_term_before_it_gives_a_machine_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let leases = WitnessTable::open(dir.path().to_owned()).unwrap();
+        assert_eq!(register(&leases, 60_000), WitnessReply::Yes);
+        drop(leases);
+        let later = WitnessTable::open(dir.path().to_owned()).unwrap();
+        assert_eq!(ask(&later, "beta", WitnessQuery::TakeOver { yielded: false }), WitnessReply::Held);
+        assert_eq!(ask(&later, "alpha", WitnessQuery::Close), WitnessReply::Yes);
+        assert_eq!(ask(&later, "beta", WitnessQuery::TakeOver { yielded: true }), WitnessReply::Closed);
+    }
+}

@@ -1,0 +1,237 @@
+//! From a slot to a machine: a QEMU is started in it, and memory, disks, network ports and console are attached.
+//!
+//! On failure the QEMU is ended and its slot removed, unless an earlier daemon had left it running.
+
+use super::{
+    NetworkPort, Overlay, PortTarget, RunningDisk, RunningMachine, RunningMemory, remote_disk::Stall,
+};
+use crate::{
+    core::error::DaemonError,
+    daemon::Daemon,
+    guest::{ArrivalKind, GuestAgent},
+    machine::{
+        prestarted_qemu::PrestartedQemu,
+        record::{DiskBase, Record},
+        runtime_dir::RuntimeDir,
+    },
+    network::tunnel::AwayEnd,
+};
+use std::{collections::BTreeMap, sync::Arc};
+use whimbrel_capture::{DirtyLog, dirty_observer::DirtyObserver};
+use whimbrel_core::{Digest, MachineConfig};
+use whimbrel_migrate::postcopy::PageFetcher;
+use whimbrel_qemu::{Console, LaunchSpec, Qemu, RamBacking, Vmgenid};
+use whimbrel_store::Pin;
+
+/// How a QEMU is started.
+pub(crate) struct LaunchOptions {
+    /// Whether it waits for a device state.
+    pub(crate) incoming: bool,
+    /// The identity that the guest is to keep; none draws a new one.
+    pub(crate) vmgenid: Option<Vmgenid>,
+}
+
+/// Starts a QEMU in `slot`. On failure the slot is removed.
+pub(crate) fn launch(
+    host: &Daemon,
+    config: &MachineConfig,
+    slot: RuntimeDir,
+    start: LaunchOptions,
+    record: Option<&Record>,
+) -> Result<PrestartedQemu, DaemonError> {
+    let console_log = match record {
+        None => slot.dir().join("console.log"),
+        Some(record) => {
+            let dir = host.layout.machine(&record.name);
+            if let Err(source) = std::fs::create_dir_all(&dir) {
+                slot.remove();
+                return Err(DaemonError::io("create", &dir, source));
+            }
+            host.layout.console_log(&record.name)
+        }
+    };
+    let boot = config.boot.as_ref();
+    let ram = RamBacking { path: slot.ram(), sharing: slot.ram_file().into() };
+    let spec = LaunchSpec {
+        disks: slot.sockets(),
+        kernel: boot.map(|boot| host.layout.boot_file(&boot.kernel)),
+        initrd: boot.and_then(|boot| boot.initrd).map(|initrd| host.layout.boot_file(&initrd)),
+        vmgenid: start.vmgenid,
+        incoming: start.incoming,
+        console_log: console_log.clone(),
+        ..LaunchSpec::new(config.clone(), slot.dir(), ram)
+    };
+    let launched = host.qemu().and_then(|qemu| {
+        Qemu::launch(&qemu.path, &spec)
+            .map_err(|source| DaemonError::Qemu { action: "start it", source: source.into() })
+    });
+    match launched {
+        Ok(qemu) => {
+            slot.note(qemu.process().identity());
+            Ok(PrestartedQemu { slot, qemu, memory: None, console_log })
+        }
+        Err(error) => {
+            slot.remove();
+            Err(error)
+        }
+    }
+}
+
+/// What the disks of a machine are, open and served.
+pub(super) struct DiskContents {
+    disks: Vec<RunningDisk>,
+    /// Held for as long as memory or disks are read from it.
+    origin: Option<Pin>,
+}
+
+/// What turns a QEMU in a slot into a machine.
+pub(super) struct MachineBuilder<'a> {
+    pub(super) host: &'a Daemon,
+    pub(super) record: &'a Record,
+    pub(super) overlay: Overlay,
+    /// The stored image that memory is filled from, if it is: the root, none for an empty one.
+    pub(super) image: Option<Option<Digest>>,
+    /// Why it waits for other hosts.
+    pub(super) stall: Arc<Stall>,
+    /// What another host keeps of it.
+    pub(super) taking: Option<Arc<PageFetcher>>,
+    /// Whether it comes from another host.
+    pub(super) arriving: bool,
+    /// Whether the QEMU is one that an earlier daemon left: somebody's running machine, whatever fails here.
+    pub(super) adopted: bool,
+    pub(super) arrived: ArrivalKind,
+}
+
+impl<'a> MachineBuilder<'a> {
+    /// For a QEMU that is new.
+    pub(super) fn new(
+        host: &'a Daemon,
+        record: &'a Record,
+        overlay: Overlay,
+        image: Option<Option<Digest>>,
+    ) -> Self {
+        let taking = crate::migrate::target::missing_pages::fetcher_of(host, record);
+        Self {
+            host,
+            record,
+            overlay,
+            image,
+            stall: Arc::default(),
+            taking,
+            arriving: false,
+            adopted: false,
+            arrived: ArrivalKind::Otherwise,
+        }
+    }
+
+    pub(super) fn complete(self, warm: PrestartedQemu) -> Result<RunningMachine, DaemonError> {
+        let content = self.content(&warm.slot);
+        self.complete_with(warm, content)
+    }
+
+    /// Opens the disks, which are served from then on.
+    pub(super) fn content(&self, slot: &RuntimeDir) -> Result<DiskContents, DaemonError> {
+        let Self { host, record, overlay, stall, taking, .. } = self;
+        crate::migrate::target::missing_pages::check(host, record)?;
+        let origin = self.hold_origin()?;
+        let served = record.config.disks.len().min(record.bases.len());
+        let open = |index| RunningDisk::open((host, stall, taking), record, index, *overlay, slot);
+        Ok(DiskContents { disks: (0..served).map(open).collect::<Result<_, _>>()?, origin })
+    }
+
+    /// The same with disks that are open already, or could not be opened.
+    pub(super) fn complete_with(
+        self,
+        warm: PrestartedQemu,
+        content: Result<DiskContents, DaemonError>,
+    ) -> Result<RunningMachine, DaemonError> {
+        let PrestartedQemu { slot, qemu, memory, console_log } = warm;
+        let parts = content.and_then(|content| {
+            let mut parts = self.parts(&slot, &qemu, memory, &content.disks)?;
+            let away = AwayEnd::of(self.host, self.record, &mut parts.1)?;
+            Ok((content, parts, away, self.guest_port(&qemu)?))
+        });
+        match parts {
+            Ok((DiskContents { disks, origin }, (memory, ports, ledgers, console, tap), away, guest)) => {
+                Ok(RunningMachine {
+                    qemu,
+                    memory,
+                    disks,
+                    ports,
+                    away,
+                    ledgers,
+                    tap,
+                    console,
+                    console_log,
+                    guest,
+                    slot,
+                    paused: true,
+                    stall: self.stall,
+                    taking: self.taking,
+                    bringing: None,
+                    giving: None,
+                    _origin: origin,
+                    bases: BTreeMap::new(),
+                    _bases: [None, None],
+                })
+            }
+            Err(error) => {
+                if !self.adopted {
+                    qemu.kill();
+                    slot.remove();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Keeps the capsule that memory or disks are read from. The origin of other machines is only a name; it may
+    /// be on another host.
+    fn hold_origin(&self) -> Result<Option<Pin>, DaemonError> {
+        let over_image = |base: &DiskBase| matches!(base, DiskBase::Image { .. });
+        // Empty memory is read from nowhere.
+        if self.image.flatten().is_none() && !self.record.bases.iter().any(over_image) {
+            return Ok(None);
+        }
+        let pin = self.record.origin.map(|origin| self.host.store.pin(&origin)).transpose();
+        pin.map_err(crate::core::refs::store_error("keep the capsule that the machine reads from"))
+    }
+
+    fn guest_port(&self, qemu: &Qemu) -> Result<GuestAgent, DaemonError> {
+        let (socket, pages) = (qemu.guest_socket(), self.record.config.memory_pages());
+        let port = GuestAgent::open(self.host, &self.record.name, pages, socket.clone(), self.arrived);
+        port.map_err(|source| DaemonError::io("follow", &socket, source))
+    }
+
+    #[allow(clippy::type_complexity, reason = "taken apart right where it is made")]
+    fn parts(
+        &self,
+        slot: &RuntimeDir,
+        qemu: &Qemu,
+        memory: Option<RunningMemory>,
+        disks: &[RunningDisk],
+    ) -> Result<(RunningMemory, Vec<NetworkPort>, Vec<DirtyLog>, Arc<Console>, DirtyObserver), DaemonError>
+    {
+        let Self { host, record, image, taking, arriving, .. } = self;
+        let mut memory = match memory {
+            Some(memory) => memory,
+            // What arrives with pages missing is filled on demand; what boots again has its own memory.
+            None => RunningMemory::attach(qemu, slot, image.is_some() || (taking.is_some() && *arriving))?,
+        };
+        if let Some(root) = image {
+            memory.page_in_from(host, record.origin, *root, record.config.memory_pages())?;
+        }
+        let ports = record.config.nics.iter().enumerate();
+        let plug = if host.is_away(record).is_some() { PortTarget::Line } else { PortTarget::Bridge };
+        let ports = ports
+            .map(|(index, nic)| NetworkPort::connect(slot, index, nic, plug))
+            .collect::<Result<_, _>>()?;
+        let (pages, tap) = memory.pages()?;
+        let mut ledgers = vec![DirtyLog::new(pages)];
+        ledgers.extend(disks.iter().map(|disk| DirtyLog::new(disk.pages())));
+        let serial = slot.dir().join("serial");
+        let console =
+            Console::open(&serial).map_err(|source| DaemonError::io("open the console", &serial, source))?;
+        Ok((memory, ports, ledgers, Arc::new(console), tap))
+    }
+}

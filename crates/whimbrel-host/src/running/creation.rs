@@ -1,0 +1,142 @@
+//! The ways to come by a machine: new, switched off before, out of a capsule, from another host, or left by an earlier daemon.
+//!
+//! All of them end in a machine that stands still. On failure there is no QEMU and no slot, except for one that an earlier
+//! daemon left: that is somebody's running machine, whatever fails here.
+
+use super::{
+    Overlay, RunningMachine, RunningMemory,
+    builder::{LaunchOptions, MachineBuilder, launch},
+};
+use crate::{
+    core::error::DaemonError,
+    daemon::Daemon,
+    guest::ArrivalKind,
+    machine::{
+        prestarted_qemu::PrestartedQemu,
+        record::{ProcessRecord, RamFile, Record},
+        runtime_dir::RuntimeDir,
+    },
+};
+use whimbrel_core::Digest;
+use whimbrel_qemu::{ProcessIdentity, Qemu, Vmgenid};
+
+impl RunningMachine {
+    /// A new machine, before its first instruction.
+    pub(crate) fn boot(host: &Daemon, record: &Record) -> Result<Self, DaemonError> {
+        let slot = RuntimeDir::create(&host.layout, &record.config)?;
+        let start = LaunchOptions { incoming: false, vmgenid: None };
+        let warm = launch(host, &record.config, slot, start, Some(record))?;
+        MachineBuilder::new(host, record, Overlay::New, None).complete(warm)?.prepared()
+    }
+
+    /// A machine that was switched off, before its first instruction: its disks are as it left them.
+    pub(crate) fn boot_again(
+        host: &Daemon,
+        record: &Record,
+        vmgenid: Option<Vmgenid>,
+    ) -> Result<Self, DaemonError> {
+        let slot = RuntimeDir::create(&host.layout, &record.config)?;
+        let warm =
+            launch(host, &record.config, slot, LaunchOptions { incoming: false, vmgenid }, Some(record))?;
+        MachineBuilder::new(host, record, Overlay::Existing, None).complete(warm)?.prepared()
+    }
+
+    /// The machine of a capsule: its memory comes when it is touched. Load its device state next.
+    pub(crate) fn restore(
+        host: &Daemon,
+        record: &Record,
+        memory: Option<Digest>,
+        warm: PrestartedQemu,
+    ) -> Result<Self, DaemonError> {
+        MachineBuilder::new(host, record, Overlay::New, Some(memory)).complete(warm)
+    }
+
+    /// An empty machine that is filled from another host. Load its device state when it is.
+    pub(crate) fn create_incoming(
+        host: &Daemon,
+        record: &Record,
+        vmgenid: Option<Vmgenid>,
+    ) -> Result<Self, DaemonError> {
+        let slot = RuntimeDir::create(&host.layout, &record.config)?;
+        let warm =
+            launch(host, &record.config, slot, LaunchOptions { incoming: true, vmgenid }, Some(record))?;
+        let assembly = MachineBuilder::new(host, record, Overlay::New, None);
+        MachineBuilder { arriving: true, arrived: ArrivalKind::ByMigration, ..assembly }.complete(warm)
+    }
+
+    /// The machine that an earlier daemon left running.
+    pub(crate) fn adopt(
+        host: &Daemon,
+        record: &Record,
+        process: &ProcessRecord,
+    ) -> Result<Self, DaemonError> {
+        let mut slot = RuntimeDir::adopt(&host.layout, &process.slot, &record.config)?;
+        if process.ram == RamFile::Template {
+            let content = (process.memory, record.config.memory);
+            slot.hold(host.warm.templates.adopt(content, &slot.ram())?);
+        }
+        let image = process.lazy.then_some(process.memory);
+        // Disks and memory first: a QEMU that waits for a page answers no command, nor does one that was told to stop when the
+        // earlier daemon died, before what its disks had under way is done.
+        let assembly =
+            MachineBuilder { adopted: true, ..MachineBuilder::new(host, record, Overlay::Existing, image) };
+        let content = assembly.content(&slot)?;
+        let taking = crate::migrate::target::missing_pages::fetcher_of(host, record);
+        let memory = RunningMemory::adopt(host, process.pid, &slot, record, (image, taking))?;
+        let identity = ProcessIdentity { pid: process.pid, start_time: process.started };
+        let qemu = Qemu::adopt(slot.dir(), identity, process.ram.into());
+        let qemu =
+            qemu.map_err(|source| DaemonError::Qemu { action: "take it up again", source: source.into() })?;
+        let warm = PrestartedQemu {
+            slot,
+            qemu,
+            memory: Some(memory),
+            console_log: host.layout.console_log(&record.name),
+        };
+        let mut live = assembly.complete_with(warm, Ok(content))?;
+        let status = live.qemu.status();
+        live.find_head();
+        live.paused =
+            !status.map_err(|source| DaemonError::Qemu { action: "ask it", source: source.into() })?.running;
+        Ok(live)
+    }
+
+    /// The machine is this host's, and its daemon died: if an operation had paused it, that pause is over.
+    pub(crate) fn go_on_after_crash(&mut self) {
+        let paused = self.qemu.status().is_ok_and(|status| status.word == "paused");
+        if paused && !self.stays_paused() {
+            tracing::info!(
+                pid = self.pid(),
+                "a machine that was paused for a moment when the daemon died goes on"
+            );
+            self.unpause();
+        }
+    }
+
+    /// Gives QEMU the part of the device state that it cannot be asked for once a clone was taken up again.
+    /// Without it the clone lives on, but no state can be taken of it.
+    fn find_head(&mut self) {
+        if self.slot.ram_file() == RamFile::Own {
+            return;
+        }
+        let found = self.slot.loaded().and_then(|state| {
+            self.qemu
+                .set_head(&state)
+                .map_err(|source| DaemonError::Qemu { action: "describe its devices", source: source.into() })
+        });
+        if let Err(error) = found {
+            tracing::error!(error = &error as &dyn std::error::Error, "no state can be taken of a clone");
+        }
+    }
+
+    /// Takes the part of the device state that is slow to take, while nobody is looking yet.
+    fn prepared(mut self) -> Result<Self, DaemonError> {
+        match self.qemu.prepare_device_state() {
+            Ok(()) => Ok(self),
+            Err(source) => {
+                self.end();
+                Err(DaemonError::Qemu { action: "describe its devices", source: source.into() })
+            }
+        }
+    }
+}

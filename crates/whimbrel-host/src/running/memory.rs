@@ -1,0 +1,291 @@
+//! The memory of a running machine: our hold on it, and where its missing pages come from.
+
+use super::{
+    Stall,
+    disk::Patients,
+    missing_pages::{MemoryPageStore, MissingMemory},
+};
+use crate::{
+    core::error::DaemonError,
+    daemon::Daemon,
+    machine::{record::Record, runtime_dir::RuntimeDir},
+};
+use std::{
+    fs::File,
+    os::unix::fs::FileExt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use whimbrel_api::MachineState;
+use whimbrel_capture::dirty_observer::{DirtyObserver, tapped};
+use whimbrel_core::{CapsuleId, Digest, PageRun, PageSet};
+use whimbrel_image::PrefetchList;
+use whimbrel_machine::{PageArray, PageError};
+use whimbrel_memory::{Attachment, Mode, PageSource, Pager, RamTarget};
+use whimbrel_migrate::postcopy::{PageFetcher, page_fetcher::PageStore};
+use whimbrel_qemu::Qemu;
+use whimbrel_store::StoredImage;
+
+/// Memory of a running machine.
+pub(crate) struct RunningMemory {
+    attachment: Attachment,
+    file: File,
+    lazy: Option<LazyPart>,
+    /// Whether it is filled on demand, once it is known from where.
+    on_demand: bool,
+}
+
+/// Shared with the views, which look while an operation works.
+pub(super) type PagerSlot = Arc<Mutex<Option<Pager>>>;
+
+/// What only lazily filled memory has.
+struct LazyPart {
+    root: Option<Digest>,
+    pager: PagerSlot,
+}
+
+/// What is needed to show how far a lazy machine is, and what it touched.
+#[derive(Clone)]
+pub(crate) struct PagerView {
+    pager: PagerSlot,
+    /// What another host keeps of it.
+    taking: Option<Arc<PageFetcher>>,
+    pub(super) stall: Arc<Stall>,
+    pub(super) disks: Patients,
+}
+
+impl RunningMemory {
+    /// Takes hold of the memory of a QEMU that has not run yet. Lazy memory gets its source later.
+    pub(crate) fn attach(qemu: &Qemu, slot: &RuntimeDir, lazy: bool) -> Result<Self, DaemonError> {
+        let mode = if lazy { Mode::Lazy } else { Mode::Track };
+        let attachment = Attachment::attach(qemu.pid() as i32, RamTarget::Path(slot.ram()), mode);
+        Self::held(attachment.map_err(memory_error)?, slot, lazy)
+    }
+
+    /// Takes hold of the memory of a QEMU that an earlier daemon had attached.
+    pub(crate) fn adopt(
+        host: &Daemon,
+        pid: u32,
+        slot: &RuntimeDir,
+        record: &Record,
+        (image, taking): (Option<Option<Digest>>, Option<Arc<PageFetcher>>),
+    ) -> Result<Self, DaemonError> {
+        let config = &record.config;
+        let (pid, ram) = (pid as i32, RamTarget::Path(slot.ram()));
+        let attachment = match image {
+            Some(_) => Attachment::adopt(pid, ram, Mode::Lazy),
+            None => Attachment::open(pid, ram),
+        };
+        let mut memory = Self::held(attachment.map_err(memory_error)?, slot, image.is_some())?;
+        match (image, taking) {
+            (Some(_), Some(taking)) => memory.page_in_owed(&taking)?,
+            (Some(root), None) => {
+                memory.page_in_from(host, record.origin, root, config.memory_pages())?;
+            }
+            (None, _) => {}
+        }
+        Ok(memory)
+    }
+
+    fn held(attachment: Attachment, slot: &RuntimeDir, on_demand: bool) -> Result<Self, DaemonError> {
+        let path = slot.ram();
+        let file = File::options().read(true).write(true).open(&path);
+        let file = file.map_err(|source| DaemonError::io("open", &path, source))?;
+        Ok(Self { attachment, file, lazy: None, on_demand })
+    }
+
+    /// Fills the memory from the image `root` of a capsule whenever a page is touched.
+    pub(crate) fn page_in_from(
+        &mut self,
+        host: &Daemon,
+        capsule: Option<CapsuleId>,
+        root: Option<Digest>,
+        pages: u64,
+    ) -> Result<(), DaemonError> {
+        if self.lazy.is_some() {
+            return Ok(());
+        }
+        let source = ImageSource::new(host.image(capsule, ("memory", root, pages)))?;
+        let pager = Pager::start(&self.attachment, Arc::new(source)).map_err(memory_error)?;
+        self.lazy = Some(LazyPart { root, pager: Arc::new(Mutex::new(Some(pager))) });
+        Ok(())
+    }
+
+    /// Fills the memory with what another host keeps of it whenever a page is touched.
+    pub(super) fn page_in_owed(&mut self, taking: &Arc<PageFetcher>) -> Result<(), DaemonError> {
+        if self.lazy.is_some() || !self.on_demand {
+            return Ok(());
+        }
+        let source = Arc::new(MissingMemory::new(taking.clone()));
+        let pager = Pager::start(&self.attachment, source).map_err(memory_error)?;
+        self.lazy = Some(LazyPart { root: None, pager: Arc::new(Mutex::new(Some(pager))) });
+        Ok(())
+    }
+
+    /// A place for pages that come unasked; none if all of it is here.
+    pub(super) fn store(&self) -> Option<Arc<dyn PageStore>> {
+        let store = |lazy: &LazyPart| Arc::new(MemoryPageStore(lazy.pager.clone())) as Arc<dyn PageStore>;
+        self.lazy.as_ref().map(store)
+    }
+
+    /// The memory to read only.
+    pub(crate) fn view(&self) -> Result<Box<dyn PageArray>, DaemonError> {
+        self.attachment.ram().map(|ram| Box::new(ram) as Box<dyn PageArray>).map_err(memory_error)
+    }
+
+    /// Whether it is filled on demand, and from which image.
+    pub(crate) fn origin(&self) -> (bool, Option<Digest>) {
+        (self.on_demand, self.lazy.as_ref().and_then(|lazy| lazy.root))
+    }
+
+    /// The memory as a page array, and a way to look on at what is written to it.
+    pub(crate) fn pages(&self) -> Result<(Box<dyn PageArray>, DirtyObserver), DaemonError> {
+        let view =
+            || self.attachment.ram().map(|ram| Box::new(ram) as Box<dyn PageArray>).map_err(memory_error);
+        Ok(tapped(view()?, view()?))
+    }
+
+    /// The file that it is, to be filled before the machine runs.
+    pub(crate) fn file(&self) -> std::io::Result<File> {
+        self.file.try_clone()
+    }
+
+    /// Stores pages before the machine runs.
+    pub(crate) fn write(&self, run: PageRun, data: &[u8]) -> std::io::Result<()> {
+        self.file.write_all_at(data, run.offset())
+    }
+
+    /// Reads pages before the machine runs.
+    pub(crate) fn read(&self, run: PageRun, out: &mut [u8]) -> std::io::Result<()> {
+        self.file.read_exact_at(out, run.offset())
+    }
+
+    /// Empties pages before the machine runs.
+    pub(crate) fn zero(&self, run: PageRun) -> std::io::Result<()> {
+        use rustix::fs::{FallocateFlags, fallocate};
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(fallocate(&self.file, hole, run.offset(), run.bytes() as u64)?)
+    }
+
+    pub(super) fn pager_view(
+        &self,
+        stall: &Arc<Stall>,
+        disks: Patients,
+        taking: Option<Arc<PageFetcher>>,
+    ) -> Option<PagerView> {
+        let view =
+            |lazy: &LazyPart| PagerView { pager: lazy.pager.clone(), taking, stall: stall.clone(), disks };
+        self.lazy.as_ref().map(view)
+    }
+
+    /// Reads everything ahead, in the background.
+    pub(crate) fn prefetch_all(&self) {
+        self.with_pager(Pager::prefetch_all);
+    }
+
+    /// Whether all of it is here, waited for at most `patience`.
+    pub(crate) fn wait_resident(&self, patience: Duration) -> bool {
+        self.with_pager(|pager| pager.wait_resident(patience)).unwrap_or(true)
+    }
+
+    /// Pages that are here, pages there are, and why none come at the moment.
+    pub(crate) fn progress(&self) -> (u64, u64, Option<String>) {
+        let state = self.with_pager(Pager::state);
+        state.map_or((0, 0, None), |state| (state.resident, state.total, state.stalled))
+    }
+
+    fn with_pager<T>(&self, ask: impl FnOnce(&Pager) -> T) -> Option<T> {
+        let pager = self.lazy.as_ref()?.pager.lock().unwrap_or_else(PoisonError::into_inner);
+        pager.as_ref().map(ask)
+    }
+}
+
+impl Drop for RunningMemory {
+    fn drop(&mut self) {
+        // Views may outlive the machine; the pager's threads must not.
+        if let Some(lazy) = &self.lazy {
+            lazy.pager.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
+    }
+}
+
+impl PagerView {
+    /// `Lazy` while something is missing, `Running` after that.
+    pub(crate) fn state(&self) -> MachineState {
+        let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = self.stall.reason();
+        if let Some(view) = self.taking.as_ref().map(|taking| taking.status())
+            && view.stand.missing > 0
+        {
+            let stalled = pager.as_ref().and_then(|pager| pager.state().stalled);
+            let why = || format!("{} is not connected", view.from);
+            let cut_off = (!view.connected).then(|| stalled.clone().or(waits.clone()).unwrap_or_else(why));
+            return MachineState::Lazy {
+                resident_pages: view.owed.saturating_sub(view.stand.missing),
+                total_pages: view.owed,
+                stalled: cut_off.or(stalled).or(waits).or(view.stalled),
+                from: Some(view.from),
+            };
+        }
+        match pager.as_ref().map(Pager::state) {
+            Some(state) if state.resident < state.total || waits.is_some() => MachineState::Lazy {
+                resident_pages: state.resident,
+                total_pages: state.total,
+                stalled: state.stalled.or(waits),
+                from: None,
+            },
+            _ => MachineState::Running,
+        }
+    }
+
+    /// Reads everything ahead, in the background.
+    pub(crate) fn prefetch_all(&self) {
+        let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
+        pager.iter().for_each(Pager::prefetch_all);
+    }
+
+    /// What the machine touched in its first seconds; none once it has ended.
+    pub(crate) fn working_set(&self) -> Option<PrefetchList> {
+        let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
+        let memory = ("memory".to_owned(), pager.as_ref()?.touched());
+        let disks = self.disks.iter().map(|(name, disk)| (name.clone(), disk.touched()));
+        Some(PrefetchList(disks.chain([memory]).collect()))
+    }
+}
+
+fn memory_error(source: impl std::error::Error + Send + Sync + 'static) -> DaemonError {
+    DaemonError::Memory { source: source.into() }
+}
+
+/// A stored image as the source of lazy memory.
+struct ImageSource {
+    image: StoredImage,
+    present: PageSet,
+}
+
+impl ImageSource {
+    fn new(image: StoredImage) -> Result<Self, DaemonError> {
+        let present = image
+            .perhaps_present()
+            .map_err(crate::core::refs::store_error("read the image of the memory"))?;
+        Ok(Self { image, present })
+    }
+}
+
+impl PageSource for ImageSource {
+    fn page_count(&self) -> u64 {
+        self.image.page_count()
+    }
+
+    fn present(&self) -> &PageSet {
+        &self.present
+    }
+
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+        self.image.read(run, out).map_err(|error| PageError::new("memory", "read", error))
+    }
+
+    fn preferred_run(&self, page: u64) -> PageRun {
+        self.image.preferred_run(page).unwrap_or(PageRun::new(page, 1))
+    }
+}

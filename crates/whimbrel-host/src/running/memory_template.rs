@@ -1,0 +1,132 @@
+//! Templates: memory that the clones of one capsule share on this host.
+//!
+//! A template is the RAM file of a memory image. Every clone has a hard link to it in its slot and maps it privately; the
+//! pager of each fills it for all, so a page is fetched once and lies in memory once until somebody writes to it.
+//! The file ends with the last slot that has it, whoever removes that: no count of ours can go wrong in a
+//! crash. [`Templates`] only remembers where the next clone finds it.
+
+use crate::core::error::DaemonError;
+use rustix::fs::{AtFlags, CWD, linkat};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io,
+    os::{
+        fd::AsRawFd,
+        unix::fs::{MetadataExt, OpenOptionsExt},
+    },
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+use whimbrel_core::{ByteSize, Digest};
+
+/// What a template holds: the root of an image (none for an empty one) and its size.
+pub(crate) type TemplateKey = (Option<Digest>, ByteSize);
+
+/// The templates that machines of this host use.
+#[derive(Debug, Default)]
+pub(crate) struct Templates {
+    known: Mutex<BTreeMap<TemplateKey, Weak<File>>>,
+}
+
+impl Templates {
+    /// Gives the template of `content` the name `path`: the one that other clones use, or a new one.
+    pub(crate) fn link(&self, content: TemplateKey, path: &Path) -> Result<Arc<File>, DaemonError> {
+        let failed = |source| DaemonError::io("share the memory of clones in", path, source);
+        let mut known = self.known();
+        if let Some(file) = known.get(&content).and_then(Weak::upgrade) {
+            match name(&file, path) {
+                Ok(()) => return Ok(file),
+                // Its last slot was removed just now.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        let file = Arc::new(create(content.1, path).map_err(failed)?);
+        known.retain(|_, file| file.strong_count() > 0);
+        known.insert(content, Arc::downgrade(&file));
+        Ok(file)
+    }
+
+    /// The template that a clone of an earlier daemon has under `path`.
+    pub(crate) fn adopt(&self, content: TemplateKey, path: &Path) -> Result<Arc<File>, DaemonError> {
+        let failed = |source| DaemonError::io("open", path, source);
+        let file = File::options().read(true).write(true).open(path).map_err(failed)?;
+        let mut known = self.known();
+        match known.get(&content).and_then(Weak::upgrade) {
+            Some(other) if is_same(&other, &file).map_err(failed)? => Ok(other),
+            // Two templates of one content: a crash came between the last slot of one and the next clone.
+            Some(_) => Ok(Arc::new(file)),
+            None => {
+                let file = Arc::new(file);
+                known.insert(content, Arc::downgrade(&file));
+                Ok(file)
+            }
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<TemplateKey, Weak<File>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A file of holes that QEMU need not grow.
+fn create(size: ByteSize, path: &Path) -> io::Result<File> {
+    let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+    file.set_len(size.0)?;
+    Ok(file)
+}
+
+fn name(file: &File, path: &Path) -> io::Result<()> {
+    let open = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(linkat(CWD, open, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+}
+
+fn is_same(one: &File, other: &File) -> io::Result<bool> {
+    let (one, other) = (one.metadata()?, other.metadata()?);
+    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONTENT: TemplateKey = (None, ByteSize(1 << 20));
+
+    fn inode(path: &Path) -> u64 {
+        std::fs::metadata(path).expect("a file").ino()
+    }
+
+    #[test]
+    fn clones_of_one_capsule_share_a_file_and_others_do_not() {
+        let (dir, templates) = (tempfile::tempdir().expect("a directory"), Templates::default());
+        let path = |name: &str| dir.path().join(name);
+        let _first = templates.link(CONTENT, &path("a")).expect("a template");
+        let _second = templates.link(CONTENT, &path("b")).expect("a template");
+        let _other = templates.link((None, ByteSize(2 << 20)), &path("c")).expect("a template");
+        assert_eq!(inode(&path("a")), inode(&path("b")));
+        assert_ne!(inode(&path("a")), inode(&path("c")));
+        assert_eq!(std::fs::metadata(path("c")).expect("a file").len(), 2 << 20);
+    }
+
+    #[test]
+    fn a_template_whose_last_name_went_away_under_a_new_clone_is_made_anew() {
+        let (dir, templates) = (tempfile::tempdir().expect("a directory"), Templates::default());
+        let path = |name: &str| dir.path().join(name);
+        let _held = templates.link(CONTENT, &path("a")).expect("a template");
+        std::fs::remove_file(path("a")).expect("the only name");
+        let _next = templates.link(CONTENT, &path("b")).expect("a new template");
+        assert!(path("b").exists());
+    }
+
+    #[test]
+    fn the_next_daemon_gives_new_clones_the_template_of_the_old_ones() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| dir.path().join(name);
+        drop(Templates::default().link(CONTENT, &path("a")).expect("a template"));
+        let templates = Templates::default();
+        let _adopted = templates.adopt(CONTENT, &path("a")).expect("the same template");
+        let _next = templates.link(CONTENT, &path("b")).expect("the same template");
+        assert_eq!(inode(&path("a")), inode(&path("b")));
+    }
+}

@@ -1,0 +1,405 @@
+//! The parts of a machine that may lack pages of which another host keeps the content: memory, disks, and the thread that
+//! brings them.
+
+use super::memory::PagerSlot;
+use crate::core::failpoint::Failpoint;
+use std::{
+    path::Path,
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+use whimbrel_block::{BlockError, Cow, Device, Extent, ExtentKind};
+use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+use whimbrel_machine::PageError;
+use whimbrel_memory::PageSource;
+use whimbrel_migrate::{
+    postcopy::{
+        PageFetcher,
+        page_fetcher::{PageFetchError, PageStore},
+    },
+    source::BoxError,
+};
+
+use whimbrel_qemu::{ProcessIdentity, QemuProcess};
+
+/// Memory is the first array.
+const MEMORY: usize = 0;
+
+/// Where missing pages of memory come from.
+pub(super) struct MissingMemory {
+    taking: Arc<PageFetcher>,
+    owed: PageSet,
+}
+
+impl MissingMemory {
+    pub(super) fn new(taking: Arc<PageFetcher>) -> Self {
+        Self { owed: taking.missing_at_start(MEMORY), taking }
+    }
+}
+
+impl PageSource for MissingMemory {
+    fn page_count(&self) -> u64 {
+        self.owed.len()
+    }
+
+    fn present(&self) -> &PageSet {
+        &self.owed
+    }
+
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+        self.taking.read(MEMORY, run, out, false).map_err(|error| PageError::new("memory", "fetch", error))
+    }
+}
+
+/// What lies under the overlay of a disk of which pages are elsewhere.
+pub(super) struct MissingDiskPages {
+    below: Arc<dyn Device>,
+    taking: Arc<PageFetcher>,
+    array: usize,
+}
+
+impl MissingDiskPages {
+    /// Over what the disk began as here.
+    pub(super) fn new(below: Arc<dyn Device>, taking: Arc<PageFetcher>, array: usize) -> Self {
+        Self { below, taking, array }
+    }
+
+    fn missing_runs(&self, offset: u64, len: u64) -> Vec<PageRun> {
+        let (start, end) = (offset / PAGE_SIZE as u64, (offset + len).div_ceil(PAGE_SIZE as u64));
+        self.taking.missing_runs(self.array, PageRun::new(start, end - start))
+    }
+}
+
+/// Whether a read failed because the other host could not be asked: it may succeed later.
+pub(super) fn passes(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+    error.downcast_ref::<PageFetchError>().is_some()
+}
+
+impl Device for MissingDiskPages {
+    fn size(&self) -> u64 {
+        self.below.size()
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BlockError> {
+        self.below.read_at(offset, out)?;
+        let mut page = Vec::new();
+        let end = offset + out.len() as u64;
+        for run in self.missing_runs(offset, out.len() as u64) {
+            page.resize(run.bytes(), 0);
+            let read = self.taking.read(self.array, run, &mut page, true);
+            let len = out.len() as u64;
+            read.map_err(|error| BlockError::Content { offset, len, source: Box::new(error) })?;
+            let (from, to) = (run.offset().max(offset), (run.offset() + run.bytes() as u64).min(end));
+            out[(from - offset) as usize..(to - offset) as usize]
+                .copy_from_slice(&page[(from - run.offset()) as usize..(to - run.offset()) as usize]);
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), BlockError> {
+        Err(BlockError::ReadOnly)
+    }
+
+    fn write_zeroes(&self, _: u64, _: u64) -> Result<(), BlockError> {
+        Err(BlockError::ReadOnly)
+    }
+
+    fn flush(&self) -> Result<(), BlockError> {
+        Ok(())
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, BlockError> {
+        let (mut list, mut at) = (Vec::new(), offset);
+        for run in self.missing_runs(offset, len) {
+            let (from, to) =
+                (run.offset().max(offset), (run.offset() + run.bytes() as u64).min(offset + len));
+            if at < from {
+                list.extend(self.below.extents(at, from - at)?);
+            }
+            list.push(Extent { len: to - from, kind: ExtentKind::Data });
+            at = to;
+        }
+        if at < offset + len {
+            list.extend(self.below.extents(at, offset + len - at)?);
+        }
+        Ok(merged(list))
+    }
+
+    fn may_wait(&self, offset: u64, len: u64) -> bool {
+        !self.missing_runs(offset, len).is_empty() || self.below.may_wait(offset, len)
+    }
+}
+
+/// Neighbours of one kind as one.
+fn merged(list: Vec<Extent>) -> Vec<Extent> {
+    let mut merged: Vec<Extent> = Vec::new();
+    for extent in list {
+        match merged.last_mut() {
+            Some(last) if last.kind == extent.kind => last.len += extent.len,
+            _ => merged.push(extent),
+        }
+    }
+    merged
+}
+
+/// Memory as a place for pages that come.
+pub(super) struct MemoryPageStore(pub(super) PagerSlot);
+
+impl PageStore for MemoryPageStore {
+    fn missing(&self, owed: &PageSet) -> PageSet {
+        let pager = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Without one the machine has ended, and lacks nothing any more.
+        let Some(pager) = pager.as_ref() else { return PageSet::empty(owed.len()) };
+        let mut missing = pager.missing();
+        missing.intersect(owed);
+        missing
+    }
+
+    fn fill(&self, run: PageRun, content: &[u8]) -> Result<(), BoxError> {
+        let pager = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(pager.as_ref().ok_or("the machine has ended")?.fill(run, content)?)
+    }
+
+    fn sync(&self) -> Result<(), BoxError> {
+        Ok(())
+    }
+}
+
+/// A disk as one.
+pub(super) struct DiskPageStore(pub(super) Arc<Cow>);
+
+impl PageStore for DiskPageStore {
+    fn missing(&self, owed: &PageSet) -> PageSet {
+        let mut missing = owed.clone();
+        missing.subtract(&self.0.owned());
+        missing
+    }
+
+    fn fill(&self, run: PageRun, content: &[u8]) -> Result<(), BoxError> {
+        Ok(self.0.fill(run, content)?)
+    }
+
+    fn sync(&self) -> Result<(), BoxError> {
+        Ok(self.0.flush()?)
+    }
+}
+
+/// Ends a QEMU that loads while nobody can give it the pages that it waits for.
+pub(super) struct LoadGuard {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A load whose pages cannot be had for so long is given up.
+const LOAD_PATIENCE: Duration = Duration::from_secs(5);
+/// How often is looked.
+const LOOK: Duration = Duration::from_millis(20);
+
+impl LoadGuard {
+    pub(super) fn start(taking: Arc<PageFetcher>, process: ProcessIdentity, slot: &Path) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let log = slot.join("qemu.log");
+        let guard = {
+            let over = over.clone();
+            move || {
+                let mut cut_off_since = None;
+                while !over.load(Ordering::Acquire) {
+                    thread::sleep(LOOK);
+                    let cut_off = !taking.status().connected;
+                    let since = cut_off.then(|| *cut_off_since.get_or_insert_with(Instant::now));
+                    cut_off_since = since;
+                    if since.is_some_and(|since| since.elapsed() > LOAD_PATIENCE) {
+                        tracing::warn!(from = %taking.from(), "a machine is not loaded: its pages cannot be had");
+                        return QemuProcess::adopt(process, &log).into_iter().for_each(|qemu| qemu.kill());
+                    }
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("loading".into()).spawn(guard);
+        Self { over, thread: thread.ok() }
+    }
+}
+
+impl Drop for LoadGuard {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Release);
+        self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// The thread that brings what is missing; ends with the machine's life here.
+pub(super) struct BackgroundFetch {
+    taking: Arc<PageFetcher>,
+    done: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl BackgroundFetch {
+    /// Begins. `whole` is called once nothing is missing and all of it is durable.
+    pub(super) fn start(
+        taking: Arc<PageFetcher>,
+        stores: Vec<Option<Arc<dyn PageStore>>>,
+        whole: impl FnOnce() + Send + 'static,
+    ) -> Self {
+        taking.reopen();
+        let done = Arc::new(AtomicBool::new(false));
+        let bring = {
+            let (taking, done) = (taking.clone(), done.clone());
+            move || {
+                Failpoint::Fetch.reached_unless(|| taking.is_closed());
+                if !taking.fetch_all(&stores) {
+                    return;
+                }
+                let settled = stores.iter().flatten().try_for_each(|store| store.sync());
+                match settled {
+                    Ok(()) => {
+                        done.store(true, Ordering::Release);
+                        whole();
+                    }
+                    Err(error) => tracing::error!(error = &*error, "what came of a machine is not durable"),
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("bringing".into()).spawn(bring);
+        let thread = thread.inspect_err(|error| tracing::error!(%error, "no thread to fetch pages")).ok();
+        Self { taking, done, thread }
+    }
+
+    /// Whether nothing is missing.
+    pub(super) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for BackgroundFetch {
+    fn drop(&mut self) {
+        if !self.is_done() {
+            self.taking.close();
+        }
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("a thread that fetched pages panicked");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use proptest::prelude::*;
+    use whimbrel_block::MemDevice;
+    use whimbrel_machine::PageArray;
+    use whimbrel_migrate::{
+        link::LinkError,
+        postcopy::{
+            PageServer,
+            messages::FetchPriority,
+            page_fetcher::{FetchConnection, PendingReply},
+        },
+        protocol::HandoverId,
+    };
+
+    const PAGES: u64 = 16;
+
+    /// The old host's disk: every byte of a page is its number and 0x40.
+    struct Old;
+
+    impl PageArray for Old {
+        fn name(&self) -> &str {
+            "disk0"
+        }
+        fn page_count(&self) -> u64 {
+            PAGES
+        }
+        fn populated(&mut self) -> Result<PageSet, PageError> {
+            Ok(PageSet::full(PAGES))
+        }
+        fn take_dirty(&mut self) -> Result<PageSet, PageError> {
+            Ok(PageSet::empty(PAGES))
+        }
+        fn put_back(&mut self, _: &PageSet) {}
+        fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+            run.pages()
+                .zip(out.chunks_exact_mut(PAGE_SIZE))
+                .for_each(|(page, out)| out.fill(0x40 | page as u8));
+            Ok(())
+        }
+    }
+
+    struct Direct(Arc<PageServer>);
+
+    struct Ready(Result<(Bytes, Bytes), LinkError>);
+
+    impl PendingReply for Ready {
+        fn wait(self: Box<Self>) -> Result<(Bytes, Bytes), LinkError> {
+            self.0
+        }
+    }
+
+    impl FetchConnection for Direct {
+        fn ask(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn PendingReply>, LinkError> {
+            let answer =
+                self.0.handle(kind, &header).map(|(header, payload)| (header.into(), payload.into()));
+            Ok(Box::new(Ready(answer.map_err(|error| LinkError::Refused { reason: error.to_string() }))))
+        }
+        fn close(&self) {}
+    }
+
+    fn disk(owed: &PageSet, connected: bool) -> MissingDiskPages {
+        let id = HandoverId([3; 16]);
+        let giving = Arc::new(PageServer::new(id, vec![Box::new(Old), Box::new(Old)]));
+        giving.open(owed.count());
+        let taking = Arc::new(PageFetcher::new(id, "alpha".parse().unwrap(), &[PAGES, PAGES]));
+        taking.restore_missing(vec![(1, owed.clone())]);
+        if connected {
+            taking.accept_connection(FetchPriority::Urgent, Arc::new(Direct(giving)));
+        }
+        let below = (0..PAGES).flat_map(|page| vec![page as u8; PAGE_SIZE]).collect();
+        MissingDiskPages::new(Arc::new(MemDevice::new(below)), taking, 1)
+    }
+
+    fn set(pages: &[u64]) -> PageSet {
+        let mut set = PageSet::empty(PAGES);
+        pages.iter().for_each(|page| set.insert_run(PageRun::new(*page, 1)));
+        set
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_the_old_hosts_where_owed_and_those_below_elsewhere(
+            owed in prop::collection::vec(0..PAGES, 0..12), start in 0..PAGES * 4096, len in 0..9000u64,
+        ) {
+            let len = len.min(PAGES * 4096 - start);
+            let owed = set(&owed);
+            let disk = disk(&owed, true);
+            let mut out = vec![0xee; len as usize];
+            disk.read_at(start, &mut out).unwrap();
+            for (at, byte) in (start..).zip(&out) {
+                let page = at / 4096;
+                let expected = if owed.contains(page) { 0x40 | page as u8 } else { page as u8 };
+                prop_assert_eq!(*byte, expected, "byte {}", at);
+            }
+            let extents = disk.extents(start, len).unwrap();
+            prop_assert_eq!(extents.iter().map(|extent| extent.len).sum::<u64>(), len);
+        }
+    }
+
+    #[test]
+    fn what_is_not_owed_needs_nobody_and_what_is_says_who_has_it() {
+        let disk = disk(&set(&[3]), false);
+        assert!(!disk.may_wait(0, 3 * 4096) && disk.may_wait(0, 3 * 4096 + 1));
+        disk.read_at(0, &mut [0; 3 * 4096]).unwrap();
+        let Err(BlockError::Content { source, .. }) = disk.read_at(3 * 4096 + 17, &mut [0; 8]) else {
+            panic!("nobody is connected");
+        };
+        assert!(passes(&*source) && source.to_string().contains("alpha is not connected"), "{source}");
+    }
+}

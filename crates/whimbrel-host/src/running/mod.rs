@@ -1,0 +1,281 @@
+//! A machine that has a QEMU: the process and everything attached to it, and how each came to be.
+//!
+//! Every way to make one ends in the same thing, paused: [`RunningMachine::boot`] a new machine, [`RunningMachine::restore`] a
+//! capsule, [`RunningMachine::receive`] one from another host, [`RunningMachine::adopt`] one whose daemon died. Then
+//! [`RunningMachine::start`]. Dropping a `Live` leaves QEMU running for the next daemon; [`RunningMachine::end`] ends it.
+
+pub(crate) mod balloon;
+pub(crate) mod builder;
+pub(crate) mod console;
+mod creation;
+pub(crate) mod disk;
+pub(crate) mod disk_alignment;
+#[cfg(test)]
+mod disk_tests;
+pub(crate) mod memory;
+mod memory_template;
+pub(crate) mod missing_pages;
+mod network_port;
+mod pausable;
+mod remote_disk;
+mod stored_images;
+
+pub(crate) use builder::{LaunchOptions, launch};
+pub(crate) use console::{ConsoleView, SerialStream};
+pub(crate) use disk::{Overlay, RunningDisk, StoppedDisk, remove_overlays};
+pub(crate) use memory::{PagerView, RunningMemory};
+pub(crate) use memory_template::{TemplateKey as TemplateContent, Templates};
+use missing_pages::BackgroundFetch;
+pub(crate) use network_port::{NetworkPort, PortTarget};
+pub(crate) use pausable::PausableMachine;
+use remote_disk::{RemoteDisk, Stall};
+
+use crate::{
+    core::error::DaemonError,
+    guest::GuestAgent,
+    machine::{
+        record::{ProcessRecord, RamFile},
+        runtime_dir::{RuntimeDir, RuntimeMark},
+    },
+    network::tunnel::AwayEnd,
+};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, mpsc::Receiver},
+    time::{Duration, Instant},
+};
+use whimbrel_capture::{DirtyLog, dirty_observer::DirtyObserver};
+use whimbrel_core::{Digest, PageSet};
+use whimbrel_machine::Machine as _;
+use whimbrel_migrate::postcopy::{PageFetcher, PageServer};
+use whimbrel_qemu::{Console, MachineEvent, ProcessIdentity, Qemu, VmIdentity};
+use whimbrel_store::Pin;
+
+/// A machine with a QEMU.
+pub(crate) struct RunningMachine {
+    pub(crate) qemu: Qemu,
+    pub(crate) memory: RunningMemory,
+    pub(crate) disks: Vec<RunningDisk>,
+    pub(crate) ports: Vec<NetworkPort>,
+    /// The way to its network, if that is on another host.
+    pub(crate) away: Option<AwayEnd>,
+    /// Memory first, then the disks in order.
+    pub(crate) ledgers: Vec<DirtyLog>,
+    /// For whoever looks on at what it writes to its memory.
+    tap: DirtyObserver,
+    console: Arc<Console>,
+    console_log: PathBuf,
+    /// To the program inside the guest, if it has one.
+    pub(crate) guest: GuestAgent,
+    slot: RuntimeDir,
+    paused: bool,
+    /// Why it waits for other hosts, if it does.
+    stall: Arc<Stall>,
+    /// What another host keeps of it, if one does.
+    taking: Option<Arc<PageFetcher>>,
+    bringing: Option<BackgroundFetch>,
+    /// What this host keeps of it for another one, where it runs.
+    pub(crate) giving: Option<Arc<PageServer>>,
+    /// Keeps the capsule whose pages it still reads, whatever becomes of its refs.
+    _origin: Option<Pin>,
+    /// Images that the store's sets of changed pages are relative to, by name. An array without one is looked at anew.
+    pub(crate) bases: BTreeMap<String, Option<Digest>>,
+    /// Keep the capsules that these images are of: the last one with memory, and the last one of disks only after it.
+    _bases: [Option<Pin>; 2],
+}
+
+impl RunningMachine {
+    /// Everything of an arriving machine is here: a later daemon will know.
+    pub(crate) fn mark_whole(&self) -> Result<(), DaemonError> {
+        self.slot.mark(RuntimeMark::Whole, true)
+    }
+
+    /// Has QEMU read what is known of the device state that will be loaded.
+    pub(crate) fn expect_state(&mut self, ahead: &[u8]) -> Result<(), DaemonError> {
+        self.qemu.expect_state(ahead).map_err(|source| DaemonError::Qemu {
+            action: "load the beginning of the device state",
+            source: source.into(),
+        })
+    }
+
+    /// Loads the device state of a machine that was made to be loaded.
+    pub(crate) fn load(&mut self, device_state: &[u8], identity: VmIdentity) -> Result<(), DaemonError> {
+        self.qemu
+            .load_to_run(device_state, identity)
+            .map_err(|source| DaemonError::Qemu { action: "load the device state", source: source.into() })?;
+        match self.slot.ram_file() {
+            RamFile::Own => Ok(()),
+            RamFile::Template => self.slot.keep_loaded(device_state),
+        }
+    }
+
+    /// Opens the network and lets the CPUs run.
+    pub(crate) fn start(&mut self) -> Result<(), DaemonError> {
+        self.open_ports();
+        self.set_paused(false)
+    }
+
+    /// Lets frames pass: this host runs the machine.
+    pub(crate) fn open_ports(&self) {
+        self.ports.iter().for_each(NetworkPort::open);
+        self.away.iter().for_each(AwayEnd::open);
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    pub(crate) fn set_paused(&mut self, paused: bool) -> Result<(), DaemonError> {
+        let done = if paused { self.qemu.pause() } else { self.qemu.unpause() };
+        done.map_err(|source| DaemonError::Qemu { action: "pause or unpause", source: source.into() })?;
+        self.paused = paused;
+        Ok(())
+    }
+
+    /// The same on its user's word, which outlasts this daemon.
+    pub(crate) fn set_paused_by_user(&mut self, paused: bool) -> Result<(), DaemonError> {
+        self.slot.mark(RuntimeMark::PausedByUser, paused)?;
+        self.set_paused(paused)
+    }
+
+    /// It was paused by its user where it comes from, and will not be run before that one says so.
+    pub(crate) fn stay_paused(&self) -> Result<(), DaemonError> {
+        self.slot.mark(RuntimeMark::PausedByUser, true)
+    }
+
+    /// Whether its user has paused it.
+    pub(crate) fn stays_paused(&self) -> bool {
+        RuntimeMark::PausedByUser.is_on(self.slot.dir())
+    }
+
+    /// Lets a machine go on after something else failed; that failure is what the caller hears of.
+    pub(crate) fn unpause(&mut self) {
+        if let Err(error) = self.set_paused(false) {
+            tracing::error!(error = &error as &dyn std::error::Error, "the machine stays paused");
+        }
+    }
+
+    /// Presses the power button and waits for the guest.
+    pub(crate) fn powerdown(&mut self, patience: Duration) -> Result<(), DaemonError> {
+        let events = self.qemu.events();
+        let pressed = self.qemu.powerdown();
+        pressed.map_err(|source| DaemonError::Qemu {
+            action: "press the power button",
+            source: source.into(),
+        })?;
+        let deadline = Instant::now() + patience;
+        loop {
+            match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(MachineEvent::Shutdown(_) | MachineEvent::Disconnected) => return Ok(()),
+                Ok(_) => {}
+                Err(_) => return Err(DaemonError::StillRunning { seconds: patience.as_secs() }),
+            }
+        }
+    }
+
+    /// What happens to it from now on.
+    pub(crate) fn events(&self) -> Receiver<MachineEvent> {
+        self.qemu.events()
+    }
+
+    /// The file that is its memory.
+    pub(crate) fn ram_path(&self) -> PathBuf {
+        self.slot.ram()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.qemu.pid()
+    }
+
+    /// The directory of its QEMU.
+    pub(crate) fn slot_dir(&self) -> &std::path::Path {
+        self.slot.dir()
+    }
+
+    /// Loads the device state while pages of the machine are with another host. Devices may touch some: they come over the
+    /// connection of `taking`, and if that is lost the QEMU is ended, since it would wait for them for ever.
+    pub(crate) fn load_with_pages_missing(
+        &mut self,
+        device_state: &[u8],
+        taking: &Arc<PageFetcher>,
+    ) -> Result<(), DaemonError> {
+        self.memory.page_in_owed(taking)?;
+        let process = self.qemu.process().identity();
+        let guard = missing_pages::LoadGuard::start(taking.clone(), process, self.slot.dir());
+        let loaded = self.load(device_state, VmIdentity::Kept);
+        drop(guard);
+        loaded
+    }
+
+    /// Gives pages that arrived and are stale back to what they will be fetched as. The machine has not run.
+    pub(crate) fn disown(&self, array: usize, pages: &PageSet) -> Result<(), DaemonError> {
+        let disk = array.checked_sub(1).and_then(|index| self.disks.get(index));
+        for run in pages.runs() {
+            match disk {
+                Some(disk) => disk.disown(run)?,
+                None => {
+                    let path = self.ram_path();
+                    self.memory.zero(run).map_err(|source| DaemonError::io("empty", &path, source))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings what another host keeps of it, in the background; `whole` is called when all of it is here.
+    pub(crate) fn start_fetching(&mut self, whole: impl FnOnce() + Send + 'static) {
+        let Some(taking) = self.taking.clone() else { return };
+        let memory = self.memory.store();
+        let disks = self.disks.iter().map(|disk| Some(disk.store()));
+        let stores = std::iter::once(memory).chain(disks).collect();
+        self.bringing = Some(BackgroundFetch::start(taking, stores, whole));
+    }
+
+    /// Whether nothing of it is on another host any more.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.taking.is_none() || self.bringing.as_ref().is_some_and(BackgroundFetch::is_done)
+    }
+
+    /// What a later daemon needs to find it again.
+    pub(crate) fn process_record(&self) -> ProcessRecord {
+        let ProcessIdentity { pid, start_time } = self.qemu.process().identity();
+        let (lazy, memory) = self.memory.origin();
+        let (slot, ram) = (self.slot.id().to_owned(), self.slot.ram_file());
+        ProcessRecord { pid, started: start_time, slot, lazy, memory, ram }
+    }
+
+    pub(crate) fn pager_view(&self) -> Option<PagerView> {
+        let disks = self.disks.iter().filter_map(RunningDisk::patient).collect();
+        self.memory.pager_view(&self.stall, disks, self.taking.clone())
+    }
+
+    pub(crate) fn tap(&self) -> DirtyObserver {
+        self.tap.clone()
+    }
+
+    pub(crate) fn console_view(&self) -> ConsoleView {
+        ConsoleView::new(self.console.clone(), self.console_log.clone())
+    }
+
+    /// The machine is on no network any more, its QEMU was told to end, and nobody waits for another host's pages. All that takes
+    /// time is left to [`RunningMachine::end`].
+    pub(crate) fn cut_off(&mut self) {
+        // Reads that wait for another host would keep QEMU, and those who wait for it.
+        self.stall.end();
+        self.bringing = None;
+        self.giving.iter().for_each(|giving| giving.end());
+        self.away = None;
+        self.ports.clear();
+        self.qemu.process().kill();
+    }
+
+    /// Ends the machine; its guest gets no notice. Its disks stay.
+    pub(crate) fn end(mut self) {
+        self.cut_off();
+        self.qemu.kill();
+        drop(self.ledgers);
+        drop(self.memory);
+        self.slot.remove();
+    }
+}

@@ -1,0 +1,93 @@
+//! A network port of a running machine: closed until the machine runs, announced when it has moved.
+
+use crate::{core::error::DaemonError, machine::runtime_dir::RuntimeDir};
+use std::sync::{Arc, Weak};
+use whimbrel_core::NicConfig;
+use whimbrel_net::{Addresses, FramePipeEnd, Gates, Port, PortConfig, TapConfig, Uplink, frame_pipe};
+
+/// Names of our tap devices; the kernel puts a number in the place of `%d`.
+const TAP: &str = "wmb%d";
+
+/// One port.
+pub(crate) struct NetworkPort {
+    port: Arc<Port>,
+    /// The other end of the line that it is plugged into, until somebody takes it.
+    line: Option<FramePipeEnd>,
+}
+
+/// What a port is plugged into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PortTarget {
+    /// A bridge of this host.
+    Bridge,
+    /// A line, which leads to the bridge of another host.
+    Line,
+}
+
+impl NetworkPort {
+    /// Connects port `index` of the machine in `slot` to its bridge, if it has one. No frame passes yet.
+    pub(crate) fn connect(
+        slot: &RuntimeDir,
+        index: usize,
+        nic: &NicConfig,
+        plug: PortTarget,
+    ) -> Result<Self, DaemonError> {
+        let (world, line) = match (nic.bridge.clone(), plug) {
+            (None, _) => (Uplink::Nobody, None),
+            (bridge, PortTarget::Bridge) => (Uplink::Tap(TapConfig { name: TAP.to_owned(), bridge }), None),
+            (Some(_), PortTarget::Line) => {
+                let (near, far) = frame_pipe().map_err(|source| DaemonError::Port {
+                    port: format!("net{index}"),
+                    source: source.into(),
+                })?;
+                (Uplink::Line(near), Some(far))
+            }
+        };
+        let stream_socket = slot.dir().join(format!("net{index}"));
+        let port = Port::open(PortConfig { stream_socket, world, gates: Gates::BLOCKED });
+        let failed = |source: whimbrel_net::NetError| DaemonError::Port {
+            port: format!("net{index}"),
+            source: source.into(),
+        };
+        Ok(Self { port: Arc::new(port.map_err(failed)?), line })
+    }
+
+    /// The other end of its line, once.
+    pub(crate) fn take_line(&mut self) -> Option<FramePipeEnd> {
+        self.line.take()
+    }
+
+    /// The port, for whoever has to announce it while it lives.
+    pub(crate) fn port(&self) -> Weak<Port> {
+        Arc::downgrade(&self.port)
+    }
+
+    /// The port, for whoever holds the machine.
+    pub(crate) fn port_here(&self) -> &Port {
+        &self.port
+    }
+
+    /// Lets frames pass: the machine runs here.
+    pub(crate) fn open(&self) {
+        self.port.set_gates(Gates::OPEN);
+    }
+
+    /// Tells the network that the machine is here now.
+    pub(crate) fn announce(&self) {
+        self.port.announce();
+    }
+
+    /// The addresses that the machine was seen to use, in the form they travel in.
+    pub(crate) fn addresses(&self) -> Vec<u8> {
+        postcard::to_stdvec(&self.port.addresses()).unwrap_or_default()
+    }
+
+    /// Takes over what another host has seen. What cannot be read is not worth failing for: the machine will
+    /// speak up by itself sooner or later.
+    pub(crate) fn add_addresses(&self, addresses: &[u8]) {
+        match postcard::from_bytes::<Addresses>(addresses) {
+            Ok(addresses) => self.port.add_addresses(&addresses),
+            Err(error) => tracing::warn!(%error, "the addresses of an arriving machine cannot be read"),
+        }
+    }
+}

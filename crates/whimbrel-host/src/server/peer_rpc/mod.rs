@@ -1,0 +1,309 @@
+//! Other hosts: what they may ask of this one. How this one reaches them is in `link`, and over ssh in `ssh`.
+//!
+//! They come by TLS, by the key they are trusted under, or through the socket of the API. Whoever may open that
+//! socket is root here already, so a host behind it (one whose ssh runs `whimbrel serve --stdio`) may do all.
+
+pub(crate) use crate::peers::connections::PeerConnections;
+pub(crate) use crate::peers::link::PeerLink;
+pub(crate) use crate::peers::ssh::SshError;
+pub(crate) use crate::transfer::handoff::{ClaimMachine, GrantMachine, HandoffSubject, PrepareHandoff};
+pub(crate) use crate::transfer::remote_objects::PeerObjects;
+pub(crate) use crate::transfer::store_service::TransferState;
+use whimbrel_core::HostName;
+
+use crate::transfer::store_service::Requester;
+use crate::{
+    core::{
+        error::DaemonError,
+        refs,
+        rights::{self, Access as Way},
+    },
+    daemon::Daemon,
+    evacuate::{CapacityReply, EvacuateHost, QueryCapacity},
+    guest::SetGuestPermissions,
+    network::tunnel,
+};
+use bytes::Bytes;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpListener,
+};
+use whimbrel_migrate::{
+    postcopy::{PageServer, messages},
+    protocol::{self, HandoverId},
+};
+use whimbrel_wire::{
+    Answer, BoxFuture, Call, Code, Connection, Endpoint, Peer, PeerIdentity, Refusal, Reply, Request, Rights,
+    Service, connect_io, range, serve_tls,
+};
+
+/// An engine's refusal; its text says all there is to know.
+pub(crate) const REFUSED: Code = Code(256);
+
+/// Serves other hosts on `listener` in the background.
+pub(crate) fn serve(host: Arc<Daemon>, listener: TcpListener) {
+    let endpoint = Endpoint::new(host.name.clone(), Peers::new(&host.me));
+    let trust = host.trust.clone();
+    let runtime = host.runtime.clone();
+    runtime.spawn(async move {
+        if let Err(error) = serve_tls(listener, &host.identity, trust, endpoint).await {
+            tracing::error!(error = &error as &dyn std::error::Error, "other hosts are no longer served");
+        }
+    });
+}
+
+/// Serves one host whose bytes come through the socket of the API, until it is gone.
+pub(crate) async fn serve_stream(host: Arc<Daemon>, stream: impl AsyncRead + AsyncWrite + Send + 'static) {
+    let endpoint = Endpoint::new(host.name.clone(), Peers::new(&host.me));
+    let (reader, writer) = tokio::io::split(stream);
+    match connect_io(reader, writer, PeerIdentity::Stdio, Rights::all(), &endpoint).await {
+        Ok(connection) => {
+            tracing::info!(peer = %connection.peer().name, "a host has come through the socket of the API");
+        }
+        Err(error) => {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "a host that came through the socket of the API was not understood");
+        }
+    }
+}
+
+/// Answers what other hosts ask.
+pub(crate) struct Peers {
+    host: Weak<Daemon>,
+    /// Handovers offered over each connection, by the address of its peer: what is lost with it.
+    offered: Arc<Mutex<HashMap<usize, Vec<HandoverId>>>>,
+}
+
+impl Peers {
+    pub(crate) fn new(host: &Weak<Daemon>) -> Self {
+        Self { host: host.clone(), offered: Arc::default() }
+    }
+}
+
+/// A new connection to a trusted host that nothing else travels over, and that is answered like any other.
+pub(crate) fn connect_apart(host: &Daemon, name: &HostName) -> Result<Connection, DaemonError> {
+    crate::peers::link::connect(host, name, Apart(Peers::new(&host.me)))
+}
+
+/// Answers as ever, and lets nobody else know of the connection.
+pub(crate) struct Apart(pub(crate) Peers);
+
+impl Service for Apart {
+    fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
+        self.0.handle(peer, request)
+    }
+}
+
+/// A new connection to a trusted host, over which that one asks for the pages that `giving` keeps. Anything else is answered as
+/// ever: that host may use the connection for more.
+pub(crate) fn connect_giving(
+    host: &Daemon,
+    name: &HostName,
+    giving: Arc<PageServer>,
+) -> Result<Connection, DaemonError> {
+    crate::peers::link::connect(host, name, Gives { giving, others: Peers::new(&host.me) })
+}
+
+struct Gives {
+    giving: Arc<PageServer>,
+    others: Peers,
+}
+
+impl Service for Gives {
+    fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
+        if !matches!(request.kind, messages::FETCH | messages::COMPLETE) {
+            return self.others.handle(peer, request);
+        }
+        let giving = self.giving.clone();
+        Box::pin(async move {
+            let answer = tokio::task::spawn_blocking(move || giving.handle(request.kind, &request.header));
+            let answer = answer.await.map_err(|_| refused("the host failed"))?;
+            let (header, payload) = answer.map_err(|error| refused(&chain(&error)))?;
+            Ok(Reply { header: header.into(), payload: payload.into() })
+        })
+    }
+}
+
+/// The old host of a machine here offers a connection for what it keeps of it.
+fn attend(host: &Daemon, peer: &HostName, connection: Option<Connection>, request: &Request) -> Answer {
+    let connection = connection.ok_or_else(|| refused("the connection is over"))?;
+    let attend: messages::OfferFetch =
+        postcard::from_bytes(&request.header).map_err(|error| refused(&error.to_string()))?;
+    let attended = host.owings.accept_connection(peer, connection, &attend).map_err(|why| refused(&why))?;
+    let header = postcard::to_stdvec(&attended).map_err(|error| refused(&error.to_string()))?;
+    Ok(Reply { header: header.into(), payload: Bytes::new() })
+}
+
+impl Service for Peers {
+    fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Result<Reply, Refusal>> {
+        let asker = Requester::of(peer);
+        let host = self.host.clone();
+        // On a thread of its own, so that it ends as it should even if the connection does not last.
+        let on_a_thread = |work: Box<dyn FnOnce() -> Answer + Send>| -> BoxFuture<'a, Answer> {
+            Box::pin(async move {
+                let done = tokio::task::spawn_blocking(work).await;
+                done.unwrap_or_else(|_| Err(refused("the host failed")))
+            })
+        };
+        match request.kind {
+            kind if kind & 0xff00 == range::STORE => {
+                return on_a_thread(Box::new(move || {
+                    crate::transfer::store_service::answer(&living(&host)?, &asker, &request)
+                }));
+            }
+            PrepareHandoff::KIND | GrantMachine::KIND | ClaimMachine::KIND => {
+                return on_a_thread(Box::new(move || giving(&living(&host)?, &asker, &request)));
+            }
+            QueryCapacity::KIND => {
+                return on_a_thread(Box::new(move || room(&living(&host)?, &request)));
+            }
+            EvacuateHost::KIND => {
+                return on_a_thread(Box::new(move || empty(&living(&host)?, &asker, &request)));
+            }
+            kind if kind & 0xff00 == crate::protect::RANGE => {
+                return on_a_thread(Box::new(move || protection(&living(&host)?, &asker, request)));
+            }
+            SetGuestPermissions::KIND => {
+                return on_a_thread(Box::new(move || permit(&living(&host)?, &request)));
+            }
+            kind if kind & 0xff00 == tunnel::RANGE => {
+                return Box::pin(async move { tunnel::handle(living(&host)?, peer, request).await });
+            }
+            kind if kind & 0xff00 != range::MIGRATE => {
+                return Box::pin(async move { Err(Refusal::unknown_kind(kind)) });
+            }
+            _ => {}
+        }
+        if request.kind == protocol::OFFER
+            && let Some(handover) = protocol::handover_of(&request.header)
+        {
+            lock(&self.offered).entry(address_of(peer)).or_default().push(handover);
+        }
+        if request.kind == messages::OFFER_FETCH {
+            let (name, address) = (peer.name.clone(), address_of(peer));
+            return on_a_thread(Box::new(move || {
+                let host = living(&host)?;
+                attend(&host, &name, host.tunnels.connection(address), &request)
+            }));
+        }
+        on_a_thread(Box::new(move || {
+            let host = living(&host)?;
+            migrate(&host, request)
+        }))
+    }
+
+    fn connected(&self, connection: Connection) {
+        if let Some(host) = self.host.upgrade() {
+            host.neighbours.arrived(&connection);
+            host.tunnels.arrived(&connection);
+        }
+        let (host, offered) = (self.host.clone(), self.offered.clone());
+        tokio::spawn(async move {
+            connection.closed().await;
+            let lost = lock(&offered).remove(&address_of(connection.peer())).unwrap_or_default();
+            let Some(host) = host.upgrade() else { return };
+            let gone = address_of(connection.peer());
+            let forget = move || {
+                host.tunnels.left(gone);
+                lost.into_iter().for_each(|handover| host.arrivals().connection_lost(handover));
+            };
+            let _ = tokio::task::spawn_blocking(forget).await;
+        });
+    }
+}
+
+fn living(host: &Weak<Daemon>) -> Result<Arc<Daemon>, Refusal> {
+    host.upgrade().ok_or_else(|| refused("the host is closing down"))
+}
+
+/// What room there is for machines of other hosts. Whoever may move machines here may ask.
+fn room(host: &Arc<Daemon>, request: &Request) -> Answer {
+    let asked = request.decode::<QueryCapacity>()?;
+    let room: CapacityReply = host.room(&asked).map_err(|error| refused(&chain(&error)))?;
+    Reply::of::<QueryCapacity>(&room, Bytes::new())
+}
+
+/// A host wants this one emptied, or to know how that goes.
+fn empty(host: &Arc<Daemon>, asker: &Requester, request: &Request) -> Answer {
+    let order = request.decode::<EvacuateHost>()?;
+    let said = host.answer_order(&asker.identity, &order, &request.payload);
+    Reply::of::<EvacuateHost>(&(), said.into())
+}
+
+/// What a machine that came from there may ask for. Only who knows its handover can say.
+fn permit(host: &Arc<Daemon>, request: &Request) -> Answer {
+    let taken = host.take_permits(request.decode::<SetGuestPermissions>()?);
+    Reply::of::<SetGuestPermissions>(&taken, Bytes::new())
+}
+
+/// Who may resume a suspended machine.
+fn giving(host: &Arc<Daemon>, asker: &Requester, request: &Request) -> Answer {
+    let say = |error: DaemonError| refused(&chain(&error));
+    let may = |way: Way, what: &HandoffSubject| {
+        let name = refs::of_machine(&what.machine);
+        match rights::peer_may(&host.trust, &asker.identity, way, &name) {
+            true => Ok(()),
+            false => Err(refused(&format!("{} may not do that with {} here", asker.name, what.machine))),
+        }
+    };
+    match request.kind {
+        PrepareHandoff::KIND => {
+            let what = request.decode::<PrepareHandoff>()?;
+            may(Way::Write, &what)?;
+            host.prepare_handoff(&asker.name, &what).map_err(say)?;
+            Reply::of::<PrepareHandoff>(&(), Bytes::new())
+        }
+        GrantMachine::KIND => {
+            let what = request.decode::<GrantMachine>()?;
+            may(Way::Write, &what)?;
+            host.accept_handoff(&what).map_err(say)?;
+            Reply::of::<GrantMachine>(&(), Bytes::new())
+        }
+        _ => {
+            let what = request.decode::<ClaimMachine>()?;
+            may(Way::Read, &what)?;
+            let given = host.release_to(&asker.name, &what).map_err(say)?;
+            Reply::of::<ClaimMachine>(&given, Bytes::new())
+        }
+    }
+}
+
+/// Standbys and leases.
+fn protection(host: &Arc<Daemon>, asker: &Requester, request: Request) -> Answer {
+    let Request { kind, header, payload, .. } = request;
+    let answer = host.answer_protection(&asker.name, kind, &header, payload);
+    answer.map(|header| Reply { header: header.into(), payload: Bytes::new() }).map_err(|error| {
+        tracing::warn!(error = &error as &dyn std::error::Error, "a message of a protection was refused");
+        refused(&chain(&error))
+    })
+}
+
+fn migrate(host: &Daemon, request: Request) -> Answer {
+    let answer = host.arrivals().handle(request.kind, &request.header, request.payload);
+    answer.map(|header| Reply { header: header.into(), payload: Bytes::new() }).map_err(|error| {
+        tracing::warn!(error = &error as &dyn std::error::Error, "a message of a migration was refused");
+        refused(&chain(&error))
+    })
+}
+
+pub(crate) fn refused(text: &str) -> Refusal {
+    Refusal::new(REFUSED, text)
+}
+
+/// An error and its causes on one line: the other host has no other way to see them.
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+fn address_of(peer: &Peer) -> usize {
+    std::ptr::from_ref(peer).addr()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,143 @@
+//! Giving a suspended machine to another host, and taking one that lies there: who may resume it.
+//!
+//! Two hosts have the capsule; the right to go on as that machine belongs to one of them at a time. The host that has it
+//! writes down, durably, that it gave it away *before* the other one is told, so whatever is lost in between, at most one
+//! of them may resume it. If the word does not arrive, nobody may; asking again is harmless, and the user may take it back.
+//!
+//! ```text
+//! push   here: DESCRIBE ->            there: fetches the manifest and what the machine starts with
+//!        here: given, durably; YOURS ->      there: a suspended machine
+//! resume there: CLAIM ->              here: given, durably
+//!        there: a suspended machine, resumed
+//! ```
+
+use crate::{
+    core::{error::DaemonError, refs},
+    daemon::Daemon,
+    machine::{
+        entry::Machine,
+        record::{Phase, Record},
+    },
+    running::disk_alignment::disk_bases,
+};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use whimbrel_core::{CapsuleId, HostName, MachineName};
+use whimbrel_wire::{Call, range};
+
+/// A suspended machine comes here: fetch what describes it.
+pub(crate) struct PrepareHandoff;
+/// It belongs to the host that hears this.
+pub(crate) struct GrantMachine;
+/// The caller wants to go on as a machine that lies suspended here.
+pub(crate) struct ClaimMachine;
+
+/// A machine and the capsule that it is suspended as.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct HandoffSubject {
+    pub(crate) machine: MachineName,
+    pub(crate) capsule: CapsuleId,
+}
+
+impl Call for PrepareHandoff {
+    const KIND: u16 = range::MIGRATE + 0x40;
+    type Header = HandoffSubject;
+    type Reply = ();
+}
+
+impl Call for GrantMachine {
+    const KIND: u16 = range::MIGRATE + 0x41;
+    type Header = HandoffSubject;
+    type Reply = ();
+}
+
+impl Call for ClaimMachine {
+    const KIND: u16 = range::MIGRATE + 0x42;
+    type Header = HandoffSubject;
+    type Reply = bool;
+}
+
+impl Daemon {
+    /// DESCRIBE: another host wants to give a machine to this one.
+    pub(crate) fn prepare_handoff(
+        self: &Arc<Self>,
+        from: &HostName,
+        what: &HandoffSubject,
+    ) -> Result<(), DaemonError> {
+        if !self.check_free_for(&what.machine, &what.capsule)? {
+            return Ok(());
+        }
+        self.describe_from(from, &what.capsule, &[refs::of_machine(&what.machine)]).map(drop)
+    }
+
+    /// YOURS: this host may go on as the machine. Heard twice, it changes nothing.
+    pub(crate) fn accept_handoff(&self, what: &HandoffSubject) -> Result<(), DaemonError> {
+        let mut came = false;
+        let _claim = self.claim_if(&what.machine, || {
+            came = !self.check_free_for(&what.machine, &what.capsule)?;
+            Ok(())
+        })?;
+        if came {
+            return Ok(());
+        }
+        let manifest = self.store.manifest(&what.capsule);
+        let manifest = manifest.map_err(refs::store_error("read the capsule"))?;
+        let mut record = Record::new(what.machine.clone(), manifest.machine.clone(), disk_bases(&manifest));
+        record.origin = Some(what.capsule);
+        record.last = Some(what.capsule);
+        record.phase = Phase::Suspended { capsule: what.capsule };
+        record.save(&self.layout)?;
+        self.insert(Machine::new(record, None));
+        Ok(())
+    }
+
+    /// CLAIM: another host wants to go on as a machine of this one. False: it is none of this host's, or not suspended as
+    /// this capsule, so the other host makes a copy.
+    pub(crate) fn release_to(&self, to: &HostName, what: &HandoffSubject) -> Result<bool, DaemonError> {
+        let Ok(machine) = self.machine(&what.machine) else { return Ok(false) };
+        let mut turn = machine.try_lock("resume elsewhere", None)?;
+        match &turn.record.phase {
+            Phase::Suspended { capsule } if *capsule == what.capsule => {}
+            Phase::Given { to: owner, capsule } if owner == to && *capsule == what.capsule => {
+                return Ok(true);
+            }
+            Phase::Here => {
+                let (name, state) = (what.machine.clone(), "running");
+                return Err(DaemonError::State { name, state, needed: "suspended" });
+            }
+            _ => return Ok(false),
+        }
+        self.record_handoff(&mut turn, to, what.capsule)?;
+        Ok(true)
+    }
+
+    /// From here on this host does not resume the machine. Durable when it returns.
+    pub(crate) fn record_handoff(
+        &self,
+        turn: &mut crate::machine::entry::MachineLock<'_>,
+        to: &HostName,
+        capsule: CapsuleId,
+    ) -> Result<(), DaemonError> {
+        let before = turn.record.clone();
+        turn.record.phase = Phase::Given { to: to.clone(), capsule };
+        turn.record.since_ms = crate::now_ms();
+        turn.record.save(&self.layout).inspect_err(|_| turn.record = before)
+    }
+
+    /// Whether a machine of this name could come here; false if it came already, and perhaps went on. A machine that is this
+    /// host's own is in the way, also when it only lies suspended: its capsule would lose its name.
+    pub(crate) fn check_free_for(
+        &self,
+        name: &MachineName,
+        capsule: &CapsuleId,
+    ) -> Result<bool, DaemonError> {
+        let Ok(machine) = self.machine(name) else { return Ok(true) };
+        let turn = machine.try_lock("arrival", None)?;
+        match &turn.record.phase {
+            Phase::Given { .. } => Ok(true),
+            Phase::Suspended { capsule: here } if here == capsule => Ok(false),
+            Phase::Here if turn.record.origin == Some(*capsule) => Ok(false),
+            _ => Err(DaemonError::NameTaken { name: name.clone() }),
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Capsules between hosts and pools: pull, push, handoff and upload.
+
+pub(crate) mod handoff;
+pub(crate) mod hash_cache;
+mod image_alignment;
+pub(crate) mod pool;
+pub(crate) mod pull;
+pub(crate) mod remote_objects;
+pub(crate) mod store_service;
+pub(crate) mod upload;

@@ -1,0 +1,135 @@
+//! Which capsules here are in part in a pool: a note for each, durable before the capsule is named here, and what is open of them.
+//!
+//! A note goes when all of its capsule came. Until then it stays, also when the capsule itself is forgotten: another that was
+//! written over it may lack the same pages. With the last capsule that is not whole here, all of them go.
+
+use super::{capsule_reader::PooledCapsule, pool_path::PoolPath};
+use crate::core::error::DaemonError;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+use whimbrel_core::CapsuleId;
+use whimbrel_wire::atomic_file;
+
+/// For so long a note is needed though nothing leads to its capsule yet: a machine may just be made of it.
+const NEW: Duration = Duration::from_secs(3600);
+/// Longest note that is read.
+const NOTE_MAX: u64 = 64 << 10;
+
+/// Where a capsule is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PartialRecord {
+    pub(super) pool: PoolPath,
+    /// The version of the file, as the pool numbers it.
+    pub(super) version: u64,
+}
+
+/// A capsule that is noted.
+pub(super) struct OpenPartial {
+    pub(super) note: PartialRecord,
+    open: Mutex<Option<Arc<PooledCapsule>>>,
+    /// Since when it is needed, and for what, if it was made by this daemon.
+    begun: Option<(Instant, String)>,
+}
+
+impl OpenPartial {
+    /// One that is open, for what will be called `subject` here.
+    pub(super) fn new(note: PartialRecord, held: Arc<PooledCapsule>, subject: String) -> Self {
+        Self { note, open: Mutex::new(Some(held)), begun: Some((Instant::now(), subject)) }
+    }
+
+    /// What it was made for, if that was just now.
+    pub(super) fn newcomer(&self) -> Option<&str> {
+        let (since, subject) = self.begun.as_ref()?;
+        (since.elapsed() < NEW).then_some(subject)
+    }
+
+    /// The open capsule; whoever comes while it is opened waits for that.
+    pub(super) fn held<E>(
+        &self,
+        open: impl FnOnce(&PartialRecord) -> Result<PooledCapsule, E>,
+    ) -> Result<Arc<PooledCapsule>, E> {
+        let mut slot = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*slot {
+            Some(held) => Ok(held.clone()),
+            None => Ok(slot.insert(Arc::new(open(&self.note)?)).clone()),
+        }
+    }
+}
+
+/// All of them.
+pub(super) struct PartialRecords {
+    dir: PathBuf,
+    table: Mutex<BTreeMap<CapsuleId, Arc<OpenPartial>>>,
+}
+
+impl PartialRecords {
+    /// Reads what there is; a note that cannot be read is left alone and told of.
+    pub(super) fn load(dir: PathBuf) -> Result<Self, DaemonError> {
+        let mut table = BTreeMap::new();
+        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let Some(capsule) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            let small = entry.metadata().is_ok_and(|found| found.len() <= NOTE_MAX);
+            let bytes = if small { std::fs::read(&path).ok() } else { None };
+            match bytes.and_then(|bytes| serde_json::from_slice::<PartialRecord>(&bytes).ok()) {
+                Some(note) => drop(
+                    table
+                        .insert(capsule, Arc::new(OpenPartial { note, open: Mutex::default(), begun: None })),
+                ),
+                None => {
+                    tracing::warn!(path = %path.display(), "where the rest of a capsule is cannot be read")
+                }
+            }
+        }
+        Ok(Self { dir, table: Mutex::new(table) })
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<CapsuleId, Arc<OpenPartial>>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn of(&self, capsule: &CapsuleId) -> Option<Arc<OpenPartial>> {
+        self.table().get(capsule).cloned()
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<OpenPartial>> {
+        self.table().values().cloned().collect()
+    }
+
+    pub(super) fn entries(&self) -> Vec<(CapsuleId, Arc<OpenPartial>)> {
+        self.table().iter().map(|(id, noted)| (*id, noted.clone())).collect()
+    }
+
+    /// Notes where the rest of a capsule is.
+    pub(super) fn add(&self, capsule: CapsuleId, noted: Arc<OpenPartial>) -> Result<(), DaemonError> {
+        let path = self.dir.join(capsule.to_string());
+        let failed = |source| DaemonError::io("write", &path, source);
+        std::fs::create_dir_all(&self.dir).map_err(failed)?;
+        let text = serde_json::to_vec(&noted.note).map_err(|error| failed(error.into()))?;
+        atomic_file::replace(&path, &text).map_err(failed)?;
+        self.table().insert(capsule, noted);
+        Ok(())
+    }
+
+    /// All of a capsule is here.
+    pub(super) fn remove(&self, capsule: &CapsuleId) {
+        if self.table().remove(capsule).is_some()
+            && let Err(error) = std::fs::remove_file(self.dir.join(capsule.to_string()))
+        {
+            tracing::warn!(%error, %capsule, "a note of where a capsule was is left over");
+        }
+    }
+
+    /// Nothing is missing here any more.
+    pub(super) fn clear(&self) {
+        let all: Vec<CapsuleId> = self.table().keys().copied().collect();
+        all.iter().for_each(|capsule| self.remove(capsule));
+    }
+}

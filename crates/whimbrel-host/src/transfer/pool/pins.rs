@@ -1,0 +1,193 @@
+//! Versions of pools that capsules here are in part in stay pinned there, under the names of this host and of what needs them.
+//!
+//! One thread compares what is needed here with what this host pins, as the pool has it, and sets that right; so nothing of it need be
+//! remembered here, and pins that a daemon before has left are let go. A version is pinned before it is noted where the rest of its
+//! capsule is. What is needed follows from refs and machines: a note that none of them leads to goes, and the pin with it.
+
+use super::{failed, partial_records::OpenPartial, pool_path::PoolPath};
+use crate::{
+    capsule::history,
+    core::{
+        error::DaemonError,
+        refs::{self, store_error},
+    },
+    daemon::Daemon,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, PoisonError},
+    thread,
+    time::Duration,
+};
+use whimbrel_core::CapsuleId;
+use whimbrel_pool::{
+    client::{Pool, PoolError},
+    protocol::code,
+};
+
+/// Between two times that a pin is renewed: the least that a manager may be told to believe in one is far longer.
+const RENEWED: Duration = Duration::from_secs(600);
+/// How soon a pool that was away is asked again.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// A version of a pool, and who needs it.
+type Pins = BTreeSet<(u64, String)>;
+
+impl Daemon {
+    /// Goes on with the pins of the daemon before.
+    pub(crate) fn start_holding(self: &Arc<Self>) {
+        let host = Arc::downgrade(self);
+        thread::spawn(move || {
+            while let Some(host) = host.upgrade().filter(|host| host.is_open()) {
+                let all_said = host.reconcile_pins();
+                host.pools.bell.wait(if all_said { RENEWED } else { RETRY });
+            }
+        });
+    }
+
+    /// Pins a version for what is called `subject` here, then notes that the rest of a capsule is there.
+    pub(super) fn pin_and_note(
+        &self,
+        capsule: CapsuleId,
+        noted: Arc<OpenPartial>,
+        subject: &str,
+    ) -> Result<(), DaemonError> {
+        let _settled = self.pools.settling.lock().unwrap_or_else(PoisonError::into_inner);
+        let (place, version) = (&noted.note.pool, noted.note.version);
+        let pool = self.pool(place)?;
+        self.pools.pinned_in().insert(place.pool_name(), place.clone());
+        match pool.block(pool.hold(version, &self.holder(subject))) {
+            Err(error) if error.code() == Some(code::NOT_FOUND) => {
+                Err(DaemonError::NotFound { what: "version any more of", name: format!("{place}/{subject}") })
+            }
+            held => held.map(drop).map_err(|error| failed(place)(error.into())),
+        }?;
+        self.pools.notes.add(capsule, noted)
+    }
+
+    fn holder(&self, subject: &str) -> String {
+        format!("{}/{subject}", self.name)
+    }
+
+    /// Strikes notes that nothing needs, pins what is needed and lets go what is not. Whether all pools have heard it.
+    fn reconcile_pins(&self) -> bool {
+        let _settled = self.pools.settling.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = match self.wanted_pins() {
+            Ok(wanted) => wanted,
+            Err(error) => {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "it is not known what pools must keep"
+                );
+                return false;
+            }
+        };
+        let places = self.pools.pinned_in().clone();
+        let mut all_said = true;
+        for (name, place) in places {
+            let wanted = wanted.get(&name).cloned().unwrap_or_default();
+            let settled = self.pool(&place).and_then(|pool| {
+                pool.block(reconcile(&pool, &wanted)).map_err(|error| failed(&place)(error.into()))
+            });
+            match settled {
+                Ok(()) if wanted.is_empty() => drop(self.pools.pinned_in().remove(&name)),
+                Ok(()) => {}
+                Err(error) => {
+                    all_said = false;
+                    tracing::debug!(error = &error as &dyn std::error::Error, "pins are not renewed yet");
+                }
+            }
+        }
+        all_said
+    }
+
+    /// What has to stay in each pool, and for whom.
+    fn wanted_pins(&self) -> Result<BTreeMap<String, Pins>, DaemonError> {
+        let mut needed = self.needed_notes()?;
+        let mut wanted: BTreeMap<String, Pins> = BTreeMap::new();
+        for (capsule, noted) in self.pools.notes.entries() {
+            let mut holders = needed.remove(&capsule).unwrap_or_default();
+            holders.extend(noted.newcomer().map(str::to_owned));
+            if holders.is_empty() {
+                self.pools.notes.remove(&capsule);
+                continue;
+            }
+            let place = &noted.note.pool;
+            self.pools.pinned_in().entry(place.pool_name()).or_insert_with(|| place.clone());
+            let pins = holders.iter().map(|subject| (noted.note.version, self.holder(subject)));
+            wanted.entry(place.pool_name()).or_default().extend(pins);
+        }
+        Ok(wanted)
+    }
+
+    /// The noted capsules that refs and machines lead to, with the names of those.
+    fn needed_notes(&self) -> Result<BTreeMap<CapsuleId, BTreeSet<String>>, DaemonError> {
+        let mut needed: BTreeMap<CapsuleId, BTreeSet<String>> = BTreeMap::new();
+        if self.pools.notes.entries().is_empty() {
+            return Ok(needed);
+        }
+        let partial = self.store.partials().map_err(store_error("look for what is missing"))?;
+        let refs = self.store.list_refs().map_err(store_error("read the refs"))?;
+        let name_of = |name: &str| history::machine_in(name).unwrap_or(name).to_owned();
+        let mut roots: Vec<(String, CapsuleId)> =
+            refs.iter().map(|(name, id)| (name_of(refs::known_as(name)), *id)).collect();
+        for machine in self.machine_infos() {
+            let stands_on = [machine.follows, machine.origin].into_iter().flatten();
+            roots.extend(stands_on.map(|id| (machine.name.to_string(), id)));
+        }
+        for (name, root) in roots.into_iter().filter(|(_, root)| partial.contains(root)) {
+            for capsule in self.notes_under(root) {
+                needed.entry(capsule).or_default().insert(name.clone());
+            }
+        }
+        Ok(needed)
+    }
+
+    /// The noted capsules that a partial one may lack pages of: the nearest among its ancestors. If those are not all known, any.
+    fn notes_under(&self, root: CapsuleId) -> Vec<CapsuleId> {
+        let (mut open, mut seen, mut found) = (vec![root], BTreeSet::new(), Vec::new());
+        while let Some(capsule) = open.pop() {
+            if !seen.insert(capsule) {
+                continue;
+            }
+            if self.pools.notes.of(&capsule).is_some() {
+                found.push(capsule);
+                continue;
+            }
+            match self.store.manifest(&capsule) {
+                Ok(manifest) => open.extend(manifest.parents),
+                Err(_) => return self.pools.notes.entries().into_iter().map(|(id, _)| id).collect(),
+            }
+        }
+        found
+    }
+}
+
+/// Says to a pool what this host needs there.
+async fn reconcile(pool: &Pool, wanted: &Pins) -> Result<(), PoolError> {
+    for (version, holder) in wanted {
+        match pool.hold(*version, holder).await {
+            Err(error) if error.code() == Some(code::NOT_FOUND) => {
+                tracing::error!(version, holder, "a pool has no longer what a machine here lives from");
+            }
+            held => drop(held?),
+        }
+    }
+    for pin in pool.pins(true).await? {
+        let Some(held) = pin.held.filter(|held| !wanted.contains(&(pin.id, held.holder.clone()))) else {
+            continue;
+        };
+        match pool.release_pin(pin.id, &held.holder, false).await {
+            Err(error) if error.code() == Some(code::NOT_FOUND) => {}
+            gone => gone?,
+        }
+    }
+    Ok(())
+}
+
+impl PoolPath {
+    /// The pool without the folder.
+    pub(super) fn pool_name(&self) -> String {
+        Self { folder: String::new(), ..self.clone() }.to_string()
+    }
+}

@@ -1,0 +1,113 @@
+//! What an older version of a capsule's file has of a newer capsule: groups of pages that are neither read here nor sent again.
+//!
+//! Leaves of the new capsule are compared with those of the old one: the same leaf anywhere, or the one at the same place of the image
+//! with the same name. Where a group of the old file lies is believed as its index says it; whoever can write to the folder could spoil
+//! what is there anyway, and whoever reads compares digests.
+
+use super::{
+    capsule_file::{CHUNK, GROUP, groups, page_at},
+    capsule_reader::PooledCapsule,
+};
+use std::{collections::HashMap, io, sync::Arc};
+use whimbrel_core::Digest;
+use whimbrel_image::{
+    Manifest, Node,
+    tree::{Nodes, Visit, walk},
+};
+use whimbrel_pool::chunk_map::ChunkRef;
+use whimbrel_store::Store;
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// An older version that was looked through.
+pub(super) struct PreviousVersion<'a> {
+    nodes: OldNodes<'a>,
+    /// By the name of the image and the first page.
+    leaves: HashMap<(String, u64), Digest>,
+    /// What is taken over has to be sealed as what is written now.
+    sealed: bool,
+}
+
+/// Nodes of the old capsule: here, or in its file.
+struct OldNodes<'a> {
+    held: &'a PooledCapsule,
+    store: &'a Store,
+}
+
+impl Nodes for OldNodes<'_> {
+    type Error = Cause;
+
+    fn node(&self, digest: &Digest) -> Result<Arc<Node>, Cause> {
+        let bytes = match self.store.blob(digest) {
+            Ok(bytes) => bytes,
+            Err(_) => self.held.checked(digest)?.to_vec(),
+        };
+        Ok(Arc::new(Node::decode(&bytes)?))
+    }
+}
+
+impl<'a> PreviousVersion<'a> {
+    /// Looks through an open version of the file; nothing is taken over from one that cannot be read. Blocks.
+    pub(super) fn of(held: &'a PooledCapsule, store: &'a Store, sealed: bool) -> Option<Self> {
+        let read = Self::read(held, store, sealed);
+        let unread = |error: &Cause| {
+            tracing::debug!(error = &**error as &dyn std::error::Error, "the version before cannot be read");
+        };
+        read.inspect_err(unread).ok()
+    }
+
+    fn read(held: &'a PooledCapsule, store: &'a Store, sealed: bool) -> Result<Self, Cause> {
+        let manifest = Manifest::decode(&held.checked(&held.capsule().0)?)?;
+        let (nodes, mut leaves) = (OldNodes { held, store }, HashMap::new());
+        for image in &manifest.images {
+            walk(&nodes, image.root, image.pages, &mut |visit| match visit {
+                Visit::Node { digest, level: 0, page } => {
+                    leaves.insert((image.name.clone(), page), digest);
+                    Ok(false)
+                }
+                Visit::Node { .. } => Ok(true),
+                Visit::Page { .. } => Ok(false),
+            })?;
+        }
+        Ok(Self { nodes, leaves, sealed })
+    }
+
+    /// The chunks of each group of a leaf that begins at `page` of `image`, where the old version has them.
+    pub(super) fn groups(
+        &self,
+        image: &str,
+        page: u64,
+        digest: &Digest,
+        leaf: &Node,
+    ) -> Vec<Option<Vec<ChunkRef>>> {
+        let none = || groups(leaf).map(|_| None).collect();
+        let same = self.nodes.held.pages_at(digest).map(|base| (base, None));
+        let older = || {
+            let digest = self.leaves.get(&(image.to_owned(), page))?;
+            Some((self.nodes.held.pages_at(digest)?, Some(self.nodes.node(digest).ok()?)))
+        };
+        let Some((base, other)) = same.or_else(older) else { return none() };
+        let old = other.as_deref().unwrap_or(leaf);
+        groups(leaf).map(|group| self.group(base, old, leaf, group)).collect()
+    }
+
+    fn group(&self, base: u64, old: &Node, new: &Node, group: usize) -> Option<Vec<ChunkRef>> {
+        let mut slots = group * GROUP..(group + 1) * GROUP;
+        if !slots.clone().all(|slot| old.child(slot) == new.child(slot)) {
+            return None;
+        }
+        let slot = slots.find(|slot| old.child(*slot).is_some())?;
+        let begin = base + page_at(old, slot)? / CHUNK as u64 * CHUNK as u64;
+        let pieces = self.nodes.held.pieces(begin..begin + CHUNK as u64)?;
+        pieces.iter().all(|piece| piece.sealed == self.sealed).then(|| pieces.to_vec())
+    }
+}
+
+impl PooledCapsule {
+    /// An object that is no page, compared with its digest. Blocks.
+    fn checked(&self, digest: &Digest) -> Result<bytes::Bytes, Cause> {
+        let wrong = || io::Error::from(io::ErrorKind::InvalidData);
+        let bytes = self.object(digest).ok_or_else(wrong)??;
+        if Digest::of(&bytes) == *digest { Ok(bytes) } else { Err(wrong().into()) }
+    }
+}

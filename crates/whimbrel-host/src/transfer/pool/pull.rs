@@ -1,0 +1,259 @@
+//! Capsules of a pool to this host: found, described so that machines may be made of them, brought as a whole.
+
+use super::{
+    capsule_file::NodePlace,
+    capsule_reader::PooledCapsule,
+    failed,
+    partial_records::{OpenPartial, PartialRecord},
+    pool_path::PoolPath,
+};
+use crate::{
+    core::{
+        error::DaemonError,
+        refs::{self, store_error},
+    },
+    daemon::Daemon,
+};
+use std::{collections::BTreeSet, ops::ControlFlow, sync::Arc, time::Instant};
+use whimbrel_api::{
+    CapsuleRef, Operation, OperationKind, OperationResult, PullRequest, TransferReport, Unit,
+};
+use whimbrel_core::{CapsuleId, Digest, MachineName, PAGE_SIZE, RefName};
+use whimbrel_image::{Manifest, pack_frame::Kind};
+use whimbrel_pool::{
+    client::PoolError,
+    protocol::{VersionInfo, code},
+};
+use whimbrel_store::Expected;
+
+/// A capsule found in a pool.
+struct Found {
+    note: PartialRecord,
+    held: Arc<PooledCapsule>,
+    /// The name of its file.
+    name: RefName,
+}
+
+impl Daemon {
+    /// Finds the capsule that is meant in a folder of a pool.
+    fn find_in_pool(&self, place: &PoolPath, capsule: &CapsuleRef) -> Result<Found, DaemonError> {
+        let pool = self.pool(place)?;
+        let (name, until) = match capsule {
+            CapsuleRef::Name(name) => (name.clone(), None),
+            CapsuleRef::Past(past) => {
+                let name = past.machine.as_str().parse();
+                let name = name.map_err(|error| DaemonError::invalid(format!("{error}")))?;
+                (name, Some(crate::now_ms().saturating_sub(past.ago_ms)))
+            }
+            CapsuleRef::Id(_) => {
+                return Err(DaemonError::invalid("in a pool a capsule is found by the name of its file"));
+            }
+        };
+        let nothing = || DaemonError::NotFound { what: "capsule", name: format!("{place}/{name}") };
+        let find = async {
+            let file = pool.find(&format!("{}/{name}", place.folder)).await?;
+            let Some(until) = until else { return Ok(Some(file.version)) };
+            let versions = pool.versions(file.id).await?;
+            let until = i64::try_from(until).unwrap_or(i64::MAX);
+            // When it was taken, not when it came here: what is followed may come late.
+            let time = |version: &VersionInfo| match version.modified {
+                0 => version.created / 1_000_000,
+                taken => taken / 1_000_000,
+            };
+            let old = versions.into_iter().filter(|version| time(version) <= until);
+            Ok(old.max_by_key(|version| (time(version), version.number)).map(|version| version.id))
+        };
+        let version = match pool.block(find) {
+            Err(error @ PoolError::Refused { .. }) if error.code() == Some(code::NOT_FOUND) => None,
+            found => found.map_err(|error: PoolError| failed(place)(error.into()))?,
+        };
+        let version = version.filter(|version| *version > 0).ok_or_else(nothing)?;
+        let held = Arc::new(PooledCapsule::open(&pool, version).map_err(failed(place))?);
+        Ok(Found { note: PartialRecord { pool: place.clone(), version }, held, name })
+    }
+
+    /// Brings a capsule here from a pool.
+    pub(crate) fn pull_from_pool(
+        self: &Arc<Self>,
+        place: &str,
+        request: PullRequest,
+    ) -> Result<Operation, DaemonError> {
+        refs::check_tag(request.tag.as_ref())?;
+        let place: PoolPath = place.parse()?;
+        let (host, subject) = (self.clone(), request.capsule.to_string());
+        Ok(self.operations().start(OperationKind::Pull, subject, move |reporter| {
+            let begun = Instant::now();
+            reporter.progress("looking for it", Unit::Items, 0, None);
+            let found = host.find_in_pool(&place, &request.capsule)?;
+            let called = request.tag.as_ref().unwrap_or(&found.name).to_string();
+            let (capsule, _) = host.describe_pooled(&found, Some(called), |manifest| {
+                host.name_here(&found, &request, manifest)
+            })?;
+            let (wire_bytes, pages) = match request.lazy {
+                true => (0, 0),
+                false => host.fetch_pooled(capsule, &mut |done, whole| {
+                    reporter.progress("fetching", Unit::Bytes, done, Some(whole));
+                    reporter.flow()
+                })?,
+            };
+            let total_ms = begun.elapsed().as_secs_f64() * 1e3;
+            let (whole, host) = (!host.is_partial(&capsule), place.to_string());
+            Ok(OperationResult::Pull(TransferReport { capsule, host, wire_bytes, pages, whole, total_ms }))
+        }))
+    }
+
+    /// What a capsule from a pool is called here.
+    fn name_here(
+        &self,
+        found: &Found,
+        request: &PullRequest,
+        manifest: &Manifest,
+    ) -> Result<Vec<RefName>, DaemonError> {
+        let name = request.tag.clone().unwrap_or_else(|| own_name(&found.name, manifest));
+        if !self.may_point(&name, &found.held.capsule()) {
+            return Err(DaemonError::invalid(format!(
+                "{} is a machine of this host: say with --tag what the capsule is to be called here",
+                refs::known_as(&name)
+            )));
+        }
+        Ok(vec![name])
+    }
+
+    /// Makes a capsule of a pool ready to be resumed here.
+    pub(crate) fn fetch_pooled_to_resume(
+        &self,
+        place: &str,
+        capsule: &CapsuleRef,
+        called: Option<&MachineName>,
+    ) -> Result<(CapsuleId, Manifest), DaemonError> {
+        let found = self.find_in_pool(&place.parse()?, capsule)?;
+        let called = called.map(ToString::to_string);
+        self.describe_pooled(&found, called, |manifest| Ok(vec![own_name(&found.name, manifest)]))
+    }
+
+    /// Fetches what describes a capsule, and names it here; what needs it will be `called` so, or as its machine was.
+    fn describe_pooled(
+        &self,
+        found: &Found,
+        called: Option<String>,
+        names: impl FnOnce(&Manifest) -> Result<Vec<RefName>, DaemonError>,
+    ) -> Result<(CapsuleId, Manifest), DaemonError> {
+        let (capsule, held) = (found.held.capsule(), &found.held);
+        let was_whole = self.store.is_complete(&capsule).map_err(store_error("look for the capsule"))?;
+        if !was_whole {
+            self.store.expect_partial(&capsule).map_err(store_error("make room for the capsule"))?;
+        }
+        let place = &found.note.pool;
+        self.fetch_object(place, held, Kind::Manifest, &capsule.0)?;
+        let manifest = self.store.manifest(&capsule).map_err(store_error("read the capsule"))?;
+        manifest.blobs().try_for_each(|blob| self.fetch_object(place, held, Kind::Blob, &blob))?;
+        let names = names(&manifest)?.into_iter().filter(|name| self.may_point(name, &capsule));
+        let names: Vec<RefName> = names.collect();
+        let named = if was_whole {
+            names.iter().try_for_each(|name| self.store.set_ref(name, &capsule, Expected::Anything))
+        } else {
+            let machine = || refs::machine_of(&manifest).map(|name| name.to_string());
+            let subject = called.or_else(|| machine().ok()).unwrap_or_else(|| found.name.to_string());
+            let noted = Arc::new(OpenPartial::new(found.note.clone(), held.clone(), subject.clone()));
+            self.pin_and_note(capsule, noted, &subject)?;
+            self.store.adopt_partial(&capsule, &names)
+        };
+        named.map_err(store_error("name the capsule"))?;
+        Ok((capsule, manifest))
+    }
+
+    /// Fetches what pools have of a capsule, and of those that it was written over: it may lack the same pages.
+    pub(crate) fn fetch_from_pools(
+        &self,
+        capsule: CapsuleId,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<(), DaemonError> {
+        let ancestors = self.store.log(&capsule).map_err(store_error("read the capsule"))?;
+        let parents = ancestors.iter().flat_map(|(_, manifest)| manifest.parents.iter().copied());
+        let all: BTreeSet<CapsuleId> = parents.chain([capsule]).collect();
+        let pooled = all.into_iter().filter(|id| self.pools.notes.of(id).is_some());
+        let brought = pooled.map(|id| self.fetch_pooled(id, progress)).collect::<Result<Vec<_>, _>>()?;
+        if !brought.is_empty()
+            && let Err(error) = self.store.complete(&capsule)
+        {
+            tracing::debug!(%capsule, error = &error as &dyn std::error::Error, "the rest is not in a pool");
+        }
+        Ok(())
+    }
+
+    /// Fetches all of a capsule that is in part in a pool; `progress` hears of bytes. Returns bytes and pages that came.
+    fn fetch_pooled(
+        &self,
+        capsule: CapsuleId,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<(u64, u64), DaemonError> {
+        let Some(noted) = self.pools.notes.of(&capsule) else { return Ok((0, 0)) };
+        let held = self.held(&noted)?;
+        let (mut bytes, mut pages) = (0, 0);
+        for (at, place) in held.nodes().iter().enumerate() {
+            let came = self.fetch_node(&noted.note.pool, &held, place)?;
+            (bytes, pages) = (bytes + came * PAGE_SIZE as u64, pages + came);
+            let whole = (bytes + 1) * held.nodes().len() as u64 / (at as u64 + 1);
+            if progress(bytes, whole.max(bytes)).is_break() {
+                let left = "what came is kept; call it again to go on".to_owned();
+                return Err(DaemonError::Cancelled { left });
+            }
+        }
+        // They came when it was named here, and may have gone with its name.
+        for blob in held.blobs() {
+            let kind = if *blob == capsule.0 { Kind::Manifest } else { Kind::Blob };
+            self.fetch_object(&noted.note.pool, &held, kind, blob)?;
+        }
+        self.store.complete(&capsule).map_err(store_error("complete the capsule"))?;
+        self.pools.notes.remove(&capsule);
+        self.pools.bell.notify();
+        Ok((bytes, pages))
+    }
+
+    /// Fetches an object that is not here.
+    fn fetch_object(
+        &self,
+        pool: &PoolPath,
+        held: &PooledCapsule,
+        kind: Kind,
+        digest: &Digest,
+    ) -> Result<(), DaemonError> {
+        if self.store.has(&[*digest]) == [true] {
+            return Ok(());
+        }
+        let what = "part of the capsule";
+        let nothing = || DaemonError::NotFound { what, name: digest.to_string() };
+        let object = held.object(digest).ok_or_else(nothing)?;
+        let object = object.map_err(|error| failed(pool)(error.into()))?;
+        // Under the digest that is computed here: another than was asked for is missed later.
+        let kept = self.store.shadow_writer().store(kind, &[&object[..]]);
+        kept.map_err(store_error("keep what came"))
+    }
+
+    /// Fetches a node and, if it is a leaf, those of its pages that are not here; returns how many came.
+    fn fetch_node(
+        &self,
+        pool: &PoolPath,
+        held: &PooledCapsule,
+        place: &NodePlace,
+    ) -> Result<u64, DaemonError> {
+        self.fetch_object(pool, held, Kind::Nodes, &place.digest)?;
+        if place.pages.is_none() {
+            return Ok(0);
+        }
+        let failed = failed(pool);
+        let leaf = self.node_here(&place.digest);
+        let leaf = leaf.ok_or_else(|| failed("a node is not what it should be".into()))?;
+        let missing = |digest: &Digest| self.store.has(&[*digest]) != [true];
+        let pages = held.pages_of(place, &leaf, missing).map_err(failed)?;
+        let all: Vec<&[u8]> = pages.iter().map(|page| &page[..]).collect();
+        let kept = self.store.shadow_writer().store(Kind::Pages, &all);
+        kept.map(|()| all.len() as u64).map_err(store_error("keep what came"))
+    }
+}
+
+/// The ref for a capsule of this name: that of its machine's newest capsule, if it has the machine's name.
+fn own_name(name: &RefName, manifest: &Manifest) -> RefName {
+    let machine = refs::machine_of(manifest).ok().filter(|machine| machine.as_str() == name.as_str());
+    machine.map_or_else(|| name.clone(), |machine| refs::of_machine(&machine))
+}

@@ -1,0 +1,100 @@
+//! What a machine here lacks and a pool has: the part of the pools in the store's `Elsewhere`.
+//!
+//! All capsules that are in part in a pool are looked through; there are few, and their indexes are in memory once they were needed.
+//! What cannot be read now is left to other hosts, and said if those have it neither: the reader waits and asks again.
+
+use super::{
+    capsule_reader::{CLUSTER, PooledCapsule},
+    partial_records::OpenPartial,
+};
+use crate::{core::error::DaemonError, daemon::Daemon};
+use std::sync::Arc;
+use whimbrel_core::Digest;
+use whimbrel_image::Node;
+use whimbrel_store::{ObjectWant, PageWant, RemoteObjectsError};
+
+/// What was found, in the order of what was wanted, and why not more.
+pub(crate) struct PoolObjects {
+    pub(crate) found: Vec<Option<Vec<u8>>>,
+    pub(crate) away: Option<RemoteObjectsError>,
+}
+
+impl Daemon {
+    /// The open capsule of a note.
+    pub(super) fn held(&self, noted: &OpenPartial) -> Result<Arc<PooledCapsule>, DaemonError> {
+        noted.held(|note| {
+            let pool = self.pool(&note.pool)?;
+            PooledCapsule::open(&pool, note.version).map_err(super::failed(&note.pool))
+        })
+    }
+
+    /// A node that is on this host.
+    pub(super) fn node_here(&self, digest: &Digest) -> Option<Node> {
+        Node::decode(&self.store.blob(digest).ok()?).ok()
+    }
+
+    /// Pages worth fetching when one is waited for, if pools have pages of machines here.
+    pub(crate) fn pooled_cluster(&self) -> Option<u64> {
+        (!self.pools.notes.all().is_empty()).then_some(CLUSTER)
+    }
+
+    /// Objects that are no pages.
+    pub(crate) fn objects_from_pools(&self, wants: &[ObjectWant]) -> PoolObjects {
+        let mut from = PoolObjects { found: vec![None; wants.len()], away: None };
+        for noted in self.pools.notes.all() {
+            let missing = wants.iter().enumerate().filter(|(at, _)| from.found[*at].is_none());
+            let missing: Vec<(usize, Digest)> = missing.map(|(at, want)| (at, want.digest)).collect();
+            if missing.is_empty() {
+                break;
+            }
+            let held = match self.held(&noted) {
+                Ok(held) => held,
+                Err(error) => {
+                    from.is_away(error.into());
+                    continue;
+                }
+            };
+            for (at, digest) in missing.into_iter().filter(|(_, digest)| held.has(digest)) {
+                match held.object(&digest) {
+                    Some(Ok(bytes)) if Digest::of(&bytes) == digest => from.found[at] = Some(bytes.to_vec()),
+                    Some(Err(error)) => from.is_away(error.into()),
+                    Some(Ok(_)) | None => {}
+                }
+            }
+        }
+        from
+    }
+
+    /// Pages: want by want, slots ascending. The capsules that have the leaves are asked first.
+    pub(crate) fn pages_from_pools(&self, wants: &[PageWant]) -> PoolObjects {
+        let digests: Vec<Digest> = wants.iter().flat_map(|want| &want.digests).copied().collect();
+        let mut from = PoolObjects { found: vec![None; digests.len()], away: None };
+        let noted = self.pools.notes.all();
+        for (noted, thorough) in
+            [false, true].into_iter().flat_map(|thorough| noted.iter().map(move |n| (n, thorough)))
+        {
+            if from.found.iter().all(Option::is_some) {
+                break;
+            }
+            let pages = self.held(noted).map_err(Into::into);
+            let pages = pages.and_then(|held| held.pages(wants, thorough, |digest| self.node_here(digest)));
+            match pages {
+                Ok(pages) => {
+                    for (slot, (page, digest)) in from.found.iter_mut().zip(pages.into_iter().zip(&digests)) {
+                        let page = page.filter(|page| Digest::of(page) == *digest);
+                        *slot = slot.take().or_else(|| page.map(|page| page.to_vec()));
+                    }
+                }
+                Err(error) => from.is_away(error),
+            }
+        }
+        from
+    }
+}
+
+impl PoolObjects {
+    fn is_away(&mut self, source: Box<dyn std::error::Error + Send + Sync>) {
+        tracing::debug!(error = &*source as &dyn std::error::Error, "a pool does not give what it has");
+        self.away = Some(RemoteObjectsError { source, retryable: true });
+    }
+}

@@ -1,0 +1,450 @@
+//! Frames: several objects of one kind compressed together, alone or against older versions of themselves.
+//!
+//! ```text
+//! 0   magic "WHFR"            12  length of the payload, u32    28  object lengths, u32 each (not for pages)
+//! 4   kind, u8                16  bases, u16                    ..  keys of the bases, 16 bytes each
+//! 5   codec, u8               18  depth, u8                     ..  payload
+//! 6   objects, u16            19  zero, u8
+//! 8   raw length, u32         20  xxh3 of all other bytes, u64      integers little-endian
+//! ```
+//!
+//! A delta is compressed with the concatenation of its bases as prefix (zstd `refPrefix`); its depth is one more
+//! than that of its deepest base. Frames carry no digests: they follow from the content, so an index can always be made
+//! again, and 32 bytes an object are saved. The checksum finds damage cheaply; the digest check is the reader's.
+
+use crate::{ShortDigest, delta};
+use std::{cell::RefCell, ops::Range};
+use whimbrel_core::PAGE_SIZE;
+use xxhash_rust::xxh3::Xxh3;
+use zstd::zstd_safe::{CCtx, CParameter, DCtx, ResetDirective, compress_bound, get_error_name};
+
+/// Bytes of the fixed head.
+pub const HEAD: usize = 28;
+/// Objects in the fullest frame.
+pub const MAX_OBJECTS: usize = 256;
+/// Raw bytes of the largest frame of pages or nodes, and of all bases of a delta.
+pub const MAX_RAW: usize = MAX_OBJECTS * (PAGE_SIZE + 4096 + 64);
+/// Raw bytes of the largest blob: kernels and initial RAM disks travel as one.
+pub const MAX_BLOB: usize = 256 << 20;
+const MAGIC: [u8; 4] = *b"WHFR";
+
+thread_local! {
+    /// A context is 160 KiB; making one for every frame would cost as much as a third of the decoding.
+    static CONTEXT: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
+}
+
+/// What the objects of a frame are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// Pages of 4 KiB.
+    Pages = 1,
+    /// Tree nodes.
+    Nodes = 2,
+    /// One blob.
+    Blob = 3,
+    /// One capsule manifest.
+    Manifest = 4,
+}
+
+impl Kind {
+    /// The kind with this number.
+    pub fn from_number(number: u8) -> Option<Self> {
+        [Self::Pages, Self::Nodes, Self::Blob, Self::Manifest].into_iter().find(|kind| *kind as u8 == number)
+    }
+
+    /// How deep deltas may rest on deltas. A page read alone pays for every step; nodes are few, small and cached, and a
+    /// node stored whole costs as much as all its differences of eight versions.
+    pub fn max_depth(self) -> u8 {
+        match self {
+            Self::Nodes => 8,
+            _ => 2,
+        }
+    }
+
+    fn limit(self) -> usize {
+        match self {
+            Self::Pages | Self::Nodes => MAX_RAW,
+            Self::Blob => MAX_BLOB,
+            Self::Manifest => crate::MAX_MANIFEST,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Codec {
+    Stored = 0,
+    Zstd = 1,
+    Delta = 2,
+}
+
+/// Bytes that are no frame, or a frame that cannot be made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PackFrameError {
+    /// Shorter than it says.
+    #[error("a frame of {expected} bytes ends after {found}")]
+    Short {
+        /// Bytes given.
+        found: usize,
+        /// Bytes it should have.
+        expected: usize,
+    },
+    /// A field of the head that cannot be.
+    #[error("the frame head has an impossible {field}")]
+    Head {
+        /// Which.
+        field: &'static str,
+    },
+    /// The bytes changed since they were written.
+    #[error("the frame checksum does not match")]
+    Checksum,
+    /// The payload does not decompress.
+    #[error("the payload does not decompress: {reason}")]
+    Payload {
+        /// What the codec says.
+        reason: &'static str,
+    },
+    /// It decompresses to another length.
+    #[error("the payload gives {found} bytes instead of {expected}")]
+    Length {
+        /// Bytes it gives.
+        found: usize,
+        /// Bytes it should give.
+        expected: usize,
+    },
+    /// Objects that no frame holds.
+    #[error("{objects} objects of {bytes} bytes do not fit a frame")]
+    TooLarge {
+        /// How many.
+        objects: usize,
+        /// Their bytes.
+        bytes: usize,
+    },
+}
+
+/// The fixed head of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PackFrameHeader {
+    /// What the objects are.
+    pub kind: Kind,
+    /// How many objects.
+    pub objects: usize,
+    /// Their bytes.
+    pub raw: usize,
+    /// How many bases.
+    pub bases: usize,
+    /// 0 unless it is a delta.
+    pub depth: u8,
+    codec: Codec,
+    payload: usize,
+}
+
+impl PackFrameHeader {
+    /// The head at the begin of `bytes`, checked field by field (the checksum needs the whole frame).
+    pub fn parse(bytes: &[u8]) -> Result<Self, PackFrameError> {
+        let head = bytes.get(..HEAD).ok_or(PackFrameError::Short { found: bytes.len(), expected: HEAD })?;
+        let impossible = |field| PackFrameError::Head { field };
+        if head[..4] != MAGIC {
+            return Err(impossible("magic"));
+        }
+        let kind = Kind::from_number(head[4]).ok_or(impossible("kind"))?;
+        let codecs = [Codec::Stored, Codec::Zstd, Codec::Delta];
+        let codec = *codecs.get(usize::from(head[5])).ok_or(impossible("codec"))?;
+        let long =
+            |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]) as usize;
+        let short = |at: usize| usize::from(u16::from_le_bytes([head[at], head[at + 1]]));
+        let it = Self {
+            kind,
+            codec,
+            objects: short(6),
+            raw: long(8),
+            payload: long(12),
+            bases: short(16),
+            depth: head[18],
+        };
+        it.check(head[19]).map(|()| it)
+    }
+
+    fn check(&self, spare: u8) -> Result<(), PackFrameError> {
+        let one = matches!(self.kind, Kind::Blob | Kind::Manifest);
+        let delta = self.codec == Codec::Delta;
+        let rules = [
+            ("object count", (1..=MAX_OBJECTS).contains(&self.objects) && (!one || self.objects == 1)),
+            ("raw length", self.raw <= self.kind.limit()),
+            ("page length", self.kind != Kind::Pages || self.raw == self.objects * PAGE_SIZE),
+            ("payload length", self.payload <= compress_bound(self.raw)),
+            ("stored length", self.codec != Codec::Stored || self.payload == self.raw),
+            ("base count", self.bases <= MAX_OBJECTS && delta == (self.bases > 0)),
+            ("depth", self.depth <= self.kind.max_depth() && delta == (self.depth > 0)),
+            ("spare byte", spare == 0),
+        ];
+        match rules.iter().find(|(_, holds)| !holds) {
+            Some((field, _)) => Err(PackFrameError::Head { field }),
+            None => Ok(()),
+        }
+    }
+
+    fn tables(&self) -> usize {
+        let lengths = if self.kind == Kind::Pages { 0 } else { self.objects * 4 };
+        lengths + self.bases * ShortDigest::LEN
+    }
+
+    /// Bytes of the whole frame.
+    pub fn total(&self) -> usize {
+        HEAD + self.tables() + self.payload
+    }
+}
+
+/// A frame whose checksum was checked.
+#[derive(Debug)]
+pub struct PackFrame<'a> {
+    /// Its head.
+    pub head: PackFrameHeader,
+    bytes: &'a [u8],
+}
+
+impl<'a> PackFrame<'a> {
+    /// The frame at the begin of `bytes`.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, PackFrameError> {
+        let head = PackFrameHeader::parse(bytes)?;
+        let total = head.total();
+        let bytes =
+            bytes.get(..total).ok_or(PackFrameError::Short { found: bytes.len(), expected: total })?;
+        if checksum(bytes).to_le_bytes() != bytes[20..HEAD] {
+            return Err(PackFrameError::Checksum);
+        }
+        let frame = Self { head, bytes };
+        match frame.head.kind == Kind::Pages || frame.lengths().sum::<usize>() == head.raw {
+            true => Ok(frame),
+            false => Err(PackFrameError::Head { field: "object length" }),
+        }
+    }
+
+    fn lengths(&self) -> impl Iterator<Item = usize> {
+        let table = &self.bytes[HEAD..HEAD + self.head.tables() - self.head.bases * ShortDigest::LEN];
+        table.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes) as usize)
+    }
+
+    /// Where each object lies in the raw bytes.
+    pub fn ranges(&self) -> Vec<Range<usize>> {
+        if self.head.kind == Kind::Pages {
+            return (0..self.head.objects).map(|i| i * PAGE_SIZE..(i + 1) * PAGE_SIZE).collect();
+        }
+        let ends = self.lengths().scan(0, |end, len| {
+            *end += len;
+            Some(*end - len..*end)
+        });
+        ends.collect()
+    }
+
+    /// Keys of the objects whose concatenation [`PackFrame::decode`] needs.
+    pub fn bases(&self) -> impl Iterator<Item = ShortDigest> {
+        let end = HEAD + self.head.tables();
+        self.bytes[end - self.head.bases * ShortDigest::LEN..end]
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| ShortDigest(*bytes))
+    }
+
+    /// The raw bytes of all objects; `base` is the concatenation of the bases (empty without).
+    pub fn decode(&self, base: &[u8]) -> Result<Vec<u8>, PackFrameError> {
+        let mut raw = vec![0; self.head.raw];
+        self.decode_into(base, &mut raw)?;
+        Ok(raw)
+    }
+
+    /// The same into `raw`, which is as long as the head says.
+    pub fn decode_into(&self, base: &[u8], raw: &mut [u8]) -> Result<(), PackFrameError> {
+        assert_eq!(raw.len(), self.head.raw, "a buffer of the length in the head");
+        let payload = &self.bytes[HEAD + self.head.tables()..];
+        let found = match self.head.codec {
+            Codec::Delta => return delta::decode(payload, base, raw),
+            Codec::Stored => {
+                raw.copy_from_slice(payload);
+                return Ok(());
+            }
+            Codec::Zstd => CONTEXT.with_borrow_mut(|context| context.decompress(raw, payload)),
+        };
+        match found.map_err(|code| PackFrameError::Payload { reason: get_error_name(code) })? {
+            found if found == self.head.raw => Ok(()),
+            found => Err(PackFrameError::Length { found, expected: self.head.raw }),
+        }
+    }
+}
+
+fn checksum(frame: &[u8]) -> u64 {
+    let mut hash = Xxh3::new();
+    hash.update(&frame[..20]);
+    hash.update(&frame[HEAD..]);
+    hash.digest()
+}
+
+/// The older versions that a delta is made against.
+#[derive(Debug, Clone, Copy)]
+pub struct Bases<'a> {
+    /// Keys of the bases, in the order of `raw`.
+    pub keys: &'a [ShortDigest],
+    /// Their concatenation.
+    pub raw: &'a [u8],
+    /// Depth of the deepest of them.
+    pub depth: u8,
+}
+
+/// Makes frames; keeps a compression context, so have one a thread.
+pub struct Encoder {
+    context: CCtx<'static>,
+    level: i32,
+}
+
+impl std::fmt::Debug for Encoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Encoder").field("level", &self.level).finish_non_exhaustive()
+    }
+}
+
+impl Encoder {
+    /// An encoder of zstd `level` (negative ones are faster).
+    pub fn new(level: i32) -> Self {
+        Self { context: CCtx::create(), level }
+    }
+
+    /// `objects`, given as their concatenation and lengths, as a frame of their own. Stored when they do not shrink.
+    pub fn encode(&mut self, kind: Kind, raw: &[u8], lengths: &[usize]) -> Result<Vec<u8>, PackFrameError> {
+        let head = new_head(kind, raw, lengths)?;
+        let mut payload = Vec::with_capacity(compress_bound(raw.len()));
+        let fail = |code| PackFrameError::Payload { reason: get_error_name(code) };
+        self.context.reset(ResetDirective::SessionOnly).map_err(fail)?;
+        self.context.set_parameter(CParameter::CompressionLevel(self.level)).map_err(fail)?;
+        self.context.compress2(&mut payload, raw).map_err(fail)?;
+        Ok(match payload.len() + payload.len() / 32 < raw.len() {
+            true => finish(PackFrameHeader { codec: Codec::Zstd, ..head }, lengths, &[], &payload),
+            false => finish(head, lengths, &[], raw),
+        })
+    }
+
+    /// `objects` as a delta against `bases`, at zstd `level`.
+    pub fn encode_delta(
+        kind: Kind,
+        raw: &[u8],
+        lengths: &[usize],
+        bases: Bases<'_>,
+        level: i32,
+    ) -> Result<Vec<u8>, PackFrameError> {
+        let head = new_head(kind, raw, lengths)?;
+        let too_large = PackFrameError::TooLarge { objects: bases.keys.len(), bytes: bases.raw.len() };
+        if !(1..=MAX_OBJECTS).contains(&bases.keys.len())
+            || bases.raw.len() > MAX_RAW
+            || bases.depth >= kind.max_depth()
+        {
+            return Err(too_large);
+        }
+        let payload = delta::encode(raw, bases.raw, level)?;
+        let head =
+            PackFrameHeader { codec: Codec::Delta, bases: bases.keys.len(), depth: bases.depth + 1, ..head };
+        Ok(finish(head, lengths, bases.keys, &payload))
+    }
+}
+
+fn new_head(kind: Kind, raw: &[u8], lengths: &[usize]) -> Result<PackFrameHeader, PackFrameError> {
+    let head = PackFrameHeader {
+        kind,
+        codec: Codec::Stored,
+        objects: lengths.len(),
+        raw: raw.len(),
+        payload: raw.len(),
+        bases: 0,
+        depth: 0,
+    };
+    match head.check(0).is_ok() && lengths.iter().sum::<usize>() == raw.len() {
+        true => Ok(head),
+        false => Err(PackFrameError::TooLarge { objects: lengths.len(), bytes: raw.len() }),
+    }
+}
+
+fn finish(head: PackFrameHeader, lengths: &[usize], bases: &[ShortDigest], payload: &[u8]) -> Vec<u8> {
+    let head = PackFrameHeader { payload: payload.len(), ..head };
+    let mut bytes = Vec::with_capacity(head.total());
+    bytes.extend(MAGIC);
+    bytes.extend([head.kind as u8, head.codec as u8]);
+    bytes.extend((head.objects as u16).to_le_bytes());
+    bytes.extend((head.raw as u32).to_le_bytes());
+    bytes.extend((payload.len() as u32).to_le_bytes());
+    bytes.extend((bases.len() as u16).to_le_bytes());
+    bytes.extend([head.depth, 0]);
+    bytes.extend([0; 8]);
+    if head.kind != Kind::Pages {
+        lengths.iter().for_each(|len| bytes.extend((*len as u32).to_le_bytes()));
+    }
+    bases.iter().for_each(|key| bytes.extend(key.0));
+    bytes.extend(payload);
+    let sum = checksum(&bytes);
+    bytes[20..HEAD].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_head_of_a_frame_is_pinned() {
+        let bytes = Encoder::new(1).encode(Kind::Blob, b"abc", &[3]).unwrap();
+        let head = [b'W', b'H', b'F', b'R', 3, 0, 1, 0, 3, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(bytes[..20], head);
+        assert_eq!(bytes[HEAD..], [3, 0, 0, 0, b'a', b'b', b'c']);
+    }
+
+    #[test]
+    fn a_delta_needs_its_bases_and_is_small() {
+        let old: Vec<u8> =
+            (0..PAGE_SIZE * 4).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
+        let mut new = old.clone();
+        new[5000] ^= 1;
+        let keys = [ShortDigest([1; 16]), ShortDigest([2; 16]), ShortDigest([3; 16]), ShortDigest([4; 16])];
+        let bases = Bases { keys: &keys, raw: &old, depth: 1 };
+        let bytes = Encoder::encode_delta(Kind::Pages, &new, &[PAGE_SIZE; 4], bases, 3).unwrap();
+        assert!(bytes.len() < 2000, "{}", bytes.len());
+        let frame = PackFrame::parse(&bytes).unwrap();
+        assert_eq!((frame.head.depth, frame.bases().collect::<Vec<_>>()), (2, keys.to_vec()));
+        assert_eq!(frame.decode(&old).unwrap(), new);
+        assert!(frame.decode(&[]).map_or(true, |raw| raw != new));
+        assert!(
+            Encoder::encode_delta(Kind::Pages, &new, &[PAGE_SIZE; 4], Bases { depth: 3, ..bases }, 3)
+                .is_err()
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn frames_round_trip(lengths in prop::collection::vec(0..3000usize, 1..40), seed in any::<u8>()) {
+            let raw: Vec<u8> = (0..lengths.iter().sum()).map(|i: usize| (i / 7) as u8 ^ seed).collect();
+            let bytes = Encoder::new(1).encode(Kind::Nodes, &raw, &lengths).unwrap();
+            let frame = PackFrame::parse(&bytes).unwrap();
+            prop_assert_eq!(frame.head.total(), bytes.len());
+            prop_assert_eq!(frame.ranges().iter().map(|r| r.len()).collect::<Vec<_>>(), lengths);
+            prop_assert_eq!(frame.decode(&[]).unwrap(), raw);
+        }
+
+        #[test]
+        fn every_flipped_bit_is_found(at in any::<prop::sample::Index>(), bit in 0..8u8) {
+            let mut bytes = Encoder::new(1).encode(Kind::Pages, &[7; PAGE_SIZE * 2], &[PAGE_SIZE; 2]).unwrap();
+            let at = at.index(bytes.len());
+            bytes[at] ^= 1 << bit;
+            prop_assert!(PackFrame::parse(&bytes).is_err());
+        }
+
+        #[test]
+        fn any_bytes_are_refused_or_bounded(mut bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            if bytes.len() >= HEAD {
+                bytes[..6].copy_from_slice(b"WHFR\x03\x01");
+                bytes[7] = 0;
+                bytes[11] = 0;
+                bytes[16..20].fill(0);
+                let sum = checksum(&bytes).to_le_bytes();
+                bytes[20..HEAD].copy_from_slice(&sum);
+            }
+            if let Ok(frame) = PackFrame::parse(&bytes) { let _ = frame.decode(&[]); }
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! The short form of a digest that indexes and delta frames use.
+
+use std::fmt;
+use whimbrel_core::Digest;
+
+/// The first 16 bytes of a digest.
+///
+/// Halves the cost of every index entry and delta base. Content found by its key is checked against the whole
+/// digest when it is read, so a key that collides is a refused read and never wrong content. Making two pages
+/// with one key takes 2^64 work and hurts only whoever made both; hitting somebody else's page takes 2^128.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ShortDigest(pub [u8; 16]);
+
+impl ShortDigest {
+    /// Bytes of a key.
+    pub const LEN: usize = 16;
+
+    /// The first eight bytes as a number, uniform like the digest.
+    pub fn prefix(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.0;
+        u64::from_be_bytes([a, b, c, d, e, f, g, h])
+    }
+
+    /// Whether `digest` has this key.
+    pub fn matches(&self, digest: &Digest) -> bool {
+        ShortDigest::from(digest) == *self
+    }
+}
+
+impl From<&Digest> for ShortDigest {
+    fn from(digest: &Digest) -> Self {
+        let mut key = [0; ShortDigest::LEN];
+        key.copy_from_slice(&digest.0[..ShortDigest::LEN]);
+        ShortDigest(key)
+    }
+}
+
+impl fmt::Display for ShortDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for ShortDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({self})")
+    }
+}

@@ -1,0 +1,306 @@
+//! Attaches to a range of a process's memory, or takes over what an earlier process of ours attached.
+//!
+//! The userfaultfd stays open in the target as well. So when we die the registration, and what was written
+//! since the last scan, live on; threads of the target that wait for a lazy page keep waiting until
+//! [`Attachment::adopt`] and a new [`Pager`](crate::Pager) serve them.
+
+use crate::{
+    AttachError, GuestRam, pagemap,
+    process::{Mapping, Process},
+    residency::LazyMemoryCell,
+    syscall_injection, template_guard,
+    userfaultfd::{FEATURES, Span, Userfaultfd},
+};
+use rustix::fs::{FallocateFlags, fallocate};
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::MetadataExt,
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+};
+use whimbrel_core::PAGE_SIZE;
+
+/// The largest memory that can be attached: 16 TiB, so that a set of its pages stays affordable.
+const MAX_BYTES: u64 = 16 << 40;
+
+/// Which memory of the target.
+#[derive(Debug)]
+pub enum RamTarget {
+    /// What it maps from the file at this path; the whole mapping. The path must lead to the file from here too.
+    Path(PathBuf),
+    /// What it maps from this open file, found by device and inode.
+    File(File),
+    /// This range of its addresses: start, bytes. It must be whole pages of memory that belongs to no file.
+    Range(u64, u64),
+}
+
+/// What the attachment is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Dirty sets of memory that is all there. Costs some 10 ms a GiB once, for arming.
+    Track,
+    /// Dirty sets, and pages that a [`Pager`](crate::Pager) brings when they are touched. Costs nothing a page. A file
+    /// mapped shared is emptied first; one mapped privately is a template that the pager fills for all who map it,
+    /// and the target's descriptors of it are replaced by those of an empty file so that it cannot change it.
+    Lazy,
+}
+
+/// What stands behind the target's pages, and so how they are read.
+#[derive(Debug)]
+pub(crate) enum Backing {
+    /// The pages are those of the file, from this byte on.
+    Shared(File, u64),
+    /// The file (from this byte on) shows through where the target has not written.
+    Template(File, u64),
+    /// The target's alone.
+    Anonymous,
+}
+
+/// A hold on a range of another process's memory.
+#[derive(Debug)]
+pub struct Attachment {
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) process: Process,
+    pub(crate) span: Span,
+    pub(crate) backing: Backing,
+    pub(crate) mode: Mode,
+    pub(crate) uffd: Userfaultfd,
+    pub(crate) lazy: LazyMemoryCell,
+    /// Whether a pager runs.
+    pub(crate) served: AtomicBool,
+}
+
+impl Attachment {
+    /// Takes over an earlier attachment of the same memory, or makes a new one, with [`Mode::Track`]. Not for lazy memory,
+    /// which a new attachment would empty.
+    pub fn open(pid: i32, target: RamTarget) -> Result<Self, AttachError> {
+        let found = Found::find(pid, target, Mode::Track)?;
+        match found.registered()? {
+            Some(uffd) => Ok(found.attachment(uffd)),
+            None => found.attach(),
+        }
+    }
+
+    /// Makes a new attachment: injects a userfaultfd into the target, then registers and arms its memory. With
+    /// [`Mode::Track`], dirty sets hold the pages written from now on.
+    ///
+    /// When the target is our child, nobody may wait for it (`waitpid`, `Child::try_wait`) during the call: such a wait
+    /// would be told of the stops and could take one for the end.
+    pub fn attach(pid: i32, target: RamTarget, mode: Mode) -> Result<Self, AttachError> {
+        let found = Found::find(pid, target, mode)?;
+        if found.registered()?.is_some() {
+            return Err(AttachError::Attached { pid });
+        }
+        found.attach()
+    }
+
+    /// Takes over the attachment that an earlier process of ours made. What its last dirty set held is not known
+    /// here: a caller that cannot tell must treat every page as written. Memory that was attached with [`Mode::Lazy`]
+    /// must be adopted so, and a pager started, even if all its pages had come: zero pages still have to.
+    pub fn adopt(pid: i32, target: RamTarget, mode: Mode) -> Result<Self, AttachError> {
+        let found = Found::find(pid, target, mode)?;
+        let uffd = found.registered()?.ok_or(AttachError::NothingToAdopt { pid })?;
+        Ok(found.attachment(uffd))
+    }
+
+    /// The target's memory as an array of pages, named `memory`. One taker of dirty sets at a time: what one
+    /// takes, another does not see.
+    pub fn ram(&self) -> Result<GuestRam, AttachError> {
+        GuestRam::new(self.inner.clone())
+    }
+
+    /// The target.
+    pub fn pid(&self) -> i32 {
+        self.inner.process.number()
+    }
+
+    /// Length in pages.
+    pub fn page_count(&self) -> u64 {
+        self.inner.page_count()
+    }
+
+    /// Ends tracking and lazy pages: pages not here yet read as zeros from then on. The empty descriptor stays in the
+    /// target and is used again by the next [`open`](Self::open).
+    pub fn release(self) -> Result<(), AttachError> {
+        let pid = self.pid();
+        self.inner.uffd.unregister(self.inner.span).map_err(AttachError::io(pid, "release the memory"))
+    }
+}
+
+impl Inner {
+    pub(crate) fn page_count(&self) -> u64 {
+        self.span.bytes / PAGE_SIZE as u64
+    }
+}
+
+/// The memory, found and checked; nothing has been done to it.
+struct Found {
+    process: Process,
+    span: Span,
+    backing: Backing,
+    mode: Mode,
+}
+
+impl Found {
+    fn find(pid: i32, target: RamTarget, mode: Mode) -> Result<Self, AttachError> {
+        let process = Process::open(pid)?;
+        let open = |path: PathBuf| File::options().read(true).write(true).open(path);
+        let (span, backing) = match target {
+            RamTarget::Range(start, bytes) => (Span { start, bytes }, Backing::Anonymous),
+            RamTarget::File(file) => mapped(&process, file)?,
+            RamTarget::Path(path) => mapped(
+                &process,
+                open(path).map_err(|source| AttachError::Io { pid, action: "open the RAM file", source })?,
+            )?,
+        };
+        let (start, bytes) = (span.start, span.bytes);
+        let whole = (start | bytes) % PAGE_SIZE as u64 == 0 && start.checked_add(bytes).is_some();
+        if !whole || bytes == 0 || bytes > MAX_BYTES {
+            return Err(AttachError::BadRange { start, bytes });
+        }
+        if mode == Mode::Lazy && matches!(backing, Backing::Anonymous) {
+            return Err(AttachError::LazyNeedsFile { pid });
+        }
+        Ok(Self { process, span, backing, mode })
+    }
+
+    /// The userfaultfd of the target with which the memory is registered; with this call also in our mode.
+    ///
+    /// Registering again with the descriptor that holds the range succeeds; `EBUSY` comes from the others.
+    fn registered(&self) -> Result<Option<Userfaultfd>, AttachError> {
+        let pid = self.process.number();
+        let pagemap = self.process.file("pagemap")?;
+        if !pagemap::is_tracked(&pagemap, self.span).map_err(AttachError::io(pid, "look at the memory"))? {
+            return Ok(None);
+        }
+        if self.mode == Mode::Track && self.process.has_missing_pages(self.span.start)? {
+            return Err(AttachError::Lazy { pid });
+        }
+        for uffd in self.ours()? {
+            match self.register(&uffd) {
+                Ok(()) => return Ok(Some(uffd)),
+                Err(AttachError::Attached { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(AttachError::Attached { pid })
+    }
+
+    /// The target's userfaultfds on which the handshake was made with all that we need. Its own have other features.
+    fn ours(&self) -> Result<Vec<Userfaultfd>, AttachError> {
+        let mut found = Vec::new();
+        for fd in self.process.userfaultfds()? {
+            let info = io::read_to_string(self.process.file(&format!("fdinfo/{fd}"))?)
+                .map_err(AttachError::io(self.process.number(), "read the descriptors"))?;
+            if features(&info) & FEATURES == FEATURES {
+                found.push(Userfaultfd::new(self.process.descriptor(fd)?));
+            }
+        }
+        Ok(found)
+    }
+
+    fn register(&self, uffd: &Userfaultfd) -> Result<(), AttachError> {
+        let pid = self.process.number();
+        uffd.register(self.span, self.mode == Mode::Lazy).map_err(|error| match error.raw_os_error() {
+            Some(libc::EBUSY) => AttachError::Attached { pid },
+            _ => AttachError::io(pid, "register the memory")(error),
+        })
+    }
+
+    /// Registers memory that is not registered, with a descriptor released earlier or a new one.
+    fn attach(self) -> Result<Attachment, AttachError> {
+        let pid = self.process.number();
+        let uffd = match self.ours()?.pop() {
+            Some(idle) => idle,
+            None => self.inject()?,
+        };
+        match self.mode {
+            // A private mapping needs no arming: its scan asks for private copies, which only a write makes.
+            Mode::Track if matches!(self.backing, Backing::Template(..)) => self.register(&uffd)?,
+            Mode::Track => {
+                self.register(&uffd)?;
+                uffd.protect(self.span).map_err(AttachError::io(pid, "arm the memory"))?;
+            }
+            Mode::Lazy => {
+                if let Backing::Template(file, _) = &self.backing {
+                    template_guard::take_from(&self.process, file)?;
+                }
+                // Emptied before, so that dying after the registration leaves nothing that would pass for filled
+                // pages; and after, because the target may have touched some in between.
+                self.empty()?;
+                self.register(&uffd)?;
+                self.empty()?;
+            }
+        }
+        Ok(self.attachment(uffd))
+    }
+
+    fn inject(&self) -> Result<Userfaultfd, AttachError> {
+        let pid = self.process.number();
+        let fd = syscall_injection::create_userfaultfd(&self.process)?;
+        let uffd = Userfaultfd::new(self.process.descriptor(fd)?);
+        uffd.handshake(FEATURES).map_err(AttachError::io(pid, "open the userfaultfd"))?;
+        Ok(uffd)
+    }
+
+    fn empty(&self) -> Result<(), AttachError> {
+        let Backing::Shared(file, offset) = &self.backing else { return Ok(()) };
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(file, punch, *offset, self.span.bytes)
+            .map_err(|error| AttachError::io(self.process.number(), "empty the RAM file")(error.into()))
+    }
+
+    fn attachment(self, uffd: Userfaultfd) -> Attachment {
+        let Self { process, span, backing, mode } = self;
+        Attachment {
+            inner: Arc::new(Inner {
+                process,
+                span,
+                backing,
+                mode,
+                uffd,
+                lazy: LazyMemoryCell::default(),
+                served: AtomicBool::new(false),
+            }),
+        }
+    }
+}
+
+/// The mapping of `file` in the target: neighbouring pieces that continue each other in the file count as one.
+fn mapped(process: &Process, file: File) -> Result<(Span, Backing), AttachError> {
+    let pid = process.number();
+    let meta = file.metadata().map_err(AttachError::io(pid, "look at the RAM file"))?;
+    let mappings = process.mappings()?;
+    let mut pieces = mappings.iter().filter(|m| m.device == meta.dev() && m.inode == meta.ino());
+    let first = pieces.next().ok_or(AttachError::NoMapping { pid })?;
+    let joins =
+        |end: u64, next: &Mapping| next.start == end && next.offset == first.offset + (end - first.start);
+    let end = pieces.fold(first.end, |end, next| if joins(end, next) { next.end } else { end });
+    let span = Span { start: first.start, bytes: end - first.start };
+    let backing = if first.shared { Backing::Shared } else { Backing::Template };
+    Ok((span, backing(file, first.offset)))
+}
+
+/// Features agreed in the handshake, from `/proc/PID/fdinfo/FD`: `API:` protocol, features, ioctls, in hexadecimal.
+fn features(info: &str) -> u32 {
+    let api = info.lines().find_map(|line| line.strip_prefix("API:"));
+    let field = api.and_then(|api| api.trim().split(':').nth(1));
+    field.and_then(|field| u32::from_str_radix(field, 16).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_without_a_handshake_is_not_taken_for_ours() {
+        assert_eq!(features("pending:\t0\ntotal:\t0\nAPI:\taa:8000a020:1ff\n") & FEATURES, FEATURES);
+        assert_eq!(features("pending:\t0\ntotal:\t0\nAPI:\taa:0:1ff\n"), 0);
+        assert_eq!(features("garbage"), 0);
+    }
+}

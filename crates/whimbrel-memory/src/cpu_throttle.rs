@@ -1,0 +1,274 @@
+//! Threads of another process that run for a part of the time only.
+//!
+//! Again and again each thread is held by ptrace for a while and left alone for a while; in between nobody traces it. That
+//! works the same for translated and for hardware-run virtual CPUs, needs no cgroup to move threads into, and lets go by
+//! itself: a tracer is a thread of ours, and when that ends, however it does, the kernel detaches and wakes what it held.
+//! The other threads of the process (its main loop, its disks) are not held, but one that needs a lock which a held
+//! thread has waits with it, for at most one hold.
+//!
+//! A thread that ends meanwhile, or that somebody else traces, is passed over.
+
+use crate::ptrace::{self, Stop};
+use rustix::process::Pid;
+use std::{
+    io,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+/// Threads run for this long at a time, as with QEMU's own throttle (`system/cpu-throttle.c`).
+const RUN: Duration = Duration::from_millis(10);
+/// How long a thread may take to stand still. One that sleeps in a driver takes longer, and is then left running.
+const STOPS_WITHIN: Duration = Duration::from_millis(5);
+const NAP: Duration = Duration::from_micros(50);
+
+/// The part of the time for which throttled threads run, in percent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CpuShare(u8);
+
+impl CpuShare {
+    /// Less than this is no throttle but a stop: timeouts of the network and watchdogs would notice.
+    pub const LEAST: Self = Self(20);
+    /// All of the time.
+    pub const WHOLE: Self = Self(100);
+
+    /// So many percent; none below [`CpuShare::LEAST`] or above all.
+    pub fn percent(percent: u8) -> Option<Self> {
+        (Self::LEAST.0..=Self::WHOLE.0).contains(&percent).then_some(Self(percent))
+    }
+
+    /// The number.
+    pub fn as_percent(self) -> u8 {
+        self.0
+    }
+
+    /// How long threads are held after they ran for [`RUN`].
+    fn hold(self) -> Duration {
+        RUN * u32::from(100 - self.0) / u32::from(self.0)
+    }
+}
+
+/// Threads that are throttled until this is dropped.
+#[derive(Debug)]
+pub struct Throttle {
+    order: Arc<Order>,
+    tracer: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Order {
+    /// None once it is over.
+    share: Mutex<Option<CpuShare>>,
+    changed: Condvar,
+}
+
+impl Throttle {
+    /// Throttles these threads, by thread id. We need the right to trace them.
+    pub fn start(threads: &[u32], share: CpuShare) -> io::Result<Self> {
+        let threads: Vec<Pid> =
+            threads.iter().filter_map(|id| i32::try_from(*id).ok().and_then(Pid::from_raw)).collect();
+        let order = Arc::new(Order { share: Mutex::new(Some(share)), changed: Condvar::new() });
+        let theirs = order.clone();
+        let tracer = thread::Builder::new().name("throttle".into()).spawn(move || theirs.run(&threads))?;
+        Ok(Self { order, tracer: Some(tracer) })
+    }
+
+    /// From now on this share.
+    pub fn set(&self, share: CpuShare) {
+        let mut now = self.order.lock();
+        *now = now.map(|_| share);
+    }
+}
+
+impl Drop for Throttle {
+    fn drop(&mut self) {
+        *self.order.lock() = None;
+        self.order.changed.notify_all();
+        if let Some(tracer) = self.tracer.take() {
+            // A panic in it was reported by its own thread, and has let the threads go.
+            let _ = tracer.join();
+        }
+    }
+}
+
+impl Order {
+    fn lock(&self) -> MutexGuard<'_, Option<CpuShare>> {
+        self.share.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits, unless it is over earlier; the share.
+    fn wait(&self, time: Duration) -> Option<CpuShare> {
+        let until = Instant::now() + time;
+        let mut share = self.lock();
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || share.is_none() {
+                return *share;
+            }
+            share = self.changed.wait_timeout(share, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn run(&self, threads: &[Pid]) {
+        while let Some(share) = self.wait(RUN) {
+            if share == CpuShare::WHOLE {
+                continue;
+            }
+            let held: Vec<Pid> = threads.iter().copied().filter(|thread| hold(*thread)).collect();
+            self.wait(share.hold());
+            held.into_iter().for_each(release);
+        }
+    }
+}
+
+/// Has a thread stand still. If it does not, it is not traced either.
+fn hold(thread: Pid) -> bool {
+    if ptrace::seize(thread).is_err() {
+        return false;
+    }
+    let deadline = Instant::now() + STOPS_WITHIN;
+    let mut asked = ptrace::interrupt(thread).is_ok();
+    while asked {
+        match ptrace::stop(thread) {
+            Ok(Some(Stop::Interrupt)) => return true,
+            // Delivered with the detachment, and the thread runs for one more turn.
+            Ok(Some(Stop::Signal(signal))) => {
+                let _ = ptrace::detach(thread, signal);
+                return false;
+            }
+            // Somebody stopped all of the process, or it is about to enter a call: not ours to hold.
+            Ok(Some(_)) => break,
+            Ok(None) if Instant::now() < deadline => thread::sleep(NAP),
+            Ok(None) | Err(_) => asked = false,
+        }
+    }
+    release(thread);
+    false
+}
+
+/// Lets a thread go. One that did not stop in time stops on the way, so it is waited for as long as it lives.
+fn release(thread: Pid) {
+    let gone = |error: &io::Error| error.raw_os_error() == Some(libc::ESRCH);
+    let deadline = Instant::now() + Duration::from_secs(1);
+    loop {
+        let signal = match ptrace::stop(thread) {
+            Ok(Some(Stop::Signal(signal))) => signal,
+            _ => 0,
+        };
+        match ptrace::detach(thread, signal) {
+            Err(error) if gone(&error) && Instant::now() < deadline && is_traced(thread) => {
+                thread::sleep(NAP);
+            }
+            _ => return,
+        }
+    }
+}
+
+/// Whether somebody traces the thread: `ESRCH` means "runs" as well as "has ended".
+fn is_traced(thread: Pid) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", thread.as_raw_nonzero()));
+    status.is_ok_and(|text| !text.contains("TracerPid:\t0\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command, Stdio};
+
+    /// Burns a processor until it is dropped.
+    struct Burner(Child);
+
+    impl Burner {
+        fn start() -> Self {
+            Self(Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("a shell"))
+        }
+
+        /// Clock ticks that it has burnt.
+        fn burnt(&self) -> u64 {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
+            let fields: Vec<_> = stat[stat.rfind(')').unwrap() + 2..].split(' ').collect();
+            fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+        }
+
+        fn runs_free(&self) -> bool {
+            let pid = Pid::from_raw(self.0.id().cast_signed()).unwrap();
+            let before = self.burnt();
+            wait_for(|| self.burnt() > before) && !is_traced(pid)
+        }
+    }
+
+    impl Drop for Burner {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn wait_for(mut what: impl FnMut() -> bool) -> bool {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < deadline {
+            if what() {
+                return true;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        false
+    }
+
+    #[test]
+    fn a_share_is_bounded_and_says_how_long_to_hold() {
+        assert_eq!(CpuShare::percent(19), None);
+        assert_eq!(CpuShare::percent(101), None);
+        assert_eq!(CpuShare::LEAST.hold(), Duration::from_millis(40));
+        assert_eq!(CpuShare::percent(50).unwrap().hold(), RUN);
+        assert!(CpuShare::WHOLE.hold().is_zero());
+    }
+
+    #[test]
+    fn a_throttled_thread_runs_less_and_freely_afterwards() {
+        let burner = Burner::start();
+        assert!(burner.runs_free());
+        let throttle = Throttle::start(&[burner.0.id(), 1 << 30], CpuShare::LEAST).unwrap();
+        let pid = Pid::from_raw(burner.0.id().cast_signed()).unwrap();
+        assert!(wait_for(|| is_traced(pid)), "it is never held");
+        let (before, begun) = (burner.burnt(), Instant::now());
+        thread::sleep(Duration::from_secs(1));
+        // A tick is 10 ms. Only less than it may have is a promise on a busy machine.
+        let share = (burner.burnt() - before) as f64 / (begun.elapsed().as_secs_f64() * 100.0);
+        assert!(share < 0.6, "{share} of the time instead of a fifth");
+        assert!(share > 0.0, "it does not run at all");
+        throttle.set(CpuShare::WHOLE);
+        assert!(burner.runs_free());
+        throttle.set(CpuShare::LEAST);
+        drop(throttle);
+        assert!(burner.runs_free(), "nobody holds it once the throttle is gone");
+    }
+
+    const VICTIM: &str = "WHIMBREL_TEST_THROTTLE";
+
+    /// Run by the test below in a process of its own, which is killed.
+    #[test]
+    fn as_a_process_that_is_killed() {
+        let Ok(victim) = std::env::var(VICTIM) else { return };
+        let _throttle = Throttle::start(&[victim.parse().unwrap()], CpuShare::LEAST).unwrap();
+        thread::sleep(Duration::from_secs(60));
+    }
+
+    #[test]
+    fn the_death_of_who_throttles_lets_go() {
+        let burner = Burner::start();
+        let pid = Pid::from_raw(burner.0.id().cast_signed()).unwrap();
+        for _ in 0..5 {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", "throttle::tests::as_a_process_that_is_killed", "--nocapture"]);
+            command.env(VICTIM, burner.0.id().to_string()).stdout(Stdio::null());
+            let mut throttler = command.spawn().unwrap();
+            let held = wait_for(|| is_traced(pid));
+            throttler.kill().unwrap();
+            throttler.wait().unwrap();
+            assert!(held, "it was never held");
+            assert!(burner.runs_free(), "it is held by nobody");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Puts content where pages are missing: into the target with `UFFDIO_COPY`, or into the template file that it shows.
+
+use super::Shared;
+use crate::{
+    attachment::Backing,
+    residency,
+    userfaultfd::{Filled, Span},
+};
+use std::{fs::File, io, os::unix::fs::FileExt, sync::Arc, thread};
+use whimbrel_core::{PAGE_SIZE, PageRun};
+use whimbrel_machine::PageError;
+
+const ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+/// Pages fetched at a time: an extent, the most that a stored frame spans.
+pub(super) const MAX_RUN: u64 = whimbrel_core::EXTENT_PAGES as u64;
+
+/// Why a page could not be filled.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FillError {
+    /// The source does not give it; may pass.
+    #[error(transparent)]
+    Source(#[from] PageError),
+    /// It cannot be stored (memory or tmpfs is full, say); may pass.
+    #[error("cannot store the page")]
+    Store(#[source] io::Error),
+    /// There is no target any more.
+    #[error("the target has ended")]
+    TargetEnded,
+}
+
+/// One thread's means of filling.
+#[derive(Debug)]
+pub(super) struct Filler {
+    shared: Arc<Shared>,
+    buffer: Vec<u8>,
+}
+
+impl Filler {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, buffer: Vec::new() }
+    }
+
+    /// Answers a fault at `page`, and fills what comes with it.
+    pub(super) fn fault(&mut self, page: u64) -> Result<(), FillError> {
+        let shared = self.shared.clone();
+        if let Backing::Template(file, offset) = &shared.inner.backing {
+            let one = PageRun::new(page, 1);
+            if residency::next(file, *offset, one, page, true).map_err(FillError::Store)? == page {
+                // Another clone's pager was faster.
+                return self.note_and_wake(one);
+            }
+        } else if shared.lazy.is_filled(page) {
+            // It was here and has been given away (or this is the second fault of two, and it is here).
+            return self.store(PageRun::new(page, 1), &ZEROS);
+        }
+        if !shared.lazy.source.present().contains(page) {
+            return self.store(PageRun::new(page, 1), &ZEROS);
+        }
+        let run =
+            self.fetch(around(shared.lazy.source.preferred_run(page), page, shared.inner.page_count()))?;
+        let buffer = std::mem::take(&mut self.buffer);
+        let at = (page - run.start) as usize * PAGE_SIZE;
+        let first = self.store(PageRun::new(page, 1), &buffer[at..at + PAGE_SIZE]);
+        let result = first.and_then(|()| self.store_missing(run, &buffer));
+        self.buffer = buffer;
+        result
+    }
+
+    /// Fetches and fills what is missing of `run`, at most [`MAX_RUN`] pages.
+    pub(super) fn run(&mut self, run: PageRun) -> Result<(), FillError> {
+        self.note_brought_by_others(run)?;
+        if run.pages().all(|page| !self.is_missing(page)) {
+            return Ok(());
+        }
+        let run = self.fetch(run)?;
+        let buffer = std::mem::take(&mut self.buffer);
+        let result = self.store_missing(run, &buffer);
+        self.buffer = buffer;
+        result
+    }
+
+    /// Fills what is missing of `run`, whose content came unasked.
+    pub(super) fn arrived(&self, run: PageRun, content: &[u8]) -> Result<(), FillError> {
+        self.store_missing(run, content)
+    }
+
+    fn fetch(&mut self, run: PageRun) -> Result<PageRun, FillError> {
+        self.buffer.resize(run.bytes(), 0);
+        self.shared.lazy.source.read(run, &mut self.buffer)?;
+        Ok(run)
+    }
+
+    /// Zero pages are left out: they are filled when touched, or never.
+    fn is_missing(&self, page: u64) -> bool {
+        !self.shared.lazy.is_filled(page) && self.shared.lazy.source.present().contains(page)
+    }
+
+    fn store_missing(&self, run: PageRun, content: &[u8]) -> Result<(), FillError> {
+        let mut page = run.start;
+        while page < run.end() {
+            let end = (page..run.end()).find(|page| !self.is_missing(*page)).unwrap_or(run.end());
+            if end > page {
+                let piece = PageRun::new(page, end - page);
+                let at = (page - run.start) as usize * PAGE_SIZE;
+                self.store(piece, &content[at..at + piece.bytes()])?;
+            }
+            page = end + 1;
+        }
+        Ok(())
+    }
+
+    fn store(&self, run: PageRun, content: &[u8]) -> Result<(), FillError> {
+        match &self.shared.inner.backing {
+            Backing::Template(file, offset) => self.store_in_file(file, offset + run.offset(), run, content),
+            Backing::Shared(..) | Backing::Anonymous => self.store_in_target(run, content),
+        }
+    }
+
+    /// The file's pages are whole or absent for those who map it, so that a thread that waits never sees half of one.
+    /// Two pagers that fill one page write the same bytes.
+    fn store_in_file(&self, file: &File, at: u64, run: PageRun, content: &[u8]) -> Result<(), FillError> {
+        file.write_all_at(content, at).map_err(FillError::Store)?;
+        self.note_and_wake(run)
+    }
+
+    /// Never overwrites: a page that is here already is the target's.
+    fn store_in_target(&self, run: PageRun, content: &[u8]) -> Result<(), FillError> {
+        let mut page = run.start;
+        while page < run.end() {
+            let rest = &content[(page - run.start) as usize * PAGE_SIZE..];
+            let at = self.shared.inner.span.start + page * PAGE_SIZE as u64;
+            page += match self.shared.inner.uffd.copy(at, rest).map_err(store_error)? {
+                Filled::Bytes(bytes) => {
+                    let pages = (bytes / PAGE_SIZE) as u64;
+                    self.note(PageRun::new(page, pages));
+                    pages
+                }
+                Filled::Present => {
+                    self.note_and_wake(PageRun::new(page, 1))?;
+                    1
+                }
+                Filled::Again if self.shared.stopped() => return Ok(()),
+                Filled::Again => {
+                    thread::yield_now();
+                    0
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// The pagers of other clones fill the same template.
+    fn note_brought_by_others(&self, run: PageRun) -> Result<(), FillError> {
+        let Backing::Template(file, offset) = &self.shared.inner.backing else { return Ok(()) };
+        let mut page = run.start;
+        while page < run.end() {
+            let data = residency::next(file, *offset, run, page, true).map_err(FillError::Store)?;
+            page = residency::next(file, *offset, run, data, false).map_err(FillError::Store)?;
+            self.note(PageRun::new(data, page - data));
+        }
+        Ok(())
+    }
+
+    fn note(&self, run: PageRun) {
+        self.shared.add_resident(self.shared.lazy.mark(run));
+    }
+
+    fn note_and_wake(&self, run: PageRun) -> Result<(), FillError> {
+        self.note(run);
+        let start = self.shared.inner.span.start + run.offset();
+        self.shared.inner.uffd.wake(Span { start, bytes: run.bytes() as u64 }).map_err(store_error)
+    }
+}
+
+fn store_error(error: io::Error) -> FillError {
+    match error.raw_os_error() {
+        // No such process; no such range.
+        Some(libc::ESRCH | libc::ENOENT) => FillError::TargetEnded,
+        _ => FillError::Store(error),
+    }
+}
+
+/// The part of `run` that is worth having with `page`: inside the memory and at most [`MAX_RUN`] pages.
+fn around(run: PageRun, page: u64, pages: u64) -> PageRun {
+    let end = run.start.saturating_add(run.len).min(pages);
+    if !(run.start..end).contains(&page) {
+        return PageRun::new(page, 1);
+    }
+    let start = run.start.max((page + 1).saturating_sub(MAX_RUN));
+    PageRun::new(start, (end - start).min(MAX_RUN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_senseless_preferred_run_still_brings_the_page() {
+        let cases = [(0, u64::MAX), (u64::MAX, 5), (0, 0), (900, 100), (990, 100), (1, 5000), (50, 1)];
+        for (start, len) in cases {
+            for page in [0, 50, 950, 999] {
+                let run = around(PageRun::new(start, len), page, 1000);
+                assert!(
+                    run.pages().contains(&page) && run.end() <= 1000 && run.len <= MAX_RUN,
+                    "{start} {len} {page}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What the time went to in which no CPU of a machine ran: the parts of a downtime, in the order in which they come.
+//!
+//! Measured on the source; what the target says of its own work is taken out of the time that the source waited for it, and the
+//! rest of that is the link's. Nothing is decided by these figures.
+
+use crate::protocol::Prepared;
+use std::time::{Duration, Instant};
+use whimbrel_capture::PauseParts;
+
+/// The parts, up to the commit point; [`DowntimeParts::runs`] completes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DowntimeParts {
+    /// Until the CPUs stood still.
+    pub stop: Duration,
+    /// Until it was known which pages are left.
+    pub scan: Duration,
+    /// Taking the state of CPUs and devices, while pages are on their way.
+    pub devices: Duration,
+    /// The last pages, beside that.
+    pub pages: Duration,
+    /// The target: loading that state, disks made durable.
+    pub load: Duration,
+    /// Between the hosts: the state on the wire, the answer.
+    pub link: Duration,
+    /// Writing the handover down.
+    pub commit: Duration,
+    /// From there until the CPUs ran on the target.
+    pub start: Duration,
+}
+
+impl DowntimeParts {
+    /// The copy is over.
+    pub(crate) fn copied(parts: &PauseParts) -> Self {
+        let PauseParts { stop, scan, devices, pages } = *parts;
+        Self { stop, scan, devices, pages, ..Self::default() }
+    }
+
+    /// The target has answered that it is ready.
+    pub(crate) fn prepared(&mut self, paused_at: Instant, prepared: Prepared) {
+        let waited = paused_at.elapsed().saturating_sub(self.sum());
+        self.load = Duration::from_micros(prepared.took).min(waited);
+        self.link = waited - self.load;
+    }
+
+    /// The handover is written down.
+    pub(crate) fn committed(&mut self, paused_at: Instant) {
+        self.commit = paused_at.elapsed().saturating_sub(self.sum());
+    }
+
+    /// The machine has run on the target since then.
+    pub fn runs(self, paused_at: Instant, since: Instant) -> Self {
+        let start = since.saturating_duration_since(paused_at).saturating_sub(self.sum());
+        Self { start, ..self }
+    }
+
+    /// All of it.
+    pub fn sum(&self) -> Duration {
+        let Self { stop, scan, devices, pages, load, link, commit, start } = *self;
+        stop + scan + devices + pages + load + link + commit + start
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_are_all_of_the_pause_and_nothing_else() {
+        let ms = Duration::from_millis;
+        let paused_at = Instant::now() - ms(100);
+        let parts = PauseParts { stop: ms(1), scan: ms(2), devices: ms(3), pages: ms(4) };
+        let mut pause = DowntimeParts::copied(&parts);
+        pause.prepared(paused_at, Prepared { took: 5_000 });
+        assert_eq!(pause.load, ms(5));
+        assert!(pause.link >= ms(85), "{pause:?}");
+        pause.committed(paused_at);
+        let since = Instant::now();
+        let whole = pause.runs(paused_at, since);
+        assert_eq!(whole.sum(), since - paused_at);
+    }
+
+    #[test]
+    fn a_target_that_says_nonsense_makes_no_part_negative() {
+        let paused_at = Instant::now();
+        let mut pause =
+            DowntimeParts::copied(&PauseParts { stop: Duration::from_secs(9), ..PauseParts::default() });
+        pause.prepared(paused_at, Prepared { took: u64::MAX });
+        pause.committed(paused_at);
+        assert_eq!(pause.runs(paused_at, paused_at).sum(), Duration::from_secs(9));
+    }
+}

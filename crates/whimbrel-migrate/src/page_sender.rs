@@ -1,0 +1,538 @@
+//! The sink of a migration: batches are gathered, encoded by several threads and kept under way in a bounded number.
+//!
+//! Within a round every page comes once, so batches may overtake each other; at its end all of them are answered. A failure
+//! anywhere is what the next call returns.
+//!
+//! Writes to a mirrored disk travel beside the rounds (`mirroring.rs`); what orders the two is the disk's mirror.
+//!
+//! Memory: a MiB for each batch that waits or is worked on, and marks of what was sent ([`crate::sent_hashes`]).
+
+use crate::{
+    baseline::ArrayBaseline,
+    boot_files::{self, BootFiles},
+    effort_control::{EffortControl, EncoderTime},
+    hit_estimate::HitEstimate,
+    link::{Answer, Link},
+    mirrored_writes::MirroredBatch,
+    page_batch::{BATCH_PAGES_MAX, Effort, Encoder, RUNS_MAX, push},
+    protocol::{self, FilePages, HandoverId, PageQuery, PageQueryReply, PagesHeader},
+    source::BoxError,
+    target::MEMORY,
+    target_contents::{PageEncoding, TargetContents},
+};
+use bytes::Bytes;
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, Scope},
+    time::{Duration, Instant},
+};
+use whimbrel_block::Mirror;
+use whimbrel_capture::{PageBatch, Sink, SinkError, StopReason};
+use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Most bytes of page messages that wait for an answer: a Gbit/s over 130 ms.
+const UNANSWERED_MAX: usize = 16 << 20;
+/// The same while writes to a disk are carried: one to a page that is under way waits for its answer, so it is what travels in this
+/// time, between limits.
+const UNANSWERED_MIRRORED: Duration = Duration::from_millis(50);
+const UNANSWERED_MIRRORED_MIN: f64 = 256e3;
+const UNANSWERED_MIRRORED_MAX: f64 = 4e6;
+/// Room for what is known of pages that were sent: an eighth of the pages it is about.
+const KNOWN_BYTES_MAX: usize = 24 << 20;
+/// More threads than this fill 10 Gbit/s.
+const ENCODERS_MAX: usize = 8;
+/// Threads beside the encoders.
+const ASKERS: usize = 2;
+/// Pages of a batch while the machine stands still: small enough that all encoders have some. Or that none is under way for long.
+const URGENT_PAGES: usize = 64;
+/// Niceness of encoders while the machine runs: it comes first.
+const NICE: i32 = 5;
+
+/// A batch that is being gathered, or that waits for an encoder.
+#[derive(Default)]
+struct Job {
+    array: usize,
+    zero: Vec<PageRun>,
+    runs: Vec<PageRun>,
+    data: Vec<u8>,
+    hot: Vec<bool>,
+}
+
+impl Job {
+    fn is_empty(&self) -> bool {
+        self.zero.is_empty() && self.runs.is_empty()
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    /// Jobs that encoders have taken and not finished.
+    busy: usize,
+    unanswered: VecDeque<(Box<dyn Answer>, usize, MirroredBatch)>,
+    unanswered_bytes: usize,
+    failed: Option<BoxError>,
+    closed: bool,
+}
+
+/// What the encoders and the sink share.
+pub(crate) struct Pipeline<'a> {
+    pub(crate) link: &'a dyn Link,
+    pub(crate) handover: HandoverId,
+    pub(crate) known: TargetContents,
+    boot: BootFiles,
+    /// By array.
+    pub(crate) mirrors: &'a [(usize, Arc<Mirror>)],
+    /// Bytes of rounds that were answered.
+    arrived: AtomicU64,
+    /// What else had gone over the link when writes began to be carried.
+    apart: OnceLock<u64>,
+    choice: Mutex<EffortControl>,
+    asking: Mutex<HitEstimate>,
+    /// Bytes a second that may go out; `u64::MAX` where nothing limits them.
+    limit: AtomicU64,
+    urgent: AtomicBool,
+    encoders: usize,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+impl<'a> Pipeline<'a> {
+    pub(crate) fn new(
+        link: &'a dyn Link,
+        handover: HandoverId,
+        arrays: Vec<(u64, Option<&ArrayBaseline>)>,
+        seed: u64,
+    ) -> Self {
+        let encoders = thread::available_parallelism().map_or(1, usize::from).min(ENCODERS_MAX);
+        Self {
+            link,
+            handover,
+            known: TargetContents::new(arrays, KNOWN_BYTES_MAX, seed),
+            boot: BootFiles::default(),
+            mirrors: &[],
+            arrived: AtomicU64::new(0),
+            apart: OnceLock::new(),
+            choice: Mutex::new(EffortControl::new()),
+            asking: Mutex::default(),
+            limit: AtomicU64::new(u64::MAX),
+            urgent: AtomicBool::new(false),
+            encoders,
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Carries what is written to these arrays too, once their mirrors are armed.
+    pub(crate) fn with_mirrors(self, mirrors: &'a [(usize, Arc<Mirror>)]) -> Self {
+        Self { mirrors, ..self }
+    }
+
+    /// Leaves out pages of memory that are in these files.
+    pub(crate) fn with_boot_files(self, boot: BootFiles) -> Self {
+        Self { boot, ..self }
+    }
+
+    /// Most bytes of rounds that wait for an answer.
+    fn unanswered_max(&self) -> usize {
+        if !self.carries() {
+            return UNANSWERED_MAX;
+        }
+        let rate = self.link_rate().unwrap_or(f64::INFINITY);
+        let travels = rate * UNANSWERED_MIRRORED.as_secs_f64();
+        travels.clamp(UNANSWERED_MIRRORED_MIN, UNANSWERED_MIRRORED_MAX) as usize
+    }
+
+    /// Whether writes are carried beside the rounds.
+    fn carries(&self) -> bool {
+        self.mirrors.iter().any(|(_, mirror)| mirror.is_armed())
+    }
+
+    pub(crate) fn mirror(&self, array: usize) -> Option<&'a Arc<Mirror>> {
+        self.mirrors.iter().find(|(of, _)| *of == array).map(|(_, mirror)| mirror)
+    }
+
+    /// Starts the encoders; they end when the sink that is returned is dropped.
+    pub(crate) fn start<'scope, 'd>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+    ) -> PageSender<'scope, 'd> {
+        for _ in 0..self.threads() {
+            scope.spawn(|| self.encode_all());
+        }
+        for (array, mirror) in self.mirrors {
+            scope.spawn(|| self.carry(*array, mirror));
+        }
+        let bytes_before = self.link.bytes_sent();
+        PageSender { line: self, bytes_before, job: Job::default(), divide: None, is_last: false }
+    }
+
+    /// The machine stands still from now on.
+    pub(crate) fn hurry(&self) {
+        self.urgent.store(true, Ordering::Relaxed);
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'q>(&self, queue: MutexGuard<'q, Queue>) -> MutexGuard<'q, Queue> {
+        self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn encode_all(&self) {
+        // Of this thread alone; refused or not, pages go out.
+        let usual = rustix::process::getpriority_process(None).unwrap_or(0);
+        let _ = rustix::process::setpriority_process(None, usual + NICE);
+        let mut is_nice = true;
+        let mut encoder = match Encoder::new() {
+            Ok(encoder) => encoder,
+            Err(error) => return self.fail(error.into()),
+        };
+        loop {
+            let waiting = Instant::now();
+            let Some(job) = self.next() else { return };
+            let waited = waiting.elapsed();
+            let _busy = Busy(self);
+            if is_nice && self.urgent.load(Ordering::Relaxed) {
+                let _ = rustix::process::setpriority_process(None, usual);
+                is_nice = false;
+            }
+            if let Err(error) = self.encode_and_send(&mut encoder, job, waited) {
+                self.fail(error);
+            }
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut queue = self.queue();
+        loop {
+            if let Some(job) = queue.jobs.pop_front() {
+                queue.busy += 1;
+                self.changed.notify_all();
+                return Some(job);
+            }
+            if queue.closed {
+                return None;
+            }
+            queue = self.wait(queue);
+        }
+    }
+
+    fn encode_and_send(&self, encoder: &mut Encoder, job: Job, waited: Duration) -> Result<(), BoxError> {
+        let begun = Instant::now();
+        let (effort, raw) = (self.effort(), job.data.len() as u64);
+        let flight = MirroredBatch::new(self.mirror(job.array), job.zero.iter().chain(&job.runs));
+        encoder.zero(&self.known.zero(job.array, &job.zero)?);
+        let mut verdicts = self.known.pages(job.array, &job.runs, &job.data, &job.hot)?;
+        let asked = self.name_places(&job, &mut verdicts)? + self.ask(&job, &mut verdicts)?;
+        let pages = job.runs.iter().flat_map(|run| run.pages()).zip(job.data.chunks_exact(PAGE_SIZE));
+        for ((page, content), verdict) in pages.zip(verdicts) {
+            match verdict {
+                PageEncoding::There => {}
+                PageEncoding::Changed(blocks) => encoder.delta(page, content, blocks),
+                PageEncoding::Whole => encoder.whole(page, content),
+            }
+        }
+        if encoder.is_empty() {
+            flight.arrived();
+            return Ok(());
+        }
+        let (batch, payload) = encoder.finish(job.array as u32, effort)?;
+        drop(job);
+        let header = postcard::to_stdvec(&PagesHeader { handover: self.handover, batch })?;
+        let (encoding, wire) = (begun.elapsed() - asked, (header.len() + payload.len()) as u64);
+        let answer = self.link.send(protocol::PAGES, header, payload.into())?;
+        self.answered_but(self.unanswered_max(), Some((answer, wire as usize, flight)))?;
+        let (link, idle) = (begun.elapsed() - encoding - asked, waited + asked);
+        self.choice().spent(EncoderTime { encoding, link, idle, raw, wire });
+        Ok(())
+    }
+
+    /// Leaves out pages of memory that are in files which the machine boots from, and tells the target where; how long the link took.
+    fn name_places(&self, job: &Job, verdicts: &mut [PageEncoding]) -> Result<Duration, BoxError> {
+        if job.array != MEMORY || self.boot.is_empty() {
+            return Ok(Duration::ZERO);
+        }
+        let (mut runs, mut likely, mut check) = (Vec::new(), None, Xxh3::new());
+        let pages = job.runs.iter().flat_map(|run| run.pages()).zip(job.data.chunks_exact(PAGE_SIZE));
+        for ((page, content), verdict) in
+            pages.zip(verdicts).filter(|(_, verdict)| **verdict == PageEncoding::Whole)
+        {
+            let Some(place) = self.boot.find(content, likely.take()) else { continue };
+            boot_files::push(&mut runs, page, place);
+            check.update(content);
+            likely = Some(place.next());
+            *verdict = PageEncoding::There;
+        }
+        if runs.is_empty() {
+            return Ok(Duration::ZERO);
+        }
+        let pages = FilePages { handover: self.handover, runs, check: check.digest() };
+        let (header, begun) = (postcard::to_stdvec(&pages)?, Instant::now());
+        let bytes = header.len();
+        let answer = self.link.send(protocol::BOOT_FILE_PAGES, header, Bytes::new())?;
+        self.answered_but(self.unanswered_max(), Some((answer, bytes, MirroredBatch::default())))?;
+        Ok(begun.elapsed())
+    }
+
+    /// Leaves out pages that the target has anywhere, if it pays to ask; how long that took.
+    fn ask(&self, job: &Job, verdicts: &mut [PageEncoding]) -> Result<Duration, BoxError> {
+        let places: Vec<usize> =
+            (0..verdicts.len()).filter(|at| verdicts[*at] == PageEncoding::Whole).collect();
+        let urgent = self.urgent.load(Ordering::Relaxed);
+        if urgent || !self.asking().wants(places.len(), self.link_rate()) {
+            return Ok(Duration::ZERO);
+        }
+        let content: Vec<_> = places.iter().map(|at| &job.data.as_chunks::<PAGE_SIZE>().0[*at]).collect();
+        let digests = whimbrel_image::page_digests(&content);
+        let pages: Vec<u64> = job.runs.iter().flat_map(|run| run.pages()).collect();
+        let mut runs = Vec::new();
+        places.iter().for_each(|at| push(&mut runs, pages[*at]));
+        let question = PageQuery { handover: self.handover, array: job.array as u32, runs, digests };
+        let begun = Instant::now();
+        let answer =
+            self.link.ask(protocol::QUERY_PAGES, postcard::to_stdvec(&question)?, Bytes::new())?.wait()?;
+        let has: PageQueryReply = postcard::from_bytes(&answer)?;
+        let found = (0..).zip(&places).filter(|(number, _)| has.has(*number));
+        let found = found.map(|(_, at)| verdicts[*at] = PageEncoding::There).count();
+        self.asking().answered(places.len() as u64, found as u64);
+        Ok(begun.elapsed())
+    }
+
+    /// Bytes a second that the link takes, where that is known: a limit is known before anything was sent.
+    fn link_rate(&self) -> Option<f64> {
+        let seen = self.choice().link().map(|link| link * self.threads() as f64);
+        let limit = self.limit.load(Ordering::Relaxed);
+        let limit = (limit != u64::MAX).then_some(limit as f64);
+        seen.into_iter().chain(limit).reduce(f64::min)
+    }
+
+    fn asking(&self) -> MutexGuard<'_, HitEstimate> {
+        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// More than processors: while some wait for an answer, others encode.
+    fn threads(&self) -> usize {
+        self.encoders + ASKERS
+    }
+
+    pub(crate) fn effort(&self) -> Effort {
+        let choice = self.choice();
+        if self.urgent.load(Ordering::Relaxed) { choice.urgent_effort() } else { choice.effort() }
+    }
+
+    fn choice(&self) -> MutexGuard<'_, EffortControl> {
+        self.choice.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters an answer to a message of so many bytes, and waits until those of at most `max` bytes are outstanding.
+    fn answered_but(
+        &self,
+        max: usize,
+        more: Option<(Box<dyn Answer>, usize, MirroredBatch)>,
+    ) -> Result<(), BoxError> {
+        let mut queue = self.queue();
+        queue.unanswered_bytes += more.as_ref().map_or(0, |(_, bytes, _)| *bytes);
+        queue.unanswered.extend(more);
+        while queue.unanswered_bytes > max {
+            let Some((oldest, bytes, flight)) = queue.unanswered.pop_front() else { break };
+            drop(queue);
+            oldest.wait()?;
+            flight.arrived();
+            self.arrived.fetch_add(bytes as u64, Ordering::Relaxed);
+            queue = self.queue();
+            // Counted until it is answered, also while another thread looks.
+            queue.unanswered_bytes -= bytes;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn fail(&self, error: BoxError) {
+        self.queue().fail(error);
+        self.changed.notify_all();
+    }
+
+    /// Hands a batch to the encoders; waits while enough of them are waiting there.
+    fn push(&self, job: Job) -> Result<(), BoxError> {
+        let mut queue = self.queue();
+        while queue.failed.is_none() && queue.jobs.len() >= self.encoders {
+            queue = self.wait(queue);
+        }
+        queue.check()?;
+        queue.jobs.push_back(job);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Waits until everything has arrived.
+    fn finish(&self) -> Result<(), BoxError> {
+        let mut queue = self.queue();
+        while queue.failed.is_none() && (queue.busy > 0 || !queue.jobs.is_empty()) {
+            queue = self.wait(queue);
+        }
+        queue.check()?;
+        drop(queue);
+        self.answered_but(0, None)
+    }
+}
+
+/// An encoder at work, however that ends.
+struct Busy<'a>(&'a Pipeline<'a>);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.0.queue();
+        queue.busy -= 1;
+        if thread::panicking() {
+            queue.fail("an encoder failed".into());
+        }
+        self.0.changed.notify_all();
+    }
+}
+
+impl Queue {
+    fn fail(&mut self, error: BoxError) {
+        self.jobs.clear();
+        self.failed.get_or_insert(error);
+    }
+
+    fn check(&mut self) -> Result<(), BoxError> {
+        match self.failed.take() {
+            None => Ok(()),
+            Some(error) => {
+                self.failed = Some("an earlier batch did not arrive".into());
+                Err(error)
+            }
+        }
+    }
+}
+
+/// The sink itself.
+pub(crate) struct PageSender<'a, 'd> {
+    line: &'a Pipeline<'a>,
+    bytes_before: u64,
+    job: Job,
+    /// Decides what is not sent in the pause.
+    pub(crate) divide: Option<&'d mut Divide<'d>>,
+    /// Whether the machine stands still and this is all of it.
+    is_last: bool,
+}
+
+/// See [`Sink::divide`].
+pub(crate) type Divide<'a> = dyn FnMut(&mut [PageSet], &[PageSet], StopReason) + 'a;
+
+impl PageSender<'_, '_> {
+    fn room(&self) -> usize {
+        match self.line.urgent.load(Ordering::Relaxed) || self.line.carries() {
+            true => URGENT_PAGES,
+            false => BATCH_PAGES_MAX as usize,
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        let Job { zero, runs, hot, .. } = &self.job;
+        hot.len() >= self.room() || zero.len() + runs.len() >= RUNS_MAX - 1
+    }
+
+    fn flush(&mut self) -> Result<(), SinkError> {
+        let job = std::mem::take(&mut self.job);
+        if job.is_empty() { Ok(()) } else { self.line.push(job).map_err(undelivered) }
+    }
+}
+
+impl Sink for PageSender<'_, '_> {
+    fn pages(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError> {
+        if self.job.array != batch.array {
+            self.flush()?;
+        }
+        for (page, content) in batch.run.pages().zip(batch.data.chunks_exact(PAGE_SIZE)) {
+            if self.is_full() {
+                self.flush()?;
+            }
+            self.job.array = batch.array;
+            if whimbrel_core::is_zero(content) {
+                push(&mut self.job.zero, page);
+                continue;
+            }
+            push(&mut self.job.runs, page);
+            self.job.data.extend_from_slice(content);
+            self.job.hot.push(batch.hot.is_some_and(|hot| hot.contains(page)));
+        }
+        Ok(())
+    }
+
+    fn limit_rate(&mut self, rate: Option<u64>) {
+        self.line.limit.store(rate.unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.line.link.limit_rate(rate);
+    }
+
+    /// The next version of a page travels as its difference to the last one: while there is room to remember that one,
+    /// even the hottest page is sent once ahead of the pause.
+    fn wants_first_versions(&self) -> bool {
+        self.line.known.has_room()
+    }
+
+    fn collected(&mut self, found: &mut [PageSet]) {
+        for (array, mirror) in self.line.mirrors {
+            found.get_mut(*array).into_iter().for_each(|found| mirror.collected(found));
+        }
+    }
+
+    fn about_to_read(&mut self, array: usize, run: PageRun) {
+        self.line.mirror(array).into_iter().for_each(|mirror| mirror.about_to_read(run));
+    }
+
+    /// What waits is not carried either: a page that is written all the time would never be there.
+    fn hot_may_wait(&self, array: usize) -> bool {
+        !self.line.mirror(array).is_some_and(|mirror| mirror.is_armed())
+    }
+
+    fn divide(&mut self, left: &mut [PageSet], fresh: &[PageSet], why: StopReason) {
+        self.divide.iter_mut().for_each(|divide| divide(left, fresh, why));
+    }
+
+    fn push_out(&mut self) -> Result<(), SinkError> {
+        self.is_last = true;
+        self.flush()
+    }
+
+    fn end_round(&mut self) -> Result<(), SinkError> {
+        self.flush()?;
+        if self.is_last {
+            self.line.mirrors.iter().for_each(|(_, mirror)| mirror.drained());
+        }
+        self.line.finish().map_err(undelivered)
+    }
+
+    /// Of rounds: what is carried beside them says nothing about what a page of theirs comes to. Between two rounds, when mirrors are armed,
+    /// all that was sent is answered, and nothing is carried yet.
+    fn bytes_out(&self) -> u64 {
+        let bytes = self.line.link.bytes_sent() - self.bytes_before;
+        if !self.line.carries() && self.line.apart.get().is_none() {
+            return bytes;
+        }
+        let arrived = self.line.arrived.load(Ordering::Relaxed);
+        self.line.apart.get_or_init(|| bytes.saturating_sub(arrived)) + arrived
+    }
+}
+
+impl Drop for PageSender<'_, '_> {
+    fn drop(&mut self) {
+        let mut queue = self.line.queue();
+        queue.closed = true;
+        queue.jobs.clear();
+        self.line.changed.notify_all();
+        drop(queue);
+        self.line.mirrors.iter().for_each(|(_, mirror)| mirror.end());
+    }
+}
+
+fn undelivered(source: BoxError) -> SinkError {
+    SinkError { destination: "the target".to_owned(), source }
+}

@@ -1,0 +1,166 @@
+//! What stays behind: at the pause, what is hot goes with the machine as far as that is cheap, the rest is owed.
+
+use super::{
+    PageServer,
+    messages::{MISSING_PAGES, MissingPages},
+    page_set_codec,
+};
+use crate::{link::Link, protocol::HandoverId, source::BoxError};
+use std::{sync::Arc, time::Duration};
+use whimbrel_capture::StopReason;
+use whimbrel_core::PageSet;
+use whimbrel_machine::{Machine, MachineError};
+
+/// A migration that may leave pages with the source.
+pub struct DeferredPages {
+    giving: Arc<PageServer>,
+    /// Pages that may go in the pause.
+    pages_max: u64,
+    /// What is left with the source, a set for each array; empty before the pause.
+    owed: Vec<PageSet>,
+    /// Of that, what was written last.
+    hot: Vec<PageSet>,
+}
+
+impl DeferredPages {
+    /// At most `pages_max` pages go in the pause; `giving` serves the others from then on.
+    pub fn new(giving: Arc<PageServer>, pages_max: u64) -> Self {
+        Self { giving, pages_max, owed: Vec::new(), hot: Vec::new() }
+    }
+
+    /// Takes out of `left` what is to stay: nothing if the rounds came to a good end, or if little is left.
+    pub(crate) fn divide(&mut self, left: &mut [PageSet], fresh: &[PageSet], why: StopReason) {
+        let count: u64 = left.iter().map(PageSet::count).sum();
+        let good_end = matches!(why, StopReason::LittleLeft | StopReason::WithinDowntime);
+        if good_end || count <= self.pages_max {
+            return;
+        }
+        let mut room = self.pages_max;
+        self.owed = left.to_vec();
+        for ((left, owed), fresh) in left.iter_mut().zip(&mut self.owed).zip(fresh) {
+            let mut go = PageSet::empty(owed.len());
+            fresh.iter().filter(|page| owed.contains(*page)).take(room as usize).for_each(|page| {
+                go.insert(page);
+            });
+            room -= go.count();
+            owed.subtract(&go);
+            let mut hot = fresh.clone();
+            hot.intersect(owed);
+            self.hot.push(hot);
+            *left = go;
+        }
+    }
+
+    /// Tells the target what it is owed, and begins to serve it. The machine is paused for good, unless the migration
+    /// fails.
+    pub(crate) fn announce(&self, link: &dyn Link, handover: HandoverId) -> Result<(), BoxError> {
+        if !self.giving.view().connected {
+            let why =
+                self.giving.view().stalled.unwrap_or_else(|| "it has made no connection for that".to_owned());
+            return Err(format!("the target cannot ask for them: {why}").into());
+        }
+        self.giving.open(self.pages());
+        let mut answers = Vec::new();
+        for (sets, hot) in [(&self.hot, true), (&self.owed, false)] {
+            for (array, set) in sets.iter().enumerate() {
+                for piece in page_set_codec::pieces(set)? {
+                    let header = MissingPages { handover, array: array as u32, hot };
+                    answers.push(link.send(MISSING_PAGES, postcard::to_stdvec(&header)?, piece.into())?);
+                }
+            }
+        }
+        answers.into_iter().try_for_each(|answer| answer.wait().map(drop))?;
+        Ok(())
+    }
+
+    /// Pages that are left with the source.
+    pub fn pages(&self) -> u64 {
+        self.owed.iter().map(PageSet::count).sum()
+    }
+}
+
+/// A target that may fetch has to be able to ask before the machine is paused.
+const ATTEND_PATIENCE: Duration = Duration::from_secs(10);
+
+/// A machine that is let run until the target can ask for its pages, and then a little longer, so that what it writes then
+/// shows what is hot.
+pub struct DelayedPause<M> {
+    /// The machine.
+    pub machine: M,
+    /// Who gives its pages, if any may be left.
+    pub giving: Option<Arc<PageServer>>,
+    /// How much longer.
+    pub linger: Duration,
+}
+
+impl<M: Machine> Machine for DelayedPause<M> {
+    fn device_state_ahead(&mut self) -> Option<Vec<u8>> {
+        self.machine.device_state_ahead()
+    }
+
+    fn about_to_pause(&mut self) {
+        self.machine.about_to_pause();
+        // Without it the migration fails as soon as it has to leave pages.
+        if let Some(giving) = &self.giving {
+            giving.wait_connected(ATTEND_PATIENCE);
+        }
+        std::thread::sleep(self.linger);
+    }
+
+    fn pause(&mut self) -> Result<(), MachineError> {
+        self.machine.pause()
+    }
+
+    fn unpause(&mut self) -> Result<(), MachineError> {
+        self.machine.unpause()
+    }
+
+    fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
+        self.machine.device_state()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_core::PageRun;
+
+    fn set(runs: &[(u64, u64)]) -> PageSet {
+        let mut set = PageSet::empty(1000);
+        runs.iter().for_each(|(start, len)| set.insert_run(PageRun::new(*start, *len)));
+        set
+    }
+
+    #[test]
+    fn what_was_written_last_goes_as_far_as_there_is_room_and_nothing_is_in_no_set_or_in_two() {
+        let giving = Arc::new(PageServer::new(HandoverId([1; 16]), Vec::new()));
+        let all = [set(&[(0, 500)]), set(&[(100, 50)])];
+        let fresh = [set(&[(10, 20), (499, 1)]), set(&[(100, 5)])];
+        let mut leaving = DeferredPages::new(giving, 23);
+        let mut left = all.clone();
+        leaving.divide(&mut left, &fresh, StopReason::RoundsOver);
+        assert_eq!(left, [set(&[(10, 20), (499, 1)]), set(&[(100, 2)])]);
+        assert_eq!(leaving.hot, [set(&[]), set(&[(102, 3)])]);
+        for ((left, owed), all) in left.iter().zip(&leaving.owed).zip(&all) {
+            let mut both = left.clone();
+            both.intersect(owed);
+            assert!(both.is_empty());
+            both.union(left);
+            both.union(owed);
+            assert_eq!(both, *all);
+        }
+    }
+
+    #[test]
+    fn nothing_stays_behind_when_rounds_end_well_or_little_is_left() {
+        let giving = Arc::new(PageServer::new(HandoverId([1; 16]), Vec::new()));
+        for (max, why) in
+            [(0, StopReason::LittleLeft), (0, StopReason::WithinDowntime), (500, StopReason::Plateau)]
+        {
+            let mut leaving = DeferredPages::new(giving.clone(), max);
+            let mut left = [set(&[(0, 500)])];
+            leaving.divide(&mut left, &[set(&[])], why);
+            assert!(leaving.pages() == 0 && left == [set(&[(0, 500)])], "{why:?}");
+        }
+    }
+}

@@ -1,0 +1,508 @@
+//! The target's side of post-copy: fetches what is touched at once, and everything else in the background.
+//!
+//! Two connections, which the source makes: over one travels what somebody waits for, over the other all the rest, a few
+//! messages under way at any time. A connection that is lost costs what was asked over it, which is asked for again over
+//! the next one. What is missing is what the stores say; see [`super::fetch_schedule`] for the order.
+
+use super::{
+    completion::{FetchAction, FetchEvent, FetchState},
+    fetch_reply::{self, FetchReplyError},
+    fetch_schedule::{FetchRange, FetchSchedule},
+    messages::{COMPLETE, FETCH, Fetch, FetchPriority, FetchProgress, Fetched, OfferFetchReply},
+    page_set_codec::{self, PageSetCodecError},
+};
+use crate::{link::LinkError, protocol::HandoverId, source::BoxError};
+use bytes::Bytes;
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use whimbrel_core::{HostName, PAGE_SIZE, PageRun, PageSet};
+
+/// Messages under way in the background, and pages in each: 1 MiB, which at 1 Gbit/s is 8 ms ahead of a neighbourhood.
+const UNDER_WAY: usize = 8;
+const PAGES: u64 = 32;
+/// How long a read waits for a connection before it says that there is none.
+const WAIT_FOR_LANE: Duration = Duration::from_millis(200);
+/// Pause after a refusal.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Contents of disks that were read ahead of their turn and wait to be stored.
+const SPARE_MAX: usize = 64;
+
+/// A connection to the source.
+pub trait FetchConnection: Send + Sync {
+    /// Sends a request.
+    fn ask(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn PendingReply>, LinkError>;
+
+    /// Ends it: whoever waits for an answer hears that none comes.
+    fn close(&self);
+}
+
+/// An answer on its way.
+pub trait PendingReply: Send {
+    /// Blocks until it is here (header and payload) or the connection is known to be lost.
+    fn wait(self: Box<Self>) -> Result<(Bytes, Bytes), LinkError>;
+}
+
+/// An array of the machine as a place for pages that come.
+pub trait PageStore: Send + Sync {
+    /// Those of `owed` that are not here.
+    fn missing(&self, owed: &PageSet) -> PageSet;
+
+    /// Stores pages where nothing is. What is here stays as it is.
+    fn fill(&self, run: PageRun, content: &[u8]) -> Result<(), BoxError>;
+
+    /// Makes what was stored as durable as the array is.
+    fn sync(&self) -> Result<(), BoxError>;
+}
+
+/// Why a page cannot be had now.
+#[derive(Debug, thiserror::Error)]
+pub enum PageFetchError {
+    /// The source has not made a connection, or it is lost.
+    #[error("{from} is not connected and keeps pages of this machine")]
+    NotConnected {
+        /// The source.
+        from: HostName,
+    },
+    /// The source did not give it.
+    #[error("{from} does not give pages of this machine")]
+    Refused {
+        /// The source.
+        from: HostName,
+        /// Why.
+        #[source]
+        source: LinkError,
+    },
+    /// The source sent something else.
+    #[error("{from} sent something else than the pages that were asked for")]
+    Reply {
+        /// The source.
+        from: HostName,
+        /// What is wrong with it.
+        #[source]
+        source: BoxError,
+    },
+}
+
+/// The pages that a machine of this host is owed.
+pub struct PageFetcher {
+    handover: HandoverId,
+    from: HostName,
+    state: Mutex<State>,
+    changed: Condvar,
+    closed: AtomicBool,
+}
+
+struct State {
+    lacker: FetchState,
+    owed: Vec<PageSet>,
+    hot: Vec<PageSet>,
+    urgent: Option<Arc<dyn FetchConnection>>,
+    bulk: Option<Arc<dyn FetchConnection>>,
+    /// Pages that were waited for since the background looked.
+    touched: VecDeque<(usize, u64)>,
+    /// Contents that were read for somebody and are not stored.
+    spare: VecDeque<(usize, PageRun, Vec<u8>)>,
+    stand: FetchProgress,
+    stalled: Option<String>,
+}
+
+/// What can be seen of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PageFetcherStatus {
+    /// Who keeps the pages.
+    pub from: HostName,
+    /// How many were owed when the machine came.
+    pub owed: u64,
+    /// How it fares.
+    pub stand: FetchProgress,
+    /// Whether there is a connection.
+    pub connected: bool,
+    /// Why pages do not come, if that is known.
+    pub stalled: Option<String>,
+}
+
+impl PageFetcher {
+    /// Nothing is owed yet to a machine whose arrays have these lengths.
+    pub fn new(handover: HandoverId, from: HostName, lengths: &[u64]) -> Self {
+        let empty = || lengths.iter().map(|len| PageSet::empty(*len)).collect();
+        let state = State {
+            lacker: FetchState::initial().0,
+            owed: empty(),
+            hot: empty(),
+            urgent: None,
+            bulk: None,
+            touched: VecDeque::new(),
+            spare: VecDeque::new(),
+            stand: FetchProgress::default(),
+            stalled: None,
+        };
+        Self {
+            handover,
+            from,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// By which handover.
+    pub fn handover(&self) -> HandoverId {
+        self.handover
+    }
+
+    /// Who keeps the pages.
+    pub fn from(&self) -> &HostName {
+        &self.from
+    }
+
+    /// The source says that these pages stay with it. Returns the set that they add up to.
+    pub fn add_missing(&self, array: usize, hot: bool, piece: &[u8]) -> Result<PageSet, BoxError> {
+        let mut state = self.state();
+        let sets = if hot { &mut state.hot } else { &mut state.owed };
+        let set = sets.get_mut(array).ok_or("pages of an array that was not offered")?;
+        page_set_codec::decode_into(piece, set).map_err(|error: PageSetCodecError| BoxError::from(error))?;
+        let set = set.clone();
+        state.stand.missing = state.owed.iter().map(PageSet::count).sum();
+        Ok(set)
+    }
+
+    /// What an earlier daemon wrote down as owed.
+    pub fn restore_missing(&self, sets: Vec<(u32, PageSet)>) {
+        let mut state = self.state();
+        for (array, set) in sets {
+            if let Some(owed) = state.owed.get_mut(array as usize).filter(|owed| owed.len() == set.len()) {
+                *owed = set;
+            }
+        }
+        state.stand.missing = state.owed.iter().map(PageSet::count).sum();
+    }
+
+    /// What was owed of an array when the machine came.
+    pub fn missing_at_start(&self, array: usize) -> PageSet {
+        self.state().owed.get(array).cloned().unwrap_or_else(|| PageSet::empty(0))
+    }
+
+    /// Nothing of an array is needed any more: it is gone with the machine's QEMU.
+    pub fn waive(&self, array: usize) {
+        if let Some(owed) = self.state().owed.get_mut(array) {
+            *owed = PageSet::empty(owed.len());
+        }
+    }
+
+    /// The source offers a connection.
+    pub fn accept_connection(&self, kind: FetchPriority, lane: Arc<dyn FetchConnection>) -> OfferFetchReply {
+        let mut state = self.state();
+        if state.lacker.step(FetchEvent::Attended).1 == [FetchAction::SayWhole] {
+            return OfferFetchReply::Whole;
+        }
+        let place = match kind {
+            FetchPriority::Urgent => &mut state.urgent,
+            FetchPriority::Bulk => &mut state.bulk,
+        };
+        let before = place.replace(lane);
+        state.stalled = None;
+        drop(state);
+        // Who waits for an answer over the old one asks again over the new one.
+        before.iter().for_each(|lane| lane.close());
+        self.changed.notify_all();
+        OfferFetchReply::Waiting
+    }
+
+    /// Reads pages, those that are owed from the source: for somebody who waits. `keep` sets content aside to be
+    /// stored later, for arrays whose reader does not store it.
+    pub fn read(&self, array: usize, run: PageRun, out: &mut [u8], keep: bool) -> Result<(), PageFetchError> {
+        out.fill(0);
+        let wanted = self.missing_runs(array, run);
+        let begun = Instant::now();
+        for piece in wanted.into_iter().flat_map(|run| run.chunks(PAGES).collect::<Vec<_>>()) {
+            let content = self.fetch_now(array, piece)?;
+            let at = (piece.start - run.start) as usize * PAGE_SIZE;
+            out[at..at + content.len()].copy_from_slice(&content);
+            self.waited(array, piece, begun.elapsed(), keep.then_some(content));
+        }
+        Ok(())
+    }
+
+    /// The pages of `run` that were owed when the machine came.
+    pub fn missing_runs(&self, array: usize, run: PageRun) -> Vec<PageRun> {
+        let state = self.state();
+        let Some(owed) = state.owed.get(array) else { return Vec::new() };
+        let mut runs: Vec<PageRun> = Vec::new();
+        for page in run.pages().filter(|page| *page < owed.len() && owed.contains(*page)) {
+            match runs.last_mut() {
+                Some(last) if last.end() == page => last.len += 1,
+                _ => runs.push(PageRun::new(page, 1)),
+            }
+        }
+        runs
+    }
+
+    fn fetch_now(&self, array: usize, run: PageRun) -> Result<Vec<u8>, PageFetchError> {
+        let lane = self.lane(FetchPriority::Urgent, WAIT_FOR_LANE);
+        let lane = lane.ok_or_else(|| PageFetchError::NotConnected { from: self.from.clone() })?;
+        let ask = FetchRange { array, runs: vec![run] };
+        let outcome = self.ask(&*lane, &ask).and_then(PendingReply::wait);
+        self.answer(&lane, &ask, outcome)
+    }
+
+    fn ask(&self, lane: &dyn FetchConnection, ask: &FetchRange) -> Result<Box<dyn PendingReply>, LinkError> {
+        let (handover, stand) = (self.handover, self.state().stand);
+        let fetch = Fetch { handover, array: ask.array as u32, runs: ask.runs.clone(), stand };
+        let header = postcard::to_stdvec(&fetch).map_err(|error| LinkError::Lost { source: error.into() })?;
+        lane.ask(FETCH, header)
+    }
+
+    /// Takes an answer apart; a lost connection is no longer used.
+    fn answer(
+        &self,
+        lane: &Arc<dyn FetchConnection>,
+        ask: &FetchRange,
+        outcome: Result<(Bytes, Bytes), LinkError>,
+    ) -> Result<Vec<u8>, PageFetchError> {
+        let from = self.from.clone();
+        let (header, payload) = match outcome {
+            Ok(reply) => reply,
+            Err(LinkError::Lost { .. }) => {
+                self.lost(lane);
+                return Err(PageFetchError::NotConnected { from });
+            }
+            Err(source) => return Err(PageFetchError::Refused { from, source }),
+        };
+        let garbled = |source: BoxError| PageFetchError::Reply { from: from.clone(), source };
+        let fetched: Fetched = postcard::from_bytes(&header).map_err(|error| garbled(error.into()))?;
+        fetch_reply::decode(&ask.runs, &fetched, &payload)
+            .map_err(|error: FetchReplyError| garbled(error.into()))
+    }
+
+    fn lost(&self, lane: &Arc<dyn FetchConnection>) {
+        let mut state = self.state();
+        state.lacker = state.lacker.step(FetchEvent::LinkLost).0;
+        let State { urgent, bulk, .. } = &mut *state;
+        for place in [urgent, bulk] {
+            if place.as_ref().is_some_and(|known| Arc::ptr_eq(known, lane)) {
+                *place = None;
+            }
+        }
+    }
+
+    /// The connection of this kind, waited for at most so long.
+    fn lane(&self, kind: FetchPriority, patience: Duration) -> Option<Arc<dyn FetchConnection>> {
+        let of = |state: &State| match kind {
+            FetchPriority::Urgent => state.urgent.clone(),
+            FetchPriority::Bulk => state.bulk.clone(),
+        };
+        let none = |state: &mut State| of(state).is_none() && !self.is_closed();
+        let (state, _) = self
+            .changed
+            .wait_timeout_while(self.state(), patience, none)
+            .unwrap_or_else(PoisonError::into_inner);
+        of(&state).filter(|_| !self.is_closed())
+    }
+
+    fn waited(&self, array: usize, run: PageRun, took: Duration, content: Option<Vec<u8>>) {
+        let micros = took.as_micros() as u64;
+        let mut state = self.state();
+        state.stand.faults += 1;
+        state.stand.waited_us += micros;
+        state.stand.longest_us = state.stand.longest_us.max(micros);
+        state.touched.push_back((array, run.start));
+        if let Some(content) = content.filter(|_| state.spare.len() < SPARE_MAX) {
+            state.spare.push_back((array, run, content));
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Brings everything that is missing into `stores`, one for each array (none: nothing is brought there), until nothing
+    /// is, or until it is closed. Whether nothing is.
+    pub fn fetch_all(&self, stores: &[Option<Arc<dyn PageStore>>]) -> bool {
+        while !self.is_closed() {
+            let missing = self.missing(stores);
+            let left: u64 = missing.iter().map(PageSet::count).sum();
+            self.state().stand.missing = left;
+            if left == 0 {
+                return true;
+            }
+            let hot = self.state().hot.clone();
+            Bringing {
+                taking: self,
+                stores,
+                schedule: FetchSchedule::new(missing, &hot),
+                under_way: VecDeque::new(),
+            }
+            .run();
+        }
+        false
+    }
+
+    fn missing(&self, stores: &[Option<Arc<dyn PageStore>>]) -> Vec<PageSet> {
+        let owed = self.state().owed.clone();
+        let missing = |(index, owed): (usize, &PageSet)| match stores.get(index) {
+            Some(Some(store)) => store.missing(owed),
+            _ => PageSet::empty(owed.len()),
+        };
+        owed.iter().enumerate().map(missing).collect()
+    }
+
+    /// Everything is here and durable, and written down as such: no page is asked for again. Tells the source, which
+    /// hears it at its next offer of a connection if not now.
+    pub fn mark_complete(&self) {
+        let lane = {
+            let mut state = self.state();
+            state.lacker = state.lacker.step(FetchEvent::LastStored).0;
+            state.stand.missing = 0;
+            state.urgent.clone().or_else(|| state.bulk.clone())
+        };
+        let Some(lane) = lane else { return };
+        let told = postcard::to_stdvec(&self.handover)
+            .map_err(BoxError::from)
+            .and_then(|header| Ok(lane.ask(COMPLETE, header)?.wait()?));
+        if let Err(error) = told {
+            tracing::debug!(handover = %self.handover, error = &*error, "the source did not hear that nothing is owed");
+        }
+    }
+
+    /// Whoever waits for a page or a connection stops waiting; nothing is asked for any more.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        let mut state = self.state();
+        let lanes = [state.urgent.take(), state.bulk.take()];
+        drop(state);
+        lanes.iter().flatten().for_each(|lane| lane.close());
+        self.changed.notify_all();
+    }
+
+    /// After [`PageFetcher::close`], for the next life of the machine here.
+    pub fn reopen(&self) {
+        self.closed.store(false, Ordering::Release);
+    }
+
+    /// Whether [`PageFetcher::close`] was called since it was last open.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// What can be seen of it.
+    pub fn status(&self) -> PageFetcherStatus {
+        let state = self.state();
+        PageFetcherStatus {
+            from: self.from.clone(),
+            owed: state.owed.iter().map(PageSet::count).sum(),
+            stand: state.stand,
+            connected: state.urgent.is_some(),
+            stalled: state.stalled.clone(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The background while one schedule lasts.
+struct Bringing<'a> {
+    taking: &'a PageFetcher,
+    stores: &'a [Option<Arc<dyn PageStore>>],
+    schedule: FetchSchedule,
+    under_way: VecDeque<UnderWay>,
+}
+
+/// Where a request went, what it asks for, and its answer.
+type UnderWay = (Arc<dyn FetchConnection>, FetchRange, Box<dyn PendingReply>);
+
+impl Bringing<'_> {
+    fn run(mut self) {
+        while !self.taking.is_closed() {
+            self.drain_events();
+            let asked = self.fill_up();
+            let Some((lane, ask, coming)) = self.under_way.pop_front() else {
+                if asked {
+                    return;
+                }
+                continue;
+            };
+            match self.taking.answer(&lane, &ask, coming.wait()) {
+                Ok(content) => self.store(&ask, &content),
+                Err(error) => self.failed(&ask, &error),
+            }
+        }
+    }
+
+    /// Enters what happened meanwhile.
+    fn drain_events(&mut self) {
+        let (touched, spare) = {
+            let mut state = self.taking.state();
+            state.stand.missing = self.schedule.missing();
+            (std::mem::take(&mut state.touched), std::mem::take(&mut state.spare))
+        };
+        for (array, page) in touched {
+            // It was answered, so it is here or about to be; its neighbours come next.
+            self.schedule.touched(array, page);
+        }
+        for (array, run, content) in spare {
+            self.store(&FetchRange { array, runs: vec![run] }, &content);
+        }
+    }
+
+    /// Asks until enough is under way. False if there is no connection to ask over.
+    fn fill_up(&mut self) -> bool {
+        while self.under_way.len() < UNDER_WAY {
+            let Some(ask) = self.schedule.next(PAGES) else { return true };
+            let Some(lane) = self.taking.lane(FetchPriority::Bulk, WAIT_FOR_LANE) else {
+                self.schedule.lost(&ask);
+                return false;
+            };
+            match self.taking.ask(&*lane, &ask) {
+                Ok(coming) => self.under_way.push_back((lane, ask, coming)),
+                Err(error) => {
+                    self.schedule.lost(&ask);
+                    // Taken apart for its effects: the connection is no longer used.
+                    let _ = self.taking.answer(&lane, &ask, Err(error));
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    fn store(&mut self, ask: &FetchRange, content: &[u8]) {
+        let Some(Some(store)) = self.stores.get(ask.array) else { return };
+        let mut rest = content;
+        for run in &ask.runs {
+            let (piece, after) = rest.split_at(run.bytes());
+            if let Err(error) = store.fill(*run, piece) {
+                self.schedule.lost(ask);
+                return self.pause(error.to_string());
+            }
+            rest = after;
+        }
+        self.schedule.arrived(ask);
+        self.taking.state().stalled = None;
+    }
+
+    fn failed(&mut self, ask: &FetchRange, error: &PageFetchError) {
+        self.schedule.lost(ask);
+        match error {
+            PageFetchError::NotConnected { .. } => self.taking.state().stalled = Some(error.to_string()),
+            PageFetchError::Refused { source, .. } => self.pause(format!("{error}: {source}")),
+            PageFetchError::Reply { source, .. } => self.pause(format!("{error}: {source}")),
+        }
+    }
+
+    fn pause(&mut self, why: String) {
+        let mut state = self.taking.state();
+        if state.stalled.as_ref() != Some(&why) {
+            tracing::warn!(handover = %self.taking.handover, why, "pages of a machine do not come");
+        }
+        state.stalled = Some(why);
+        let open = |_: &mut State| !self.taking.is_closed();
+        let waited = self.taking.changed.wait_timeout_while(state, PAUSE, open);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+}

@@ -1,0 +1,150 @@
+//! What the target has of pages that may be sent again: not the pages, but marks of their blocks.
+//!
+//! Eight bytes for 64: an eighth of the memory that the pages would take, and enough to tell which blocks changed, which is all
+//! that has to travel. A changed block with an unchanged mark would be lost; marks are 64 bits of xxh3 under a seed that nobody
+//! outside knows, so that takes 2^64 changed blocks, and whose guest finds one has only damaged itself.
+//!
+//! Bounded. While there is room every page enters, since nobody knows yet which will be written; once full, a page
+//! that is known to be hot takes the place of one that was sent once and never again.
+
+use crate::page_batch::{BLOCK, BLOCKS};
+use std::collections::HashMap;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+type Key = (u32, u64);
+/// One mark a block.
+pub(crate) type BlockHashes = [u64; BLOCKS];
+/// Bytes of what is kept of a page.
+const KEPT: usize = size_of::<BlockHashes>();
+
+/// What is kept of a page: where its marks lie, and whether it has shown that it is written again and again.
+struct Kept {
+    at: usize,
+    hot: bool,
+}
+
+/// Marks of the last versions sent.
+pub(crate) struct SentHashes {
+    kept: HashMap<Key, Kept>,
+    marks: Vec<BlockHashes>,
+    /// Pages that entered cold, the latest last. Some may have become hot meanwhile.
+    cold: Vec<Key>,
+    /// Most pages.
+    capacity: usize,
+    seed: u64,
+}
+
+impl SentHashes {
+    /// Room for `capacity` bytes of marks.
+    pub(crate) fn new(capacity: usize, seed: u64) -> Self {
+        let capacity = capacity / KEPT;
+        Self { kept: HashMap::new(), marks: Vec::new(), cold: Vec::new(), capacity, seed }
+    }
+
+    /// How blocks are marked, for threads that do not hold this.
+    pub(crate) fn marker(&self) -> impl Fn(&[u8]) -> BlockHashes + use<> {
+        let seed = self.seed;
+        move |content| {
+            let mut marks = [0; BLOCKS];
+            for (mark, block) in marks.iter_mut().zip(content.chunks_exact(BLOCK)) {
+                *mark = xxh3_64_with_seed(block, seed);
+            }
+            marks
+        }
+    }
+
+    /// The blocks of the page that changed since it was sent, if its marks are kept.
+    pub(crate) fn changed(&self, array: u32, page: u64, now: &BlockHashes) -> Option<u64> {
+        let then = &self.marks[self.kept.get(&(array, page))?.at];
+        let blocks = then.iter().zip(now).enumerate().filter(|(_, (then, now))| then != now);
+        Some(blocks.fold(0, |changed, (at, _)| changed | 1 << at))
+    }
+
+    /// The page was sent with these marks.
+    pub(crate) fn record(&mut self, array: u32, page: u64, marks: &BlockHashes, hot: bool) {
+        let key = (array, page);
+        if self.renew(array, page, marks) {
+            return;
+        }
+        if let Some(at) = self.room(hot) {
+            self.marks[at] = *marks;
+            self.kept.insert(key, Kept { at, hot });
+            if !hot {
+                self.cold.push(key);
+            }
+        }
+    }
+
+    /// The same if something is kept of the page, and otherwise nothing: for a page that is cheap to send again.
+    pub(crate) fn renew(&mut self, array: u32, page: u64, marks: &BlockHashes) -> bool {
+        let Some(kept) = self.kept.get_mut(&(array, page)) else { return false };
+        // Sent a second time: that is what hot means.
+        kept.hot = true;
+        self.marks[kept.at] = *marks;
+        true
+    }
+
+    /// Whether marks of a hot page would be kept.
+    pub(crate) fn has_room(&self) -> bool {
+        self.marks.len() < self.capacity || !self.cold.is_empty()
+    }
+
+    /// A free place, for a hot page made free if need be.
+    fn room(&mut self, hot: bool) -> Option<usize> {
+        let end = self.marks.len();
+        if end < self.capacity {
+            self.marks.push([0; BLOCKS]);
+            return Some(end);
+        }
+        while let Some(key) = self.cold.pop_if(|_| hot) {
+            if self.kept.get(&key).is_some_and(|kept| !kept.hot) {
+                return self.kept.remove(&key).map(|kept| kept.at);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_core::PAGE_SIZE;
+
+    fn page(byte: u8) -> Vec<u8> {
+        vec![byte; PAGE_SIZE]
+    }
+
+    #[test]
+    fn tells_the_blocks_that_changed_since_the_newest_version() {
+        let mut sent = SentHashes::new(2 * KEPT, 7);
+        let marks = sent.marker();
+        sent.record(0, 1, &marks(&page(2)), true);
+        sent.record(1, 1, &marks(&page(3)), true);
+        sent.record(0, 9, &marks(&page(4)), true);
+        assert_eq!(sent.changed(0, 9, &marks(&page(4))), None, "full of hot pages");
+        let mut now = page(2);
+        (now[0], now[4095]) = (9, 9);
+        assert_eq!(sent.changed(0, 1, &marks(&now)), Some(1 << 63 | 1));
+        sent.record(0, 1, &marks(&now), false);
+        assert_eq!(sent.changed(0, 1, &marks(&now)), Some(0));
+        assert_eq!(sent.changed(1, 1, &marks(&page(3))), Some(0));
+    }
+
+    #[test]
+    fn a_hot_page_takes_the_place_of_one_that_never_came_again() {
+        let mut sent = SentHashes::new(2 * KEPT, 7);
+        let marks = sent.marker();
+        let knows = |sent: &SentHashes, page| sent.changed(0, page, &[0; BLOCKS]).is_some();
+        sent.record(0, 1, &marks(&page(1)), false);
+        sent.record(0, 2, &marks(&page(2)), false);
+        sent.record(0, 2, &marks(&page(3)), false);
+        sent.record(0, 3, &marks(&page(4)), false);
+        assert!(!knows(&sent, 3), "a cold page drives nobody out");
+        sent.record(0, 4, &marks(&page(5)), true);
+        assert!(knows(&sent, 4) && !knows(&sent, 1), "it has the place of the page that was sent once");
+        assert!(knows(&sent, 2), "the page that was sent twice stays");
+        sent.record(0, 5, &marks(&page(6)), true);
+        assert!(!knows(&sent, 5), "only hot pages are left");
+        assert!(!sent.has_room());
+    }
+}

@@ -1,0 +1,175 @@
+//! What the target has of each page, as the source knows it: the base, or a version that was sent.
+
+use crate::{
+    baseline::{ArrayBaseline, BaselineContent},
+    page_batch::{self, BLOCKS_CHANGED_MAX},
+    sent_hashes::{BlockHashes, SentHashes},
+    source::BoxError,
+};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+
+/// As many pages of zeros as are looked at together.
+static ZEROS: [u8; page_batch::BATCH_PAGES_MAX as usize * PAGE_SIZE] =
+    [0; page_batch::BATCH_PAGES_MAX as usize * PAGE_SIZE];
+
+/// What to do with a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PageEncoding {
+    /// The target has it.
+    There,
+    /// The target has it but for these blocks.
+    Changed(u64),
+    /// It has to travel.
+    Whole,
+}
+
+/// What the target has.
+pub(crate) struct TargetContents {
+    bases: Vec<Option<Arc<dyn BaselineContent>>>,
+    state: Mutex<State>,
+}
+
+struct State {
+    sent: SentHashes,
+    /// By array with a base: pages that are on the target as in that base.
+    fresh: Vec<Option<PageSet>>,
+    zero_marks: BlockHashes,
+}
+
+impl TargetContents {
+    /// Of arrays of these bases; `room` bytes for what is known of versions that were sent.
+    pub(crate) fn new(bases: Vec<(u64, Option<&ArrayBaseline>)>, room: usize, seed: u64) -> Self {
+        let sent = SentHashes::new(room, seed);
+        let zero_marks = sent.marker()(&[0; PAGE_SIZE]);
+        let content = |base: Option<&ArrayBaseline>| base.and_then(|base| base.content.clone());
+        let contents: Vec<_> = bases.iter().map(|(_, base)| content(*base)).collect();
+        let fresh = bases.iter().zip(&contents);
+        let fresh = fresh.map(|((pages, _), content)| content.as_ref().map(|_| PageSet::full(*pages)));
+        let state = State { sent, fresh: fresh.collect(), zero_marks };
+        Self { bases: contents, state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the next version of a hot page would be a difference to one that is sent now.
+    pub(crate) fn has_room(&self) -> bool {
+        self.state().sent.has_room()
+    }
+
+    /// Those of `runs` that are not zero on the target already. They are from now on.
+    pub(crate) fn zero(&self, array: usize, runs: &[PageRun]) -> Result<Vec<PageRun>, BoxError> {
+        let mut left = Vec::new();
+        for run in runs.iter().flat_map(|run| run.chunks(page_batch::BATCH_PAGES_MAX)) {
+            let there = self.as_base(array, run, &ZEROS[..run.bytes()])?;
+            let mut state = self.state();
+            for (page, _) in run.pages().zip(there).filter(|(_, there)| !there) {
+                state.is_zero(array, page);
+                page_batch::push(&mut left, page);
+            }
+        }
+        Ok(left)
+    }
+
+    /// What to do with the pages of `runs`, whose content is `data`. They are thought to be on the target from now on.
+    pub(crate) fn pages(
+        &self,
+        array: usize,
+        runs: &[PageRun],
+        data: &[u8],
+        hot: &[bool],
+    ) -> Result<Vec<PageEncoding>, BoxError> {
+        let mut verdicts = Vec::with_capacity(hot.len());
+        let mut rest = data;
+        for run in runs {
+            let (data, after) = rest.split_at(run.bytes());
+            self.run(array, *run, data, &hot[verdicts.len()..], &mut verdicts)?;
+            rest = after;
+        }
+        Ok(verdicts)
+    }
+
+    fn run(
+        &self,
+        array: usize,
+        run: PageRun,
+        data: &[u8],
+        hot: &[bool],
+        verdicts: &mut Vec<PageEncoding>,
+    ) -> Result<(), BoxError> {
+        let there = self.as_base(array, run, data)?;
+        let against_base = self.against_base(array, run, data, &there)?;
+        let marks = self.state().sent.marker();
+        for (number, (page, content)) in run.pages().zip(data.chunks_exact(PAGE_SIZE)).enumerate() {
+            if there[number] {
+                verdicts.push(PageEncoding::There);
+                continue;
+            }
+            let now = marks(content);
+            let mut state = self.state();
+            let fresh = state.take_fresh(array, page);
+            let changed = match fresh {
+                true => against_base[number],
+                false => state.sent.changed(array as u32, page, &now),
+            };
+            state.sent.record(array as u32, page, &now, hot[number]);
+            verdicts.push(match changed {
+                Some(0) => PageEncoding::There,
+                Some(blocks) if blocks.count_ones() <= BLOCKS_CHANGED_MAX => PageEncoding::Changed(blocks),
+                _ => PageEncoding::Whole,
+            });
+        }
+        Ok(())
+    }
+
+    /// Which pages of the run are on the target as in the base, and are still as in the base.
+    fn as_base(&self, array: usize, run: PageRun, data: &[u8]) -> Result<Vec<bool>, BoxError> {
+        let fresh = self.fresh(array, run);
+        let Some(content) = self.bases[array].as_ref().filter(|_| fresh.contains(&true)) else {
+            return Ok(fresh);
+        };
+        let same = content.same(run, data)?;
+        Ok(fresh.into_iter().zip(same).map(|(fresh, same)| fresh && same).collect())
+    }
+
+    fn fresh(&self, array: usize, run: PageRun) -> Vec<bool> {
+        match &self.state().fresh[array] {
+            Some(fresh) => run.pages().map(|page| fresh.contains(page)).collect(),
+            None => vec![false; run.len as usize],
+        }
+    }
+
+    /// For pages that are on the target as in the base: the blocks in which they differ from it.
+    fn against_base(
+        &self,
+        array: usize,
+        run: PageRun,
+        data: &[u8],
+        there: &[bool],
+    ) -> Result<Vec<Option<u64>>, BoxError> {
+        let mut changed = vec![None; run.len as usize];
+        let Some(content) = &self.bases[array] else { return Ok(changed) };
+        let fresh = self.fresh(array, run);
+        let mut old = vec![0; PAGE_SIZE];
+        for (number, page) in run.pages().enumerate().filter(|(number, _)| fresh[*number] && !there[*number])
+        {
+            content.read(PageRun::new(page, 1), &mut old)?;
+            changed[number] =
+                Some(page_batch::blocks_changed(&old, &data[number * PAGE_SIZE..][..PAGE_SIZE]));
+        }
+        Ok(changed)
+    }
+}
+
+impl State {
+    fn take_fresh(&mut self, array: usize, page: u64) -> bool {
+        self.fresh[array].as_mut().is_some_and(|fresh| fresh.remove(page))
+    }
+
+    fn is_zero(&mut self, array: usize, page: u64) {
+        self.take_fresh(array, page);
+        self.sent.renew(array as u32, page, &self.zero_marks);
+    }
+}

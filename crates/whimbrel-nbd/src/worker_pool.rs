@@ -1,0 +1,101 @@
+//! Requests of one connection that may wait, and the few threads that wait for them.
+//!
+//! Bounded twice: by requests and by bytes. The receiving thread reserves room before it takes a payload in, so a
+//! client that asks for more than is there waits in its own socket.
+
+use crate::execution::Work;
+use crate::request::Request;
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Most requests that wait or are worked on.
+const MAX_REQUESTS: usize = 128;
+/// Most bytes in them. A single larger request is taken when nothing else is there.
+const MAX_BYTES: usize = 64 << 20;
+
+/// A request for a worker.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) request: Request,
+    pub(crate) work: Work,
+    /// Bytes reserved for it.
+    pub(crate) bytes: usize,
+}
+
+/// The jobs of a connection.
+pub(crate) struct WorkerPool {
+    max_workers: usize,
+    state: Mutex<State>,
+    /// A job came or the pool closed.
+    work: Condvar,
+    /// A job ended.
+    room: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Job>,
+    workers: usize,
+    idle: usize,
+    requests: usize,
+    bytes: usize,
+    closed: bool,
+}
+
+impl WorkerPool {
+    pub(crate) fn new(max_workers: usize) -> Self {
+        let (work, room) = (Condvar::new(), Condvar::new());
+        Self { max_workers: max_workers.max(1), state: Mutex::default(), work, room }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for room for one more job of `bytes` bytes and takes it.
+    pub(crate) fn reserve(&self, bytes: usize) {
+        let full = |state: &mut State| {
+            state.requests >= MAX_REQUESTS || state.bytes > 0 && state.bytes + bytes > MAX_BYTES
+        };
+        let mut state = self.room.wait_while(self.lock(), full).unwrap_or_else(PoisonError::into_inner);
+        state.requests += 1;
+        state.bytes += bytes;
+    }
+
+    /// Queues a job for which room was reserved. True: the caller must start one more worker.
+    #[must_use]
+    pub(crate) fn submit(&self, job: Job) -> bool {
+        let mut state = self.lock();
+        state.queue.push_back(job);
+        let more = state.idle < state.queue.len() && state.workers < self.max_workers;
+        state.workers += usize::from(more);
+        drop(state);
+        self.work.notify_one();
+        more
+    }
+
+    /// The next job for a worker; none once the pool is closed and empty.
+    pub(crate) fn next(&self) -> Option<Job> {
+        let mut state = self.lock();
+        state.idle += 1;
+        let nothing = |state: &mut State| state.queue.is_empty() && !state.closed;
+        state = self.work.wait_while(state, nothing).unwrap_or_else(PoisonError::into_inner);
+        state.idle -= 1;
+        state.queue.pop_front()
+    }
+
+    /// Gives the room of a job back.
+    pub(crate) fn ended(&self, bytes: usize) {
+        let mut state = self.lock();
+        state.requests -= 1;
+        state.bytes -= bytes;
+        drop(state);
+        self.room.notify_one();
+    }
+
+    /// Lets the workers go once the queue is empty.
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.work.notify_all();
+    }
+}

@@ -1,0 +1,536 @@
+//! Moves frames between QEMU's socket and the tap device. One thread a port; nothing in here waits but its poll.
+//!
+//! Out: one read takes many frames from the socket, each is written to the tap (which takes one at a time)
+//! or held back. In: many frames are read from the tap into one buffer, lengths in front, and written to the
+//! socket at once. Nothing is queued without bound: while QEMU takes nothing, the tap is not read and its own
+//! queue overflows, as a switch's does; while the hold queue is full, the socket is not read and the guest waits.
+//!
+//! A connection that breaks is made again; a tap device that was removed under us is reported once and the
+//! port is then without one.
+
+use crate::{
+    ANNOUNCE_GAPS, Addresses, Epoch, FRAME_MAX, Gate, Gates, HoldLimits, InputLog, OutputBuffer,
+    PortCounters, announcements,
+    frame_buffer::FrameBuffer,
+    framing::{BrokenStream, Decoder},
+    input_replay::{InputReplay, Next},
+    late_frames::LateFrames,
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fd::{AsFd, OwnedFd},
+    io::Errno,
+    net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with},
+};
+use std::{
+    fs::File,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// How often a connection to QEMU is tried. A failed try costs a few microseconds.
+const RETRY: Duration = Duration::from_millis(20);
+/// How often a replay is looked at.
+const REPLAY: Duration = Duration::from_millis(1);
+/// Large reads done in one turn, so that nobody waits long for the port.
+const READS_PER_TURN: usize = 16;
+/// Frames read from the tap in one turn at most.
+const FRAMES_PER_TURN: usize = 256;
+/// Frames that wait in a tap device at most: the kernel's default `txqueuelen`, which is left as it is.
+const TAP_QUEUE: usize = 1000;
+
+/// A pump that its thread and the port's owner use in turns.
+pub(crate) struct Shared {
+    // Who waits for the pump holds the turn. Without it the thread, which lets go of the pump only for an
+    // instant, would keep the owner out for as long as there is traffic.
+    turn: Mutex<()>,
+    pump: Mutex<Forwarder>,
+}
+
+impl Shared {
+    pub(crate) fn new(pump: Forwarder) -> Self {
+        Self { turn: Mutex::new(()), pump: Mutex::new(pump) }
+    }
+
+    /// A panic while the pump was in use leaves wrong counters at worst: gates and queue change in single steps.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Forwarder> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.pump.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// All state of a port.
+pub(crate) struct Forwarder {
+    path: PathBuf,
+    link: Link,
+    tap: Option<Arc<File>>,
+    gates: Gates,
+    hold: Option<OutputBuffer>,
+    /// Called when a frame is held and none was before.
+    first_held: Option<FirstHeld>,
+    /// Where what reaches the guest is recorded, and as what port's.
+    inputs: Option<(Arc<InputLog>, u16)>,
+    replay: Option<InputReplay>,
+    strays: LateFrames,
+    decoder: Decoder,
+    batch: FrameBuffer,
+    addresses: Addresses,
+    announcing: Option<Announcing>,
+    counters: PortCounters,
+}
+
+/// Called with the pump in use: it must not ask anything of the port.
+pub(crate) type FirstHeld = Box<dyn Fn() + Send>;
+
+/// The connection to QEMU.
+enum Link {
+    Down { retry_at: Instant },
+    Up(Arc<OwnedFd>),
+}
+
+/// Announcements still to be made.
+struct Announcing {
+    at: Instant,
+    done: usize,
+}
+
+/// Whether a step should be repeated.
+#[derive(PartialEq, Eq)]
+enum Step {
+    More,
+    Done,
+}
+
+impl Forwarder {
+    pub(crate) fn new(path: PathBuf, tap: Option<File>, gates: Gates) -> Self {
+        Self {
+            path,
+            link: Link::Down { retry_at: Instant::now() },
+            tap: tap.map(Arc::new),
+            gates,
+            hold: None,
+            first_held: None,
+            inputs: None,
+            replay: None,
+            strays: LateFrames::default(),
+            decoder: Decoder::new(),
+            batch: FrameBuffer::new(),
+            addresses: Addresses::default(),
+            announcing: None,
+            counters: PortCounters::default(),
+        }
+    }
+
+    pub(crate) fn gates(&self) -> Gates {
+        self.gates
+    }
+
+    pub(crate) fn set_gates(&mut self, gates: Gates) {
+        match (self.gates.inbound, gates.inbound) {
+            // What waits in the tap's queue came while the gate was closed: it is not delivered later.
+            (Gate::Blocked, Gate::Open) => self.drop_waiting(),
+            (Gate::Open, Gate::Blocked) => self.counters.dropped_frames += self.batch.cut(|_| {}),
+            (Gate::Blocked, Gate::Blocked) | (Gate::Open, Gate::Open) => {}
+        }
+        if gates.outbound != self.gates.outbound {
+            // What QEMU has written already was sent under the gate as it was.
+            self.read_guest();
+        }
+        self.gates = gates;
+    }
+
+    /// Reads what waits in the tap's queue; under a closed gate that drops it.
+    fn drop_waiting(&mut self) {
+        for _ in 0..TAP_QUEUE.div_ceil(FRAMES_PER_TURN) {
+            if self.read_world() == Step::Done {
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn hold(&mut self, limits: HoldLimits) {
+        self.hold.get_or_insert_with(|| OutputBuffer::new(limits));
+    }
+
+    pub(crate) fn on_first_held(&mut self, first_held: FirstHeld) {
+        self.first_held = Some(first_held);
+    }
+
+    pub(crate) fn holds(&self) -> bool {
+        self.hold.as_ref().is_some_and(|hold| !hold.is_empty())
+    }
+
+    pub(crate) fn barrier(&mut self) -> Option<Epoch> {
+        // What QEMU has written already belongs to the epoch that ends.
+        self.read_guest();
+        self.hold.as_mut().map(OutputBuffer::barrier)
+    }
+
+    pub(crate) fn release(&mut self, up_to: Epoch) -> Option<usize> {
+        let hold = self.hold.as_mut()?;
+        let mut released = 0;
+        while let Some(frame) = hold.release(up_to) {
+            emit(self.tap.as_deref(), &frame, &mut self.counters);
+            self.inputs.iter().for_each(|(inputs, _)| inputs.left(&frame));
+            released += 1;
+        }
+        Some(released)
+    }
+
+    pub(crate) fn release_all(&mut self) {
+        self.barrier();
+        self.release(Epoch(u64::MAX));
+        self.hold = None;
+    }
+
+    pub(crate) fn discard_held(&mut self) -> usize {
+        self.hold.take().map_or(0, |hold| hold.len())
+    }
+
+    pub(crate) fn record(&mut self, inputs: Option<(Arc<InputLog>, u16)>) {
+        self.inputs = inputs;
+    }
+
+    pub(crate) fn replay(&mut self, replay: InputReplay) {
+        self.replay = Some(replay);
+    }
+
+    pub(crate) fn keep_strays(&mut self) {
+        let Self { batch, strays, counters, .. } = self;
+        strays.start_buffering();
+        // What QEMU has not been given yet comes late as well, and is counted then.
+        batch.cut(|frame| {
+            counters.inbound_frames = counters.inbound_frames.saturating_sub(1);
+            counters.inbound_bytes = counters.inbound_bytes.saturating_sub(frame.len() as u64);
+            counters.dropped_frames += u64::from(!strays.push(frame));
+        });
+    }
+
+    pub(crate) fn take_strays(&mut self) -> Vec<Box<[u8]>> {
+        // What waits in the tap's queue has come.
+        self.read_world();
+        self.strays.take()
+    }
+
+    pub(crate) fn let_strays_in(&mut self) {
+        self.strays.stop_buffering();
+    }
+
+    pub(crate) fn add_strays<'a>(&mut self, frames: impl Iterator<Item = &'a [u8]>) {
+        for frame in frames {
+            let taken = (1..=FRAME_MAX).contains(&frame.len()) && self.strays.push(frame);
+            self.counters.dropped_frames += u64::from(!taken);
+        }
+    }
+
+    pub(crate) fn addresses(&self) -> &Addresses {
+        &self.addresses
+    }
+
+    pub(crate) fn add_addresses(&mut self, addresses: &Addresses) {
+        self.addresses.merge(addresses);
+    }
+
+    pub(crate) fn start_announcing(&mut self) {
+        self.announcing = Some(Announcing { at: Instant::now(), done: 0 });
+    }
+
+    pub(crate) fn counters(&self) -> PortCounters {
+        self.counters
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        matches!(self.link, Link::Up(_))
+    }
+
+    /// Does all that can be done without waiting, up to a bound.
+    fn work(&mut self) {
+        self.connect_if_due();
+        self.announce_if_due();
+        self.read_guest();
+        self.read_world();
+        if self.replay.as_ref().is_some_and(|replay| replay.is_over(Instant::now())) {
+            self.replay = None;
+        }
+    }
+
+    fn connect_if_due(&mut self) {
+        let now = Instant::now();
+        if !matches!(self.link, Link::Down { retry_at } if now >= retry_at) {
+            return;
+        }
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let address = SocketAddrUnix::new(&self.path);
+        let connected = socket.and_then(|socket| connect(&socket, &address?).map(|()| socket));
+        self.link = match connected {
+            Ok(socket) => Link::Up(Arc::new(socket)),
+            // QEMU is not there yet, or busy: there is no telling apart, and nothing to do but to try again.
+            Err(_) => Link::Down { retry_at: now + RETRY },
+        };
+    }
+
+    fn disconnect(&mut self, reason: &dyn std::fmt::Display) {
+        tracing::debug!(socket = %self.path.display(), %reason, "QEMU left the port");
+        self.link = Link::Down { retry_at: Instant::now() };
+        self.decoder = Decoder::new();
+        self.counters.dropped_frames += self.batch.cut(|_| {});
+        self.batch.clear();
+    }
+
+    fn announce_if_due(&mut self) {
+        let Some(announcing) = &mut self.announcing else { return };
+        if Instant::now() < announcing.at {
+            return;
+        }
+        if self.gates.outbound == Gate::Open {
+            for frame in self.addresses.stations().iter().flat_map(announcements) {
+                emit(self.tap.as_deref(), &frame, &mut self.counters);
+            }
+        }
+        let gap = ANNOUNCE_GAPS.get(announcing.done);
+        announcing.done += 1;
+        match gap {
+            Some(gap) => announcing.at += *gap,
+            None => self.announcing = None,
+        }
+    }
+
+    /// Takes in what the guest sent, until there is nothing, no room, or a turn's worth is done.
+    fn read_guest(&mut self) {
+        for _ in 0..READS_PER_TURN {
+            match self.dispatch() {
+                Ok(Step::More) => {}
+                Ok(Step::Done) => return,
+                Err(broken) => return self.disconnect(&broken),
+            }
+            let Link::Up(socket) = &self.link else { return };
+            match rustix::io::read(socket, self.decoder.space()) {
+                Ok(0) => return self.disconnect(&"it closed the connection"),
+                Ok(count) => self.decoder.filled(count),
+                Err(Errno::AGAIN | Errno::INTR) => return,
+                Err(errno) => return self.disconnect(&errno),
+            }
+        }
+        // What the last read brought; a broken stream shows again in the next turn.
+        let _ = self.dispatch();
+    }
+
+    /// Deals with every complete frame; done when the hold queue takes no more.
+    fn dispatch(&mut self) -> Result<Step, BrokenStream> {
+        let Self { decoder, hold, first_held, tap, counters, addresses, gates, replay, .. } = self;
+        while let Some(frame) = decoder.frame()? {
+            let length = frame.len();
+            let had_left = replay.as_mut().is_some_and(|replay| replay.is_repeated(frame));
+            match (gates.outbound, hold.as_mut()) {
+                (Gate::Blocked, _) => counters.dropped_frames += 1,
+                (Gate::Open, _) if had_left => counters.dropped_frames += 1,
+                (Gate::Open, None) => emit(tap.as_deref(), frame, counters),
+                (Gate::Open, Some(hold)) => {
+                    let held_none = hold.is_empty();
+                    if hold.push(frame).is_err() {
+                        return Ok(Step::Done);
+                    }
+                    if held_none && let Some(first_held) = first_held {
+                        first_held();
+                    }
+                }
+            }
+            addresses.record(frame);
+            decoder.taken(length);
+        }
+        Ok(Step::More)
+    }
+
+    /// Whether the guest has to wait for a release.
+    fn is_stalled(&self) -> bool {
+        match (&self.hold, self.decoder.frame()) {
+            (Some(hold), Ok(Some(frame))) => self.gates.outbound == Gate::Open && !hold.has_room(frame.len()),
+            _ => false,
+        }
+    }
+
+    /// Sends batches to QEMU. More if the tap may have another.
+    fn read_world(&mut self) -> Step {
+        loop {
+            self.flush();
+            if self.batch.is_pending() && !self.strays.is_buffering() {
+                return Step::Done;
+            }
+            let filled = self.fill_batch();
+            self.flush();
+            // Nothing wakes this thread for what waits here.
+            let more = self.strays.has_next() && self.passes() && self.replay.is_none();
+            if self.batch.is_pending() || !more {
+                return if self.batch.is_pending() { Step::Done } else { filled };
+            }
+        }
+    }
+
+    /// Whether what comes from the world is given to QEMU.
+    fn passes(&self) -> bool {
+        self.gates.inbound == Gate::Open && self.is_connected()
+    }
+
+    /// Gives the guest again what had reached it before. Done while there is more of that: the world waits.
+    fn fill_from_replay(&mut self) -> Step {
+        let passes = self.passes();
+        let Self { replay: Some(replay), batch, .. } = self else { return Step::More };
+        while passes && batch.space().is_some() {
+            let Next::Deliver(frame) = replay.next(Instant::now()) else { break };
+            batch.push(&frame);
+        }
+        if replay.is_under_way() { Step::Done } else { Step::More }
+    }
+
+    /// What came late goes before what comes now.
+    fn fill_from_strays(&mut self) {
+        while self.passes() && self.batch.space().is_some() {
+            let Some(frame) = self.strays.next() else { return };
+            if may_deliver(self.inputs.as_ref(), &mut self.counters, &frame) {
+                self.batch.push(&frame);
+            }
+        }
+    }
+
+    fn fill_batch(&mut self) -> Step {
+        if self.fill_from_replay() == Step::Done {
+            return Step::Done;
+        }
+        self.fill_from_strays();
+        let passes = self.passes();
+        let Self { batch, strays, inputs, counters, .. } = self;
+        let keeps = strays.is_buffering() && self.gates.inbound == Gate::Open;
+        let Some(tap) = &self.tap else { return Step::Done };
+        // A bound on frames too: dropped ones do not fill the batch.
+        for _ in 0..FRAMES_PER_TURN {
+            let Some(space) = batch.space() else { return Step::More };
+            match rustix::io::read(tap, &mut *space) {
+                // A line whose other end was closed. A tap device never has a frame without bytes.
+                Ok(0) => {
+                    self.tap = None;
+                    return Step::Done;
+                }
+                Ok(len) if keeps => {
+                    counters.dropped_frames += u64::from(!strays.push(&space[..len]));
+                }
+                Ok(len) if passes => {
+                    if may_deliver(inputs.as_ref(), counters, &space[..len]) {
+                        batch.filled(len);
+                    }
+                }
+                Ok(_) => counters.dropped_frames += 1,
+                Err(Errno::AGAIN | Errno::INTR) => return Step::Done,
+                Err(errno) => {
+                    tracing::warn!(%errno, "a tap device or line is gone; its port reaches nobody now");
+                    self.tap = None;
+                    return Step::Done;
+                }
+            }
+        }
+        Step::More
+    }
+
+    fn flush(&mut self) {
+        let Link::Up(socket) = &self.link else { return };
+        if !self.batch.is_pending() {
+            return;
+        }
+        match send(socket, self.batch.rest(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(count) => self.batch.advance(count),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(errno) => self.disconnect(&errno),
+        }
+    }
+
+    /// How long nothing has to be done by the clock.
+    fn quiet_for(&self) -> Option<Duration> {
+        let retry = match self.link {
+            Link::Down { retry_at } => Some(retry_at),
+            Link::Up(_) => None,
+        };
+        let next = retry.into_iter().chain(self.announcing.as_ref().map(|announcing| announcing.at)).min();
+        let next = next.map(|next| next.saturating_duration_since(Instant::now()));
+        // What a replay waits for may have come with any frame of the guest.
+        next.into_iter().chain(self.replay.as_ref().map(|_| REPLAY)).min()
+    }
+
+    /// What to wait for: descriptors that outlive the lock, and events.
+    fn waits(&self) -> Waits {
+        let (socket, mut socket_events) = match &self.link {
+            Link::Up(socket) => (Some(Arc::clone(socket)), PollFlags::empty()),
+            Link::Down { .. } => (None, PollFlags::empty()),
+        };
+        socket_events.set(PollFlags::IN, !self.is_stalled());
+        socket_events.set(PollFlags::OUT, self.batch.is_pending());
+        // With no event wanted a hang-up would still be told, again and again.
+        let socket = socket.filter(|_| !socket_events.is_empty()).map(|socket| (socket, socket_events));
+        let replays = self.replay.as_ref().is_some_and(InputReplay::is_under_way);
+        let tap =
+            self.tap.clone().filter(|_| !replays && (self.strays.is_buffering() || !self.batch.is_pending()));
+        Waits { socket, tap, time: self.quiet_for() }
+    }
+}
+
+/// Counts a frame that is about to be delivered. What is not recorded is not.
+fn may_deliver(inputs: Option<&(Arc<InputLog>, u16)>, counters: &mut PortCounters, frame: &[u8]) -> bool {
+    let yes = inputs.is_none_or(|(inputs, port)| inputs.record(*port, frame));
+    match yes {
+        true => {
+            counters.inbound_frames += 1;
+            counters.inbound_bytes += frame.len() as u64;
+        }
+        false => counters.dropped_frames += 1,
+    }
+    yes
+}
+
+/// Writes a frame to the world. What a device does not take is lost, as on any wire.
+fn emit(tap: Option<&File>, frame: &[u8], counters: &mut PortCounters) {
+    match tap.map(|tap| rustix::io::write(tap, frame)) {
+        Some(Ok(_)) => {
+            counters.outbound_frames += 1;
+            counters.outbound_bytes += frame.len() as u64;
+        }
+        Some(Err(_)) | None => counters.dropped_frames += 1,
+    }
+}
+
+/// What the thread waits for.
+struct Waits {
+    socket: Option<(Arc<OwnedFd>, PollFlags)>,
+    tap: Option<Arc<File>>,
+    time: Option<Duration>,
+}
+
+impl Waits {
+    fn wait(&self, wake: &OwnedFd) {
+        let mut places = vec![PollFd::new(wake, PollFlags::IN)];
+        if let Some((socket, events)) = &self.socket {
+            places.push(PollFd::from_borrowed_fd(socket.as_fd(), *events));
+        }
+        if let Some(tap) = &self.tap {
+            places.push(PollFd::from_borrowed_fd(tap.as_fd(), PollFlags::IN));
+        }
+        let time = self.time.and_then(|time| Timespec::try_from(time).ok());
+        // Interrupted or not, the next turn looks at everything.
+        let _ = poll(&mut places, time.as_ref());
+        let _ = rustix::io::read(wake, &mut [0; 8]);
+    }
+}
+
+/// The port's thread.
+pub(crate) fn run(shared: &Shared, wake: &OwnedFd, stop: &AtomicBool) {
+    while !stop.load(Ordering::SeqCst) {
+        let waits = {
+            let mut pump = shared.lock();
+            pump.work();
+            pump.waits()
+        };
+        waits.wait(wake);
+    }
+}

@@ -1,0 +1,109 @@
+//! Frames on their way to QEMU, one after the other as its stream has them. Pure.
+
+use crate::{FRAME_MAX, framing::LENGTH};
+
+/// Room for frames on their way to QEMU.
+const BATCH: usize = 4 * (FRAME_MAX + LENGTH);
+
+/// Frames with their lengths, of which `sent` bytes are gone.
+pub(crate) struct FrameBuffer {
+    bytes: Box<[u8]>,
+    end: usize,
+    sent: usize,
+}
+
+impl FrameBuffer {
+    pub(crate) fn new() -> Self {
+        Self { bytes: vec![0; BATCH].into_boxed_slice(), end: 0, sent: 0 }
+    }
+
+    pub(crate) fn is_pending(&self) -> bool {
+        self.sent < self.end
+    }
+
+    pub(crate) fn rest(&self) -> &[u8] {
+        &self.bytes[self.sent..self.end]
+    }
+
+    pub(crate) fn advance(&mut self, count: usize) {
+        self.sent = (self.sent + count).min(self.end);
+        if self.sent == self.end {
+            self.clear();
+        }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        (self.sent, self.end) = (0, 0);
+    }
+
+    /// Where the next frame goes, if the largest one fits.
+    pub(crate) fn space(&mut self) -> Option<&mut [u8]> {
+        let begin = self.end + LENGTH;
+        self.bytes.get_mut(begin..begin + FRAME_MAX)
+    }
+
+    /// A frame of `len` bytes was put into `space`.
+    pub(crate) fn filled(&mut self, len: usize) {
+        self.bytes[self.end..self.end + LENGTH].copy_from_slice(&(len as u32).to_be_bytes());
+        self.end += LENGTH + len;
+    }
+
+    /// Adds a frame, if there is room.
+    pub(crate) fn push(&mut self, frame: &[u8]) -> bool {
+        let space = self.space().and_then(|space| space.get_mut(..frame.len()));
+        let fits = space.map(|space| space.copy_from_slice(frame)).is_some();
+        if fits {
+            self.filled(frame.len());
+        }
+        fits
+    }
+
+    /// Takes out every frame of which nothing is sent, and shows it; how many. One that QEMU has the beginning of must be
+    /// completed, or the stream would make no sense any more.
+    pub(crate) fn cut(&mut self, mut show: impl FnMut(&[u8])) -> u64 {
+        let (mut at, mut keep, mut cut) = (0, self.sent, 0);
+        while let Some(length) = self.bytes[at..self.end].first_chunk::<LENGTH>() {
+            let next = at + LENGTH + u32::from_be_bytes(*length) as usize;
+            if at >= self.sent {
+                cut += 1;
+                show(&self.bytes[at + LENGTH..next]);
+            } else if next > self.sent {
+                keep = next;
+            }
+            at = next;
+        }
+        self.end = keep;
+        if self.sent == self.end {
+            self.clear();
+        }
+        cut
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(frames: &[usize]) -> FrameBuffer {
+        let mut batch = FrameBuffer::new();
+        frames.iter().for_each(|len| assert!(batch.push(&vec![0; *len])));
+        batch
+    }
+
+    #[test]
+    fn a_closing_gate_cuts_between_frames_and_never_inside_one() {
+        let mut untouched = batch(&[10, 20, 30]);
+        let mut cut = Vec::new();
+        assert_eq!(untouched.cut(|frame| cut.push(frame.len())), 3);
+        assert_eq!(cut, [10, 20, 30]);
+        assert!(!untouched.is_pending());
+        let mut begun = batch(&[10, 20, 30]);
+        begun.advance(14 + 5);
+        assert_eq!(begun.cut(|_| {}), 1);
+        assert_eq!(begun.rest().len(), 24 - 5);
+        let mut between = batch(&[10, 20]);
+        between.advance(14);
+        assert_eq!(between.cut(|_| {}), 1);
+        assert!(!between.is_pending());
+    }
+}

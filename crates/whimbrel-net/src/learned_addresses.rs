@@ -1,0 +1,150 @@
+//! What addresses a machine has, learnt from the frames it sends. Pure, bounded.
+//!
+//! Learnt are the source of every frame, and the IP addresses the machine claims by ARP or neighbour discovery. Not
+//! the sources of IP packets: a machine that routes sends packets of others, and to announce those would draw
+//! their traffic to it.
+
+use crate::frame_parser::{AddressClaim, claim};
+use serde::{Deserialize, Serialize};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+/// Stations remembered: a machine has one, one that bridges inside a few more.
+const STATIONS_MAX: usize = 64;
+/// Addresses of each kind remembered for a station.
+const ADDRESSES_MAX: usize = 16;
+
+/// A hardware address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Mac(pub [u8; 6]);
+
+impl Mac {
+    /// The address of everyone.
+    pub const BROADCAST: Mac = Mac([0xff; 6]);
+
+    /// Whether it can be the address of one station.
+    pub fn is_station(self) -> bool {
+        self.0[0] & 1 == 0 && self.0 != [0; 6]
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+/// One hardware address of a machine and the IP addresses behind it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Station {
+    /// Its hardware address.
+    pub mac: Mac,
+    /// IPv4 addresses, the latest claimed last.
+    pub ipv4: Vec<Ipv4Addr>,
+    /// IPv6 addresses, the latest claimed last.
+    pub ipv6: Vec<Ipv6Addr>,
+}
+
+/// The addresses of a machine. They travel with it, so that the host it arrives on can announce them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Addresses {
+    stations: Vec<Station>,
+}
+
+impl Addresses {
+    /// What is known, in the order in which it was learnt.
+    pub fn stations(&self) -> &[Station] {
+        &self.stations
+    }
+
+    /// Looks at a frame the machine sent.
+    pub fn record(&mut self, frame: &[u8]) {
+        if let Some(AddressClaim { mac, address }) = claim(frame) {
+            self.insert(mac, address);
+        }
+    }
+
+    /// Adds what another table knows: one that travelled, so it is checked like a frame.
+    pub fn merge(&mut self, other: &Addresses) {
+        for station in &other.stations {
+            self.insert(station.mac, None);
+            station.ipv4.iter().for_each(|address| self.insert(station.mac, Some(IpAddr::V4(*address))));
+            station.ipv6.iter().for_each(|address| self.insert(station.mac, Some(IpAddr::V6(*address))));
+        }
+    }
+
+    pub(crate) fn insert(&mut self, mac: Mac, address: Option<IpAddr>) {
+        if !mac.is_station() {
+            return;
+        }
+        let Some(index) = self.index_of(mac) else { return };
+        let station = &mut self.stations[index];
+        match address {
+            Some(IpAddr::V4(address)) if can_be_claimed_v4(address) => remember(&mut station.ipv4, address),
+            Some(IpAddr::V6(address)) if can_be_claimed_v6(address) => remember(&mut station.ipv6, address),
+            _ => {}
+        }
+    }
+
+    /// The place of `mac`, made if there is room: the first stations seen are the machine's own.
+    fn index_of(&mut self, mac: Mac) -> Option<usize> {
+        if let Some(index) = self.stations.iter().position(|station| station.mac == mac) {
+            return Some(index);
+        }
+        (self.stations.len() < STATIONS_MAX).then(|| {
+            self.stations.push(Station { mac, ipv4: Vec::new(), ipv6: Vec::new() });
+            self.stations.len() - 1
+        })
+    }
+}
+
+/// Adds an address, or moves it to the end; the one not claimed for the longest time makes room.
+fn remember<A: PartialEq>(known: &mut Vec<A>, address: A) {
+    if known.last() == Some(&address) {
+        return;
+    }
+    known.retain(|other| *other != address);
+    if known.len() == ADDRESSES_MAX {
+        known.remove(0);
+    }
+    known.push(address);
+}
+
+fn can_be_claimed_v4(address: Ipv4Addr) -> bool {
+    !(address.is_unspecified() || address.is_multicast() || address.is_broadcast() || address.is_loopback())
+}
+
+fn can_be_claimed_v6(address: Ipv6Addr) -> bool {
+    !(address.is_unspecified() || address.is_multicast() || address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_invents_addresses_fills_no_memory() {
+        let mut addresses = Addresses::default();
+        for number in 0..100_000u32 {
+            let [_, a, b, c] = number.to_be_bytes();
+            let mac = Mac([2, 0, 0, 0, 0, (number % 300) as u8]);
+            addresses.insert(mac, Some(IpAddr::V4(Ipv4Addr::new(10, a, b, c))));
+        }
+        assert_eq!(addresses.stations().len(), STATIONS_MAX);
+        assert!(addresses.stations().iter().all(|station| station.ipv4.len() <= ADDRESSES_MAX));
+    }
+
+    #[test]
+    fn a_table_that_travelled_is_not_trusted() {
+        let station = Station { mac: Mac::BROADCAST, ipv4: vec![Ipv4Addr::LOCALHOST], ipv6: Vec::new() };
+        let good =
+            Station { mac: Mac([2; 6]), ipv4: vec![Ipv4Addr::BROADCAST], ipv6: vec![Ipv6Addr::LOCALHOST] };
+        let mut addresses = Addresses::default();
+        addresses.merge(&Addresses { stations: vec![station, good] });
+        let expected = Station { mac: Mac([2; 6]), ipv4: Vec::new(), ipv6: Vec::new() };
+        assert_eq!(addresses.stations(), [expected]);
+    }
+}

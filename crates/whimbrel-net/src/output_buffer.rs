@@ -1,0 +1,155 @@
+//! Frames that may not leave yet: the hold queue of a protected machine. Pure.
+//!
+//! Every frame belongs to the epoch in which it came. [`OutputBuffer::barrier`] ends an epoch;
+//! [`OutputBuffer::release`] lets go what belongs to ended epochs up to the one named, and nothing else.
+//!
+//! Invariants: frames leave in the order in which they came; none leaves before its epoch is released; none
+//! is lost, for a full queue refuses a frame and hands it back; a frame of the epoch that is still open never leaves.
+
+use std::collections::VecDeque;
+
+/// Number of an epoch, from 0, growing by one with every barrier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(pub u64);
+
+/// How much a queue holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HoldLimits {
+    /// Frames.
+    pub frames: usize,
+    /// Bytes of all frames together.
+    pub bytes: usize,
+}
+
+impl Default for HoldLimits {
+    /// A gigabit's worth of half a second.
+    fn default() -> Self {
+        Self { frames: 65_536, bytes: 64 << 20 }
+    }
+}
+
+/// The queue is full; the sender must wait for a release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the hold queue is full")]
+pub struct BufferFull;
+
+/// Frames held back, by epoch.
+#[derive(Debug)]
+pub struct OutputBuffer {
+    frames: VecDeque<(Epoch, Box<[u8]>)>,
+    bytes: usize,
+    open: Epoch,
+    limits: HoldLimits,
+}
+
+impl OutputBuffer {
+    /// An empty queue in epoch 0.
+    pub fn new(limits: HoldLimits) -> Self {
+        Self { frames: VecDeque::new(), bytes: 0, open: Epoch(0), limits }
+    }
+
+    /// Adds a frame to the open epoch. A full queue takes nothing; an empty one takes any frame.
+    pub fn push(&mut self, frame: &[u8]) -> Result<(), BufferFull> {
+        if !self.has_room(frame.len()) {
+            return Err(BufferFull);
+        }
+        self.bytes += frame.len();
+        self.frames.push_back((self.open, frame.into()));
+        Ok(())
+    }
+
+    /// Whether a frame of `len` bytes would be taken.
+    pub fn has_room(&self, len: usize) -> bool {
+        self.frames.is_empty()
+            || (self.frames.len() < self.limits.frames && self.bytes + len <= self.limits.bytes)
+    }
+
+    /// Ends the open epoch and returns its number; what comes from now on belongs to the next.
+    pub fn barrier(&mut self) -> Epoch {
+        let ended = self.open;
+        self.open = Epoch(ended.0 + 1);
+        ended
+    }
+
+    /// Takes the next frame that belongs to an ended epoch not after `up_to`.
+    pub fn release(&mut self, up_to: Epoch) -> Option<Box<[u8]>> {
+        let (_, frame) = self.frames.pop_front_if(|(epoch, _)| *epoch <= up_to && *epoch < self.open)?;
+        self.bytes -= frame.len();
+        Some(frame)
+    }
+
+    /// Frames held.
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Whether nothing is held.
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Push(u8),
+        Barrier,
+        Release(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            6 => (1..60u8).prop_map(Step::Push),
+            2 => Just(Step::Barrier),
+            2 => (0..20u64).prop_map(Step::Release),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn order_is_kept_nothing_leaves_early_and_nothing_is_lost(
+            steps in prop::collection::vec(step(), 0..200), frames in 1..40usize, bytes in 1..600usize,
+        ) {
+            let mut queue = OutputBuffer::new(HoldLimits { frames, bytes });
+            let (mut accepted, mut left, mut released) = (Vec::new(), Vec::new(), None::<u64>);
+            let mut open = 0;
+            for step in steps {
+                match step {
+                    Step::Push(len) => {
+                        // The frame says in which epoch it came and which one it is.
+                        let mut frame = vec![open as u8; usize::from(len)];
+                        frame.push(accepted.len() as u8);
+                        let full = queue.push(&frame).is_err();
+                        prop_assert!(!full || !queue.is_empty(), "an empty queue refused a frame");
+                        if !full { accepted.push((open, frame)) }
+                    }
+                    Step::Barrier => {
+                        prop_assert_eq!(queue.barrier(), Epoch(open));
+                        open += 1;
+                    }
+                    Step::Release(up_to) => {
+                        // Naming an epoch that has not ended releases only what has.
+                        released = released.max(Some(up_to.min(open.wrapping_sub(1)))).filter(|_| open > 0).or(released);
+                        while let Some(frame) = queue.release(Epoch(up_to)) { left.push(frame.to_vec()) }
+                    }
+                }
+                prop_assert!(queue.len() <= frames.max(1));
+                prop_assert_eq!(left.len() + queue.len(), accepted.len());
+                for (frame, (epoch, sent)) in left.iter().zip(&accepted) {
+                    prop_assert_eq!(frame, sent);
+                    prop_assert!(released.is_some_and(|released| *epoch <= released));
+                }
+                prop_assert!(accepted[left.len()..].iter().all(|(epoch, _)| released.is_none_or(|r| *epoch > r)));
+            }
+        }
+    }
+}

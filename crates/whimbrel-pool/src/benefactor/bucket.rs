@@ -1,0 +1,255 @@
+//! An object store that keeps segments: `s3://BUCKET/PREFIX?endpoint=URL`. Calls block and are given up after a few seconds.
+//!
+//! A prefix belongs to one benefactor: the object `owner` says to which, so that two never remove each other's segments.
+//! Nothing rests on conditional writes, which some servers accept and ignore: a segment's object is written once, under a number that
+//! is used once. What is read is checked by whoever reads it.
+
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use object_store::{
+    BackoffConfig, ClientOptions, Error, ObjectStore, ObjectStoreExt, RetryConfig,
+    aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum},
+    path::Path,
+};
+use std::{fmt, ops::Range, str::FromStr, sync::Arc, time::Duration};
+use tokio::runtime::Handle;
+
+/// How long a call is tried.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long one attempt may take: a pack over a slow line.
+const ATTEMPT: Duration = Duration::from_secs(60);
+/// Longest object that is read whole: a segment with the longest batch behind its limit.
+const OBJECT_MAX: u64 = 64 << 20;
+const OWNER: &str = "owner";
+/// Longest object that says whose a prefix is.
+const OWNER_MAX: u64 = 64;
+
+/// How a benefactor uses an object store.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TierOptions {
+    /// Which.
+    pub url: TierUrl,
+    /// Bytes of full segments that stay on the disk all the same; the oldest go first.
+    pub keep_here: u64,
+    /// Credentials, region and what else is usual, by the names of the environment: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
+    /// `AWS_REGION`, …; others are ignored.
+    pub settings: Vec<(String, String)>,
+}
+
+impl fmt::Debug for TierOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the settings: there are secrets in them.
+        f.debug_struct("TierOptions")
+            .field("url", &self.url)
+            .field("keep_here", &self.keep_here)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where segments go: `s3://BUCKET[/PREFIX][?endpoint=URL]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TierUrl {
+    bucket: String,
+    prefix: String,
+    endpoint: Option<String>,
+}
+
+/// The text is no address of an object store.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("an object store is s3://BUCKET[/PREFIX][?endpoint=URL], this is {text:?}")]
+pub struct TierUrlError {
+    /// What was given (at most 120 characters of it).
+    pub text: String,
+}
+
+impl FromStr for TierUrl {
+    type Err = TierUrlError;
+
+    fn from_str(text: &str) -> std::result::Result<Self, TierUrlError> {
+        let bad = || TierUrlError { text: text.chars().take(120).collect() };
+        let rest = text.strip_prefix("s3://").ok_or_else(bad)?;
+        let (place, query) = rest.split_once('?').map_or((rest, None), |(place, query)| (place, Some(query)));
+        let endpoint = match query {
+            None => None,
+            Some(query) => Some(query.strip_prefix("endpoint=").ok_or_else(bad)?),
+        };
+        let is_url = |url: &str| url.starts_with("http://") || url.starts_with("https://");
+        let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
+        if bucket.is_empty() || !endpoint.is_none_or(is_url) {
+            return Err(bad());
+        }
+        let (bucket, prefix) = (bucket.to_owned(), prefix.trim_matches('/').to_owned());
+        Ok(Self { bucket, prefix, endpoint: endpoint.map(str::to_owned) })
+    }
+}
+
+impl fmt::Display for TierUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "s3://{}/{}", self.bucket, self.prefix)?;
+        self.endpoint.iter().try_for_each(|endpoint| write!(f, "?endpoint={endpoint}"))
+    }
+}
+
+/// Why the object store did not do it.
+#[derive(Debug, thiserror::Error)]
+pub enum TierError {
+    /// It failed, or cannot be reached.
+    #[error("the object store {place} did not {action}")]
+    Failed {
+        /// Which.
+        place: String,
+        /// What it was to do.
+        action: &'static str,
+        /// Why.
+        #[source]
+        source: Box<Error>,
+    },
+    /// The prefix has another owner.
+    #[error("{place} has the chunks of another benefactor")]
+    Foreign {
+        /// Which.
+        place: String,
+    },
+}
+
+type Result<T> = std::result::Result<T, TierError>;
+
+/// A prefix of a bucket. For threads that may block.
+#[derive(Debug)]
+pub struct Bucket {
+    store: Arc<dyn ObjectStore>,
+    url: TierUrl,
+    runtime: Handle,
+}
+
+impl Bucket {
+    /// A handle; nothing is asked yet.
+    pub fn new(options: TierOptions, runtime: Handle) -> Result<Self> {
+        let TierOptions { url, settings, .. } = options;
+        let retry =
+            RetryConfig { backoff: BackoffConfig::default(), max_retries: 5, retry_timeout: PATIENCE };
+        let client = ClientOptions::new().with_timeout(ATTEMPT).with_connect_timeout(PATIENCE / 2);
+        // A region has to be named, also where there is none.
+        let mut builder = AmazonS3Builder::new().with_region("us-east-1");
+        for (name, value) in settings.into_iter().filter(|(name, _)| name.starts_with("AWS_")) {
+            if let Ok(key) = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>() {
+                builder = builder.with_config(key, value);
+            }
+        }
+        builder =
+            builder.with_bucket_name(&url.bucket).with_checksum_algorithm(Checksum::SHA256).with_retry(retry);
+        let mut plain = false;
+        if let Some(endpoint) = &url.endpoint {
+            plain = endpoint.starts_with("http://");
+            builder = builder.with_endpoint(endpoint);
+        }
+        let built = builder.with_client_options(client.with_allow_http(plain)).build();
+        let store = built.map_err(|source| failed(&url, "take the settings")(source))?;
+        Ok(Self { store: Arc::new(store), url, runtime })
+    }
+
+    fn path(&self, name: &str) -> Path {
+        Path::from_iter(self.url.prefix.split('/').filter(|part| !part.is_empty()).chain([name]))
+    }
+
+    fn failed(&self, action: &'static str) -> impl FnOnce(Error) -> TierError {
+        failed(&self.url, action)
+    }
+
+    /// Keeps an object.
+    pub(super) fn put(&self, name: &str, bytes: Bytes) -> Result<()> {
+        let put = self.runtime.block_on(self.store.put(&self.path(name), bytes.into()));
+        put.map(drop).map_err(self.failed("take a segment"))
+    }
+
+    /// A range of an object, or all of it; none if there is no such object.
+    pub(super) fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Bytes>> {
+        let path = self.path(name);
+        let got = self.runtime.block_on(async {
+            match range {
+                Some(range) => self.store.get_range(&path, range).await,
+                None => {
+                    let found = self.store.get(&path).await?;
+                    let long = || Error::Generic {
+                        store: "S3",
+                        source: "the object is no segment: too long".into(),
+                    };
+                    if found.meta.size > OBJECT_MAX { Err(long()) } else { found.bytes().await }
+                }
+            }
+        });
+        absent(got).map_err(self.failed("give a segment"))
+    }
+
+    /// Removes an object; one that is not there is removed.
+    pub(super) fn delete(&self, name: &str) -> Result<()> {
+        let path = self.path(name);
+        let gone = self.runtime.block_on(self.store.delete(&path));
+        absent(gone).map(drop).map_err(self.failed("remove a segment"))
+    }
+
+    /// The names of all objects.
+    pub(super) fn list(&self) -> Result<Vec<String>> {
+        let prefix = Path::from(self.url.prefix.as_str());
+        let all = self.store.list(Some(&prefix)).map_ok(|object| object.location);
+        let all: Vec<Path> =
+            self.runtime.block_on(all.try_collect()).map_err(self.failed("list its segments"))?;
+        Ok(all.iter().filter_map(|path| path.filename()).map(str::to_owned).collect())
+    }
+
+    /// Takes the prefix for the benefactor with this number, or finds that it has another owner. Without a number, whoever owns it
+    /// is believed: the disk of the owner was lost.
+    pub(super) fn own(&self, owner: Option<u64>) -> Result<u64> {
+        let path = self.path(OWNER);
+        let read = self.runtime.block_on(async {
+            let found = self.store.get(&path).await?;
+            if found.meta.size > OWNER_MAX { Ok(Bytes::new()) } else { found.bytes().await }
+        });
+        let foreign = || TierError::Foreign { place: self.url.to_string() };
+        match absent(read).map_err(self.failed("say whose it is"))? {
+            Some(bytes) => {
+                let text = std::str::from_utf8(&bytes).ok();
+                let found =
+                    text.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).ok_or_else(foreign)?;
+                if owner.is_none_or(|owner| owner == found) { Ok(found) } else { Err(foreign()) }
+            }
+            None => {
+                let mut number = [0; 8];
+                let source = || Error::Generic { store: "S3", source: "no random numbers".into() };
+                let random = aws_lc_rs::rand::fill(&mut number);
+                random.map_err(|_| self.failed("be taken")(source()))?;
+                let owner = owner.unwrap_or(u64::from_le_bytes(number));
+                self.put(OWNER, format!("{owner:016x}\n").into())?;
+                Ok(owner)
+            }
+        }
+    }
+}
+
+fn failed(url: &TierUrl, action: &'static str) -> impl FnOnce(Error) -> TierError {
+    let place = url.to_string();
+    move |source| TierError::Failed { place, action, source: Box::new(source) }
+}
+
+fn absent<T>(got: std::result::Result<T, Error>) -> std::result::Result<Option<T>, Error> {
+    match got {
+        Err(Error::NotFound { .. }) => Ok(None),
+        got => got.map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_comes_back_and_half_of_one_is_refused() {
+        for text in ["s3://b/", "s3://b/a/c", "s3://b/a?endpoint=http://[::1]:9000"] {
+            let url: TierUrl = text.parse().unwrap();
+            assert_eq!(url.to_string(), text);
+        }
+        for bad in ["", "s3://", "s3:///x", "http://b/x", "s3://b?endpoint=b:1", "s3://b?region=x"] {
+            assert!(bad.parse::<TierUrl>().is_err(), "{bad}");
+        }
+    }
+}

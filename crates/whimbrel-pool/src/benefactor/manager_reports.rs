@@ -1,0 +1,295 @@
+//! What a benefactor has to do with its manager: report again and again, and when it is asked to; ask what may go; leave politely.
+//!
+//! A report is soft state: a benefactor that is silent is soon not written to, and after a while its chunks are copied
+//! from elsewhere. A manager that is away is asked again until it is back; chunks are served meanwhile. Who may come is what
+//! the manager says in its answer; it asks for a report when it sends somebody here whom we may not know yet. Such wishes
+//! are met by the next report that begins, however many there are, so there is never more than one under way. Reports
+//! do not wait for the chores.
+
+use super::{
+    BenefactorService, ChunkStore, pool_id_file,
+    process::{BenefactorError, BenefactorOptions, Result},
+};
+use crate::{
+    connections::Links,
+    protocol::{
+        BenefactorStatus, FindGarbage, Heartbeat, Inventory, Registered, RequestHeartbeat, admission, after,
+        code, get_bits, put_aged,
+    },
+};
+use bytes::Bytes;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::sleep,
+};
+use whimbrel_core::{Digest, HostName};
+use whimbrel_wire::{
+    Answer, BoxFuture, Call, CallError, Connection, Peer, Refusal, Reply, Request, Rights, Service, Trust,
+    TrustedPeer,
+};
+
+/// Chunks of one inventory message.
+const LISTED: usize = 20_000;
+/// Between attempts to reach a manager.
+const RETRY: Duration = Duration::from_millis(500);
+/// Wishes for a report that wait at once.
+const WISHES: usize = 256;
+
+/// Hears which list of members is held, once there was a report.
+type Wish = oneshot::Sender<Digest>;
+
+/// Answers a manager: as anybody, and with a report.
+pub(super) struct ReportService {
+    chunks: BenefactorService,
+    wishes: mpsc::Sender<Wish>,
+}
+
+impl ReportService {
+    /// With what hears of the wishes.
+    pub(super) fn new(chunks: BenefactorService) -> (Self, mpsc::Receiver<Wish>) {
+        let (wishes, asked) = mpsc::channel(WISHES);
+        (Self { chunks, wishes }, asked)
+    }
+
+    async fn report(&self, request: Request) -> Answer {
+        request.decode::<RequestHeartbeat>()?;
+        let refused = |why: &str| Refusal::new(code::STORAGE, why.to_owned()).retryable();
+        let (wish, met) = oneshot::channel();
+        self.wishes.try_send(wish).map_err(|_| refused("too many want a report"))?;
+        let held = met.await.map_err(|_| refused("the report did not get through"))?;
+        Reply::of::<RequestHeartbeat>(&held, Bytes::new())
+    }
+}
+
+impl Service for ReportService {
+    fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
+        match request.kind {
+            RequestHeartbeat::KIND => Box::pin(self.report(request)),
+            _ => self.chunks.handle(peer, request),
+        }
+    }
+}
+
+/// The side that talks to the manager.
+pub(super) struct ManagerReporter {
+    pub(super) options: BenefactorOptions,
+    pub(super) trust: Arc<Trust>,
+    pub(super) store: Arc<ChunkStore>,
+    pub(super) address: String,
+    pub(super) managers: Links,
+}
+
+impl ManagerReporter {
+    /// Until `leave`, and everything is elsewhere.
+    pub(super) async fn take_part(
+        self,
+        leave: watch::Receiver<bool>,
+        asked: mpsc::Receiver<Wish>,
+    ) -> Result<()> {
+        let (reported, chores) = watch::channel(());
+        tokio::select! {
+            left = self.report_for_ever(leave, asked, reported) => left,
+            () = self.do_chores(chores) => Ok(()),
+        }
+    }
+
+    async fn report_for_ever(
+        &self,
+        mut leave: watch::Receiver<bool>,
+        mut asked: mpsc::Receiver<Wish>,
+        reported: watch::Sender<()>,
+    ) -> Result<()> {
+        let mut wishes = Vec::new();
+        loop {
+            let leaving = *leave.borrow_and_update();
+            let time = match self.register(leaving).await {
+                Ok(said) => {
+                    self.keep_pool(said.pool)?;
+                    if let Some(held) = self.admit(&said) {
+                        // Whoever does not wait for it any more need not hear it.
+                        wishes.drain(..).for_each(|wish: Wish| {
+                            let _ = wish.send(held);
+                        });
+                    }
+                    reported.send_replace(());
+                    if said.may_leave {
+                        tracing::info!("everything is elsewhere; this benefactor leaves");
+                        return Ok(());
+                    }
+                    Duration::from_secs(said.interval.clamp(1, 600).into())
+                }
+                Err(Some(refused)) => return Err(refused),
+                Err(None) => RETRY,
+            };
+            wishes = pause(time, &mut leave, &mut asked).await;
+        }
+    }
+
+    /// After each report: what is full goes to the object store, and what may go is asked for when it is time.
+    async fn do_chores(&self, mut reported: watch::Receiver<()>) {
+        let mut listed: Option<Instant> = None;
+        while reported.changed().await.is_ok() {
+            if self.options.tier.is_some() {
+                self.offload().await;
+            }
+            if listed.is_none_or(|at| at.elapsed() >= self.options.inventory_every) {
+                match self.take_inventory().await {
+                    Ok(true) => listed = Some(Instant::now()),
+                    Ok(false) => {}
+                    Err(error) => tracing::warn!(%error, "the inventory was not taken"),
+                }
+            }
+        }
+    }
+
+    /// What is full goes to the object store, also while nobody writes.
+    async fn offload(&self) {
+        let store = self.store.clone();
+        let offloaded = tokio::task::spawn_blocking(move || store.offload()).await;
+        if let Ok(Err(error)) = offloaded {
+            tracing::error!(error = &error as &dyn std::error::Error, "segments wait for the object store");
+        }
+    }
+
+    async fn register(&self, leaving: bool) -> std::result::Result<Registered, Option<BenefactorError>> {
+        let pool = self.pool().map_err(Some)?;
+        let usage = self.store.usage();
+        let status = BenefactorStatus {
+            name: self.options.name.to_string(),
+            address: self.address.clone(),
+            pool: pool.unwrap_or(0),
+            capacity: self.options.capacity,
+            used: usage.used,
+            free: usage.free,
+            chunks: usage.chunks,
+            draining: leaving,
+            owed: usage.owed,
+        };
+        let connection = self.manager().await.ok_or(None)?;
+        match connection.request::<Heartbeat>(&status, Bytes::new()).await {
+            Ok((said, _)) => Ok(said),
+            Err(CallError::Refused { source }) if source.code == code::OTHER_POOL => {
+                Err(Some(BenefactorError::Refused { text: source.text }))
+            }
+            Err(error) => {
+                tracing::warn!(%error, "not registered");
+                Err(None)
+            }
+        }
+    }
+
+    /// The first manager that can be reached.
+    async fn manager(&self) -> Option<Connection> {
+        for manager in &self.options.managers {
+            match self.managers.to(&manager.address, manager.key).await {
+                Ok(connection) => return Some(connection),
+                Err(error) => {
+                    tracing::debug!(%error, manager = %manager.address, "cannot reach a manager");
+                }
+            }
+        }
+        None
+    }
+
+    /// The pool that the data belongs to, once there was a first registration.
+    fn pool(&self) -> Result<Option<u64>> {
+        let path = || self.options.data.clone();
+        pool_id_file::read(&self.options.data).map_err(|source| BenefactorError::Pool {
+            action: "read",
+            path: path(),
+            source,
+        })
+    }
+
+    fn keep_pool(&self, pool: u64) -> Result<()> {
+        if self.pool()? == Some(pool) {
+            return Ok(());
+        }
+        let path = || self.options.data.clone();
+        pool_id_file::save(&self.options.data, pool).map_err(|source| BenefactorError::Pool {
+            action: "keep",
+            path: path(),
+            source,
+        })
+    }
+
+    /// Whoever the manager admits may come here too. Names the list, if all of it is held now.
+    fn admit(&self, said: &Registered) -> Option<Digest> {
+        let known = self.trust.list().ok()?;
+        let is = |peer: &TrustedPeer, name: &str, key| peer.key == Some(key) && peer.name.as_str() == name;
+        for (name, key) in &said.admitted {
+            if known.iter().any(|peer| is(peer, name, *key)) {
+                continue;
+            }
+            let Ok(name) = name.parse::<HostName>() else { continue };
+            for old in known.iter().filter(|peer| peer.name == name || peer.key == Some(*key)) {
+                let _ = self.trust.remove(&old.name);
+            }
+            let rights = Rights(vec![whimbrel_wire::Right::Pool]);
+            let peer = TrustedPeer { name, key: Some(*key), address: None, rights, read: None, write: None };
+            if let Err(error) = self.trust.add(peer) {
+                tracing::warn!(%error, "cannot admit a member");
+            }
+        }
+        for gone in known.iter().filter(|peer| !said.admitted.iter().any(|(_, key)| peer.key == Some(*key))) {
+            let _ = self.trust.remove(&gone.name);
+        }
+        let held = self.trust.list().ok()?;
+        let all = said.admitted.iter().all(|(name, key)| held.iter().any(|peer| is(peer, name, *key)));
+        all.then(|| admission(&said.admitted))
+    }
+
+    /// Lists all chunks to the manager, range by range, and deletes what it says may go.
+    /// False if no manager can be reached: then it is tried again soon.
+    async fn take_inventory(&self) -> std::result::Result<bool, CallError> {
+        let mut from = Digest([0; 32]);
+        loop {
+            let listed = Instant::now();
+            let chunks = self.store.list(&from, LISTED);
+            let last = chunks.last().map(|(digest, _)| *digest).filter(|_| chunks.len() == LISTED);
+            let to = last.unwrap_or(Digest([0xff; 32]));
+            let header = Inventory { from: from.0, to: to.0, age: listed.elapsed().as_secs() as u32 };
+            let Some(connection) = self.manager().await else { return Ok(false) };
+            let (_, bits) = connection.request::<FindGarbage>(&header, put_aged(&chunks)).await?;
+            let may_go = get_bits(&bits, chunks.len());
+            let doomed: Vec<Digest> =
+                chunks.iter().zip(may_go).filter(|(_, go)| *go).map(|((digest, _), _)| *digest).collect();
+            if !doomed.is_empty() {
+                let store = self.store.clone();
+                let freed = tokio::task::spawn_blocking(move || {
+                    store.delete(&doomed, listed);
+                    store.compact()
+                });
+                if let Ok(Err(error)) = freed.await {
+                    tracing::error!(%error, "garbage could not be removed");
+                }
+            }
+            match last.and_then(after) {
+                Some(next) => from = next,
+                None => return Ok(true),
+            }
+        }
+    }
+}
+
+/// Until it is time, or somebody wants a report: the manager, or whoever has this benefactor leave.
+async fn pause(
+    time: Duration,
+    leave: &mut watch::Receiver<bool>,
+    asked: &mut mpsc::Receiver<Wish>,
+) -> Vec<Wish> {
+    let mut wishes = Vec::new();
+    tokio::select! {
+        () = sleep(time) => {}
+        Ok(()) = leave.changed() => {}
+        Some(wish) = asked.recv() => wishes.push(wish),
+    }
+    while let Ok(wish) = asked.try_recv() {
+        wishes.push(wish);
+    }
+    wishes
+}

@@ -1,0 +1,129 @@
+//! The map of a version: its chunks in order, by number and length, compactly.
+//!
+//! A chunk is a zigzag varint of how far its number is from the one before plus one, and a varint of twice its length, plus one
+//! if it is sealed. Chunks that were written together have numbers in a row, so most take one byte, and three or four for the
+//! length. `docs/formats/pool.md`.
+
+use crate::protocol::{ChunkId, MAX_CHUNK};
+
+/// Most chunks of one file. Long before, the map of most files is longer than [`MAX_MAP`].
+pub const MAX_CHUNKS: usize = 1 << 24;
+/// Most bytes of a map, which a commit carries in one message: half a terabyte in the usual chunks, 11 GiB in single pages.
+pub const MAX_MAP: u64 = whimbrel_wire::MAX_PAYLOAD as u64;
+
+/// A chunk of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkRef {
+    /// Which.
+    pub chunk: ChunkId,
+    /// Bytes.
+    pub length: u32,
+    /// Only those with the secret can read it.
+    pub sealed: bool,
+}
+
+/// Why bytes are no map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ChunkMapError {
+    /// They end in the middle.
+    #[error("the map ends in the middle of a chunk")]
+    Short,
+    /// A number that cannot be.
+    #[error("the map has an impossible {0}")]
+    Value(&'static str),
+}
+
+fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+fn get_varint(bytes: &mut &[u8]) -> Result<u64, ChunkMapError> {
+    let mut value = 0_u64;
+    for shift in (0..64).step_by(7) {
+        let (byte, rest) = bytes.split_first().ok_or(ChunkMapError::Short)?;
+        *bytes = rest;
+        let bits = u64::from(byte & 0x7f);
+        if shift == 63 && bits > 1 {
+            return Err(ChunkMapError::Value("number"));
+        }
+        value |= bits << shift;
+        if byte & 0x80 == 0 {
+            return Ok(value);
+        }
+    }
+    Err(ChunkMapError::Value("number"))
+}
+
+/// The bytes of a map.
+pub fn encode(pieces: &[ChunkRef]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(pieces.len() * 4);
+    let mut expected = 1_u64;
+    for piece in pieces {
+        let step = piece.chunk.wrapping_sub(expected) as i64;
+        put_varint(&mut out, ((step << 1) ^ (step >> 63)) as u64);
+        put_varint(&mut out, u64::from(piece.length) << 1 | u64::from(piece.sealed));
+        expected = piece.chunk.wrapping_add(1);
+    }
+    out
+}
+
+/// The chunks of a map.
+pub fn decode(mut bytes: &[u8]) -> Result<Vec<ChunkRef>, ChunkMapError> {
+    let mut out = Vec::new();
+    let mut expected = 1_u64;
+    while !bytes.is_empty() {
+        if out.len() >= MAX_CHUNKS {
+            return Err(ChunkMapError::Value("number of chunks"));
+        }
+        let zigzag = get_varint(&mut bytes)?;
+        let step = (zigzag >> 1) as i64 ^ -((zigzag & 1) as i64);
+        let chunk = expected.wrapping_add(step as u64);
+        let coded = get_varint(&mut bytes)?;
+        let (length, sealed) = (coded >> 1, coded & 1 == 1);
+        if !(1..=MAX_CHUNK as u64).contains(&length) {
+            return Err(ChunkMapError::Value("length of a chunk"));
+        }
+        if chunk == 0 || chunk > i64::MAX as u64 {
+            return Err(ChunkMapError::Value("chunk number"));
+        }
+        out.push(ChunkRef { chunk, length: length as u32, sealed });
+        expected = chunk.wrapping_add(1);
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn piece() -> impl Strategy<Value = ChunkRef> {
+        let one = (1..=i64::MAX as u64, 1..=MAX_CHUNK as u32, any::<bool>());
+        one.prop_map(|(chunk, length, sealed)| ChunkRef { chunk, length, sealed })
+    }
+
+    proptest! {
+        #[test]
+        fn a_map_comes_back(pieces in prop::collection::vec(piece(), 0..200)) {
+            prop_assert_eq!(decode(&encode(&pieces)).unwrap(), pieces);
+        }
+
+        #[test]
+        fn any_bytes_are_a_map_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            if let Ok(pieces) = decode(&bytes) {
+                prop_assert!(pieces.iter().all(|piece| piece.chunk > 0 && piece.length > 0));
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_written_together_take_four_bytes() {
+        let piece = |n: u64| ChunkRef { chunk: 70_000 + n, length: (1 << 20) - 1, sealed: true };
+        let pieces: Vec<ChunkRef> = (0..1000).map(piece).collect();
+        assert!(encode(&pieces).len() <= 1000 * 4 + 4, "{}", encode(&pieces).len());
+    }
+}

@@ -1,0 +1,228 @@
+//! The thread of a write: bytes in order become chunks, chunks become batches.
+//!
+//! Cutting and hashing happen here, off the thread of whoever writes, so that both cores work.
+
+use super::{
+    PoolError, Result, Secret,
+    write_session::{LEVEL, NewChunk, WriteSession},
+};
+use crate::{chunk::Chunking, chunk_map::ChunkRef};
+use bytes::{Bytes, BytesMut};
+use std::{
+    collections::HashSet,
+    fs::File,
+    os::unix::fs::FileExt,
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
+    },
+    thread,
+};
+use whimbrel_core::Digest;
+use whimbrel_image::pack_frame::Encoder;
+
+/// Bytes and chunks of a batch: about what the paper calls a chunk, in one message.
+const BATCH_BYTES: usize = 1 << 20;
+const BATCH_CHUNKS: usize = 500;
+/// Bytes read at once from a file that was written locally.
+const BLOCK: usize = 1 << 20;
+
+enum Item {
+    /// Bytes that count against the budget.
+    Data(Bytes),
+    /// A file with so many bytes; they do not count yet.
+    Spooled(File, u64),
+    /// Chunks that are in the pool come next, whatever they hold.
+    Known(Vec<ChunkRef>),
+    /// Cut what is left, and say what there is since the last time.
+    Settle(SyncSender<Result<Vec<ChunkRef>>>),
+}
+
+/// Takes bytes in order.
+pub(super) struct ChunkPipeline {
+    items: Sender<Item>,
+    session: Arc<WriteSession>,
+}
+
+impl std::fmt::Debug for ChunkPipeline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Feed").field("session", &self.session.id()).finish_non_exhaustive()
+    }
+}
+
+impl ChunkPipeline {
+    /// With a secret, chunks are sealed.
+    pub(super) fn start(session: Arc<WriteSession>, cutting: Chunking, secret: Option<Arc<Secret>>) -> Self {
+        let (items, queue) = channel();
+        let cutter = Cutter {
+            session: session.clone(),
+            cutting,
+            secret,
+            encoder: Encoder::new(LEVEL),
+            buffer: BytesMut::new(),
+            batch: Vec::new(),
+            batch_bytes: 0,
+            seen: HashSet::new(),
+            cut: Vec::new(),
+        };
+        thread::spawn(move || cutter.run(&queue));
+        Self { items, session }
+    }
+
+    pub(super) fn session(&self) -> &Arc<WriteSession> {
+        &self.session
+    }
+
+    fn push(&self, item: Item) -> Result<()> {
+        self.items.send(item).map_err(|_| PoolError::GivenUp)
+    }
+
+    /// Takes bytes in, waiting for room.
+    pub(super) fn data(&self, data: Bytes) -> Result<()> {
+        self.session.budget.take(data.len(), || self.session.failure().is_some());
+        match self.session.failure() {
+            Some(error) => Err(error),
+            None => self.push(Item::Data(data)),
+        }
+    }
+
+    /// Takes a file in that holds the next bytes.
+    pub(super) fn spooled(&self, file: File, length: u64) -> Result<()> {
+        self.push(Item::Spooled(file, length))
+    }
+
+    /// Ends the last chunk here, and puts chunks behind it that an older version has.
+    pub(super) fn known(&self, pieces: Vec<ChunkRef>) -> Result<()> {
+        self.push(Item::Known(pieces))
+    }
+
+    /// Ends the last chunk here; returns the pieces since the last call when all of them are safe.
+    pub(super) fn drain(&self) -> Result<Vec<ChunkRef>> {
+        let (reply, answer) = sync_channel(1);
+        self.push(Item::Settle(reply))?;
+        answer.recv().map_err(|_| PoolError::GivenUp)?
+    }
+}
+
+/// What a part of the stream became.
+enum Cut {
+    /// A chunk with this digest, so long.
+    New(Digest, u32),
+    /// A chunk that was there.
+    Known(ChunkRef),
+}
+
+struct Cutter {
+    session: Arc<WriteSession>,
+    cutting: Chunking,
+    secret: Option<Arc<Secret>>,
+    encoder: Encoder,
+    buffer: BytesMut,
+    batch: Vec<NewChunk>,
+    batch_bytes: usize,
+    /// Chunks that went out, or were found, in this session.
+    seen: HashSet<Digest>,
+    cut: Vec<Cut>,
+}
+
+impl Cutter {
+    fn run(mut self, queue: &Receiver<Item>) {
+        for item in queue {
+            match item {
+                Item::Data(data) => self.take(data),
+                Item::Spooled(file, length) => {
+                    if let Err(error) = self.read(&file, length) {
+                        self.session.fail(error);
+                    }
+                }
+                Item::Known(pieces) => {
+                    self.end_chunk();
+                    self.cut.extend(pieces.into_iter().map(Cut::Known));
+                }
+                Item::Settle(reply) => drop(reply.send(self.drain())),
+            }
+        }
+    }
+
+    /// What is left of the bytes before and what comes is one stream. Chunks that lie within one block are not copied.
+    fn take(&mut self, mut data: Bytes) {
+        let longest = self.cutting.longest();
+        while self.buffer.is_empty() && data.len() >= longest {
+            let length = self.cutting.cut(&data);
+            let chunk = data.split_to(length);
+            self.add(chunk);
+        }
+        self.buffer.extend_from_slice(&data);
+        while self.buffer.len() >= longest {
+            self.chunk();
+        }
+    }
+
+    fn read(&mut self, file: &File, length: u64) -> Result<()> {
+        let mut at = 0;
+        while at < length && self.session.failure().is_none() {
+            let mut block = vec![0; BLOCK.min((length - at) as usize)];
+            file.read_exact_at(&mut block, at).map_err(PoolError::local("read what was written locally"))?;
+            self.session.budget.take(block.len(), || self.session.failure().is_some());
+            at += block.len() as u64;
+            self.take(block.into());
+        }
+        Ok(())
+    }
+
+    fn chunk(&mut self) {
+        let length = self.cutting.cut(&self.buffer);
+        let chunk = self.buffer.split_to(length).freeze();
+        self.add(chunk);
+    }
+
+    fn add(&mut self, chunk: Bytes) {
+        let length = chunk.len();
+        let bytes = match &self.secret {
+            None => chunk,
+            Some(secret) => match secret.seal(&chunk, &mut self.encoder) {
+                Some(sealed) => sealed.into(),
+                None => return self.session.fail(PoolError::Answer { what: "chunk" }),
+            },
+        };
+        let digest = Digest::of(&bytes);
+        self.cut.push(Cut::New(digest, length as u32));
+        if !self.seen.insert(digest) || self.session.stands(&digest) {
+            self.session.budget.release(length);
+            return;
+        }
+        self.batch.push(NewChunk { digest, length: length as u32, bytes });
+        self.batch_bytes += length;
+        if self.batch_bytes >= BATCH_BYTES || self.batch.len() >= BATCH_CHUNKS {
+            self.send();
+        }
+    }
+
+    fn send(&mut self) {
+        if !self.batch.is_empty() {
+            self.session.dispatch(std::mem::take(&mut self.batch), std::mem::take(&mut self.batch_bytes));
+        }
+    }
+
+    fn end_chunk(&mut self) {
+        while !self.buffer.is_empty() {
+            self.chunk();
+        }
+    }
+
+    fn drain(&mut self) -> Result<Vec<ChunkRef>> {
+        self.end_chunk();
+        self.send();
+        self.session.wait();
+        self.session.secure_blocking()?;
+        let sealed = self.secret.is_some();
+        let piece = |cut| match cut {
+            Cut::Known(piece) => Ok(piece),
+            Cut::New(digest, length) => {
+                let chunk = self.session.number(&digest).ok_or(PoolError::Answer { what: "chunk" })?;
+                Ok(ChunkRef { chunk, length, sealed })
+            }
+        };
+        std::mem::take(&mut self.cut).into_iter().map(piece).collect()
+    }
+}

@@ -1,0 +1,136 @@
+//! Chunks that only those with the secret can read: sealed before they leave the client, opened after they were checked.
+//!
+//! A sealed chunk is `nonce, 12 bytes | AES-256-GCM-SIV of the frame of its raw bytes | tag, 16 bytes`, and that is what a benefactor
+//! keeps, checks and is named by: it needs no secret to know whether a copy is right. The nonce is a digest of the raw
+//! bytes under another key, so equal chunks are equal when sealed and are kept once, for those with the same secret; nobody else
+//! can tell whether a chunk has a content they guess. GCM-SIV, so that two contents with one nonce would give nothing away but
+//! that. Names, sizes and times of files are not hidden.
+
+use crate::protocol::MAX_CHUNK;
+use aws_lc_rs::aead::{AES_256_GCM_SIV, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use std::{fmt, fs, io, path::Path};
+use whimbrel_image::pack_frame::{Encoder, Kind, PackFrame, PackFrameHeader};
+use whimbrel_wire::atomic_file;
+
+/// Bytes that sealing adds at most, the head of the inner frame among them.
+pub(crate) const OVERHEAD: usize = 128;
+const TAG: usize = 16;
+
+/// What is needed to read sealed chunks, and to write them.
+pub struct Secret {
+    naming: [u8; 32],
+    key: LessSafeKey,
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// The secret is another one, or the chunk was made by somebody else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the chunk is not sealed with this secret")]
+pub(crate) struct WrongSecret;
+
+impl Secret {
+    /// The secret made of 32 bytes.
+    pub fn new(bytes: &[u8; 32]) -> io::Result<Self> {
+        let key = blake3::derive_key("whimbrel pool 2026-11-21 chunk encryption", bytes);
+        let key = UnboundKey::new(&AES_256_GCM_SIV, &key).map_err(|_| io::ErrorKind::InvalidData)?;
+        let naming = blake3::derive_key("whimbrel pool 2026-11-21 chunk nonce", bytes);
+        Ok(Self { naming, key: LessSafeKey::new(key) })
+    }
+
+    /// Reads a file that [`Secret::create`] made: 64 hexadecimal digits.
+    pub fn load(path: &Path) -> io::Result<Self> {
+        let text = fs::read_to_string(path)?;
+        let bytes: whimbrel_core::Digest = text.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
+        Self::new(&bytes.0)
+    }
+
+    /// Makes a new secret in a new file, which only its owner can read. Whoever loses it loses what was sealed with it.
+    pub fn create(path: &Path) -> io::Result<()> {
+        let mut bytes = [0; 32];
+        aws_lc_rs::rand::fill(&mut bytes).map_err(|_| io::Error::other("no random numbers"))?;
+        atomic_file::create(path, format!("{}\n", whimbrel_core::Digest(bytes)).as_bytes())
+    }
+
+    /// Seals raw bytes; `encoder` compresses them first, since what is sealed does not shrink.
+    pub(crate) fn seal(&self, raw: &[u8], encoder: &mut Encoder) -> Option<Vec<u8>> {
+        let nonce = *blake3::keyed_hash(&self.naming, raw).as_bytes().first_chunk::<NONCE_LEN>()?;
+        let frame = encoder.encode(Kind::Blob, raw, &[raw.len()]).ok()?;
+        let mut sealed = Vec::with_capacity(NONCE_LEN + frame.len() + TAG);
+        sealed.extend(nonce);
+        sealed.extend(frame);
+        let inner = &mut sealed[NONCE_LEN..];
+        let tag =
+            self.key.seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), Aad::empty(), inner);
+        sealed.extend(tag.ok()?.as_ref());
+        Some(sealed)
+    }
+
+    /// The raw bytes again.
+    pub(crate) fn open(&self, mut sealed: Vec<u8>) -> Result<Vec<u8>, WrongSecret> {
+        let (nonce, inner) = sealed.split_first_chunk_mut::<NONCE_LEN>().ok_or(WrongSecret)?;
+        let nonce = Nonce::assume_unique_for_key(*nonce);
+        let frame = self.key.open_in_place(nonce, Aad::empty(), inner).map_err(|_| WrongSecret)?;
+        // Sealed by somebody with the secret, and bounded all the same.
+        let head = PackFrameHeader::parse(frame).map_err(|_| WrongSecret)?;
+        if head.raw > MAX_CHUNK || head.bases > 0 {
+            return Err(WrongSecret);
+        }
+        PackFrame::parse(frame).and_then(|frame| frame.decode(&[])).map_err(|_| WrongSecret)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sealed_chunk_comes_back_to_those_with_the_secret_only() {
+        let (ours, theirs) = (Secret::new(&[1; 32]).unwrap(), Secret::new(&[2; 32]).unwrap());
+        let mut encoder = Encoder::new(1);
+        let text = b"a checkpoint of something secret ".repeat(400);
+        let sealed = ours.seal(&text, &mut encoder).unwrap();
+        assert_eq!(ours.open(sealed.clone()).unwrap(), text);
+        assert_eq!(theirs.open(sealed.clone()), Err(WrongSecret));
+        assert_eq!(ours.seal(&text, &mut encoder).unwrap(), sealed, "equal chunks are kept once");
+        assert_ne!(theirs.seal(&text, &mut encoder).unwrap(), sealed, "others cannot guess");
+        assert!(sealed.len() < text.len() && !sealed.windows(6).any(|window| window == b"secret"));
+        for at in [0, 13, sealed.len() - 1] {
+            let mut bent = sealed.clone();
+            bent[at] ^= 1;
+            assert_eq!(ours.open(bent), Err(WrongSecret), "{at}");
+        }
+        assert_eq!(ours.open(sealed[..20].to_vec()), Err(WrongSecret));
+    }
+
+    #[test]
+    fn the_longest_chunk_that_does_not_shrink_fits() {
+        let mut state = 1_u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 40) as u8
+        };
+        let raw: Vec<u8> = (0..MAX_CHUNK).map(|_| next()).collect();
+        let secret = Secret::new(&[1; 32]).unwrap();
+        let sealed = secret.seal(&raw, &mut Encoder::new(1)).unwrap();
+        assert!(sealed.len() <= MAX_CHUNK + OVERHEAD, "{}", sealed.len() - MAX_CHUNK);
+        assert!(secret.open(sealed).unwrap() == raw);
+    }
+
+    #[test]
+    fn a_secret_is_made_once_and_nobody_else_reads_it() {
+        use std::os::unix::fs::MetadataExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        Secret::create(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(Secret::create(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        Secret::load(&path).unwrap();
+        fs::write(&path, "not a secret").unwrap();
+        assert!(Secret::load(&path).is_err());
+    }
+}

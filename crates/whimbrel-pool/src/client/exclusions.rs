@@ -1,0 +1,65 @@
+//! Why benefactors were left out of a write, so that its error says what is wrong: a pool whose benefactors all failed is not full.
+
+use super::PoolError;
+use std::sync::Arc;
+
+/// Those of one write, together.
+#[derive(Debug, Default)]
+pub(super) enum Exclusions {
+    /// None was.
+    #[default]
+    Nobody,
+    /// None for being full, and the last of them for this.
+    For(Arc<PoolError>),
+    /// One was full.
+    Full,
+}
+
+impl Exclusions {
+    /// One more.
+    pub(super) fn add(&mut self, error: PoolError) {
+        *self = match self {
+            Self::Full => return,
+            _ if error.is_full() => Self::Full,
+            _ => Self::For(Arc::new(error)),
+        };
+    }
+
+    /// The error of so many chunks that found nobody, where the manager says `refused` to the wish for others.
+    pub(super) fn unwritten(&self, lost: usize, refused: Option<PoolError>) -> PoolError {
+        match (self, refused) {
+            (Self::For(because), refused) if refused.as_ref().is_none_or(PoolError::is_full) => {
+                PoolError::Unwritten { lost, because: Some(because.clone()) }
+            }
+            (_, Some(refused)) => refused,
+            (_, None) => PoolError::Unwritten { lost, because: None },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::code;
+    use whimbrel_wire::Refusal;
+
+    fn full() -> PoolError {
+        PoolError::Refused { source: Refusal::new(code::FULL, "no") }
+    }
+
+    #[test]
+    fn a_pool_is_full_only_if_somebody_was_or_nobody_failed_otherwise() {
+        let mut left_out = Exclusions::default();
+        assert!(left_out.unwritten(1, Some(full())).is_full());
+        left_out.add(PoolError::GivenUp);
+        for refused in [None, Some(full())] {
+            let error = left_out.unwritten(1, refused);
+            assert!(matches!(error, PoolError::Unwritten { because: Some(_), .. }), "{error:?}");
+        }
+        let other = left_out.unwritten(1, Some(PoolError::Answer { what: "x" }));
+        assert!(matches!(other, PoolError::Answer { .. }));
+        left_out.add(full());
+        left_out.add(PoolError::GivenUp);
+        assert!(left_out.unwritten(1, Some(full())).is_full());
+    }
+}

@@ -1,0 +1,254 @@
+//! A handle on a pool: calls to the manager, which are made again while it is away, and the cache of who is where.
+
+use super::{PoolError, Result, Secret, previous_versions::PreviousVersions, read_file::ChunkCache};
+use crate::{
+    ManagerAddress,
+    connections::{Dialer, Links},
+    policy::Policy,
+    protocol::{
+        BenefactorAddress, BenefactorId, Change, Drain, DropVersion, GetNode, GetPolicy, HoldPin, List,
+        ListPins, Lookup, MakeNode, NewNode, Node, NodeChange, NodeId, Pin, PinInfo, PoolStatus, Purge,
+        Purged, ReleasePin, Remove, Rename, SetPolicy, VersionInfo, Versions,
+    },
+};
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+use tokio::runtime::Handle;
+use whimbrel_wire::{Call, CallError, Connection};
+
+/// Between attempts to reach a manager.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// How a pool is used.
+#[derive(Debug, Clone)]
+pub struct PoolOptions {
+    /// Its managers; the first that answers counts.
+    pub managers: Vec<ManagerAddress>,
+    /// How long a manager that is away is waited for.
+    pub manager_patience: Duration,
+    /// A benefactor that takes or gives nothing for so long is left out.
+    pub benefactor_patience: Duration,
+    /// Bytes of chunks kept for readers.
+    pub cache: usize,
+    /// Bytes read ahead of a reader that goes forward.
+    pub read_ahead: usize,
+    /// What chunks are sealed with and opened; without one they are not sealed, and sealed ones cannot be read.
+    pub secret: Option<Arc<Secret>>,
+}
+
+impl PoolOptions {
+    /// The usual ones for these managers.
+    pub fn new(managers: Vec<ManagerAddress>) -> Self {
+        Self {
+            managers,
+            manager_patience: Duration::from_secs(30),
+            benefactor_patience: Duration::from_secs(10),
+            cache: 128 << 20,
+            read_ahead: 16 << 20,
+            secret: None,
+        }
+    }
+}
+
+/// A handle on a pool; clones share connections and cache.
+#[derive(Debug, Clone)]
+pub struct Pool {
+    pub(super) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) options: PoolOptions,
+    pub(super) runtime: Handle,
+    pub(super) links: Links,
+    pub(super) places: Mutex<HashMap<BenefactorId, BenefactorAddress>>,
+    pub(super) cache: ChunkCache,
+    pub(super) series: PreviousVersions,
+}
+
+impl Pool {
+    /// A handle; nothing is dialled yet. Calls run on `runtime`.
+    pub fn new(options: PoolOptions, dialer: Arc<dyn Dialer>, runtime: Handle) -> Self {
+        let cache = ChunkCache::new(options.cache);
+        let links = Links::new(dialer);
+        let (places, series) = Default::default();
+        Self { inner: Arc::new(Inner { options, runtime, links, places, cache, series }) }
+    }
+
+    /// Whether what it writes is sealed.
+    pub fn seals(&self) -> bool {
+        self.inner.options.secret.is_some()
+    }
+
+    /// Runs a call on a plain thread.
+    pub fn block<T>(&self, call: impl Future<Output = T>) -> T {
+        self.inner.runtime.block_on(call)
+    }
+
+    /// A typed call of the manager, made again until it is answered or patience ends.
+    pub async fn ask<C: Call>(&self, header: &C::Header, payload: Bytes) -> Result<(C::Reply, Bytes)> {
+        let began = Instant::now();
+        loop {
+            let failed = match self.manager().await {
+                Ok(connection) => match connection.request::<C>(header, payload.clone()).await {
+                    Err(CallError::Closed { source }) => PoolError::Away { source: Arc::new(source) },
+                    Err(CallError::Refused { source }) if source.retryable => PoolError::Refused { source },
+                    other => return Ok(other?),
+                },
+                Err(error) => error,
+            };
+            if began.elapsed() >= self.inner.options.manager_patience {
+                return Err(failed);
+            }
+            tracing::debug!(error = %failed, "the manager is away; asked again");
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    async fn manager(&self) -> Result<Connection> {
+        let none = || PoolError::Answer { what: "list of managers" };
+        let mut failed = None;
+        for manager in &self.inner.options.managers {
+            match self.inner.links.to(&manager.address, manager.key).await {
+                Ok(connection) => return Ok(connection),
+                Err(error) => failed = Some(error.into()),
+            }
+        }
+        Err(failed.unwrap_or_else(none))
+    }
+
+    async fn listed<C: Call, T: DeserializeOwned>(&self, header: &C::Header) -> Result<(C::Reply, Vec<T>)> {
+        let (reply, payload) = self.ask::<C>(header, Bytes::new()).await?;
+        let list = postcard::from_bytes(&payload).map_err(|_| PoolError::Answer { what: "list" })?;
+        Ok((reply, list))
+    }
+
+    async fn simple<C: Call>(&self, header: &C::Header) -> Result<C::Reply> {
+        Ok(self.ask::<C>(header, Bytes::new()).await?.0)
+    }
+
+    /// A child of a folder.
+    pub async fn lookup(&self, parent: NodeId, name: &str) -> Result<Node> {
+        self.simple::<Lookup>(&(parent, name.to_owned())).await
+    }
+
+    /// The node at a path from the root.
+    pub async fn find(&self, path: &str) -> Result<Node> {
+        let mut node = self.node(whimbrel_fuse::ROOT).await?;
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            node = self.lookup(node.id, name).await?;
+        }
+        Ok(node)
+    }
+
+    /// A node by its number.
+    pub async fn node(&self, id: NodeId) -> Result<Node> {
+        self.simple::<GetNode>(&id).await
+    }
+
+    /// All children of a folder, by name.
+    pub async fn list(&self, folder: NodeId) -> Result<Vec<Node>> {
+        let mut all: Vec<Node> = Vec::new();
+        loop {
+            let after = all.last().map_or(String::new(), |node| node.name.clone());
+            let (more, nodes) = self.listed::<List, Node>(&(folder, after)).await?;
+            if nodes.is_empty() {
+                return Ok(all);
+            }
+            all.extend(nodes);
+            if !more {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// Makes a folder or an empty file.
+    pub async fn make(&self, make: &NewNode) -> Result<Node> {
+        self.simple::<MakeNode>(make).await
+    }
+
+    /// Removes a file, or an empty folder.
+    pub async fn remove(&self, parent: NodeId, name: &str, folder: bool) -> Result<()> {
+        self.simple::<Remove>(&(parent, name.to_owned(), folder)).await
+    }
+
+    /// Moves a file or folder.
+    pub async fn rename(&self, from: (NodeId, &str), to: (NodeId, &str), replace: bool) -> Result<()> {
+        self.simple::<Rename>(&(from.0, from.1.to_owned(), to.0, to.1.to_owned(), replace)).await
+    }
+
+    /// Changes attributes.
+    pub async fn change(&self, node: NodeId, change: NodeChange) -> Result<Node> {
+        self.simple::<Change>(&(node, change)).await
+    }
+
+    /// The versions of a file, newest first.
+    pub async fn versions(&self, node: NodeId) -> Result<Vec<VersionInfo>> {
+        Ok(self.listed::<Versions, VersionInfo>(&node).await?.1)
+    }
+
+    /// Drops a version that is not the current one.
+    pub async fn drop_version(&self, node: NodeId, number: u32) -> Result<()> {
+        self.simple::<DropVersion>(&(node, number)).await
+    }
+
+    /// Has policies leave a version alone, or not any more.
+    pub async fn pin(&self, node: NodeId, number: u32, pinned: bool) -> Result<()> {
+        self.simple::<Pin>(&(node, number, pinned)).await
+    }
+
+    /// Pins a version, by its number in the pool, for as long as `holder` says so again within the time that this returns.
+    pub async fn hold(&self, version: u64, holder: &str) -> Result<Duration> {
+        let seconds = self.simple::<HoldPin>(&(version, holder.to_owned())).await?;
+        Ok(Duration::from_secs(seconds.into()))
+    }
+
+    /// Ends a pin that this member holds; with `anybody`, that of whoever calls itself so.
+    pub async fn release_pin(&self, version: u64, holder: &str, anybody: bool) -> Result<()> {
+        self.simple::<ReleasePin>(&(version, holder.to_owned(), anybody)).await
+    }
+
+    /// All pins, or those that this member holds.
+    pub async fn pins(&self, own: bool) -> Result<Vec<PinInfo>> {
+        Ok(self.listed::<ListPins, PinInfo>(&own).await?.1)
+    }
+
+    /// The policy set on a file or folder, and the one that holds there.
+    pub async fn policy(&self, folder: NodeId) -> Result<(Option<Policy>, Policy)> {
+        self.simple::<GetPolicy>(&folder).await
+    }
+
+    /// Sets the policy of a file or folder; none has it inherit.
+    pub async fn set_policy(&self, folder: NodeId, policy: Option<Policy>) -> Result<()> {
+        self.simple::<SetPolicy>(&(folder, policy)).await
+    }
+
+    /// Applies policies now, or says what they would do.
+    pub async fn purge(&self, dry: bool) -> Result<Vec<Purged>> {
+        Ok(self.listed::<Purge, Purged>(&dry).await?.1)
+    }
+
+    /// Has the benefactor of this name leave, or stay after all.
+    pub async fn drain(&self, benefactor: &str, leave: bool) -> Result<()> {
+        self.simple::<Drain>(&(benefactor.to_owned(), leave)).await
+    }
+
+    /// The state of the pool.
+    pub async fn status(&self) -> Result<PoolStatus> {
+        self.simple::<crate::protocol::GetStatus>(&()).await
+    }
+
+    pub(super) fn record_addresses(&self, places: &[BenefactorAddress]) {
+        let mut known = self.inner.places.lock().unwrap_or_else(PoisonError::into_inner);
+        places.iter().for_each(|place| drop(known.insert(place.id, place.clone())));
+    }
+
+    pub(super) fn place(&self, id: BenefactorId) -> Option<BenefactorAddress> {
+        self.inner.places.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
+    }
+}

@@ -1,0 +1,292 @@
+//! Reading: the map of a version, chunks from whoever has them, every one checked, some read ahead.
+//!
+//! A copy that is wrong or missing is reported to the manager, which marks the benefactor and has the copy made anew; the
+//! reader goes on with another. A chunk that several readers want at once is fetched once.
+
+use super::{Pool, PoolError, Result};
+use crate::{
+    benefactor::open_frame,
+    chunk_map::{self, ChunkRef, MAX_MAP},
+    protocol::{
+        ChunkId, Fault, GetChunk, Locate, Located, ReadMap, ReportFault, code, get_located, put_numbers,
+    },
+};
+use bytes::{Bytes, BytesMut};
+use std::{
+    collections::{HashMap, VecDeque},
+    ops::Range,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+use tokio::sync::OnceCell;
+use whimbrel_wire::Code;
+
+/// Chunks located in one call.
+const LOCATED: usize = 256;
+/// Locations kept before they are forgotten.
+const LOCATIONS: usize = 200_000;
+
+type Cell = Arc<OnceCell<Bytes>>;
+
+/// Chunks and where they are.
+#[derive(Debug)]
+pub(super) struct ChunkCache {
+    most: usize,
+    state: Mutex<CacheState>,
+}
+
+#[derive(Debug, Default)]
+struct CacheState {
+    cells: HashMap<ChunkId, Cell>,
+    order: VecDeque<(ChunkId, usize)>,
+    bytes: usize,
+    located: HashMap<ChunkId, Located>,
+}
+
+impl ChunkCache {
+    pub(super) fn new(most: usize) -> Self {
+        Self { most, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, CacheState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The place of a chunk, which may be empty yet; and whether somebody had it before.
+    fn cell(&self, piece: &ChunkRef) -> (Cell, bool) {
+        let mut state = self.state();
+        if let Some(cell) = state.cells.get(&piece.chunk) {
+            return (cell.clone(), true);
+        }
+        let cell = Cell::default();
+        state.cells.insert(piece.chunk, cell.clone());
+        state.order.push_back((piece.chunk, piece.length as usize));
+        state.bytes += piece.length as usize;
+        while state.bytes > self.most
+            && let Some((old, length)) = state.order.pop_front()
+        {
+            state.cells.remove(&old);
+            state.bytes -= length;
+        }
+        (cell, false)
+    }
+}
+
+impl Pool {
+    /// Opens a version of a file for reading; 0 is the empty one.
+    pub async fn read(&self, version: u64) -> Result<ReadFile> {
+        if version == 0 {
+            return Ok(ReadFile::new(self.clone(), Vec::new()));
+        }
+        let mut bytes = BytesMut::new();
+        loop {
+            let (length, piece) = self.ask::<ReadMap>(&(version, bytes.len() as u64), Bytes::new()).await?;
+            if length > MAX_MAP || piece.len() as u64 > length {
+                return Err(PoolError::Answer { what: "map" });
+            }
+            bytes.extend_from_slice(&piece);
+            if bytes.len() as u64 >= length {
+                break;
+            }
+            if piece.is_empty() {
+                return Err(PoolError::Answer { what: "map" });
+            }
+        }
+        let pieces = chunk_map::decode(&bytes).map_err(|_| PoolError::Answer { what: "map" })?;
+        Ok(ReadFile::new(self.clone(), pieces))
+    }
+
+    /// Learns where chunks are, unless that is known.
+    async fn locate(&self, wanted: &[ChunkId], anew: bool) -> Result<()> {
+        let unknown: Vec<ChunkId> = {
+            let state = self.inner.cache.state();
+            wanted.iter().copied().filter(|chunk| anew || !state.located.contains_key(chunk)).collect()
+        };
+        for batch in unknown.chunks(LOCATED * 4) {
+            let (places, payload) = self.ask::<Locate>(&(), put_numbers(batch.iter().copied())).await?;
+            self.record_addresses(&places);
+            let located = get_located(&payload).filter(|located| located.len() == batch.len());
+            let located = located.ok_or(PoolError::Answer { what: "list of places" })?;
+            let mut state = self.inner.cache.state();
+            if state.located.len() > LOCATIONS {
+                state.located.clear();
+            }
+            batch
+                .iter()
+                .zip(located)
+                .for_each(|(chunk, located)| drop(state.located.insert(*chunk, located)));
+        }
+        Ok(())
+    }
+
+    /// A chunk, checked.
+    pub(super) async fn chunk(&self, piece: &ChunkRef) -> Result<Bytes> {
+        let (cell, _) = self.inner.cache.cell(piece);
+        let fetched = cell.get_or_try_init(|| self.fetch(piece)).await?;
+        Ok(fetched.clone())
+    }
+
+    async fn fetch(&self, piece: &ChunkRef) -> Result<Bytes> {
+        let mut because = None;
+        for anew in [false, true] {
+            self.locate(&[piece.chunk], anew).await?;
+            let located = self.inner.cache.state().located.get(&piece.chunk).cloned();
+            let Some(located) = located else { break };
+            match self.fetch_from(piece, &located).await {
+                Ok(bytes) => return self.opened(piece, bytes),
+                Err(error) => because = error.map(Arc::new),
+            }
+        }
+        Err(PoolError::Unreadable { chunk: piece.chunk, because })
+    }
+
+    /// The bytes of the file that a chunk stands for.
+    fn opened(&self, piece: &ChunkRef, bytes: Vec<u8>) -> Result<Bytes> {
+        let raw = match (piece.sealed, &self.inner.options.secret) {
+            (false, _) => bytes,
+            (true, Some(secret)) => {
+                secret.open(bytes).map_err(|_| PoolError::Sealed { chunk: piece.chunk })?
+            }
+            (true, None) => return Err(PoolError::Sealed { chunk: piece.chunk }),
+        };
+        if raw.len() == piece.length as usize {
+            Ok(raw.into())
+        } else {
+            Err(PoolError::Answer { what: "length of a chunk" })
+        }
+    }
+
+    /// Tries everybody who should have it, beginning with another one for each chunk. Else why the last of them did not give it.
+    async fn fetch_from(
+        &self,
+        piece: &ChunkRef,
+        located: &Located,
+    ) -> std::result::Result<Vec<u8>, Option<PoolError>> {
+        let (count, mut because) = (located.places.len(), None);
+        for step in 0..count {
+            let id = located.places[(piece.chunk as usize + step) % count];
+            let Some(place) = self.place(id) else { continue };
+            let got = self.call_benefactor::<GetChunk>(&place, &located.digest, Bytes::new());
+            let wrong = match got.await {
+                Ok((_, frame)) => match open_frame(&located.digest, &frame) {
+                    Ok(bytes) => return Ok(bytes),
+                    Err(_) => true,
+                },
+                Err(error) => {
+                    let code = error.code();
+                    because = Some(error);
+                    match code {
+                        Some(code::DAMAGED) => true,
+                        Some(Code::NOT_FOUND) => false,
+                        // Not reached: it may have it all the same.
+                        _ => continue,
+                    }
+                }
+            };
+            tracing::warn!(benefactor = id, chunk = piece.chunk, wrong, "a copy did not serve");
+            let fault = Fault { chunk: piece.chunk, benefactor: id, wrong };
+            let (pool, digest) = (self.clone(), located.digest);
+            tokio::spawn(async move {
+                if let Err(error) = pool.ask::<ReportFault>(&fault, Bytes::new()).await {
+                    tracing::warn!(%error, %digest, "a fault could not be reported");
+                }
+            });
+        }
+        Err(because)
+    }
+}
+
+/// A version of a file, for reading.
+#[derive(Debug)]
+pub struct ReadFile {
+    pool: Pool,
+    pieces: Vec<ChunkRef>,
+    /// Where each piece ends.
+    ends: Vec<u64>,
+    /// Where the last read ended: one that begins there is sequential.
+    last: AtomicU64,
+    /// The first piece that was not read ahead yet.
+    ahead: AtomicU64,
+}
+
+impl ReadFile {
+    pub(super) fn new(pool: Pool, pieces: Vec<ChunkRef>) -> Self {
+        let mut end = 0;
+        let ends = pieces
+            .iter()
+            .map(|piece| {
+                end += u64::from(piece.length);
+                end
+            })
+            .collect();
+        Self { pool, pieces, ends, last: AtomicU64::new(0), ahead: AtomicU64::new(0) }
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// Its chunks.
+    pub fn pieces(&self) -> &[ChunkRef] {
+        &self.pieces
+    }
+
+    /// The chunks of a range that begins and ends with one.
+    pub fn pieces_of(&self, range: Range<u64>) -> Option<&[ChunkRef]> {
+        let begin_of = |at: usize| at.checked_sub(1).map_or(0, |before| self.ends[before]);
+        let first = self.ends.partition_point(|end| *end <= range.start);
+        let last = self.ends.partition_point(|end| *end <= range.end);
+        let whole = begin_of(first) == range.start && begin_of(last) == range.end;
+        self.pieces.get(first..last).filter(|_| whole)
+    }
+
+    /// The bytes at `offset`, fewer than `length` only at the end.
+    pub async fn read_at(&self, offset: u64, length: usize) -> Result<Bytes> {
+        let end = self.size().min(offset.saturating_add(length as u64));
+        if offset >= end {
+            return Ok(Bytes::new());
+        }
+        let first = self.ends.partition_point(|e| *e <= offset);
+        let last = self.ends.partition_point(|e| *e < end);
+        if self.last.swap(end, Ordering::Relaxed) == offset {
+            self.read_ahead(first, last);
+        }
+        let wanted: Vec<ChunkId> =
+            self.pieces[first..].iter().take(LOCATED).map(|piece| piece.chunk).collect();
+        self.pool.locate(&wanted, false).await?;
+        let mut out = BytesMut::new();
+        // Those behind the first are asked for while it is on its way.
+        (first + 1..=last).for_each(|at| self.spawn(at));
+        for at in first..=last {
+            let chunk = self.pool.chunk(&self.pieces[at]).await?;
+            let start = self.ends[at] - u64::from(self.pieces[at].length);
+            let from = offset.saturating_sub(start) as usize;
+            let to = (end.min(self.ends[at]) - start) as usize;
+            if first == last {
+                return Ok(chunk.slice(from..to));
+            }
+            out.extend_from_slice(&chunk[from..to]);
+        }
+        Ok(out.freeze())
+    }
+
+    fn spawn(&self, at: usize) {
+        let Some(piece) = self.pieces.get(at).copied() else { return };
+        let pool = self.pool.clone();
+        self.pool.inner.runtime.spawn(async move {
+            // Whoever needs it asks again and hears of the error.
+            let _ = pool.chunk(&piece).await;
+        });
+    }
+
+    /// Has the chunks after `last` fetched as far as is read ahead, those before were.
+    fn read_ahead(&self, first: usize, last: usize) {
+        let far = self.ends[first].saturating_add(self.pool.inner.options.read_ahead as u64);
+        let until = self.ends.partition_point(|end| *end <= far).min(self.pieces.len());
+        let begun = self.ahead.fetch_max(until as u64, Ordering::Relaxed) as usize;
+        (begun.max(last + 1)..until).for_each(|at| self.spawn(at));
+    }
+}

@@ -1,0 +1,487 @@
+//! A file being written: what comes in order streams out, what comes out of order waits beside it until the end.
+//!
+//! A file is a map of chunks that are safe, a stream that grows at its end, and an overlay of changed ranges in a local file.
+//! Checkpoints are written from front to back and never touch the overlay. [`WriteFile::commit`] ends the stream, rewrites
+//! the chunks that the overlay changes, and makes the result visible in one step. Dropped before, it leaves nothing.
+//!
+//! The protocols of the paper (IV.B) differ in what stands between the program and the stream: memory (sliding window),
+//! files of limited size (incremental), one file that is sent after close (complete local write).
+
+use super::{
+    Pool, PoolError, ReadFile, Result, byte_ranges::ByteRanges, chunk_pipeline::ChunkPipeline,
+    write_session::WriteSession,
+};
+use crate::{
+    chunk::Chunking,
+    chunk_map::{ChunkRef, MAX_MAP},
+    policy::Policy,
+    protocol::{Commit, CommitFile, NewNode, Node, NodeId},
+};
+use bytes::{Bytes, BytesMut};
+use std::{
+    fs::File,
+    io,
+    ops::Range,
+    os::unix::fs::FileExt,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+/// Zeros that a write behind the end may leave before it: they are written, so a longer hole is refused.
+const LONGEST_HOLE: u64 = 16 << 30;
+/// Bytes moved at once inside.
+const BLOCK: usize = 1 << 20;
+
+/// What stands between the program and the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WriteMode {
+    /// A buffer in memory.
+    #[default]
+    SlidingWindow,
+    /// Local files of this size, each sent while the next is written.
+    Incremental {
+        /// Bytes of one.
+        file: u64,
+    },
+    /// One local file, sent after close has returned.
+    CompleteLocal,
+}
+
+/// How files are written.
+#[derive(Debug, Clone)]
+pub struct WriteOptions {
+    /// What stands between.
+    pub protocol: WriteMode,
+    /// Bytes of memory under way at most.
+    pub buffer: usize,
+    /// Folder of local files.
+    pub spool: PathBuf,
+}
+
+impl Default for WriteOptions {
+    fn default() -> Self {
+        Self { protocol: WriteMode::default(), buffer: 64 << 20, spool: std::env::temp_dir() }
+    }
+}
+
+/// A local file that is gone when it is closed.
+fn spool(options: &WriteOptions) -> Result<File> {
+    tempfile::tempfile_in(&options.spool).map_err(PoolError::local("make a local file"))
+}
+
+#[derive(Debug)]
+struct Inner {
+    node: Option<Node>,
+    /// Chunks that are safe, from the begin of the file.
+    pieces: Vec<ChunkRef>,
+    mapped: u64,
+    /// Where the stream ends: what is behind `mapped` is on its way.
+    streamed: u64,
+    feed: Option<ChunkPipeline>,
+    /// The local file of the protocol that grows, and its length.
+    local: Option<(File, u64)>,
+    /// Ranges before `mapped` that are in the overlay.
+    dirty: ByteRanges,
+    overlay: Option<File>,
+    changed: bool,
+    broken: Option<PoolError>,
+}
+
+/// A file being written.
+#[derive(Debug)]
+pub struct WriteFile {
+    pool: Pool,
+    options: WriteOptions,
+    policy: Policy,
+    make: NewNode,
+    /// When its content was made, if not when it is committed.
+    made: Option<i64>,
+    inner: Mutex<Inner>,
+}
+
+impl WriteFile {
+    /// Writes the file that `make` says: over `node` if it exists, from its present content unless `empty`.
+    pub async fn open(
+        pool: &Pool,
+        make: NewNode,
+        node: Option<Node>,
+        empty: bool,
+        options: WriteOptions,
+    ) -> Result<Self> {
+        let policy = pool.policy(node.as_ref().map_or(make.parent, |node| node.id)).await?.1;
+        let pieces = match &node {
+            Some(node) if !empty && node.version > 0 => pool.read(node.version).await?.pieces().to_vec(),
+            _ => Vec::new(),
+        };
+        let mapped = pieces.iter().map(|piece| u64::from(piece.length)).sum();
+        // An empty file is something to commit where there was none, or another.
+        let changed = node.as_ref().is_none_or(|node| node.version == 0 || (empty && node.size > 0));
+        let inner = Inner {
+            node,
+            pieces,
+            mapped,
+            streamed: mapped,
+            feed: None,
+            local: None,
+            dirty: ByteRanges::default(),
+            overlay: None,
+            changed,
+            broken: None,
+        };
+        Ok(Self { pool: pool.clone(), options, policy, make, made: None, inner: Mutex::new(inner) })
+    }
+
+    /// The same, cut in another way than the policy says: what is known of its content is worth more.
+    #[must_use]
+    pub fn cut_by(mut self, cutting: Chunking) -> Self {
+        self.policy.cutting = cutting;
+        self
+    }
+
+    /// The same, with a time of its content, in nanoseconds since 1970, that is not that of the commit.
+    #[must_use]
+    pub fn made_at(mut self, time: i64) -> Self {
+        self.made = Some(time);
+        self
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.inner().streamed
+    }
+
+    /// The file, once it was committed or if it was there before.
+    pub fn node(&self) -> Option<NodeId> {
+        self.inner().node.as_ref().map(|node| node.id)
+    }
+
+    /// Whether there is something to commit.
+    pub fn is_changed(&self) -> bool {
+        self.inner().changed
+    }
+
+    /// Blocks.
+    pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        let mut inner = self.inner();
+        inner.usable()?;
+        inner.changed = true;
+        let done = self.write(&mut inner, offset, data);
+        inner.note(done)
+    }
+
+    fn write(&self, inner: &mut Inner, offset: u64, data: &[u8]) -> Result<()> {
+        let end = offset.checked_add(data.len() as u64).ok_or(PoolError::Answer { what: "offset" })?;
+        if offset > inner.streamed {
+            self.zeros(inner, offset)?;
+        }
+        if offset < inner.streamed {
+            self.drain(inner)?;
+            let over = (inner.streamed.min(end) - offset) as usize;
+            self.overwrite(inner, offset, &data[..over])?;
+            return if over < data.len() {
+                self.append(inner, Bytes::copy_from_slice(&data[over..]))
+            } else {
+                Ok(())
+            };
+        }
+        self.append(inner, Bytes::copy_from_slice(data))
+    }
+
+    /// Appends chunks of an older version, of which nothing is read or sent. If they are gone from the pool by then, the commit is
+    /// refused. Blocks.
+    pub fn append_known(&self, pieces: &[ChunkRef]) -> Result<()> {
+        let mut inner = self.inner();
+        inner.usable()?;
+        inner.changed = true;
+        let done = self.reuse_chunks(&mut inner, pieces);
+        inner.note(done)
+    }
+
+    fn reuse_chunks(&self, inner: &mut Inner, pieces: &[ChunkRef]) -> Result<()> {
+        if let Some((file, length)) = inner.local.take() {
+            self.feed(inner)?.spooled(file, length)?;
+        }
+        self.feed(inner)?.known(pieces.to_vec())?;
+        inner.streamed += pieces.iter().map(|piece| u64::from(piece.length)).sum::<u64>();
+        Ok(())
+    }
+
+    fn overwrite(&self, inner: &mut Inner, offset: u64, data: &[u8]) -> Result<()> {
+        let overlay = match inner.overlay.take() {
+            Some(file) => file,
+            None => spool(&self.options)?,
+        };
+        let written = overlay.write_all_at(data, offset).map_err(PoolError::local("write to the local file"));
+        inner.overlay = Some(overlay);
+        written?;
+        inner.dirty.add(offset..offset + data.len() as u64);
+        Ok(())
+    }
+
+    /// Streams zeros until the file is `size` long.
+    fn zeros(&self, inner: &mut Inner, size: u64) -> Result<()> {
+        if size - inner.streamed > LONGEST_HOLE {
+            return Err(PoolError::local("leave so long a hole")(io::ErrorKind::FileTooLarge.into()));
+        }
+        let zeros = Bytes::from(vec![0; BLOCK]);
+        while inner.streamed < size {
+            let length = (size - inner.streamed).min(BLOCK as u64) as usize;
+            self.append(inner, zeros.slice(..length))?;
+        }
+        Ok(())
+    }
+
+    async fn start(&self) -> Result<Arc<WriteSession>> {
+        let session = WriteSession::start(&self.pool, &self.policy, self.options.buffer).await?;
+        if let Some(before) = self.pool.inner.series.before(&self.make) {
+            session.build_on(&before).await;
+        }
+        Ok(session)
+    }
+
+    fn feed<'a>(&self, inner: &'a mut Inner) -> Result<&'a ChunkPipeline> {
+        if inner.feed.is_none() {
+            let session = self.pool.block(self.start())?;
+            let secret = self.pool.inner.options.secret.clone();
+            inner.feed = Some(ChunkPipeline::start(session, self.policy.cutting, secret));
+        }
+        inner.feed.as_ref().ok_or(PoolError::GivenUp)
+    }
+
+    fn append(&self, inner: &mut Inner, data: Bytes) -> Result<()> {
+        let length = data.len() as u64;
+        let limit = match self.options.protocol {
+            WriteMode::SlidingWindow => {
+                self.feed(inner)?.data(data)?;
+                inner.streamed += length;
+                return Ok(());
+            }
+            WriteMode::Incremental { file } => file.max(1),
+            WriteMode::CompleteLocal => u64::MAX,
+        };
+        let (file, at) = match inner.local.take() {
+            Some(local) => local,
+            None => (spool(&self.options)?, 0),
+        };
+        file.write_all_at(&data, at).map_err(PoolError::local("write to the local file"))?;
+        inner.streamed += length;
+        if at + length >= limit {
+            return self.feed(inner)?.spooled(file, at + length);
+        }
+        inner.local = Some((file, at + length));
+        Ok(())
+    }
+
+    /// Everything streamed so far becomes part of the map.
+    fn drain(&self, inner: &mut Inner) -> Result<()> {
+        if let Some((file, length)) = inner.local.take() {
+            self.feed(inner)?.spooled(file, length)?;
+        }
+        if inner.mapped == inner.streamed {
+            return Ok(());
+        }
+        let pieces = self.feed(inner)?.drain()?;
+        inner.mapped += pieces.iter().map(|piece| u64::from(piece.length)).sum::<u64>();
+        inner.pieces.extend(pieces);
+        if inner.mapped == inner.streamed { Ok(()) } else { Err(PoolError::Answer { what: "length" }) }
+    }
+
+    /// Blocks. The bytes as they would be after a commit.
+    pub fn read_at(&self, offset: u64, length: usize) -> Result<Bytes> {
+        let mut inner = self.inner();
+        inner.usable()?;
+        let done = self.drain(&mut inner);
+        inner.note(done)?;
+        self.read_settled(&inner, offset..offset.saturating_add(length as u64).min(inner.streamed))
+    }
+
+    fn read_settled(&self, inner: &Inner, range: Range<u64>) -> Result<Bytes> {
+        if range.is_empty() {
+            return Ok(Bytes::new());
+        }
+        let length = (range.end - range.start) as usize;
+        let file = ReadFile::new(self.pool.clone(), inner.pieces.clone());
+        let base = self.pool.block(file.read_at(range.start, length))?;
+        let dirty = inner.dirty.within(range.clone());
+        let (Some(overlay), false) = (&inner.overlay, dirty.is_empty()) else { return Ok(base) };
+        let mut bytes = BytesMut::from(&base[..]);
+        for part in dirty {
+            let at = (part.start - range.start) as usize..(part.end - range.start) as usize;
+            overlay
+                .read_exact_at(&mut bytes[at], part.start)
+                .map_err(PoolError::local("read the local file"))?;
+        }
+        Ok(bytes.freeze())
+    }
+
+    /// Blocks. Makes the file `size` long: cut, or grown with zeros.
+    pub fn set_size(&self, size: u64) -> Result<()> {
+        let mut inner = self.inner();
+        inner.usable()?;
+        if size == inner.streamed {
+            return Ok(());
+        }
+        inner.changed = true;
+        let done = if size > inner.streamed {
+            self.zeros(&mut inner, size)
+        } else {
+            self.drain(&mut inner).and_then(|()| self.cut(&mut inner, size))
+        };
+        inner.note(done)
+    }
+
+    fn cut(&self, inner: &mut Inner, size: u64) -> Result<()> {
+        let (mut kept, mut count) = (0, 0);
+        for piece in &inner.pieces {
+            if kept + u64::from(piece.length) > size {
+                break;
+            }
+            kept += u64::from(piece.length);
+            count += 1;
+        }
+        // The begin of the chunk that is cut through is written anew.
+        let rest = self.read_settled(inner, kept..size)?;
+        inner.pieces.truncate(count);
+        inner.dirty.cut(kept);
+        (inner.mapped, inner.streamed) = (kept, kept);
+        if rest.is_empty() { Ok(()) } else { self.append(inner, rest) }
+    }
+
+    /// Blocks. Makes what was written durable, without making it visible.
+    pub fn sync(&self) -> Result<()> {
+        let mut inner = self.inner();
+        inner.usable()?;
+        let done = self.drain(&mut inner);
+        inner.note(done)
+    }
+
+    /// Blocks. Makes the file visible as it is now, as a new version; without a change since the last commit, does nothing.
+    pub fn commit(&self) -> Result<Option<Node>> {
+        let mut inner = self.inner();
+        inner.usable()?;
+        if !inner.changed {
+            return Ok(inner.node.clone());
+        }
+        let done = self.publish(&mut inner);
+        inner.note(done).map(Some)
+    }
+
+    fn publish(&self, inner: &mut Inner) -> Result<Node> {
+        self.drain(inner)?;
+        self.fold(inner)?;
+        // An empty file has no session yet.
+        let session = self.feed(inner)?.session().clone();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let commit = Commit {
+            session: session.id(),
+            // The next version is another session's.
+            number: 0,
+            node: inner.node.as_ref().map(|node| node.id),
+            make: self.make.clone(),
+            size: inner.mapped,
+            modified: self.made.unwrap_or_else(|| i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)),
+            copies: self.policy.copies,
+            sent: session.sent(),
+            base: session.base(),
+        };
+        let map = crate::chunk_map::encode(&inner.pieces);
+        if map.len() as u64 > MAX_MAP {
+            return Err(PoolError::local("commit a file of so many chunks")(
+                io::ErrorKind::FileTooLarge.into(),
+            ));
+        }
+        let (node, _) = self.pool.block(self.pool.ask::<CommitFile>(&commit, map.into()))?;
+        self.pool.inner.series.wrote(&self.make, node.version, &inner.pieces, &session);
+        inner.node = Some(node.clone());
+        inner.changed = false;
+        // The next write begins another session: this one must not keep garbage from going.
+        inner.feed = None;
+        self.pool.inner.runtime.spawn(async move { session.end().await });
+        Ok(node)
+    }
+
+    /// Writes the chunks anew that the overlay changes, each run of neighbours as one stream.
+    fn fold(&self, inner: &mut Inner) -> Result<()> {
+        if inner.dirty.is_empty() {
+            return Ok(());
+        }
+        let (mut folded, mut start, mut at) = (Vec::new(), 0, 0);
+        while at < inner.pieces.len() {
+            let first = (at, start);
+            while at < inner.pieces.len() {
+                let end = start + u64::from(inner.pieces[at].length);
+                if inner.dirty.within(start..end).is_empty() {
+                    break;
+                }
+                (start, at) = (end, at + 1);
+            }
+            if at > first.0 {
+                folded.extend(self.rewrite(inner, first.1..start)?);
+            }
+            if let Some(piece) = inner.pieces.get(at) {
+                folded.push(*piece);
+                (start, at) = (start + u64::from(piece.length), at + 1);
+            }
+        }
+        inner.pieces = folded;
+        (inner.dirty, inner.overlay) = (ByteRanges::default(), None);
+        Ok(())
+    }
+
+    fn rewrite(&self, inner: &mut Inner, range: Range<u64>) -> Result<Vec<ChunkRef>> {
+        let mut at = range.start;
+        while at < range.end {
+            let end = range.end.min(at + BLOCK as u64);
+            let bytes = self.read_settled(inner, at..end)?;
+            self.feed(inner)?.data(bytes)?;
+            at = end;
+        }
+        self.feed(inner)?.drain()
+    }
+
+    /// Leaves nothing of what was not committed.
+    pub fn abandon(&self) {
+        let mut inner = self.inner();
+        inner.broken = Some(PoolError::GivenUp);
+        if let Some(feed) = inner.feed.take() {
+            let session: Arc<WriteSession> = feed.session().clone();
+            session.fail(PoolError::GivenUp);
+            self.pool.inner.runtime.spawn(async move { session.end().await });
+        }
+    }
+
+    /// The protocol it is written by.
+    pub fn protocol(&self) -> WriteMode {
+        self.options.protocol
+    }
+}
+
+impl Inner {
+    fn usable(&self) -> Result<()> {
+        self.broken.clone().map_or(Ok(()), Err)
+    }
+
+    /// After an error nothing of the file can be relied on: it stays broken, and is not committed.
+    fn note<T>(&mut self, done: Result<T>) -> Result<T> {
+        if let Err(error) = &done {
+            self.broken.get_or_insert(error.clone());
+        }
+        done
+    }
+}
+
+impl Drop for WriteFile {
+    fn drop(&mut self) {
+        let feed = self.inner.get_mut().map_or(None, |inner| inner.feed.take());
+        if let Some(feed) = feed {
+            let session = feed.session().clone();
+            session.fail(PoolError::GivenUp);
+            self.pool.inner.runtime.spawn(async move { session.end().await });
+        }
+    }
+}

@@ -1,0 +1,533 @@
+//! The network side of a write: batches of chunks go out, those that are known do not; what failed goes elsewhere.
+//!
+//! A batch is asked for, sent to as many benefactors as copies are wanted, and remembered with who took it. Before a commit
+//! [`WriteSession::secure`] has everybody make it durable, makes up for copies that were lost meanwhile, and enrolls the rest.
+
+use super::{
+    Pool, PoolError, Result,
+    exclusions::Exclusions,
+    memory_budget::MemoryBudget,
+    previous_versions::KnownVersion,
+    stripe::{Stripe, StripeChoice},
+};
+use crate::{
+    policy::{Policy, Safety},
+    protocol::{
+        BenefactorAddress, BenefactorId, ChunkId, CopyChunks, EndSession, FindChunks, FindReusable,
+        FlushChunks, PutChunks, RegisterChunks, Reserve, ReserveSpace, Reserved, Written, get_bits,
+        get_numbers, put_digests, put_written,
+    },
+};
+use bytes::{Bytes, BytesMut};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{sync::Notify, task::JoinSet};
+use whimbrel_core::Digest;
+use whimbrel_image::pack_frame::{Encoder, Kind};
+
+/// Bytes asked for at once: eagerly, for the size of a file is not known (IV.A).
+const GRANT: u64 = 256 << 20;
+/// What is asked for when that much is not there.
+const SMALL_GRANT: u64 = 1 << 20;
+/// A batch, and a block of what is written, twice.
+const LEAST_BUFFER: usize = 4 << 20;
+/// zstd level of chunks: a fifth of the processor time of sending them.
+pub(super) const LEVEL: i32 = 1;
+/// And of those of which a sample does not shrink: next to nothing, what comes out is as long as what goes in.
+const NO_LEVEL: i32 = -1000;
+/// Bytes of a sample.
+const SAMPLE: usize = 8 << 10;
+/// Chunks of one order to copy: it is to be answered while we are patient.
+const ORDERED: usize = 256;
+/// Chunks of one enrolment or one flush: far below [`MAX_LIST`](crate::protocol::MAX_LIST), since a long file has more.
+const ENROLLED: usize = 20_000;
+
+/// A chunk of a write, as benefactors will know it.
+#[derive(Debug)]
+pub(super) struct NewChunk {
+    pub(super) digest: Digest,
+    /// Bytes of the file that it stands for; the others may be sealed.
+    pub(super) length: u32,
+    pub(super) bytes: Bytes,
+}
+
+type Batch = Vec<NewChunk>;
+
+#[derive(Debug, Default)]
+struct State {
+    ids: HashMap<Digest, ChunkId>,
+    pending: Vec<Written>,
+    under_way: usize,
+    failed: Option<PoolError>,
+    left_out: Exclusions,
+}
+
+/// A write session.
+#[derive(Debug)]
+pub(super) struct WriteSession {
+    pool: Pool,
+    id: u64,
+    copies: usize,
+    /// A chunk with so many copies in reach is not sent.
+    known_copies: u8,
+    width: u16,
+    stripe: Mutex<Stripe>,
+    /// A queue of the stripe became shorter.
+    room: Notify,
+    granted: AtomicU64,
+    /// Bytes of frames that were sent, once for each chunk.
+    sent: AtomicU64,
+    state: Mutex<State>,
+    /// The version that is built upon, and those of its chunks that stand.
+    base: OnceLock<(u64, HashMap<Digest, ChunkId>)>,
+    idle: Condvar,
+    pub(super) budget: MemoryBudget,
+}
+
+impl WriteSession {
+    /// Begins one under `policy`, with `buffer` bytes under way at most, but no fewer than what waits to be cut and sent.
+    pub(super) async fn start(pool: &Pool, policy: &Policy, buffer: usize) -> Result<Arc<Self>> {
+        let width = policy.width.max(policy.copies.into());
+        let buffer = buffer.max(policy.cutting.longest() * 2 + LEAST_BUFFER);
+        let ask = |bytes| Reserve { session: 0, bytes, unused: 0, width, avoid: Vec::new() };
+        let reserved = match pool.ask::<ReserveSpace>(&ask(GRANT), Bytes::new()).await {
+            Err(error) if error.is_full() => {
+                pool.ask::<ReserveSpace>(&ask(SMALL_GRANT), Bytes::new()).await?.0
+            }
+            other => other?.0,
+        };
+        let Reserved { session, lease, stripe, bytes } = reserved;
+        pool.record_addresses(&stripe);
+        let copies = match policy.safety {
+            Safety::Optimistic => 1,
+            Safety::Pessimistic => policy.copies,
+        };
+        // Where there are fewer benefactors, a chunk that all of them have need not be sent again.
+        let known_copies = copies.min(u8::try_from(stripe.len()).unwrap_or(u8::MAX));
+        let copies = usize::from(copies);
+        let cap = (buffer as u64 * copies as u64 / stripe.len().max(1) as u64).max(4 << 20);
+        let session = Arc::new(Self {
+            pool: pool.clone(),
+            id: session,
+            copies,
+            known_copies,
+            width,
+            stripe: Mutex::new(Stripe::new(stripe, cap)),
+            room: Notify::new(),
+            granted: AtomicU64::new(bytes),
+            sent: AtomicU64::new(0),
+            state: Mutex::default(),
+            base: OnceLock::new(),
+            idle: Condvar::new(),
+            budget: MemoryBudget::new(buffer),
+        });
+        let every = Duration::from_secs(u64::from(lease.max(3))) / 3;
+        tokio::spawn(keep_alive(Arc::downgrade(&session), every));
+        Ok(session)
+    }
+
+    /// Takes chunks of an older version without asking for each, those that stand. If the manager does not say, each is asked for.
+    pub(super) async fn build_on(&self, before: &KnownVersion) {
+        let asked = self.pool.ask::<FindReusable>(&(before.version, self.known_copies), Bytes::new()).await;
+        match asked {
+            Ok((_, bits)) => {
+                let standing = before.standing(&get_bits(&bits, before.pieces));
+                let _ = self.base.set((before.version, standing));
+            }
+            Err(error) => tracing::debug!(%error, version = before.version, "nothing is built upon"),
+        }
+    }
+
+    /// The version that is built upon; 0 for none.
+    pub(super) fn base(&self) -> u64 {
+        self.base.get().map_or(0, |(version, _)| *version)
+    }
+
+    /// Whether a chunk is one of the version that is built upon, and stands: then it is there.
+    pub(super) fn stands(&self, digest: &Digest) -> bool {
+        let Some(chunk) = self.base.get().and_then(|(_, standing)| standing.get(digest)) else {
+            return false;
+        };
+        self.state().ids.insert(*digest, *chunk);
+        true
+    }
+
+    /// Looks at the numbers of all chunks that were secured, or were known.
+    pub(super) fn with_numbers<T>(&self, look: impl FnOnce(&HashMap<Digest, ChunkId>) -> T) -> T {
+        look(&self.state().ids)
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(super) fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stripe(&self) -> MutexGuard<'_, Stripe> {
+        self.stripe.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why the write cannot go on, if it cannot.
+    pub(super) fn failure(&self) -> Option<PoolError> {
+        self.state().failed.clone()
+    }
+
+    /// The write cannot go on.
+    pub(super) fn fail(&self, error: PoolError) {
+        self.state().failed.get_or_insert(error);
+        self.budget.wake();
+    }
+
+    /// Leaves a benefactor out from now on.
+    fn leave_out(&self, id: BenefactorId, error: PoolError) {
+        tracing::warn!(error = &error as &dyn std::error::Error, benefactor = id, "left out of the write");
+        self.stripe().leave_out(id);
+        self.state().left_out.add(error);
+    }
+
+    fn unwritten(&self, lost: usize, refused: Option<PoolError>) -> PoolError {
+        self.state().left_out.unwritten(lost, refused)
+    }
+
+    /// Number of a chunk that was secured, or was known.
+    pub(super) fn number(&self, digest: &Digest) -> Option<ChunkId> {
+        self.state().ids.get(digest).copied()
+    }
+
+    /// Sends a batch in the background; `bytes` go back to the budget when it is done.
+    pub(super) fn dispatch(self: &Arc<Self>, batch: Batch, bytes: usize) {
+        self.state().under_way += 1;
+        let session = self.clone();
+        self.pool.inner.runtime.spawn(async move {
+            if session.failure().is_none()
+                && let Err(error) = session.deliver(batch).await
+            {
+                tracing::warn!(%error, session = session.id, "a write fails");
+                session.fail(error);
+            }
+            session.budget.release(bytes);
+            session.state().under_way -= 1;
+            session.idle.notify_all();
+        });
+    }
+
+    /// Waits, on a plain thread, until nothing is under way.
+    pub(super) fn wait(&self) {
+        let mut state = self.state();
+        while state.under_way > 0 {
+            state = self.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    async fn deliver(&self, batch: Batch) -> Result<()> {
+        let digests = put_digests(batch.iter().map(|chunk| &chunk.digest));
+        let (_, known) = self.pool.ask::<FindChunks>(&(self.id, self.known_copies), digests).await?;
+        let known = get_numbers(&known).filter(|known| known.len() == batch.len());
+        let known = known.ok_or(PoolError::Answer { what: "list of known chunks" })?;
+        let mut new = Vec::new();
+        {
+            let mut state = self.state();
+            for (chunk, id) in batch.into_iter().zip(known) {
+                match id {
+                    0 => new.push(chunk),
+                    id => drop(state.ids.insert(chunk.digest, id)),
+                }
+            }
+        }
+        if new.is_empty() { Ok(()) } else { self.send(new).await }
+    }
+
+    async fn send(&self, new: Batch) -> Result<()> {
+        let encoded = tokio::task::spawn_blocking(move || encode(new)).await;
+        let (written, payload) = encoded.map_err(|_| PoolError::GivenUp)??;
+        self.reserve_more(payload.len() as u64).await?;
+        let header: Vec<(Digest, u32)> = written.iter().map(|chunk| (chunk.digest, chunk.stored)).collect();
+        let places = self.put(&header, payload).await?;
+        let with_places = written.into_iter().map(|chunk| Written { places: places.clone(), ..chunk });
+        self.state().pending.extend(with_places);
+        Ok(())
+    }
+
+    /// Counts what goes out and asks for more space before the grant is used up.
+    async fn reserve_more(&self, bytes: u64) -> Result<()> {
+        let total = self.sent.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let needed = total * self.copies as u64;
+        if needed + GRANT / 4 < self.granted.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        match self.ask_for(GRANT).await {
+            // What is granted already may still be used up; a benefactor that is full says so itself.
+            Err(error) if error.is_full() && needed <= self.granted.load(Ordering::Relaxed) => Ok(()),
+            Err(error) if error.is_full() => self.ask_for(SMALL_GRANT).await,
+            other => other,
+        }
+    }
+
+    /// More space, and whoever else can be written to.
+    async fn ask_for(&self, bytes: u64) -> Result<()> {
+        let avoid = self.stripe().left_out();
+        let written = self.sent() * self.copies as u64;
+        let unused = self.granted.load(Ordering::Relaxed).saturating_sub(written);
+        let ask = Reserve { session: self.id, bytes, unused, width: self.width, avoid };
+        let (reserved, _) = self.pool.ask::<ReserveSpace>(&ask, Bytes::new()).await?;
+        self.granted.fetch_add(reserved.bytes, Ordering::Relaxed);
+        self.pool.record_addresses(&reserved.stripe);
+        let mut stripe = self.stripe();
+        if stripe.width() < usize::from(self.width) {
+            stripe.extend(reserved.stripe);
+        }
+        Ok(())
+    }
+
+    /// Who has taken the frames in the end: as many as copies are wanted, or as there are.
+    async fn put(&self, header: &[(Digest, u32)], payload: Bytes) -> Result<Vec<BenefactorId>> {
+        let (mut have, mut tried, mut asked) = (Vec::new(), Vec::new(), false);
+        while have.len() < self.copies {
+            match self.choose(payload.len() as u64, self.copies - have.len(), &tried).await {
+                StripeChoice::Places(places) => {
+                    tried.extend(places.iter().map(|place| place.id));
+                    have.extend(self.put_to(places, header, &payload).await);
+                }
+                StripeChoice::Nobody | StripeChoice::Wait if !asked => {
+                    asked = true;
+                    match self.ask_for(SMALL_GRANT).await {
+                        Err(error) if have.is_empty() => {
+                            return Err(self.unwritten(header.len(), Some(error)));
+                        }
+                        // Fewer copies than wanted; the manager makes the others when it can.
+                        Err(_) => break,
+                        Ok(()) => {}
+                    }
+                }
+                StripeChoice::Nobody | StripeChoice::Wait => break,
+            }
+        }
+        if have.is_empty() { Err(self.unwritten(header.len(), None)) } else { Ok(have) }
+    }
+
+    /// As the stripe chooses, waiting while its queues are full.
+    async fn choose(&self, bytes: u64, copies: usize, not: &[BenefactorId]) -> StripeChoice {
+        loop {
+            let mut room = std::pin::pin!(self.room.notified());
+            room.as_mut().enable();
+            match self.stripe().choose(bytes, copies, not) {
+                StripeChoice::Wait => {}
+                other => return other,
+            }
+            room.await;
+        }
+    }
+
+    async fn put_to(
+        &self,
+        places: Vec<BenefactorAddress>,
+        header: &[(Digest, u32)],
+        payload: &Bytes,
+    ) -> Vec<BenefactorId> {
+        let mut puts = JoinSet::new();
+        for place in places {
+            let (pool, header, payload) = (self.pool.clone(), header.to_vec(), payload.clone());
+            puts.spawn(async move {
+                let id = place.id;
+                let call = pool.call_benefactor::<PutChunks>(&place, &header, payload);
+                (id, call.await)
+            });
+        }
+        let mut taken = Vec::new();
+        while let Some(done) = puts.join_next().await {
+            let Ok((id, put)) = done else { continue };
+            self.stripe().done(id, payload.len() as u64);
+            match put {
+                Ok(_) => taken.push(id),
+                Err(error) => self.leave_out(id, error),
+            }
+            self.room.notify_waiters();
+        }
+        taken
+    }
+
+    /// Makes what was written durable and known, so that a commit may name it. Nothing may be under way.
+    pub(super) async fn secure(&self) -> Result<()> {
+        if let Some(error) = self.failure() {
+            return Err(error);
+        }
+        let mut pending = std::mem::take(&mut self.state().pending);
+        self.flush(&mut pending).await;
+        self.make_up(&mut pending).await;
+        let lost = pending.iter().filter(|chunk| chunk.places.is_empty()).count();
+        if lost > 0 {
+            return Err(self.unwritten(lost, None));
+        }
+        for batch in pending.chunks(ENROLLED) {
+            let (_, ids) = self.pool.ask::<RegisterChunks>(&self.id, put_written(batch)).await?;
+            let ids = get_numbers(&ids).filter(|ids| ids.len() == batch.len());
+            let ids = ids.ok_or(PoolError::Answer { what: "list of chunk numbers" })?;
+            let mut state = self.state();
+            state.ids.extend(batch.iter().map(|chunk| chunk.digest).zip(ids));
+        }
+        Ok(())
+    }
+
+    /// Has everybody make durable what it took; who cannot, or lost it, does not have it.
+    async fn flush(&self, pending: &mut [Written]) {
+        let mut by_place: BTreeMap<BenefactorId, Vec<usize>> = BTreeMap::new();
+        for (at, chunk) in pending.iter().enumerate() {
+            chunk.places.iter().for_each(|place| by_place.entry(*place).or_default().push(at));
+        }
+        let mut flushes = JoinSet::new();
+        let lists = by_place.into_iter().flat_map(|(id, chunks)| {
+            let lists: Vec<_> = chunks.chunks(ENROLLED).map(|list| (id, list.to_vec())).collect();
+            lists
+        });
+        for (id, chunks) in lists {
+            let digests = put_digests(chunks.iter().map(|at| &pending[*at].digest));
+            let (pool, place) = (self.pool.clone(), self.stripe().place(id));
+            flushes.spawn(async move {
+                let Some(place) = place else {
+                    return (id, chunks, Err(PoolError::Answer { what: "benefactor" }));
+                };
+                let flushed = pool.call_benefactor::<FlushChunks>(&place, &(), digests).await;
+                (id, chunks, flushed.map(|(_, missing)| missing))
+            });
+        }
+        while let Some(done) = flushes.join_next().await {
+            let Ok((id, chunks, missing)) = done else { continue };
+            let gone = match missing {
+                Ok(bits) => get_bits(&bits, chunks.len()),
+                Err(error) => {
+                    self.leave_out(id, error);
+                    vec![true; chunks.len()]
+                }
+            };
+            for (at, _) in chunks.iter().zip(gone).filter(|(_, gone)| *gone) {
+                pending[*at].places.retain(|place| *place != id);
+            }
+        }
+    }
+
+    /// Chunks with fewer copies than wanted are copied among the benefactors, as far as there are others.
+    async fn make_up(&self, pending: &mut [Written]) {
+        let lacks = |chunk: &Written| !chunk.places.is_empty() && chunk.places.len() < self.copies;
+        if !pending.iter().any(lacks) {
+            return;
+        }
+        // Without more benefactors there are fewer copies, and the manager makes the rest when it can.
+        let _ = self.ask_for(SMALL_GRANT).await;
+        let mut orders: BTreeMap<(BenefactorId, BenefactorId), Vec<usize>> = BTreeMap::new();
+        for (at, chunk) in pending.iter().enumerate().filter(|(_, chunk)| lacks(chunk)) {
+            if let StripeChoice::Places(places) =
+                self.stripe().choose(0, self.copies - chunk.places.len(), &chunk.places)
+            {
+                places.iter().for_each(|to| orders.entry((chunk.places[0], to.id)).or_default().push(at));
+            }
+        }
+        let lists = orders.into_iter().flat_map(|(pair, chunks)| {
+            let lists: Vec<_> = chunks.chunks(ORDERED).map(|list| (pair, list.to_vec())).collect();
+            lists
+        });
+        for ((from, to), chunks) in lists {
+            let both = {
+                let stripe = self.stripe();
+                stripe.place(from).zip(stripe.place(to))
+            };
+            let Some((source, target)) = both else { continue };
+            let digests = put_digests(chunks.iter().map(|at| &pending[*at].digest));
+            match self.pool.call_benefactor::<CopyChunks>(&source, &target, digests).await {
+                Ok((_, failed)) => {
+                    let failed = get_bits(&failed, chunks.len());
+                    let copied = chunks.iter().zip(failed).filter(|(_, failed)| !failed);
+                    copied.for_each(|(at, _)| pending[*at].places.push(to));
+                }
+                Err(error) => tracing::warn!(%error, from, to, "copies were not made"),
+            }
+        }
+    }
+
+    /// Tells the manager that no more comes.
+    pub(super) async fn end(&self) {
+        if let Err(error) = self.pool.ask::<EndSession>(&self.id, Bytes::new()).await {
+            tracing::debug!(%error, "the session ends by itself");
+        }
+    }
+}
+
+impl Pool {
+    /// A call of a benefactor, given up after a while without an answer.
+    pub(super) async fn call_benefactor<C: whimbrel_wire::Call>(
+        &self,
+        place: &BenefactorAddress,
+        header: &C::Header,
+        payload: Bytes,
+    ) -> Result<(C::Reply, Bytes)> {
+        let patience = self.inner.options.benefactor_patience;
+        let call = async {
+            let connection = self.inner.links.to(&place.address, place.key).await;
+            let connection = connection.map_err(|error| PoolError::unreached(place, error))?;
+            Ok(connection.request::<C>(header, payload).await?)
+        };
+        tokio::time::timeout(patience, call).await.unwrap_or_else(|_| {
+            let slow = std::io::Error::from(std::io::ErrorKind::TimedOut);
+            Err(PoolError::Local { action: "wait any longer", source: Arc::new(slow) })
+        })
+    }
+}
+
+/// The frames of chunks, one after the other.
+fn encode(new: Batch) -> Result<(Vec<Written>, Bytes)> {
+    let (mut encoder, mut idle) = (Encoder::new(LEVEL), Encoder::new(NO_LEVEL));
+    let mut payload = BytesMut::with_capacity(new.iter().map(|chunk| chunk.bytes.len() + 64).sum());
+    let mut written = Vec::with_capacity(new.len());
+    for NewChunk { digest, length, bytes } in new {
+        let encoder = if shrinks(&mut encoder, &bytes) { &mut encoder } else { &mut idle };
+        let frame = encoder.encode(Kind::Blob, &bytes, &[bytes.len()]);
+        let frame = frame.map_err(|_| PoolError::Answer { what: "chunk" })?;
+        let stored = frame.len() as u32;
+        written.push(Written { digest, length, stored, places: Vec::new() });
+        payload.extend_from_slice(&frame);
+    }
+    Ok((written, payload.freeze()))
+}
+
+/// Whether a chunk is worth compressing, by samples from its begin, middle and end. A short one just is.
+fn shrinks(encoder: &mut Encoder, bytes: &[u8]) -> bool {
+    if bytes.len() < SAMPLE * 8 {
+        return true;
+    }
+    let last = bytes.len() - SAMPLE;
+    [0, last / 2, last].into_iter().any(|at| {
+        let sample = encoder.encode(Kind::Blob, &bytes[at..at + SAMPLE], &[SAMPLE]);
+        sample.is_ok_and(|frame| frame.len() < SAMPLE)
+    })
+}
+
+/// Renews the lease for as long as the session is held.
+async fn keep_alive(session: Weak<WriteSession>, every: Duration) {
+    loop {
+        tokio::time::sleep(every).await;
+        let Some(session) = session.upgrade() else { return };
+        let ask = Reserve { session: session.id, bytes: 0, unused: 0, width: 0, avoid: Vec::new() };
+        if let Err(error) = session.pool.ask::<ReserveSpace>(&ask, Bytes::new()).await {
+            session.fail(error);
+            return;
+        }
+    }
+}
+
+impl WriteSession {
+    /// [`WriteSession::secure`] on a plain thread.
+    pub(super) fn secure_blocking(&self) -> Result<()> {
+        self.pool.block(self.secure())
+    }
+}

@@ -1,0 +1,154 @@
+//! Has benefactors hear of a member before it is sent to them.
+//!
+//! Whom the manager admits is in the answer to a benefactor's report. A member that was admitted since would be refused there
+//! until the next one. So before the manager names a benefactor to a member, it asks that benefactor for a report, unless the
+//! benefactor has said that it holds a list with the member on it. Nobody but admitted members has this happen, and a
+//! benefactor that does not answer is not asked again for a while; it is named all the same.
+//!
+//! A benefactor that reports to another manager has no connection here: it hears of members from that one.
+
+use super::ManagerService;
+use crate::protocol::{RequestHeartbeat, admission};
+use bytes::Bytes;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+use tokio::{task::JoinSet, time::timeout};
+use whimbrel_core::Digest;
+use whimbrel_wire::{PeerIdentity, PublicKey};
+
+/// How long a member waits for it at most.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// A benefactor that did not answer is left alone for so long.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// A list of members, as benefactors are told it.
+#[derive(Debug, PartialEq, Eq)]
+struct List {
+    digest: Digest,
+    keys: HashSet<PublicKey>,
+}
+
+/// What a benefactor was told last.
+#[derive(Debug, Default)]
+struct Told {
+    list: Option<Arc<List>>,
+    /// It has said that it holds that list.
+    held: bool,
+    asked_in_vain: Option<Instant>,
+}
+
+/// What benefactors were told, by their keys.
+#[derive(Debug, Default)]
+pub(super) struct Admissions {
+    /// One list for all who were told the same.
+    latest: Option<Arc<List>>,
+    told: HashMap<PublicKey, Told>,
+}
+
+impl Admissions {
+    /// A benefactor is told a list.
+    pub(super) fn update(&mut self, benefactor: PublicKey, admitted: &[(String, PublicKey)]) {
+        let digest = admission(admitted);
+        let told = self.told.entry(benefactor).or_default();
+        if told.list.as_ref().is_some_and(|list| list.digest == digest) {
+            return;
+        }
+        let latest = match self.latest.take() {
+            Some(latest) if latest.digest == digest => latest,
+            _ => Arc::new(List { digest, keys: admitted.iter().map(|(_, key)| *key).collect() }),
+        };
+        self.latest = Some(latest.clone());
+        *told = Told { list: Some(latest), held: false, asked_in_vain: None };
+    }
+
+    /// A benefactor says which list it holds.
+    fn holds(&mut self, benefactor: PublicKey, digest: Digest) {
+        let told = self.told.entry(benefactor).or_default();
+        match &told.list {
+            Some(list) if list.digest == digest => told.held = true,
+            _ => told.asked_in_vain = Some(Instant::now()),
+        }
+    }
+
+    fn asked_in_vain(&mut self, benefactor: PublicKey) {
+        self.told.entry(benefactor).or_default().asked_in_vain = Some(Instant::now());
+    }
+
+    /// Whether a benefactor is to be asked before `member` is sent there.
+    fn is_needed(&self, benefactor: &PublicKey, member: &PublicKey) -> bool {
+        let Some(told) = self.told.get(benefactor) else { return true };
+        let knows = told.held && told.list.as_ref().is_some_and(|list| list.keys.contains(member));
+        !knows && told.asked_in_vain.is_none_or(|at| at.elapsed() >= AGAIN)
+    }
+}
+
+impl ManagerService {
+    pub(super) fn introductions(&self) -> MutexGuard<'_, Admissions> {
+        self.shared.introductions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sees to it that these benefactors know `member`, as far as they answer soon.
+    pub(super) async fn introduce(&self, member: &PeerIdentity, benefactors: Vec<PublicKey>) {
+        let PeerIdentity::Key(member) = member else { return };
+        let mut asked = JoinSet::new();
+        for key in benefactors {
+            if !self.introductions().is_needed(&key, member) {
+                continue;
+            }
+            let Some(connection) = self.shared.connections().get(&key).cloned() else { continue };
+            let service = self.clone();
+            asked.spawn(async move {
+                match timeout(PATIENCE, connection.request::<RequestHeartbeat>(&(), Bytes::new())).await {
+                    Ok(Ok((held, _))) => service.introductions().holds(key, held),
+                    failed => {
+                        tracing::debug!(?failed, benefactor = %key, "a member could not be introduced");
+                        service.introductions().asked_in_vain(key);
+                    }
+                }
+            });
+        }
+        while asked.join_next().await.is_some() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_benefactor_is_asked_until_it_holds_the_list_with_the_member_and_not_after_that() {
+        let [benefactor, old, new] = [1, 2, 3].map(|byte| PublicKey([byte; 32]));
+        let before = [("old".to_owned(), old)];
+        let after = [("old".to_owned(), old), ("new".to_owned(), new)];
+        let mut all = Admissions::default();
+        assert!(all.is_needed(&benefactor, &old), "this manager has not heard of it");
+        all.update(benefactor, &before);
+        assert!(all.is_needed(&benefactor, &old), "the answer may still be on its way");
+        all.holds(benefactor, admission(&before));
+        assert!(!all.is_needed(&benefactor, &old) && all.is_needed(&benefactor, &new));
+        all.update(benefactor, &before);
+        assert!(!all.is_needed(&benefactor, &old), "nothing new");
+        all.update(benefactor, &after);
+        all.holds(benefactor, admission(&after));
+        assert!(!all.is_needed(&benefactor, &new));
+        // Admitted, removed and admitted again, with a report in between: not on the benefactor's word of before.
+        all.update(benefactor, &before);
+        all.update(benefactor, &after);
+        assert!(all.is_needed(&benefactor, &new));
+    }
+
+    #[test]
+    fn a_benefactor_that_does_not_answer_is_left_alone_for_a_while() {
+        let [benefactor, member] = [1, 2].map(|byte| PublicKey([byte; 32]));
+        let mut all = Admissions::default();
+        all.asked_in_vain(benefactor);
+        assert!(!all.is_needed(&benefactor, &member));
+        all.update(benefactor, &[("member".to_owned(), member)]);
+        assert!(all.is_needed(&benefactor, &member), "it is there again");
+        all.holds(benefactor, admission(&[]));
+        assert!(!all.is_needed(&benefactor, &member), "it holds the list of another manager");
+    }
+}

@@ -1,0 +1,186 @@
+//! What the manager does by itself: repair, policies, leases that ran out, benefactors that are lost.
+//!
+//! New writes come first: while sessions write, one round of repair copies little.
+
+use super::{ManagerService, now, placement};
+use crate::{
+    meta::{MetaError, RetainedVersion, UnderReplicated},
+    policy::{Candidate, Expired, Retention, expired, timestep},
+    protocol::{BenefactorAddress, CopyChunks, NodeId, Purged, get_bits, put_digests},
+};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+/// Chunks looked at in one round of repair, and in one while somebody writes.
+const ROUND: u32 = 512;
+const ROUND_BESIDE_WRITES: u32 = 64;
+/// A copy order that takes longer is given up; its chunks come again.
+const COPY_TIME: Duration = Duration::from_secs(60);
+
+/// What one round of chores did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MaintenanceReport {
+    /// Copies made.
+    pub copied: u64,
+    /// Chunks without a copy that can be reached.
+    pub lost: u64,
+    /// Chunks that wait: nobody can take them, or a copy failed.
+    pub waiting: u64,
+}
+
+impl ManagerService {
+    /// One round of everything but policies.
+    pub async fn chores(&self, lost_after: Duration) -> Result<MaintenanceReport, MetaError> {
+        let (meta, now) = (&self.shared.meta, now());
+        meta.expire_sessions(now - i64::from(self.shared.lease) * 1000).await?;
+        meta.expire_held(now).await?;
+        let lost_after = i64::try_from(lost_after.as_millis()).unwrap_or(i64::MAX);
+        for member in meta.members().await? {
+            if !member.lost && now.saturating_sub(member.seen) > lost_after {
+                tracing::warn!(benefactor = %member.name, "a benefactor is lost; its chunks are copied from elsewhere");
+                meta.mark_lost(member.id, now).await?;
+            }
+        }
+        self.repair().await
+    }
+
+    /// Looks at the chunks that wait longest, and has copies made.
+    async fn repair(&self) -> Result<MaintenanceReport, MetaError> {
+        let (meta, began) = (&self.shared.meta, Instant::now());
+        let writing = meta.sessions().await? > 0;
+        let needy = meta.needy(if writing { ROUND_BESIDE_WRITES } else { ROUND }).await?;
+        if needy.is_empty() {
+            self.shared.lost.store(0, Ordering::Relaxed);
+            return Ok(MaintenanceReport::default());
+        }
+        let members = meta.members().await?;
+        let plan = placement::repair(&needy, &members, now());
+        meta.healed(&plan.healed).await?;
+        let waiting: Vec<_> = plan.lost.iter().chain(&plan.stuck).copied().collect();
+        meta.postpone(&waiting, now()).await?;
+        self.shared.lost.store(plan.lost.len() as u64, Ordering::Relaxed);
+        let mut orders = tokio::task::JoinSet::new();
+        for ((from, to), chunks) in plan.copies {
+            let place = members.iter().find(|m| m.id == to).map(|m| BenefactorAddress {
+                id: to,
+                address: m.address.clone(),
+                key: m.key,
+            });
+            let source = members.iter().find(|m| m.id == from).map(|m| m.key);
+            let (Some(place), Some(source)) = (place, source) else { continue };
+            let chunks: Vec<UnderReplicated> = chunks.into_iter().map(|at| needy[at].clone()).collect();
+            let service = self.clone();
+            orders.spawn(async move { service.order(source, place, chunks).await });
+        }
+        let mut report = MaintenanceReport {
+            lost: plan.lost.len() as u64,
+            waiting: plan.stuck.len() as u64,
+            ..Default::default()
+        };
+        while let Some(done) = orders.join_next().await {
+            let (copied, failed) = done.unwrap_or(Ok((0, 0)))?;
+            report.copied += copied;
+            report.waiting += failed;
+        }
+        self.shared.repaired.fetch_add(report.copied, Ordering::Relaxed);
+        let rate = report.copied as f64 * 1000.0 / began.elapsed().as_secs_f64().max(0.001);
+        self.shared.repair_rate.store(rate as u64, Ordering::Relaxed);
+        Ok(report)
+    }
+
+    /// Sends a shadow map to a source and commits what it copied; how many, and how many not.
+    async fn order(
+        &self,
+        source: whimbrel_wire::PublicKey,
+        to: BenefactorAddress,
+        chunks: Vec<UnderReplicated>,
+    ) -> Result<(u64, u64), MetaError> {
+        let meta = &self.shared.meta;
+        let connection = self.shared.connections().get(&source).cloned();
+        let failed = match connection {
+            None => vec![true; chunks.len()],
+            Some(connection) => {
+                let digests = put_digests(chunks.iter().map(|chunk| &chunk.digest));
+                let copied =
+                    tokio::time::timeout(COPY_TIME, connection.request::<CopyChunks>(&to, digests)).await;
+                match copied {
+                    Ok(Ok((_, bits))) => get_bits(&bits, chunks.len()),
+                    Ok(Err(error)) => {
+                        tracing::warn!(%error, to = %to.address, "copies were not made");
+                        vec![true; chunks.len()]
+                    }
+                    Err(_) => vec![true; chunks.len()],
+                }
+            }
+        };
+        let with = |wanted: bool| {
+            let chosen = chunks.iter().zip(&failed).filter(move |(_, failed)| **failed == wanted);
+            chosen.map(|(chunk, _)| chunk.chunk).collect::<Vec<_>>()
+        };
+        let (copied, waiting) = (with(false), with(true));
+        meta.copied(&copied, to.id, now()).await?;
+        meta.postpone(&waiting, now()).await?;
+        Ok((copied.len() as u64, waiting.len() as u64))
+    }
+
+    /// Applies the policies of all folders, or says what they would do. What only a pin keeps is told of too.
+    pub async fn apply_policies(&self, dry: bool) -> Result<Vec<Purged>, MetaError> {
+        let meta = &self.shared.meta;
+        let mut purged = Vec::new();
+        let mut policies: HashMap<NodeId, Retention> = HashMap::new();
+        for ((folder, _), versions) in series(meta.retained().await?) {
+            // A file may have a policy of its own; timesteps are one thing of many files, which is the folder's.
+            let own =
+                versions.iter().map(|one| &one.what).find(|kept| kept.own && timestep(&kept.name).is_none());
+            let whose = own.map_or(folder, |kept| kept.node);
+            let keep = match policies.get(&whose) {
+                Some(keep) => *keep,
+                None => *policies.entry(whose).or_insert(meta.policy(whose).await?.1.keep),
+            };
+            for Expired { what: kept, why, pinned } in expired(&versions, &keep, now() / 1000, true) {
+                let path = meta.path(kept.node).await?;
+                let mut pinned_by = if pinned { pinned_by(&kept) } else { Vec::new() };
+                if !dry && !pinned {
+                    match meta.drop_version(kept.node, kept.info.number, true, now()).await {
+                        // Whoever removed it meanwhile did the same.
+                        Ok(()) | Err(MetaError::NotFound) => {}
+                        // It was pinned just now, or goes only with a file that has a pinned one.
+                        Err(MetaError::Pinned { by, .. }) => pinned_by = vec![by],
+                        Err(error) => return Err(error),
+                    }
+                }
+                let (version, size, why) = (kept.info.number, kept.info.size, why.to_owned());
+                purged.push(Purged { path, version, size, why, pinned_by });
+            }
+        }
+        Ok(purged)
+    }
+}
+
+/// Who keeps a version from going.
+fn pinned_by(kept: &RetainedVersion) -> Vec<String> {
+    let by_hand = kept.info.pinned.then(|| "hand".to_owned());
+    kept.info.holders.iter().cloned().chain(by_hand).collect()
+}
+
+/// Versions by what they are versions of: the timesteps of a node of an application, or one file.
+fn series(all: Vec<RetainedVersion>) -> BTreeMap<(NodeId, String), Vec<Candidate<RetainedVersion>>> {
+    let mut out: BTreeMap<(NodeId, String), Vec<Candidate<RetainedVersion>>> = BTreeMap::new();
+    for kept in all {
+        let step = timestep(&kept.name);
+        let order = match &step {
+            // Versions of one timestep follow each other within it.
+            Some(step) => step.step << 16 | u64::from(kept.info.number.min(0xffff)),
+            None => kept.info.number.into(),
+        };
+        let name = step.map_or(&*kept.name, |step| step.series).to_owned();
+        let pinned = kept.info.pinned || !kept.info.holders.is_empty();
+        let created = kept.info.created / 1_000_000_000;
+        // The current version of a file can only go with the file, which is right for a timestep and for one too old.
+        out.entry((kept.folder, name)).or_default().push(Candidate { what: kept, order, created, pinned });
+    }
+    out
+}

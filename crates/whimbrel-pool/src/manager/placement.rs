@@ -1,0 +1,239 @@
+//! Where writes go and which chunks are copied where. Pure.
+
+use crate::{
+    meta::{BenefactorRow, UnderReplicated},
+    protocol::{BenefactorId, ChunkId},
+};
+use std::collections::{BTreeMap, HashMap};
+
+/// A benefactor that is not heard of for so long is not written to, in milliseconds.
+pub(crate) const SILENT: i64 = 15_000;
+
+/// What a benefactor is good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BenefactorState {
+    /// Everything.
+    Online,
+    /// It serves what it has, and shall get nothing more.
+    Draining,
+    /// Not heard of lately; its copies still count.
+    Offline,
+    /// Given up; its copies do not count.
+    Lost,
+}
+
+impl BenefactorState {
+    pub(crate) fn of(member: &BenefactorRow, now: i64) -> Self {
+        match () {
+            () if member.lost => Self::Lost,
+            () if now - member.seen > SILENT => Self::Offline,
+            () if member.draining => Self::Draining,
+            () => Self::Online,
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Online => "online",
+            Self::Draining => "draining",
+            Self::Offline => "offline",
+            Self::Lost => "lost",
+        }
+    }
+}
+
+/// Bytes a benefactor can still promise.
+pub(crate) fn free(member: &BenefactorRow) -> u64 {
+    member.free.saturating_sub(member.reserved)
+}
+
+/// The benefactors for a write: online, not avoided, those with most to give first. Fewer than `width` if there are no more.
+pub(crate) fn stripe(
+    members: &[BenefactorRow],
+    width: usize,
+    avoid: &[BenefactorId],
+    now: i64,
+) -> Vec<BenefactorId> {
+    let good = |member: &&BenefactorRow| {
+        BenefactorState::of(member, now) == BenefactorState::Online
+            && !avoid.contains(&member.id)
+            && free(member) > 0
+    };
+    let mut good: Vec<&BenefactorRow> = members.iter().filter(good).collect();
+    // A benefactor with twice the faults of others is no first choice.
+    good.sort_by_key(|member| (member.faults / 16, std::cmp::Reverse(free(member)), member.id));
+    good.into_iter().take(width).map(|member| member.id).collect()
+}
+
+/// What is to be done for chunks that lack copies.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Repair {
+    /// Have what they need, or are not used any more.
+    pub(crate) healed: Vec<(ChunkId, i64)>,
+    /// Nobody who can be reached has them.
+    pub(crate) lost: Vec<ChunkId>,
+    /// There is nobody to copy them to.
+    pub(crate) stuck: Vec<ChunkId>,
+    /// The shadow map: from whom to whom which chunks.
+    pub(crate) copies: BTreeMap<(BenefactorId, BenefactorId), Vec<usize>>,
+}
+
+/// Plans copies for `needy`, one more for each chunk that lacks some. Sources and targets share the work evenly.
+pub(crate) fn repair(needy: &[UnderReplicated], members: &[BenefactorRow], now: i64) -> Repair {
+    let states: HashMap<BenefactorId, BenefactorState> =
+        members.iter().map(|m| (m.id, BenefactorState::of(m, now))).collect();
+    let state = |id: &BenefactorId| states.get(id).copied().unwrap_or(BenefactorState::Lost);
+    let mut room: BTreeMap<BenefactorId, u64> = members
+        .iter()
+        .filter(|member| state(&member.id) == BenefactorState::Online)
+        .map(|member| (member.id, free(member)))
+        .collect();
+    let mut busy: HashMap<BenefactorId, usize> = HashMap::new();
+    let mut plan = Repair::default();
+    for (at, chunk) in needy.iter().enumerate() {
+        let counts =
+            |id: &&BenefactorId| matches!(state(id), BenefactorState::Online | BenefactorState::Offline);
+        if !chunk.used || chunk.places.iter().filter(counts).count() >= usize::from(chunk.want) {
+            plan.healed.push((chunk.chunk, chunk.since));
+            continue;
+        }
+        let serves =
+            |id: &&BenefactorId| matches!(state(id), BenefactorState::Online | BenefactorState::Draining);
+        let source = chunk.places.iter().filter(serves).min_by_key(|id| busy.get(*id).copied().unwrap_or(0));
+        let Some(source) = source.copied() else {
+            plan.lost.push(chunk.chunk);
+            continue;
+        };
+        let fits = |(id, room): &(&BenefactorId, &u64)| **room > chunk.length && !chunk.places.contains(id);
+        let target = room.iter().filter(fits).max_by_key(|(id, room)| (**room, **id)).map(|(id, _)| *id);
+        let Some(target) = target else {
+            plan.stuck.push(chunk.chunk);
+            continue;
+        };
+        *busy.entry(source).or_default() += 1;
+        room.entry(target).and_modify(|room| *room -= chunk.length);
+        plan.copies.entry((source, target)).or_default().push(at);
+    }
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use whimbrel_core::Digest;
+    use whimbrel_wire::PublicKey;
+
+    fn member(id: u16, free: u64, seen: i64, draining: bool, lost: bool) -> BenefactorRow {
+        let (name, address) = (String::new(), String::new());
+        BenefactorRow {
+            id,
+            key: PublicKey([0; 32]),
+            name,
+            address,
+            capacity: free,
+            used: 0,
+            free,
+            chunks: 0,
+            draining,
+            owed: 0,
+            lost,
+            faults: 0,
+            seen,
+            reserved: 0,
+        }
+    }
+
+    fn members() -> impl Strategy<Value = Vec<BenefactorRow>> {
+        let one = (0..100_u64, prop::sample::select(&[0_i64, 100_000][..]), any::<bool>(), any::<bool>());
+        prop::collection::vec(one, 0..8).prop_map(|all| {
+            let with_id = all.into_iter().enumerate();
+            with_id
+                .map(|(id, (free, seen, draining, lost))| member(id as u16, free, seen, draining, lost))
+                .collect()
+        })
+    }
+
+    fn needy() -> impl Strategy<Value = Vec<UnderReplicated>> {
+        let one = (1..9_u64, 1..4_u8, any::<bool>(), prop::collection::btree_set(0..8_u16, 0..4));
+        prop::collection::vec(one, 0..30).prop_map(|all| {
+            let with_id = all.into_iter().enumerate();
+            with_id
+                .map(|(at, (length, want, used, places))| UnderReplicated {
+                    chunk: at as u64 + 1,
+                    digest: Digest([0; 32]),
+                    length,
+                    want,
+                    used,
+                    places: places.into_iter().collect(),
+                    since: 0,
+                })
+                .collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn every_chunk_is_healed_lost_stuck_or_copied_from_who_has_it_to_who_has_it_not(
+            members in members(), needy in needy(),
+        ) {
+            let now = 100_000;
+            let plan = repair(&needy, &members, now);
+            let copied: usize = plan.copies.values().map(Vec::len).sum();
+            prop_assert_eq!(plan.healed.len() + plan.lost.len() + plan.stuck.len() + copied, needy.len());
+            let state = |id: u16| members.iter().find(|m| m.id == id).map(|m| BenefactorState::of(m, now));
+            let mut taken: HashMap<u16, u64> = HashMap::new();
+            for ((from, to), chunks) in &plan.copies {
+                for at in chunks {
+                    prop_assert!(needy[*at].places.contains(from) && !needy[*at].places.contains(to));
+                    prop_assert!(matches!(state(*from), Some(BenefactorState::Online | BenefactorState::Draining)));
+                    prop_assert_eq!(state(*to), Some(BenefactorState::Online));
+                    *taken.entry(*to).or_default() += needy[*at].length;
+                }
+            }
+            for member in &members {
+                prop_assert!(taken.get(&member.id).copied().unwrap_or(0) <= member.free);
+            }
+            for chunk in &plan.lost {
+                let places = &needy[*chunk as usize - 1].places;
+                prop_assert!(!places.iter().any(|id| state(*id) == Some(BenefactorState::Online)));
+            }
+        }
+
+        #[test]
+        fn a_stripe_has_no_one_twice_nor_anyone_who_cannot_take(
+            members in members(), width in 1..10_usize, avoid in prop::collection::vec(0..8_u16, 0..3),
+        ) {
+            let stripe = stripe(&members, width, &avoid, 100_000);
+            let mut once = stripe.clone();
+            once.sort_unstable();
+            once.dedup();
+            prop_assert_eq!(once.len(), stripe.len());
+            prop_assert!(stripe.len() <= width);
+            for id in stripe {
+                let member = members.iter().find(|m| m.id == id).unwrap();
+                prop_assert_eq!(BenefactorState::of(member, 100_000), BenefactorState::Online);
+                prop_assert!(!avoid.contains(&id) && member.free > 0);
+            }
+        }
+    }
+
+    #[test]
+    fn copies_come_from_all_who_have_them() {
+        let members: Vec<_> = (0..4).map(|id| member(id, 1000, 0, false, false)).collect();
+        let chunk = |at| UnderReplicated {
+            chunk: at,
+            digest: Digest([0; 32]),
+            length: 1,
+            want: 3,
+            used: true,
+            places: vec![0, 1],
+            since: 0,
+        };
+        let needy: Vec<_> = (1..=20).map(chunk).collect();
+        let plan = repair(&needy, &members, 0);
+        let from =
+            |id| plan.copies.iter().filter(|((from, _), _)| *from == id).map(|(_, c)| c.len()).sum::<usize>();
+        assert_eq!((from(0), from(1)), (10, 10));
+    }
+}

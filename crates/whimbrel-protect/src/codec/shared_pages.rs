@@ -1,0 +1,169 @@
+//! What the standby host holds of all machines that this host protects there (the paper's section 3.2, across machines): whole pages
+//! that have travelled, by their hash, and whose they were.
+//!
+//! A page found here is named instead of sent. That is a guess, and nothing depends on it: the other machine may have written the
+//! page since, may have been taken over or be gone. So a named page carries its digest, and the standby asks for it again if what it
+//! finds by the name is not that. Pages of the same machine are named as well: what a guest has read from its disk is in its memory.
+//!
+//! Memory: 17 bytes a bucket, at most [`PLACES_MAX`] places for all machines of one standby host together: 18 MB. What finds no place
+//! is not remembered.
+
+use crate::protocol::{DEVICES, ProtectionId};
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::{BuildHasherDefault, Hasher},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Most pages that are remembered: what a table of 2^20 buckets takes before it grows.
+pub const PLACES_MAX: usize = (1 << 20) / 8 * 7;
+
+/// Which page of which machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PageReference {
+    /// The protection of the machine.
+    pub of: ProtectionId,
+    /// The array.
+    pub array: u32,
+    /// The page.
+    pub page: u64,
+}
+
+/// The table of one standby host. Clones are the same one.
+#[derive(Debug, Clone)]
+pub struct SharedPages {
+    table: Arc<Mutex<Table>>,
+    seed: u64,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    members: BTreeMap<u16, ProtectionId>,
+    places: HashMap<u64, Place, BuildHasherDefault<AsItIs>>,
+}
+
+/// A [`PageReference`], small.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    member: u16,
+    array: u16,
+    page: u32,
+}
+
+/// The keys are hashes already, with a seed that nobody outside knows.
+#[derive(Debug, Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = self.0 << 8 | u64::from(*byte));
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+}
+
+/// One machine's share in the table, until it is dropped.
+#[derive(Debug)]
+pub struct SharingMachine {
+    known: SharedPages,
+    index: u16,
+}
+
+impl SharedPages {
+    /// An empty table, whose hashes are of this `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self { table: Arc::default(), seed }
+    }
+
+    /// A machine whose pages may be named by others, and that may name theirs. None if there are too many.
+    pub fn join(&self, id: ProtectionId) -> Option<SharingMachine> {
+        let mut table = self.lock();
+        let index = (0..=u16::MAX).find(|index| !table.members.contains_key(index))?;
+        table.members.insert(index, id);
+        drop(table);
+        Some(SharingMachine { known: self.clone(), index })
+    }
+
+    /// Pages that are remembered.
+    pub fn places(&self) -> usize {
+        self.lock().places.len()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SharingMachine {
+    /// Where a page like this one was seen last; or from now on it is what was seen at this place. With `anew` the second in any case.
+    pub(super) fn name(&self, array: u32, page: u64, content: &[u8], anew: bool) -> Option<PageReference> {
+        if array == DEVICES {
+            return None;
+        }
+        let hash = xxh3_64_with_seed(content, self.known.seed);
+        let mut table = self.known.lock();
+        let found = table.places.get(&hash).copied();
+        if let Some(Place { member, array, page }) = found.filter(|_| !anew)
+            && let Some(of) = table.members.get(&member)
+        {
+            return Some(PageReference { of: *of, array: array.into(), page: page.into() });
+        }
+        if (found.is_some() || table.places.len() < PLACES_MAX)
+            && let (Ok(array), Ok(page)) = (array.try_into(), page.try_into())
+        {
+            table.places.insert(hash, Place { member: self.index, array, page });
+        }
+        None
+    }
+}
+
+impl Drop for SharingMachine {
+    fn drop(&mut self) {
+        let mut table = self.known.lock();
+        table.members.remove(&self.index);
+        table.places.retain(|_, place| place.member != self.index);
+        table.places.shrink_to_fit();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: ProtectionId = ProtectionId([1; 16]);
+    const OTHER: ProtectionId = ProtectionId([2; 16]);
+
+    #[test]
+    fn a_page_is_named_as_long_as_its_machine_is_protected() {
+        let known = SharedPages::new(7);
+        let (one, other) = (known.join(ONE).unwrap(), known.join(OTHER).unwrap());
+        let page = [5; 4096];
+        assert_eq!(one.name(1, 20, &page, false), None, "the first of its kind");
+        let name = PageReference { of: ONE, array: 1, page: 20 };
+        assert_eq!(other.name(0, 9, &page, false), Some(name));
+        assert_eq!(one.name(0, 3, &page, false), Some(name), "of the same machine");
+        assert_eq!(other.name(0, 9, &page, true), None, "it was not there");
+        assert_eq!(one.name(0, 3, &page, false), Some(PageReference { of: OTHER, array: 0, page: 9 }));
+        drop(other);
+        assert_eq!((one.name(0, 3, &page, false), known.places()), (None, 1));
+        drop(one);
+        assert_eq!(known.places(), 0);
+    }
+
+    #[test]
+    fn the_table_never_outgrows_its_bound_and_the_device_state_is_not_in_it() {
+        let known = SharedPages::new(7);
+        let one = known.join(ONE).unwrap();
+        assert_eq!(one.name(DEVICES, 0, &[1], false), None);
+        assert_eq!(known.places(), 0);
+        (0..PLACES_MAX as u64 + 9).for_each(|page| _ = one.name(0, page, &page.to_le_bytes(), false));
+        assert_eq!(known.places(), PLACES_MAX);
+    }
+}

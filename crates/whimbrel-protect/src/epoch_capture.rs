@@ -1,0 +1,131 @@
+//! The cut of an epoch: everything that happens while the machine stands still.
+//!
+//! Pause, take what changed, copy it aside, take the device state, go on. The room for what is copied aside is kept from
+//! epoch to epoch, so that the pause does not pay for fresh memory; after a large epoch it is given back.
+//!
+//! Invariant: a page taken from a ledger is in the cut, or given back. A machine paused here runs when this returns,
+//! also after a failure, as far as it still obeys.
+
+use crate::{error::PrimaryError, protocol::EPOCH_BYTES_MAX, stats::EpochPause};
+use std::time::{Duration, Instant};
+use whimbrel_capture::{CaptureSource, Consumer, DirtyLog};
+use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+use whimbrel_machine::{PageError, UnpauseReport};
+
+/// Room that is kept between epochs.
+const KEPT_BYTES: usize = 32 << 20;
+
+/// Pages of an array with their content.
+pub type ArrayPages<'a> = Vec<(u64, &'a [u8])>;
+
+/// What a machine was at one instant, as far as it differs from the one before.
+#[derive(Debug, Default)]
+pub struct EpochCapture {
+    runs: Vec<(u32, PageRun)>,
+    room: Vec<u8>,
+    /// Its device state.
+    pub device_state: Vec<u8>,
+    /// How long the machine stood still.
+    pub pause: EpochPause,
+}
+
+impl EpochCapture {
+    /// Pages in it.
+    pub fn pages(&self) -> u64 {
+        self.runs.iter().map(|(_, run)| run.len).sum()
+    }
+
+    /// The pages of each array, ascending, with their content.
+    pub fn arrays(&self) -> Vec<(u32, ArrayPages<'_>)> {
+        let mut arrays: Vec<(u32, ArrayPages<'_>)> = Vec::new();
+        let mut rest = &self.room[..];
+        for (array, run) in &self.runs {
+            let (data, after) = rest.split_at(run.bytes());
+            rest = after;
+            let pages = run.pages().zip(data.chunks_exact(PAGE_SIZE));
+            match arrays.last_mut() {
+                Some((last, list)) if last == array => list.extend(pages),
+                _ => arrays.push((*array, pages.collect())),
+            }
+        }
+        arrays
+    }
+
+    /// Cuts the next epoch. `stopped` is called while the machine stands still, everything taken.
+    pub fn take(
+        &mut self,
+        subject: &mut CaptureSource<'_>,
+        stopped: &mut dyn FnMut(),
+    ) -> Result<(), PrimaryError> {
+        if self.room.capacity() > KEPT_BYTES {
+            self.room = Vec::new();
+        }
+        subject.machine.about_to_pause();
+        let begun = Instant::now();
+        // The devices are asked while what was written is looked for and copied: asking them changes no memory, which a migration
+        // of QEMU's own relies on too.
+        subject.machine.pause_for_state()?;
+        self.pause = EpochPause { stop: begun.elapsed(), ..EpochPause::default() };
+        let mut taken = Vec::with_capacity(subject.ledgers.len());
+        let pages = self.take_pages(subject.ledgers, subject.follower, &mut taken);
+        if pages.is_ok() {
+            stopped();
+        }
+        let stood = begun.elapsed();
+        let UnpauseReport { device_state, devices, go_on } = subject.machine.unpause_with_state();
+        self.pause = EpochPause { devices, go_on, whole: stood + devices + go_on, ..self.pause };
+        let cut = pages.and_then(|()| device_state.map_err(PrimaryError::from));
+        match cut {
+            Ok(state) => self.device_state = state,
+            Err(error) => {
+                for (ledger, set) in subject.ledgers.iter_mut().zip(&taken) {
+                    ledger.put_back(subject.follower, set);
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_pages(
+        &mut self,
+        ledgers: &mut [DirtyLog],
+        follower: Consumer,
+        taken: &mut Vec<PageSet>,
+    ) -> Result<(), PrimaryError> {
+        let scanning = Instant::now();
+        for ledger in ledgers.iter_mut() {
+            taken.push(ledger.collect(follower)?);
+        }
+        self.pause.scan = scanning.elapsed();
+        let bytes = taken.iter().map(PageSet::count).sum::<u64>() * PAGE_SIZE as u64;
+        if bytes > EPOCH_BYTES_MAX as u64 {
+            return Err(PrimaryError::TooMuch { bytes });
+        }
+        self.runs.clear();
+        for (array, set) in taken.iter().enumerate() {
+            self.runs.extend(set.runs().map(|run| (array as u32, run)));
+        }
+        // Never shrunk in between, so what was filled once is not filled again.
+        self.room.resize(self.room.len().max(bytes as usize), 0);
+        let (runs, room) = (&self.runs, &mut self.room[..bytes as usize]);
+        let copied = timed(|| copy(ledgers, runs, room));
+        self.pause.copy = copied.1;
+        Ok(copied.0?)
+    }
+}
+
+fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let begun = Instant::now();
+    (work(), begun.elapsed())
+}
+
+fn copy(ledgers: &[DirtyLog], runs: &[(u32, PageRun)], room: &mut [u8]) -> Result<(), PageError> {
+    let mut rest = room;
+    for (array, run) in runs {
+        let (out, after) = rest.split_at_mut(run.bytes());
+        ledgers[*array as usize].read(*run, out)?;
+        rest = after;
+    }
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! Remembers, until the next boot, that KVM is of no use here: finding out takes seconds of a processor, and every
+//! daemon and every `doctor` would spend them again.
+//!
+//! Only the bad news is kept, and only for this boot and this QEMU binary. A memo that cannot be read or written is no
+//! memo; nothing but time depends on it.
+
+use std::{
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+/// Ours alone: only root writes below `/run`.
+const DIR: &str = "/run/whimbrel";
+/// Words of an error are a line.
+const WORDS_MAX: u64 = 4096;
+
+/// Why KVM did not work when it was tried before.
+pub(super) fn recall(qemu: &Path) -> Option<String> {
+    let path = place(qemu).ok()?;
+    let meta = fs::metadata(&path).ok()?;
+    (meta.uid() == 0 && meta.len() <= WORDS_MAX).then(|| fs::read_to_string(&path).ok())?
+}
+
+/// Keeps why KVM did not work.
+pub(super) fn save(qemu: &Path, words: &str) -> io::Result<()> {
+    let path = place(qemu)?;
+    fs::create_dir_all(DIR)?;
+    let draft = path.with_extension(std::process::id().to_string());
+    fs::write(&draft, words)?;
+    fs::rename(draft, path)
+}
+
+fn place(qemu: &Path) -> io::Result<PathBuf> {
+    let meta = fs::metadata(qemu)?;
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let mut name = DefaultHasher::new();
+    (qemu, meta.ino(), meta.len(), meta.mtime(), boot).hash(&mut name);
+    Ok(Path::new(DIR).join(format!("no-kvm-{:016x}", name.finish())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_memo_is_of_one_binary() {
+        let (a, b) = (tempfile::NamedTempFile::new().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        save(a.path(), "broken").unwrap();
+        assert_eq!(recall(a.path()).as_deref(), Some("broken"));
+        assert_eq!(recall(b.path()), None);
+        fs::remove_file(place(a.path()).unwrap()).unwrap();
+    }
+}

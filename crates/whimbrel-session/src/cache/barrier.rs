@@ -1,0 +1,89 @@
+//! Barriers: everything that was written before one is on the disk after it.
+//!
+//! Frames first, then the record of the barrier, which says how many records it covers; then frames that only an older
+//! record promised are free. Callers that wait for a barrier under way share the next one.
+
+use super::{
+    block_cache::{BlockCache, CacheError, State, snapshot},
+    journal::Journal,
+    journal_record::JournalRecord,
+    storage::StoragePart,
+};
+use std::{
+    io,
+    sync::{PoisonError, atomic::Ordering},
+};
+
+impl BlockCache {
+    /// Makes everything durable that was written before this call.
+    pub fn sync(&self) -> Result<(), CacheError> {
+        let wanted = self.barriers_begun.load(Ordering::Acquire) + 1;
+        let _turn = self.barrier.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.barriers_done.load(Ordering::Acquire) >= wanted {
+            return Ok(());
+        }
+        let number = self.barriers_begun.fetch_add(1, Ordering::AcqRel) + 1;
+        let (barrier, generation, records) = {
+            let mut state = self.alone();
+            if let Some(action) = state.latched {
+                return Err(CacheError::Latched { action });
+            }
+            (state.index.start_barrier(), state.journal.generation, state.journal.records)
+        };
+        // Not under the lock: others go on reading and writing while the disk works.
+        let synced = self.medium.sync(StoragePart::Frames);
+        let mut state = self.alone();
+        self.latch_on_error(&mut state, synced)?;
+        // A journal that was begun anew meanwhile is a barrier by itself.
+        if state.journal.generation == generation {
+            self.log(&mut state, &[JournalRecord::Barrier { records }])?;
+        }
+        let part = state.journal.part();
+        drop(state);
+        let synced = self.medium.sync(part);
+        let mut state = self.alone();
+        self.latch_on_error(&mut state, synced)?;
+        state.index.end_barrier(barrier);
+        drop(state);
+        self.barriers_done.store(number, Ordering::Release);
+        Ok(())
+    }
+
+    fn latch_on_error(&self, state: &mut State, synced: io::Result<()>) -> Result<(), CacheError> {
+        synced.map_err(|source| {
+            state.latched = Some("sync");
+            CacheError::Io { action: "sync", source }
+        })
+    }
+
+    /// Writes the journal anew, without what is past. A barrier, too.
+    pub(super) fn restart_journal(&self, state: &mut State) -> Result<(), CacheError> {
+        let barrier = state.index.start_barrier();
+        let synced = self.medium.sync(StoragePart::Frames);
+        self.latch_on_error(state, synced)?;
+        let all = snapshot(&state.index, &state.files, (state.sent, &state.ops));
+        let next = Journal::start(&*self.medium, Some(&state.journal), self.geometry, all);
+        match next {
+            Ok(journal) => state.journal = journal,
+            Err(source) => {
+                state.latched = Some("write");
+                return Err(CacheError::Io { action: "write", source });
+            }
+        }
+        state.index.end_barrier(barrier);
+        Ok(())
+    }
+
+    /// Ends the session in order, if nothing is left to be done.
+    pub fn end(&self) -> Result<(), CacheError> {
+        self.sync()?;
+        let mut state = self.alone();
+        if state.index.dirty_pages() == 0 && state.ops.is_empty() {
+            self.log(&mut state, &[JournalRecord::End])?;
+            let part = state.journal.part();
+            let synced = self.medium.sync(part);
+            self.latch_on_error(&mut state, synced)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,484 @@
+//! The cache: index, journal and frames under one lock.
+//!
+//! Readers share the lock, so a page they were told about cannot be given to somebody else under them. A dirty write is
+//! in the journal before it is in its frame; both are in the system's memory when it returns, so the death of this process
+//! loses nothing, and on the disk when a later [`BlockCache::sync`] returned, so neither does a power failure.
+
+use super::{
+    block_index::{Block, BlockIndex, Geometry, Key, PageMask, ZERO},
+    holes::Holes,
+    journal::Journal,
+    journal_record::{FileId, FileRecord, JournalRecord},
+    recovery::{Replayed, replay},
+    storage::{Storage, StoragePart},
+};
+use crate::proto::{Op, PAGE, RelPath, is_zero};
+use std::{
+    collections::{BTreeMap, HashMap, hash_map::Entry},
+    io,
+    ops::Range,
+    sync::{
+        Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+/// A journal is begun anew when it is so long and four times what it has to say.
+const MIN_JOURNAL: u64 = 16 << 20;
+
+/// The cache cannot do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    /// The disk of the cache failed or is full.
+    #[error("cannot {action} the cache")]
+    Io {
+        /// `read`, `write`, `sync` or `open`.
+        action: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Earlier writes may not be safe, so nothing more is taken.
+    #[error("the cache takes nothing more after a failed {action}")]
+    Latched {
+        /// What failed.
+        action: &'static str,
+    },
+    /// Everything in the cache has yet to reach the server.
+    #[error("the cache is full of data that has yet to be written back")]
+    Full,
+    /// A page that only this cache has is damaged.
+    #[error("data at byte {offset} that was not written back yet is damaged")]
+    Damaged {
+        /// Where in the file.
+        offset: u64,
+    },
+    /// No such file is known.
+    #[error("the cache knows no such file")]
+    Unknown,
+}
+
+/// What a read found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CacheRead {
+    /// All of it.
+    Here,
+    /// These blocks are not here, or not all of them.
+    Missing(Vec<u64>),
+}
+
+/// A block that the server lacks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirtyBlock {
+    /// Its number.
+    pub block: u64,
+    /// To be given back when it has been sent.
+    pub generation: u32,
+    /// The pages it is about.
+    pub pages: u64,
+    /// Runs of pages with the byte of the file where each begins.
+    pub runs: Vec<(u64, Vec<u8>)>,
+    /// Bytes of the file when this was taken: nothing in it lies behind that.
+    pub size: u64,
+}
+
+/// Something that was written and never promised, and is not there any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LostWrite {
+    /// The file.
+    pub path: RelPath,
+    /// Where the block begins.
+    pub offset: u64,
+    /// How many pages of it.
+    pub pages: u32,
+}
+
+/// What was found when a cache was opened.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Recovered {
+    /// Files with something the server lacks.
+    pub dirty: Vec<FileId>,
+    /// What is not there any more.
+    pub lost: Vec<LostWrite>,
+    /// The session before did not end in order.
+    pub unclean: bool,
+}
+
+/// Counters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CacheStats {
+    /// Bytes it may hold.
+    pub capacity: u64,
+    /// Bytes of frames in use.
+    pub used: u64,
+    /// Bytes of pages that are here.
+    pub valid: u64,
+    /// Bytes the server lacks.
+    pub dirty: u64,
+    /// Pages found damaged and fetched again.
+    pub damaged: u64,
+}
+
+/// A file and how often its content was declared void.
+pub(super) struct FileGeneration {
+    pub(super) record: FileRecord,
+    /// Goes up when what was asked for before may not be taken in any more.
+    pub(super) epoch: u64,
+    /// Goes up when what was read before is not so any more.
+    pub(super) content: u64,
+    /// What is not here and lies in one is zeros.
+    pub(super) holes: Holes,
+    /// Goes up when a block that was written here leaves.
+    pub(super) left: u64,
+}
+
+/// Tells whether what the server says of a whole file can be older than what is known here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ContentMark {
+    epoch: u64,
+    left: u64,
+}
+
+impl FileGeneration {
+    pub(super) fn mark(&self) -> ContentMark {
+        ContentMark { epoch: self.epoch, left: self.left }
+    }
+
+    pub(super) fn new(record: FileRecord) -> Self {
+        Self { record, epoch: 0, content: 0, holes: Holes::default(), left: 0 }
+    }
+}
+
+pub(super) struct State {
+    pub(super) index: BlockIndex,
+    pub(super) journal: Journal,
+    pub(super) files: HashMap<FileId, FileGeneration>,
+    pub(super) ops: BTreeMap<u64, Op>,
+    pub(super) next_file: FileId,
+    pub(super) next_op: u64,
+    /// Changes below this may have been sent.
+    pub(super) sent: u64,
+    pub(super) latched: Option<&'static str>,
+}
+
+/// A cache.
+pub struct BlockCache {
+    pub(super) medium: Box<dyn Storage>,
+    pub(super) geometry: Geometry,
+    state: RwLock<State>,
+    pub(super) used: Vec<AtomicBool>,
+    damaged: AtomicU64,
+    /// Blocks that are on their way, and how often.
+    pub(super) flights: Mutex<HashMap<Key, u32>>,
+    pub(super) barrier: Mutex<()>,
+    pub(super) barriers_begun: AtomicU64,
+    pub(super) barriers_done: AtomicU64,
+}
+
+/// The sum of a page; zeros have the sum that is never looked for.
+pub(super) fn page_sum(page: &[u8]) -> u32 {
+    if is_zero(page) {
+        return ZERO;
+    }
+    match xxhash_rust::xxh3::xxh3_64(page) as u32 {
+        ZERO => 1,
+        sum => sum,
+    }
+}
+
+pub(super) fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> CacheError {
+    move |source| CacheError::Io { action, source }
+}
+
+/// Page numbers of a set.
+pub(super) fn each(pages: PageMask) -> impl Iterator<Item = u32> {
+    (0..64).filter(move |page| pages >> page & 1 == 1)
+}
+
+/// Runs of page numbers of a set.
+pub(super) fn runs(mut pages: PageMask) -> impl Iterator<Item = Range<u32>> {
+    std::iter::from_fn(move || {
+        let first = pages.trailing_zeros();
+        let end = first + pages.checked_shr(first)?.trailing_ones();
+        pages &= u64::MAX.checked_shl(end).unwrap_or(0);
+        Some(first..end)
+    })
+}
+
+impl BlockCache {
+    /// The cache on a medium; an empty one if there is none, or if what is there has another geometry and nothing dirty.
+    pub fn open(medium: Box<dyn Storage>, geometry: Geometry) -> Result<(Self, Recovered), CacheError> {
+        let read = Journal::read(&*medium).map_err(io_error("open"))?;
+        let (old, stored, records) = match read {
+            Some((journal, stored, records)) => (Some(journal), stored, records),
+            None => (None, geometry, Vec::new()),
+        };
+        let mut replayed = replay(&*medium, stored, records).map_err(io_error("open"))?;
+        let owed = replayed.has_unsent();
+        // What is owed to the server keeps its shape.
+        let geometry = if owed { stored } else { geometry };
+        if geometry != stored {
+            replayed.index = BlockIndex::new(geometry);
+        }
+        let Replayed { index, files, ops, next_file, next_op, sent, lost, ended } = replayed;
+        let mut dirty: Vec<FileId> = files
+            .iter()
+            .filter(|(_, record)| record.dirty && !record.removed)
+            .map(|(file, _)| *file)
+            .collect();
+        dirty.sort_unstable();
+        // What survived the death of a process is not on the disk for that.
+        medium.sync(StoragePart::Frames).map_err(io_error("open"))?;
+        let recovered = Recovered { dirty, lost, unclean: old.is_some() && !ended };
+        let files: HashMap<FileId, FileGeneration> = files
+            .into_iter()
+            .filter(|(_, record)| !record.removed)
+            .map(|(file, record)| (file, FileGeneration::new(record)))
+            .collect();
+        let journal =
+            Journal::start(&*medium, old.as_ref(), geometry, snapshot(&index, &files, (sent, &ops)));
+        let journal = journal.map_err(io_error("open"))?;
+        let state = State { index, journal, files, ops, next_file, next_op, sent, latched: None };
+        let used = (0..geometry.frames).map(|_| AtomicBool::new(false)).collect();
+        let cache = Self {
+            medium,
+            geometry,
+            state: RwLock::new(state),
+            used,
+            damaged: AtomicU64::new(0),
+            flights: Mutex::default(),
+            barrier: Mutex::new(()),
+            barriers_begun: AtomicU64::new(0),
+            barriers_done: AtomicU64::new(0),
+        };
+        Ok((cache, recovered))
+    }
+
+    pub(super) fn shared(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn alone(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes of a block.
+    pub fn block_size(&self) -> u64 {
+        self.geometry.block()
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> CacheStats {
+        let state = self.shared();
+        let page = PAGE as u64;
+        CacheStats {
+            capacity: u64::from(self.geometry.frames) * self.geometry.block(),
+            used: u64::from(state.index.used_frames()) * self.geometry.block(),
+            valid: state.index.valid_pages() * page,
+            dirty: state.index.dirty_pages() * page,
+            damaged: self.damaged.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Bytes that are known to lie in holes. Looks at each of them.
+    pub fn holes(&self) -> u64 {
+        self.shared().files.values().map(|held| held.holes.pages()).sum::<u64>() * PAGE as u64
+    }
+
+    /// Fills `out` from `offset`, if all of it is here. What is not here and lies past `zero_from`, or in a
+    /// hole, is zeros.
+    pub fn read(&self, file: FileId, offset: u64, out: &mut [u8]) -> Result<CacheRead, CacheError> {
+        let mut bad = Vec::new();
+        let missing = {
+            let state = self.shared();
+            let held = state.files.get(&file).ok_or(CacheError::Unknown)?;
+            let mut missing = Vec::new();
+            let page = PAGE as u64;
+            let mut at = offset;
+            let end = offset + out.len() as u64;
+            while at < end {
+                let (number, within) = (at / page, (at % page) as usize);
+                let len = (PAGE - within).min((end - at) as usize);
+                let (block, in_block) =
+                    (number / u64::from(self.geometry.pages), number % u64::from(self.geometry.pages));
+                let key = Key { file, block };
+                let whole = &mut out[(at - offset) as usize..];
+                if within == 0
+                    && let Some(read) = self.read_run(&state, key, in_block as u32, whole)
+                {
+                    at += read as u64;
+                    continue;
+                }
+                let place = &mut out[(at - offset) as usize..][..len];
+                if !self.read_page(&state, key, in_block as u32, within, place, &mut bad)? {
+                    if number * page >= held.record.zero_from || held.holes.has(number) {
+                        place.fill(0);
+                    } else if missing.last() != Some(&block) {
+                        missing.push(block);
+                    }
+                }
+                at += len as u64;
+            }
+            missing
+        };
+        if !bad.is_empty() {
+            self.drop_damaged(&bad);
+        }
+        Ok(if missing.is_empty() { CacheRead::Here } else { CacheRead::Missing(missing) })
+    }
+
+    fn drop_damaged(&self, bad: &[(Key, u32)]) {
+        let mut state = self.alone();
+        for (key, page) in bad {
+            let dirty = state.index.get(*key).is_some_and(|block| block.dirty >> page & 1 == 1);
+            if !dirty {
+                state.index.cut(*key, 1 << page);
+                self.damaged.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(block = key.block, page, "a damaged page of the cache is fetched again");
+            }
+        }
+    }
+
+    /// Which pages of a block are here.
+    pub fn valid_pages(&self, file: FileId, block: u64) -> u64 {
+        self.shared().index.get(Key { file, block }).map_or(0, |block| block.valid)
+    }
+
+    /// Whether all pages of a block that lie below `size` are here or known to be zeros.
+    pub fn has_block(&self, file: FileId, block: u64, size: u64) -> bool {
+        let state = self.shared();
+        let Some(held) = state.files.get(&file) else { return false };
+        let (start, page) = (block * self.geometry.block(), PAGE as u64);
+        let end = size.min(held.record.zero_from).min(start + self.geometry.block());
+        let pages = end.saturating_sub(start).div_ceil(page) as u32;
+        let needed = if pages == 0 { 0 } else { u64::MAX >> (64 - pages) };
+        let valid = state.index.get(Key { file, block }).map_or(0, |block| block.valid);
+        each(needed & !valid).all(|number| held.holes.has(start / page + u64::from(number)))
+    }
+
+    /// What fills have to show, so that what was asked for before the content became void is not taken for it.
+    pub fn epoch(&self, file: FileId) -> Option<u64> {
+        self.shared().files.get(&file).map(|held| held.epoch)
+    }
+
+    /// Tells contents of a file apart that were read at different times.
+    pub fn content_epoch(&self, file: FileId) -> Option<u64> {
+        self.shared().files.get(&file).map(|held| held.content)
+    }
+
+    /// These blocks are asked for from here on, and stay until [`BlockCache::arrived`]: what was written to one and left, once the server
+    /// has it, could come back as it was before.
+    pub fn takes_off(&self, file: FileId, blocks: &[u64]) {
+        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        for block in blocks {
+            *flights.entry(Key { file, block: *block }).or_default() += 1;
+        }
+    }
+
+    /// What came of these blocks is taken in, or nothing came.
+    pub fn arrived(&self, file: FileId, blocks: &[u64]) {
+        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        for block in blocks {
+            if let Entry::Occupied(mut flight) = flights.entry(Key { file, block: *block }) {
+                *flight.get_mut() -= 1;
+                if *flight.get() == 0 {
+                    flight.remove();
+                }
+            }
+        }
+    }
+
+    /// What was so of a file when something was asked about all of it.
+    pub fn mark(&self, file: FileId) -> Option<ContentMark> {
+        self.shared().files.get(&file).map(FileGeneration::mark)
+    }
+
+    /// Takes in content from the server, from `offset` (a page's start) on; pages that are here already stay. Content that
+    /// was asked for in another epoch is left.
+    pub fn fill(&self, file: FileId, epoch: u64, offset: u64, content: &[u8]) -> Result<bool, CacheError> {
+        let mut state = self.alone();
+        self.tidy(&mut state)?;
+        let Some(held) = state.files.get(&file).filter(|held| held.epoch == epoch) else { return Ok(false) };
+        let keep = held.record.zero_from.saturating_sub(offset).min(content.len() as u64) as usize;
+        let mut records = Vec::new();
+        let block_bytes = self.geometry.block();
+        let mut at = 0;
+        while at < keep {
+            let here = offset + at as u64;
+            let len = (block_bytes - here % block_bytes).min((keep - at) as u64) as usize;
+            let key = Key { file, block: here / block_bytes };
+            let first = (here % block_bytes / PAGE as u64) as u32;
+            // A full cache serves what it is asked for and keeps it not.
+            match self.put(&mut state, key, first, &content[at..at + len], false) {
+                Ok(record) => records.extend(record),
+                Err(CacheError::Full) => break,
+                Err(error) => return Err(error),
+            }
+            at += len;
+        }
+        self.log(&mut state, &records)?;
+        Ok(true)
+    }
+
+    /// Appends records; a journal that cannot be written latches the cache.
+    pub(super) fn log(&self, state: &mut State, records: &[JournalRecord]) -> Result<(), CacheError> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        if let Some(action) = state.latched {
+            return Err(CacheError::Latched { action });
+        }
+        if let Err(source) = state.journal.append(&*self.medium, records) {
+            state.latched = Some("write");
+            return Err(CacheError::Io { action: "write", source });
+        }
+        Ok(())
+    }
+
+    /// Begins the journal anew if it has grown. Only where nothing is half done: a new journal promises what it says.
+    pub(super) fn tidy(&self, state: &mut State) -> Result<(), CacheError> {
+        let live =
+            (u64::from(state.index.used_frames()) + state.files.len() as u64 + state.ops.len() as u64) * 128;
+        if state.journal.len() > MIN_JOURNAL.max(4 * live) { self.restart_journal(state) } else { Ok(()) }
+    }
+}
+
+pub(super) fn record_of(key: Key, block: &Block) -> JournalRecord {
+    JournalRecord::Block {
+        file: key.file,
+        block: key.block,
+        frame: block.frame,
+        valid: block.valid,
+        dirty: block.dirty,
+        sums: each(block.valid).map(|page| block.sums[page as usize]).collect(),
+    }
+}
+
+/// Everything there is to say.
+pub(super) fn snapshot<'a>(
+    index: &'a BlockIndex,
+    files: &'a HashMap<FileId, FileGeneration>,
+    (sent, ops): (u64, &'a BTreeMap<u64, Op>),
+) -> impl Iterator<Item = JournalRecord> + 'a {
+    let files =
+        files.iter().map(|(file, held)| JournalRecord::File { file: *file, record: held.record.clone() });
+    let ops = ops.iter().map(|(number, op)| JournalRecord::Op { number: *number, op: op.clone() });
+    // Changes of names first: a replay moves files along with them (`recover.rs`), and these files have moved.
+    std::iter::once(JournalRecord::Sent { below: sent })
+        .chain(ops)
+        .chain(files)
+        .chain(index.all().map(|(key, block)| record_of(key, block)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_the_pages_of_a_set() {
+        for pages in [0, 1, 0b0110_1110, 1 << 63, u64::MAX, u64::MAX - 1, 0xff00_0000_0000_0001] {
+            assert!(runs(pages).flatten().eq(each(pages)), "{pages:#x}");
+        }
+        assert_eq!((runs(u64::MAX).count(), runs(0b101).count()), (1, 2));
+    }
+}

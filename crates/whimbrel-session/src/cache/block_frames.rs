@@ -1,0 +1,221 @@
+//! Pages in frames: what is stored where, in which order with its record, and read again if it is sound.
+//!
+//! A page of zeros is never stored. A dirty page is recorded before it is in its frame, unless the frame is new: then the record must
+//! never be there without it. What cannot be written latches the cache if it was dirty.
+
+use super::{
+    block_cache::{BlockCache, CacheError, State, each, io_error, page_sum, record_of},
+    block_index::{CacheFull, Key, PageMask, WritePlan, ZERO},
+    journal_record::JournalRecord,
+    storage::StoragePart,
+};
+use crate::proto::PAGE;
+use std::{
+    io,
+    sync::{PoisonError, atomic::Ordering},
+};
+
+/// Pages to be stored, from page `first` of a block on: those that have a sum here.
+#[derive(Clone, Copy)]
+struct Stretch<'a> {
+    first: u32,
+    content: &'a [u8],
+    sums: &'a [(u32, u32)],
+}
+
+/// A page of a short end of content.
+fn padded(page: &[u8]) -> [u8; PAGE] {
+    let mut whole = [0; PAGE];
+    whole[..page.len()].copy_from_slice(page);
+    whole
+}
+
+impl BlockCache {
+    /// Fills `out` with whole pages that lie one after the other, from page `first` of a block on, and says how many bytes
+    /// that was; none if it is less than two pages, or if one is damaged: page by page it is found out which.
+    pub(super) fn read_run(&self, state: &State, key: Key, first: u32, out: &mut [u8]) -> Option<usize> {
+        let block = state.index.get(key)?;
+        let frame = block.frame?;
+        let stored = |page: &u32| block.valid >> page & 1 == 1 && block.sums[*page as usize] != ZERO;
+        let most = (self.geometry.pages - first).min((out.len() / PAGE) as u32);
+        let run = (first..first + most).take_while(stored).count();
+        let place = &mut out[..run * PAGE];
+        if run < 2
+            || self.medium.read(StoragePart::Frames, self.frame_at(frame, first), place).ok()? != place.len()
+        {
+            return None;
+        }
+        self.used[frame as usize].store(true, Ordering::Relaxed);
+        let mut pages = place.chunks(PAGE).zip(&block.sums[first as usize..]);
+        pages.all(|(page, sum)| page_sum(page) == *sum).then_some(place.len())
+    }
+
+    /// Copies a part of a page if it is here and sound. A clean page that is not is noted in `bad`.
+    pub(super) fn read_page(
+        &self,
+        state: &State,
+        key: Key,
+        page: u32,
+        within: usize,
+        out: &mut [u8],
+        bad: &mut Vec<(Key, u32)>,
+    ) -> Result<bool, CacheError> {
+        let Some(block) = state.index.get(key).filter(|block| block.valid >> page & 1 == 1) else {
+            return Ok(false);
+        };
+        let Some(frame) = block.frame.filter(|_| block.sums[page as usize] != ZERO) else {
+            out.fill(0);
+            return Ok(true);
+        };
+        self.used[frame as usize].store(true, Ordering::Relaxed);
+        let mut bytes = [0; PAGE];
+        if self.load(frame, page, &mut bytes).is_ok() && page_sum(&bytes) == block.sums[page as usize] {
+            out.copy_from_slice(&bytes[within..within + out.len()]);
+            return Ok(true);
+        }
+        if block.dirty >> page & 1 == 1 {
+            let offset = key.block * self.geometry.block() + u64::from(page) * PAGE as u64;
+            return Err(CacheError::Damaged { offset });
+        }
+        bad.push((key, page));
+        Ok(false)
+    }
+
+    pub(super) fn load(&self, frame: u32, page: u32, out: &mut [u8; PAGE]) -> io::Result<()> {
+        let at = self.frame_at(frame, page);
+        let read = self.medium.read(StoragePart::Frames, at, out)?;
+        if read == PAGE { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+
+    pub(super) fn frame_at(&self, frame: u32, page: u32) -> u64 {
+        u64::from(frame) * self.geometry.block() + u64::from(page) * PAGE as u64
+    }
+
+    /// Stores whole pages (the last may be short) of one block and gives the record of it. Pages of a dirty write are
+    /// recorded before they are stored.
+    pub(super) fn put(
+        &self,
+        state: &mut State,
+        key: Key,
+        first: u32,
+        content: &[u8],
+        dirty: bool,
+    ) -> Result<Option<JournalRecord>, CacheError> {
+        let have = state.index.get(key).map_or(0, |block| block.valid);
+        let sum_of = |page: &[u8]| if page.len() == PAGE { page_sum(page) } else { page_sum(&padded(page)) };
+        let sums: Vec<(u32, u32)> = (first..)
+            .zip(content.chunks(PAGE))
+            .filter(|(number, _)| dirty || have >> number & 1 == 0)
+            .map(|(number, page)| (number, sum_of(page)))
+            .collect();
+        if sums.is_empty() {
+            return Ok(None);
+        }
+        let bits = |sums: &mut dyn Iterator<Item = &(u32, u32)>| {
+            sums.fold(0, |bits, (number, _)| bits | 1 << number)
+        };
+        let pages = bits(&mut sums.iter());
+        let full = bits(&mut sums.iter().filter(|(_, sum)| *sum != ZERO));
+        let plan = self.plan(state, key, pages, full, dirty)?;
+        self.copy(state, key, plan)?;
+        let stored = Stretch { first, content, sums: &sums };
+        let in_place = state.index.get(key).is_some_and(|block| block.frame == plan.frame);
+        if !in_place {
+            // Nothing speaks of the new frame yet: content first, so that its record is never without it.
+            self.store_in(state, plan.frame, stored, dirty)?;
+        }
+        let record = record_of(key, state.index.stored(key, plan, pages, &sums, dirty));
+        if dirty {
+            self.log(state, std::slice::from_ref(&record))?;
+        }
+        if in_place && let Err(error) = self.store_in(state, plan.frame, stored, dirty) {
+            // The frame holds neither the old nor the new.
+            state.index.remove(key);
+            return Err(error);
+        }
+        Ok((!dirty).then_some(record))
+    }
+
+    fn plan(
+        &self,
+        state: &mut State,
+        key: Key,
+        pages: PageMask,
+        full: PageMask,
+        dirty: bool,
+    ) -> Result<WritePlan, CacheError> {
+        let mut gone = Vec::new();
+        let mut plan_now = |state: &mut State| {
+            let flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+            let used = |frame: u32, key: Key| {
+                self.used[frame as usize].swap(false, Ordering::Relaxed) || flights.contains_key(&key)
+            };
+            state.index.plan(key, pages, full, dirty, used, &mut gone)
+        };
+        let mut plan = plan_now(state);
+        if plan == Err(CacheFull::Barrier) {
+            self.restart_journal(state)?;
+            plan = plan_now(state);
+        }
+        for (key, _) in gone.iter().filter(|(_, block)| block.generation != 0) {
+            // The server was given it: what it says of the file may be older.
+            if let Some(held) = state.files.get_mut(&key.file) {
+                held.left += 1;
+            }
+        }
+        plan.map_err(|_| CacheError::Full)
+    }
+
+    fn copy(&self, state: &State, key: Key, plan: WritePlan) -> Result<(), CacheError> {
+        let (Some(frame), Some((from, pages))) = (plan.frame, plan.copy) else { return Ok(()) };
+        let mut bytes = [0; PAGE];
+        for page in each(pages) {
+            // A page that cannot be read or is damaged is carried along as it is: its sum will say so.
+            let _ = self.load(from, page, &mut bytes);
+            let written = self.medium.write(StoragePart::Frames, self.frame_at(frame, page), &bytes);
+            written.map_err(io_error("write"))?;
+        }
+        debug_assert!(state.index.get(key).is_some());
+        Ok(())
+    }
+
+    fn store_in(
+        &self,
+        state: &mut State,
+        frame: Option<u32>,
+        stored: Stretch<'_>,
+        dirty: bool,
+    ) -> Result<(), CacheError> {
+        let Some(frame) = frame else { return Ok(()) };
+        if let Err(source) = self.store_pages(frame, stored) {
+            if dirty {
+                state.latched = Some("write");
+            }
+            return Err(CacheError::Io { action: "write", source });
+        }
+        self.used[frame as usize].store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Writes runs of pages that are not zeros, out of the content as it lies.
+    fn store_pages(&self, frame: u32, stored: Stretch<'_>) -> io::Result<()> {
+        let Stretch { first, content, sums } = stored;
+        let mut numbers = sums.iter().filter(|(_, sum)| *sum != ZERO).map(|(number, _)| *number).peekable();
+        while let Some(start) = numbers.next() {
+            let mut last = start;
+            while numbers.next_if_eq(&(last + 1)).is_some() {
+                last += 1;
+            }
+            let bytes = (start - first) as usize * PAGE..(last + 1 - first) as usize * PAGE;
+            let at = self.frame_at(frame, start);
+            if bytes.end <= content.len() {
+                self.medium.write(StoragePart::Frames, at, &content[bytes])?;
+            } else {
+                let mut filled_up = content[bytes.start..].to_vec();
+                filled_up.resize(bytes.len(), 0);
+                self.medium.write(StoragePart::Frames, at, &filled_up)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,354 @@
+//! What changes a file in the cache: writes, cuts, write-back, records of files.
+
+use super::{
+    block_cache::{
+        BlockCache, CacheError, CacheRead, ContentMark, DirtyBlock, FileGeneration, State, each, record_of,
+        runs,
+    },
+    block_index::Key,
+    holes::Holes,
+    journal_record::{FileId, FileRecord, JournalRecord},
+};
+use crate::proto::{PAGE, Version};
+use std::ops::Range;
+
+impl BlockCache {
+    /// A new file; its number.
+    pub fn add_file(&self, record: FileRecord) -> Result<FileId, CacheError> {
+        let mut state = self.alone();
+        let file = state.next_file;
+        state.next_file += 1;
+        state.files.insert(file, FileGeneration::new(record.clone()));
+        self.log(&mut state, &[JournalRecord::File { file, record }])?;
+        Ok(file)
+    }
+
+    /// What is known of a file.
+    pub fn file(&self, file: FileId) -> Option<FileRecord> {
+        self.shared().files.get(&file).map(|held| held.record.clone())
+    }
+
+    /// All files.
+    pub fn files(&self) -> Vec<(FileId, FileRecord)> {
+        self.shared().files.iter().map(|(file, held)| (*file, held.record.clone())).collect()
+    }
+
+    /// Changes what is known of a file, and records it if it is another thing now.
+    pub fn update_file(&self, file: FileId, change: impl FnOnce(&mut FileRecord)) -> Result<(), CacheError> {
+        let mut state = self.alone();
+        let held = state.files.get_mut(&file).ok_or(CacheError::Unknown)?;
+        let before = held.record.clone();
+        change(&mut held.record);
+        if held.record == before {
+            return Ok(());
+        }
+        let record = held.record.clone();
+        self.log(&mut state, &[JournalRecord::File { file, record }])
+    }
+
+    /// Writes. Every page that is written in part must be here, or lie past `zero_from`; else says which blocks are needed
+    /// and writes nothing.
+    pub fn write(&self, file: FileId, offset: u64, data: &[u8]) -> Result<CacheRead, CacheError> {
+        let mut state = self.alone();
+        if let Some(action) = state.latched {
+            return Err(CacheError::Latched { action });
+        }
+        self.tidy(&mut state)?;
+        let held = state.files.get(&file).ok_or(CacheError::Unknown)?;
+        let (page, end, zero_from) = (PAGE as u64, offset + data.len() as u64, held.record.zero_from);
+        let (first, last) = (offset / page * page, end.div_ceil(page) * page);
+        if (first, last) == (offset, end) {
+            self.put_dirty(&mut state, file, first, data, end)?;
+            return Ok(CacheRead::Here);
+        }
+        let mut whole = vec![0; (last - first) as usize];
+        let mut missing = Vec::new();
+        for edge in [first, last - page] {
+            let covered = edge >= offset && edge + page <= end;
+            let place = &mut whole[(edge - first) as usize..][..PAGE];
+            if !covered && !self.old_page(&state, file, edge, zero_from, place)? {
+                let block = edge / self.geometry.block();
+                if missing.last() != Some(&block) {
+                    missing.push(block);
+                }
+            }
+        }
+        if !missing.is_empty() {
+            return Ok(CacheRead::Missing(missing));
+        }
+        whole[(offset - first) as usize..][..data.len()].copy_from_slice(data);
+        self.put_dirty(&mut state, file, first, &whole, end)?;
+        Ok(CacheRead::Here)
+    }
+
+    /// What a page held before it is written in part; false if that is not known.
+    fn old_page(
+        &self,
+        state: &State,
+        file: FileId,
+        at: u64,
+        zero_from: u64,
+        out: &mut [u8],
+    ) -> Result<bool, CacheError> {
+        let (block, within) = (at / self.geometry.block(), at % self.geometry.block());
+        let mut bad = Vec::new();
+        let key = Key { file, block };
+        let here = self.read_page(state, key, (within / PAGE as u64) as u32, 0, out, &mut bad)?;
+        let in_hole = || state.files.get(&file).is_some_and(|held| held.holes.has(at / PAGE as u64));
+        Ok(here || at >= zero_from || in_hole())
+    }
+
+    fn put_dirty(
+        &self,
+        state: &mut State,
+        file: FileId,
+        first: u64,
+        whole: &[u8],
+        end: u64,
+    ) -> Result<(), CacheError> {
+        let held = state.files.get_mut(&file).ok_or(CacheError::Unknown)?;
+        held.holes.cut(first / PAGE as u64..end.div_ceil(PAGE as u64));
+        let grown = end > held.record.size;
+        held.record.size = held.record.size.max(end);
+        if grown || !held.record.dirty {
+            held.record.dirty = true;
+            let record = held.record.clone();
+            self.log(state, &[JournalRecord::File { file, record }])?;
+        }
+        let block_bytes = self.geometry.block();
+        let mut at = 0;
+        while at < whole.len() {
+            let here = first + at as u64;
+            let len = (block_bytes - here % block_bytes).min((whole.len() - at) as u64) as usize;
+            let key = Key { file, block: here / block_bytes };
+            let page = (here % block_bytes / PAGE as u64) as u32;
+            self.put(state, key, page, &whole[at..at + len], true)?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// Sets the size. What is cut off is gone, here and, once written back, there.
+    pub fn truncate(&self, file: FileId, size: u64) -> Result<CacheRead, CacheError> {
+        let mut state = self.alone();
+        let held = state.files.get(&file).ok_or(CacheError::Unknown)?;
+        let (old, zero_from, page) = (held.record.size, held.record.zero_from, PAGE as u64);
+        let edge = size / page * page;
+        let mut tail = None;
+        if size < old && !size.is_multiple_of(page) {
+            let mut bytes = vec![0; PAGE];
+            if !self.old_page(&state, file, edge, zero_from, &mut bytes)? {
+                // The rest of the page comes from the server and is cut there as `zero_from` says.
+                tail = None;
+            } else {
+                bytes[(size % page) as usize..].fill(0);
+                tail = Some(bytes);
+            }
+        }
+        let held = state.files.get_mut(&file).ok_or(CacheError::Unknown)?;
+        held.record.size = size;
+        held.record.zero_from = held.record.zero_from.min(size);
+        held.record.dirty = true;
+        held.epoch += 1;
+        held.content += 1;
+        held.holes = Holes::default();
+        let mut records = vec![JournalRecord::File { file, record: held.record.clone() }];
+        self.cut_from(&mut state, file, size.div_ceil(page) * page, &mut records);
+        self.log(&mut state, &records)?;
+        if let Some(tail) = tail {
+            self.put_dirty(&mut state, file, edge, &tail, size)?;
+        }
+        Ok(CacheRead::Here)
+    }
+
+    /// Forgets every page from byte `from` (a page's start) on.
+    fn cut_from(&self, state: &mut State, file: FileId, from: u64, records: &mut Vec<JournalRecord>) {
+        let block_bytes = self.geometry.block();
+        let blocks: Vec<u64> = state
+            .index
+            .blocks(file)
+            .map(|(block, _)| block)
+            .filter(|block| (block + 1) * block_bytes > from)
+            .collect();
+        for block in blocks {
+            let key = Key { file, block };
+            let keep = from.saturating_sub(block * block_bytes) / PAGE as u64;
+            let gone = if keep == 0 { u64::MAX } else { u64::MAX << keep };
+            state.index.cut(key, gone);
+            records.push(match state.index.get(key) {
+                Some(left) => record_of(key, left),
+                None => JournalRecord::NoBlock { file, block },
+            });
+        }
+    }
+
+    /// Files that have something the server lacks.
+    pub fn dirty_files(&self) -> Vec<FileId> {
+        let state = self.shared();
+        state
+            .files
+            .iter()
+            .filter(|(_, held)| held.record.dirty && !held.record.removed)
+            .map(|(file, _)| *file)
+            .collect()
+    }
+
+    /// What the server has behind a cut need not be cut off if all of it is written again: it can be compared with what is sent, and
+    /// only what is behind the end is cut then.
+    pub fn spare_cut(&self, file: FileId) -> Result<(), CacheError> {
+        let mut state = self.alone();
+        let State { index, files, .. } = &mut *state;
+        let Some(held) = files.get_mut(&file) else { return Ok(()) };
+        let (from, to) = (held.record.zero_from, held.record.base.size.min(held.record.size));
+        let per_block = u64::from(self.geometry.pages);
+        let written = |page: u64| {
+            let block = index.get(Key { file, block: page / per_block });
+            block.is_some_and(|found| found.dirty >> (page % per_block) & 1 == 1)
+        };
+        if from >= to || !(from / PAGE as u64..to.div_ceil(PAGE as u64)).all(written) {
+            return Ok(());
+        }
+        held.record.zero_from = to;
+        let record = held.record.clone();
+        self.log(&mut state, &[JournalRecord::File { file, record }])
+    }
+
+    /// Blocks of a file of which something is here.
+    pub fn held_blocks(&self, file: FileId) -> Vec<u64> {
+        self.shared().index.blocks(file).map(|(number, _)| number).collect()
+    }
+
+    /// Blocks of a file that the server lacks.
+    pub fn dirty_blocks(&self, file: FileId) -> Vec<u64> {
+        self.shared()
+            .index
+            .blocks(file)
+            .filter(|(_, block)| block.dirty != 0)
+            .map(|(number, _)| number)
+            .collect()
+    }
+
+    /// What is to be sent of a block; none if it is not dirty any more.
+    pub fn take_dirty(&self, file: FileId, block: u64) -> Result<Option<DirtyBlock>, CacheError> {
+        let state = self.shared();
+        let key = Key { file, block };
+        let size = state.files.get(&file).ok_or(CacheError::Unknown)?.record.size;
+        let Some(found) = state.index.get(key).filter(|found| found.dirty != 0) else { return Ok(None) };
+        let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
+        for page in each(found.dirty) {
+            let at = block * self.geometry.block() + u64::from(page) * PAGE as u64;
+            let mut bytes = vec![0; PAGE];
+            self.read_page(&state, key, page, 0, &mut bytes, &mut Vec::new())?;
+            bytes.truncate(size.saturating_sub(at).min(PAGE as u64) as usize);
+            match runs.last_mut() {
+                Some((start, run)) if *start + run.len() as u64 == at => run.extend(bytes),
+                _ if bytes.is_empty() => {}
+                _ => runs.push((at, bytes)),
+            }
+        }
+        Ok(Some(DirtyBlock { block, generation: found.generation, pages: found.dirty, runs, size }))
+    }
+
+    /// The server has what was taken, and was `seen` to be so after that. What was written since stays dirty, and all of it if the
+    /// file was cut since `content` was its count: then it is sent again.
+    ///
+    /// What is clean may go from here and must come back from the server, so zeros begin behind it from now on.
+    pub fn flushed(
+        &self,
+        file: FileId,
+        content: u64,
+        sent: &DirtyBlock,
+        seen: Option<Version>,
+    ) -> Result<(), CacheError> {
+        let mut state = self.alone();
+        let held = state.files.get_mut(&file).ok_or(CacheError::Unknown)?;
+        if held.content != content {
+            return Ok(());
+        }
+        let end = (sent.block + 1).saturating_mul(self.geometry.block()).min(held.record.size);
+        let before = held.record.clone();
+        if let Some(Version { size, mtime, ctime }) = seen {
+            // What is behind its end does not come from the server.
+            held.record.zero_from = held.record.zero_from.max(end.min(size));
+            // What was read there before this is older than what was sent.
+            held.record.base.mtime = mtime;
+            held.record.base.ctime = held.record.base.ctime.max(ctime);
+        }
+        let changed =
+            (held.record != before).then(|| JournalRecord::File { file, record: held.record.clone() });
+        let key = Key { file, block: sent.block };
+        let block = state.index.flushed(key, sent.generation, sent.pages).map(|left| record_of(key, left));
+        let records: Vec<JournalRecord> = changed.into_iter().chain(block).collect();
+        self.log(&mut state, &records)
+    }
+
+    /// The server has everything of a file as it was when `content` was its count: it is not dirty any more. Otherwise only
+    /// notes what the server has.
+    pub fn mark_clean(&self, file: FileId, content: u64, base: Version) -> Result<(), CacheError> {
+        let mut state = self.alone();
+        let more = state.index.blocks(file).any(|(_, block)| block.dirty != 0);
+        let held = state.files.get_mut(&file).ok_or(CacheError::Unknown)?;
+        let record = &mut held.record;
+        record.base = base;
+        record.stamps.clear();
+        if !more && held.content == content && record.size == base.size {
+            record.dirty = false;
+            record.mtime = None;
+        }
+        if held.content == content {
+            record.zero_from = record.zero_from.max(base.size.min(record.size));
+        }
+        let record = record.clone();
+        self.log(&mut state, &[JournalRecord::File { file, record }])
+    }
+
+    /// Forgets what is clean of a file; what comes from before this is void.
+    pub fn invalidate(&self, file: FileId) -> Result<(), CacheError> {
+        let mut state = self.alone();
+        let Some(held) = state.files.get_mut(&file) else { return Ok(()) };
+        held.epoch += 1;
+        held.content += 1;
+        held.holes = Holes::default();
+        let clean: Vec<(u64, u64)> =
+            state.index.blocks(file).map(|(block, found)| (block, found.valid & !found.dirty)).collect();
+        let mut records = Vec::new();
+        for (block, pages) in clean.into_iter().filter(|(_, pages)| *pages != 0) {
+            let key = Key { file, block };
+            state.index.cut(key, pages);
+            records.push(match state.index.get(key) {
+                Some(left) => record_of(key, left),
+                None => JournalRecord::NoBlock { file, block },
+            });
+        }
+        self.log(&mut state, &records)
+    }
+
+    /// The server's file has these holes, in order, unless something became void or left since it was asked. What is here of
+    /// them may have been written here, and is none.
+    pub fn set_holes(&self, file: FileId, asked: ContentMark, stretches: &[Range<u64>]) -> bool {
+        let mut state = self.alone();
+        let State { index, files, .. } = &mut *state;
+        let Some(held) = files.get_mut(&file).filter(|held| held.mark() == asked) else { return false };
+        held.holes = Holes::new(stretches, held.record.zero_from);
+        let pages = u64::from(self.geometry.pages);
+        for (block, found) in index.blocks(file) {
+            for run in runs(found.valid) {
+                held.holes.cut(block * pages + u64::from(run.start)..block * pages + u64::from(run.end));
+            }
+        }
+        true
+    }
+
+    /// Forgets a file and everything of it, dirty or not.
+    pub fn forget(&self, file: FileId) -> Result<(), CacheError> {
+        let mut state = self.alone();
+        let blocks: Vec<u64> = state.index.blocks(file).map(|(block, _)| block).collect();
+        for block in blocks {
+            state.index.remove(Key { file, block });
+        }
+        if state.files.remove(&file).is_none() {
+            return Ok(());
+        }
+        self.log(&mut state, &[JournalRecord::NoFile { file }])
+    }
+}

@@ -1,0 +1,78 @@
+//! Changes of names that the server has yet to make, and what is known of each: queued, sent, or another one by now.
+
+use super::{
+    block_cache::{BlockCache, CacheError, State},
+    journal_record::{JournalRecord, MergedChanges},
+};
+use crate::proto::Op;
+use std::collections::HashMap;
+
+impl BlockCache {
+    /// The server has yet to do this; its number.
+    pub fn add_op(&self, op: Op) -> Result<u64, CacheError> {
+        let mut state = self.alone();
+        let number = state.next_op;
+        state.next_op += 1;
+        state.ops.insert(number, op.clone());
+        self.log(&mut state, &[JournalRecord::Op { number, op }])?;
+        Ok(number)
+    }
+
+    /// The server has done it, or it is given up.
+    pub fn op_done(&self, number: u64) -> Result<(), CacheError> {
+        let mut state = self.alone();
+        if state.ops.remove(&number).is_none() {
+            return Ok(());
+        }
+        self.log(&mut state, &[JournalRecord::OpDone { number }])
+    }
+
+    /// Changes below this are sent from now on, or may have been; durable after the next [`BlockCache::sync`].
+    pub fn send_below(&self, below: u64) -> Result<(), CacheError> {
+        let mut state = self.alone();
+        if below <= state.sent {
+            return Ok(());
+        }
+        state.sent = below;
+        self.log(&mut state, &[JournalRecord::Sent { below }])
+    }
+
+    /// The first number of a change that was never sent.
+    pub fn unsent(&self) -> u64 {
+        self.shared().sent
+    }
+
+    /// Changes that were never sent are others by now. A file that none of them makes any more is forgotten, unless it is known to
+    /// be removed and in use.
+    pub fn fold_ops(&self, folded: MergedChanges) -> Result<(), CacheError> {
+        let mut lost = Vec::new();
+        let makes: HashMap<u64, Option<u64>> = folded.makes.iter().copied().collect();
+        {
+            let mut state = self.alone();
+            let State { files, ops, .. } = &mut *state;
+            for (file, held) in files.iter_mut() {
+                match held.record.made_by.and_then(|by| makes.get(&by)) {
+                    Some(Some(by)) => held.record.made_by = Some(*by),
+                    Some(None) if !held.record.removed => lost.push(*file),
+                    _ => {}
+                }
+            }
+            folded.gone.iter().for_each(|number| _ = ops.remove(number));
+            ops.extend(folded.now.iter().cloned());
+            self.log(&mut state, &[JournalRecord::Folded(folded)])?;
+        }
+        lost.into_iter().try_for_each(|file| self.forget(file))
+    }
+
+    /// The first `most` of these that `are` wanted.
+    pub fn first_ops(&self, most: usize, are: impl Fn(&u64) -> bool) -> Vec<(u64, Op)> {
+        let state = self.shared();
+        let wanted = state.ops.iter().filter(|(number, _)| are(number)).take(most);
+        wanted.map(|(number, op)| (*number, op.clone())).collect()
+    }
+
+    /// What the server has yet to do, in order.
+    pub fn ops(&self) -> Vec<(u64, Op)> {
+        self.shared().ops.iter().map(|(number, op)| (*number, op.clone())).collect()
+    }
+}

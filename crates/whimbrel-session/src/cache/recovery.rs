@@ -1,0 +1,237 @@
+//! What a journal says after a crash, checked against what is in the frames.
+//!
+//! The last durable barrier promises the newest record of each block before it. Later records may or may not have their
+//! content; each is tried, the newest first, and one is good if each dirty page has a sum that some record of that
+//! frame gave it. So a promised page is always found; a page that was written and never promised is found, or an older
+//! one is, or it is reported lost.
+
+use super::{
+    block_cache::{CacheError, LostWrite, io_error, page_sum},
+    block_index::{Block, BlockIndex, Geometry, Key, ZERO},
+    journal::Journal,
+    journal_record::{FileId, FileRecord, JournalRecord, MergedChanges},
+    storage::{Storage, StoragePart},
+};
+use crate::proto::{Op, PAGE};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    io,
+};
+
+/// What a record said of a block.
+#[derive(Debug, Clone)]
+struct Said {
+    number: u64,
+    frame: Option<u32>,
+    valid: u64,
+    dirty: u64,
+    sums: Box<[u32]>,
+}
+
+/// A cache as its journal has it.
+pub(super) struct Replayed {
+    pub(super) index: BlockIndex,
+    pub(super) files: HashMap<FileId, FileRecord>,
+    pub(super) ops: BTreeMap<u64, Op>,
+    pub(super) next_file: FileId,
+    pub(super) next_op: u64,
+    /// Changes below this may have been sent.
+    pub(super) sent: u64,
+    pub(super) lost: Vec<LostWrite>,
+    /// Whether the session before ended in order.
+    pub(super) ended: bool,
+}
+
+impl Replayed {
+    /// Whether the server lacks something of it.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.index.dirty_pages() > 0
+            || !self.ops.is_empty()
+            || self.files.values().any(|record| record.dirty && !record.removed)
+    }
+}
+
+/// Whether a cache that is not open has something that the server lacks. Changes nothing.
+pub fn has_unsent(medium: &dyn Storage) -> Result<bool, CacheError> {
+    let Some((_, geometry, records)) = Journal::read(medium).map_err(io_error("open"))? else {
+        return Ok(false);
+    };
+    Ok(replay(medium, geometry, records).map_err(io_error("open"))?.has_unsent())
+}
+
+/// Everything the records say, before any frame was looked at.
+#[derive(Default)]
+struct Words {
+    blocks: HashMap<Key, Vec<Said>>,
+    files: HashMap<FileId, FileRecord>,
+    ops: BTreeMap<u64, Op>,
+    next_file: FileId,
+    next_op: u64,
+    sent: Option<u64>,
+    barrier: u64,
+    ended: bool,
+}
+
+impl Words {
+    fn apply(&mut self, number: u64, record: JournalRecord, geometry: Geometry) {
+        self.ended = record == JournalRecord::End;
+        match record {
+            JournalRecord::Block { file, block, frame, valid, dirty, sums } => {
+                let Some(sums) = spread(valid, &sums, geometry) else { return };
+                let sound = dirty & !valid == 0 && frame.is_none_or(|frame| frame < geometry.frames);
+                if sound {
+                    let said = Said { number, frame, valid, dirty, sums };
+                    self.blocks.entry(Key { file, block }).or_default().push(said);
+                }
+            }
+            JournalRecord::NoBlock { file, block } => {
+                let nothing = Said { number, frame: None, valid: 0, dirty: 0, sums: Box::default() };
+                self.blocks.entry(Key { file, block }).or_default().push(nothing);
+            }
+            JournalRecord::File { file, record } => {
+                self.next_file = self.next_file.max(file.saturating_add(1));
+                self.files.insert(file, record);
+            }
+            JournalRecord::NoFile { file } => drop(self.files.remove(&file)),
+            JournalRecord::Op { number, op } => {
+                self.apply_op(&op);
+                self.next_op = self.next_op.max(number.saturating_add(1));
+                self.ops.insert(number, op);
+            }
+            JournalRecord::OpDone { number } => drop(self.ops.remove(&number)),
+            JournalRecord::Barrier { records } => self.barrier = self.barrier.max(records),
+            JournalRecord::End => {}
+            JournalRecord::Sent { below } => self.sent = self.sent.max(Some(below)),
+            JournalRecord::Folded(folded) => self.fold(folded),
+        }
+    }
+}
+
+impl Words {
+    fn fold(&mut self, folded: MergedChanges) {
+        let makes: HashMap<u64, Option<u64>> = folded.makes.into_iter().collect();
+        self.files.retain(|_, record| {
+            let made = record.made_by.and_then(|by| makes.get(&by).copied());
+            record.made_by = made.unwrap_or(record.made_by);
+            made != Some(None)
+        });
+        folded.gone.iter().for_each(|number| _ = self.ops.remove(number));
+        self.ops.extend(folded.now);
+    }
+
+    /// Files are where a change moves them, and gone where it takes their name, also if a crash came before their own records said
+    /// so. One that has another name goes by that before its change is recorded.
+    fn apply_op(&mut self, op: &Op) {
+        if let Op::Unlink { path, .. } | Op::Rename { path, .. } = op {
+            self.files.retain(|_, record| record.removed || record.path != *path);
+        }
+        let Op::Rename { from, path, .. } = op else { return };
+        for record in self.files.values_mut().filter(|record| !record.removed) {
+            if let Some(moved) = record.path.moved(from, path) {
+                record.path = moved;
+            }
+        }
+    }
+}
+
+/// Sums by page number.
+fn spread(valid: u64, sums: &[u32], geometry: Geometry) -> Option<Box<[u32]>> {
+    if valid & !geometry.all() != 0 || valid.count_ones() as usize != sums.len() {
+        return None;
+    }
+    let mut rest = sums.iter();
+    let of = |page: u32| if valid >> page & 1 == 1 { rest.next().copied() } else { None };
+    Some((0..geometry.pages).map(of).map(Option::unwrap_or_default).collect())
+}
+
+pub(super) fn replay(
+    medium: &dyn Storage,
+    geometry: Geometry,
+    records: Vec<JournalRecord>,
+) -> io::Result<Replayed> {
+    let mut words = Words::default();
+    for (number, record) in records.into_iter().enumerate() {
+        words.apply(number as u64, record, geometry);
+    }
+    let mut index = BlockIndex::new(geometry);
+    let (mut lost, mut taken, mut clean) = (Vec::new(), HashSet::new(), Vec::new());
+    for (key, said) in words.blocks {
+        let Some(file) = words.files.get(&key.file).filter(|file| !file.removed) else { continue };
+        // What the newest record before the barrier said is promised; what was said before that is past.
+        let from = said.iter().rposition(|said| said.number < words.barrier).unwrap_or(0);
+        let window = &said[from..];
+        let Some(newest) = window.last() else { continue };
+        if newest.dirty == 0 {
+            clean.push((key, newest.clone()));
+            continue;
+        }
+        match best(medium, geometry, window)? {
+            Some(block) if block.dirty != 0 => {
+                taken.extend(block.frame);
+                index.restore_one(key, block);
+            }
+            Some(_) | None => lost.push(LostWrite {
+                path: file.path.clone(),
+                offset: key.block.saturating_mul(geometry.block()),
+                pages: newest.dirty.count_ones(),
+            }),
+        }
+    }
+    // Of clean blocks that claim one frame, the newest record is right.
+    clean.sort_by_key(|(_, said)| std::cmp::Reverse(said.number));
+    for (key, said) in clean {
+        if said.valid != 0 && said.frame.is_none_or(|frame| taken.insert(frame)) {
+            index.restore_one(key, block_of(&said, said.sums.clone()));
+        }
+    }
+    index.restored();
+    let Words { files, ops, next_file, next_op, sent, ended, .. } = words;
+    // A journal of before this was noted may have had any of them sent.
+    let sent = if ops.is_empty() { 0 } else { sent.unwrap_or(next_op) };
+    Ok(Replayed { index, files, ops, next_file, next_op, sent, lost, ended })
+}
+
+fn block_of(said: &Said, sums: Box<[u32]>) -> Block {
+    let Said { frame, valid, dirty, .. } = *said;
+    Block { frame, valid, dirty, sums, generation: u32::from(dirty != 0), frozen: dirty != 0 }
+}
+
+/// The newest record whose dirty pages are there.
+fn best(medium: &dyn Storage, geometry: Geometry, window: &[Said]) -> io::Result<Option<Block>> {
+    for said in window.iter().rev() {
+        if said.valid == 0 {
+            return Ok(None);
+        }
+        if let Some(block) = verify(medium, geometry, said, window)? {
+            return Ok(Some(block));
+        }
+    }
+    Ok(None)
+}
+
+fn verify(
+    medium: &dyn Storage,
+    geometry: Geometry,
+    said: &Said,
+    window: &[Said],
+) -> io::Result<Option<Block>> {
+    let mut sums = said.sums.clone();
+    let Some(frame) = said.frame else { return Ok(Some(block_of(said, sums))) };
+    let (mut page_bytes, start) = ([0; PAGE], u64::from(frame) * geometry.block());
+    for page in (0..geometry.pages as usize).filter(|page| said.dirty >> page & 1 == 1) {
+        let at = start + (page * PAGE) as u64;
+        let whole = medium.read(StoragePart::Frames, at, &mut page_bytes)? == PAGE;
+        let found = whole.then(|| page_sum(&page_bytes));
+        // Another write into the same frame may have come through where this one did not, or the other way round. Zeros
+        // are never stored: if nothing that was said after them is there, they are what there is.
+        let others = window.iter().rev();
+        let others = others.filter(|other| other.frame == said.frame && other.valid >> page & 1 == 1);
+        let mut there =
+            others.map(|other| other.sums[page]).filter(|sum| *sum == ZERO || Some(*sum) == found);
+        match there.next() {
+            Some(sum) => sums[page] = sum,
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(block_of(said, sums)))
+}

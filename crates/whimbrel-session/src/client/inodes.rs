@@ -1,0 +1,371 @@
+//! Inodes: what is known of the server's files, and what was done to them here. No I/O.
+//!
+//! A node is found by its number, by its name in a directory, or by what it is on the server. Directories that were seen
+//! whole answer for names they do not have as well. `changes` of a directory goes up with everything done to it here, so
+//! that an answer of the server that was asked for before is not taken for the newer truth.
+
+use crate::{
+    cache::FileId,
+    proto::{Attr, Entry, Ident, Kind, Name, PathError, RelPath, Time},
+};
+use std::{
+    collections::{HashMap, HashSet},
+    time::{Duration, Instant},
+};
+use whimbrel_fuse::ROOT;
+
+/// Absent names of a directory that the kernel is told of; there are programs that try any number.
+const ABSENT: usize = 1024;
+
+/// Names of a directory.
+#[derive(Debug, Default)]
+pub(super) struct Dir {
+    pub(super) entries: HashMap<Name, u64>,
+    /// When all names were seen; none if they were not.
+    pub(super) whole: Option<Instant>,
+    /// It has more names than are worth bringing for one look-up.
+    pub(super) large: bool,
+    pub(super) changes: u64,
+    /// It was asked about since it was last seen whole.
+    pub(super) used: bool,
+    /// Names of which the kernel believes that they are not there.
+    absent: HashSet<Name>,
+}
+
+impl Dir {
+    /// Whether its names were neither seen nor are too many to be brought along.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.whole.is_none() && !self.large
+    }
+
+    /// The kernel has made this name, and knows.
+    pub(super) fn is_made(&mut self, name: &Name) {
+        self.absent.remove(name);
+    }
+}
+
+/// A file, directory or symlink.
+#[derive(Debug)]
+pub(super) struct Inode {
+    pub(super) attr: Attr,
+    /// When the server said so; none if it is so because it was made so here.
+    pub(super) seen: Option<Instant>,
+    /// Directories and names; more than one for hard links, none once it is removed.
+    pub(super) names: Vec<(u64, Name)>,
+    /// References of the kernel.
+    pub(super) refs: u64,
+    pub(super) opens: u32,
+    pub(super) file: Option<FileId>,
+    /// The server has yet to make it.
+    pub(super) local: bool,
+    /// What has yet to be done on the server and is only about this node: it needs not be done if the node goes.
+    pub(super) ops: Vec<u64>,
+    pub(super) target: Option<Vec<u8>>,
+    pub(super) dir: Option<Dir>,
+    /// The last change of content made here.
+    pub(super) mtime: Option<Time>,
+    /// What was written through an open descriptor was put aside, and whoever closes or syncs one is to hear of it.
+    pub(super) parted: bool,
+    /// The content the kernel may have in its cache, by the cache's count.
+    pub(super) epoch: Option<u64>,
+}
+
+/// All nodes.
+#[derive(Debug)]
+pub(super) struct InodeTable {
+    nodes: HashMap<u64, Inode>,
+    by_ident: HashMap<Ident, u64>,
+    next: u64,
+    /// Names that the kernel believes absent, and may be there.
+    appeared: Vec<(u64, Name)>,
+}
+
+/// What a name is known to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NameLookup {
+    /// This node, believed.
+    Node(u64),
+    /// Nothing, believed.
+    Nothing,
+    /// The server has to be asked.
+    Ask,
+}
+
+impl Inode {
+    fn new(attr: Attr, seen: Option<Instant>) -> Self {
+        let dir = (attr.kind == Kind::Dir).then(Dir::default);
+        Self {
+            attr,
+            seen,
+            names: Vec::new(),
+            refs: 0,
+            opens: 0,
+            file: None,
+            local: false,
+            ops: Vec::new(),
+            target: None,
+            dir,
+            mtime: None,
+            parted: false,
+            epoch: None,
+        }
+    }
+
+    pub(super) fn is_fresh(&self, ttl: Duration) -> bool {
+        self.local || self.seen.is_none_or(|seen| seen.elapsed() < ttl)
+    }
+}
+
+impl InodeTable {
+    pub(super) fn new(root: Attr) -> Self {
+        let by_ident = HashMap::from([(root.ident, ROOT)]);
+        Self {
+            nodes: HashMap::from([(ROOT, Inode::new(root, Some(Instant::now())))]),
+            by_ident,
+            next: ROOT + 1,
+            appeared: Vec::new(),
+        }
+    }
+
+    pub(super) fn get(&self, id: u64) -> Option<&Inode> {
+        self.nodes.get(&id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Inode> {
+        self.nodes.get_mut(&id)
+    }
+
+    pub(super) fn dir(&mut self, id: u64) -> Option<&mut Dir> {
+        self.nodes.get_mut(&id)?.dir.as_mut()
+    }
+
+    pub(super) fn by_ident(&self, ident: &Ident) -> Option<u64> {
+        self.by_ident.get(ident).copied()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub(super) fn ids(&self) -> Vec<u64> {
+        self.nodes.keys().copied().collect()
+    }
+
+    /// Where a node is; none if it is removed.
+    pub(super) fn path(&self, id: u64) -> Option<RelPath> {
+        let mut names = Vec::new();
+        let mut at = id;
+        while at != ROOT {
+            let (parent, name) = self.nodes.get(&at)?.names.first()?;
+            names.push(name);
+            at = *parent;
+            // Deeper than any path: a loop cannot be, and would end here.
+            if names.len() > 2048 {
+                return None;
+            }
+        }
+        let mut path = RelPath::root();
+        for name in names.into_iter().rev() {
+            path = path.join(name).ok()?;
+        }
+        Some(path)
+    }
+
+    pub(super) fn path_of(&self, parent: u64, name: &Name) -> Result<RelPath, PathError> {
+        self.path(parent).ok_or(PathError::Name)?.join(name)
+    }
+
+    /// Directories that were seen whole longer ago than `age` and were in use since.
+    pub(super) fn used_dirs(&self, age: Duration) -> Vec<u64> {
+        let old = |node: &Inode| {
+            let dir = node.dir.as_ref().filter(|dir| dir.used && !node.local);
+            dir.and_then(|dir| dir.whole).is_some_and(|seen| seen.elapsed() >= age)
+        };
+        self.nodes.iter().filter(|(_, node)| old(node)).map(|(id, _)| *id).collect()
+    }
+
+    /// What is known of a name.
+    pub(super) fn known(&mut self, parent: u64, name: &Name, ttl: Duration) -> NameLookup {
+        if let Some(dir) = self.dir(parent) {
+            dir.used = true;
+        }
+        let Some(node) = self.nodes.get(&parent) else { return NameLookup::Ask };
+        let Some(dir) = &node.dir else { return NameLookup::Ask };
+        let whole = node.local || dir.whole.is_some_and(|seen| seen.elapsed() < ttl);
+        match dir.entries.get(name) {
+            Some(id) if whole || self.nodes.get(id).is_some_and(|node| node.is_fresh(ttl)) => {
+                NameLookup::Node(*id)
+            }
+            None if whole => NameLookup::Nothing,
+            _ => NameLookup::Ask,
+        }
+    }
+
+    /// The kernel is told that a directory has no such name: how long it may believe that.
+    pub(super) fn absent(&mut self, parent: u64, name: &Name, ttl: Duration) -> Duration {
+        let Some(node) = self.nodes.get_mut(&parent) else { return Duration::ZERO };
+        let Some(dir) = &mut node.dir else { return Duration::ZERO };
+        let left = match dir.whole {
+            _ if node.local => ttl,
+            Some(seen) => ttl.saturating_sub(seen.elapsed()),
+            None => Duration::ZERO,
+        };
+        if left.is_zero() || dir.entries.contains_key(name) || dir.absent.len() >= ABSENT {
+            return Duration::ZERO;
+        }
+        dir.absent.insert(name.clone());
+        left
+    }
+
+    /// Names to tell the kernel of.
+    pub(super) fn appeared(&mut self) -> Vec<(u64, Name)> {
+        std::mem::take(&mut self.appeared)
+    }
+
+    /// Whether all names of a directory are known and believed.
+    pub(super) fn is_complete(&mut self, id: u64, ttl: Duration) -> bool {
+        if let Some(dir) = self.dir(id) {
+            dir.used = true;
+        }
+        let Some(node) = self.nodes.get(&id) else { return false };
+        let Some(dir) = &node.dir else { return false };
+        node.local || dir.whole.is_some_and(|seen| seen.elapsed() < ttl)
+    }
+
+    /// The node of a file the server told of. Says also whether the node was known before.
+    pub(super) fn adopt(&mut self, parent: u64, name: &Name, attr: Attr) -> (u64, bool) {
+        let (id, known) = match self.by_ident.get(&attr.ident) {
+            // A directory is never two; a file may have another name.
+            Some(id) if self.nodes.get(id).is_some_and(|node| node.attr.kind == attr.kind) => (*id, true),
+            _ => (self.insert(Inode::new(attr, Some(Instant::now()))), false),
+        };
+        if attr.kind == Kind::Dir
+            && let Some(node) = self.nodes.get_mut(&id)
+        {
+            let old = std::mem::take(&mut node.names);
+            for (parent, name) in old {
+                if let Some(dir) = self.dir(parent) {
+                    dir.entries.remove(&name);
+                }
+            }
+        }
+        if self.dir(parent).is_some_and(|dir| dir.absent.remove(name)) {
+            self.appeared.push((parent, name.clone()));
+        }
+        self.link(parent, name, id);
+        (id, known)
+    }
+
+    fn insert(&mut self, node: Inode) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        if !node.local {
+            self.by_ident.insert(node.attr.ident, id);
+        }
+        self.nodes.insert(id, node);
+        id
+    }
+
+    /// A node the server has yet to make.
+    pub(super) fn make(&mut self, parent: u64, name: &Name, attr: Attr) -> u64 {
+        let mut node = Inode::new(attr, None);
+        node.local = true;
+        let id = self.insert(node);
+        self.link(parent, name, id);
+        id
+    }
+
+    /// The server has made it.
+    pub(super) fn made(&mut self, id: u64, attr: Attr) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        node.local = false;
+        node.attr.ident = attr.ident;
+        // What this directory has is known: it was made here, empty.
+        if let Some(dir) = &mut node.dir {
+            dir.whole = Some(Instant::now());
+        }
+        node.seen = Some(Instant::now());
+        self.by_ident.insert(attr.ident, id);
+    }
+
+    /// A name leads to a node; what it led to before has a name less.
+    pub(super) fn link(&mut self, parent: u64, name: &Name, id: u64) {
+        let Some(dir) = self.dir(parent) else { return };
+        // If it was made here, the kernel knows.
+        dir.absent.remove(name);
+        let before = dir.entries.insert(name.clone(), id);
+        let place = (parent, name.clone());
+        if let Some(before) = before.filter(|before| *before != id)
+            && let Some(node) = self.nodes.get_mut(&before)
+        {
+            node.names.retain(|known| *known != place);
+            self.reap(before);
+        }
+        if let Some(node) = self.nodes.get_mut(&id)
+            && !node.names.contains(&place)
+        {
+            node.names.push(place);
+        }
+    }
+
+    /// A name leads nowhere any more.
+    pub(super) fn unlink(&mut self, parent: u64, name: &Name) -> Option<u64> {
+        let id = self.dir(parent)?.entries.remove(name)?;
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.names.retain(|(known, other)| *known != parent || other != name);
+        }
+        Some(id)
+    }
+
+    /// All names of a directory, as the server said them. Nodes whose attributes came along are given back.
+    pub(super) fn list(&mut self, id: u64, entries: Vec<Entry>) -> Vec<(u64, Attr)> {
+        let mut found = Vec::with_capacity(entries.len());
+        let mut names: HashMap<Name, ()> = HashMap::with_capacity(entries.len());
+        for Entry { name, attr } in entries {
+            let (child, known) = self.adopt(id, &name, attr);
+            if known {
+                found.push((child, attr));
+            }
+            names.insert(name, ());
+        }
+        let Some(dir) = self.dir(id) else { return found };
+        dir.whole = Some(Instant::now());
+        let gone: Vec<Name> = dir.entries.keys().filter(|name| !names.contains_key(*name)).cloned().collect();
+        for name in gone {
+            if let Some(child) = self.unlink(id, &name) {
+                self.reap(child);
+            }
+        }
+        found
+    }
+
+    /// Forgets a node that has no name, no reference and no use.
+    pub(super) fn reap(&mut self, id: u64) -> Option<FileId> {
+        let node = self.nodes.get(&id)?;
+        if id == ROOT || !node.names.is_empty() || node.refs > 0 || node.opens > 0 {
+            return None;
+        }
+        let node = self.nodes.remove(&id)?;
+        if self.by_ident.get(&node.attr.ident) == Some(&id) {
+            self.by_ident.remove(&node.attr.ident);
+        }
+        node.file
+    }
+
+    /// Everything but what was done here has to be asked for again.
+    pub(super) fn doubt(&mut self) {
+        for (id, node) in &mut self.nodes {
+            let absent = node.dir.as_mut().map(|dir| std::mem::take(&mut dir.absent));
+            self.appeared.extend(absent.into_iter().flatten().map(|name| (*id, name)));
+            if node.local {
+                continue;
+            }
+            node.seen = Some(
+                Instant::now().checked_sub(Duration::from_secs(3600 * 24 * 400)).unwrap_or_else(Instant::now),
+            );
+            if let Some(dir) = &mut node.dir {
+                dir.whole = None;
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Files of a session that are served as NBD exports, each on a unix socket that only this user may open.
+//!
+//! An export lasts until it is ended or the session is. Ending one cuts its clients off after the requests they have under way,
+//! and then does what closing a file does. What a client wrote and did not flush is as safe as what a program wrote and
+//! did not sync.
+
+use super::{block_device::FileDisk, session::Session};
+use crate::proto::RelPath;
+use serde::{Deserialize, Serialize};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use whimbrel_block::Device;
+use whimbrel_nbd::{Options, Server, bind_private, serve};
+
+/// Most exports of one session: each has a thread and its clients' threads.
+const MOST: usize = 64;
+
+/// A file that is served.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportStatus {
+    /// The file, below the session's directory.
+    pub file: String,
+    /// Where it is served.
+    pub socket: PathBuf,
+    /// Bytes.
+    pub size: u64,
+    /// Whether nobody may write it.
+    pub read_only: bool,
+    /// Clients that are connected.
+    pub clients: usize,
+}
+
+struct Export {
+    file: String,
+    socket: PathBuf,
+    disk: Arc<FileDisk>,
+    server: Server,
+}
+
+/// What of a session is served.
+pub(super) struct NbdExports {
+    session: Session,
+    served: Mutex<Vec<Export>>,
+}
+
+impl NbdExports {
+    pub(super) fn new(session: Session) -> Self {
+        Self { session, served: Mutex::default() }
+    }
+
+    fn served(&self) -> MutexGuard<'_, Vec<Export>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves `file` at `socket`; says why not.
+    pub(super) fn start(&self, file: &str, socket: &Path) -> Result<(), String> {
+        let path = RelPath::new(file.as_bytes()).map_err(|error| error.to_string())?;
+        let disk = FileDisk::open(&self.session.core, &path)
+            .map_err(|errno| format!("cannot open {file:?}: {errno}"))?;
+        let disk = Arc::new(disk);
+        // The lock is held while the socket is made: of two who want the same file one is second.
+        let mut served = self.served();
+        if served.len() >= MOST || served.iter().any(|export| export.file == file) {
+            return Err(format!("{file:?} is served already, or {MOST} files are"));
+        }
+        let unusable = |error| format!("cannot serve at {}: {error}", socket.display());
+        let listener = bind_private(socket).map_err(unusable)?;
+        let server = serve(disk.clone(), listener, Options::default()).map_err(unusable)?;
+        served.push(Export { file: file.to_owned(), socket: socket.to_owned(), disk, server });
+        Ok(())
+    }
+
+    /// Ends the export of `file`; says what went wrong.
+    pub(super) fn end(&self, file: &str) -> Result<(), String> {
+        let mut served = self.served();
+        let at = served.iter().position(|export| export.file == file);
+        let export = served.remove(at.ok_or_else(|| format!("{file:?} is not served"))?);
+        drop(served);
+        export.end()
+    }
+
+    /// Ends all of them.
+    pub(super) fn end_all(&self) {
+        let all = std::mem::take(&mut *self.served());
+        for export in all {
+            if let Err(error) = export.end() {
+                tracing::warn!("{error}");
+            }
+        }
+    }
+
+    pub(super) fn status(&self) -> Vec<ExportStatus> {
+        let status = |export: &Export| ExportStatus {
+            file: export.file.clone(),
+            socket: export.socket.clone(),
+            size: export.disk.size(),
+            read_only: export.disk.is_read_only(),
+            clients: export.server.connections(),
+        };
+        self.served().iter().map(status).collect()
+    }
+}
+
+impl Export {
+    fn end(self) -> Result<(), String> {
+        // Nobody new finds it. Gone already is as good.
+        let _ = fs::remove_file(&self.socket);
+        self.server.stop();
+        self.disk.close().map_err(|errno| format!("{:?} is not written back: {errno}", self.file))
+    }
+}

@@ -1,0 +1,179 @@
+//! Names and attributes of many directories, before anybody asks for them.
+//!
+//! When a session begins, the tree is walked level by level, a few large requests at once, as far as it is worth: programs
+//! that go through a tree directory by directory would wait a round trip for each. When what is known grows old while it is
+//! in use, all directories in use are asked for again together, so that the first who asks waits and nobody after.
+//!
+//! What comes back is believed from the moment it was asked for, and not at all for a directory that was changed or listed
+//! here meanwhile. Nobody waits for it, and what it does not bring is asked for as if there were no walk.
+
+use super::{directory_cache::SMALL, inodes::Dir, server_connection::CallFailure, session::Core};
+use crate::proto::{Kind, ListTree, RelPath, WalkCall, Walked, WalkedDir, unpack_dirs};
+use bytes::Bytes;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Weak, atomic::Ordering},
+    time::{Duration, Instant},
+};
+use whimbrel_fuse::ROOT;
+
+/// Names learnt ahead at most: about 30 MB here, and a second of a server's time.
+const NAMES: usize = 100_000;
+/// Requests under way at once.
+const REQUESTS: usize = 8;
+/// Directories of one request, and names after which its answer ends.
+const PART: (usize, u32) = (256, 8192);
+/// What is believed for less than this is not worth asking for ahead.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// A directory as it was when it was asked for: what was done to it here, and when it was seen whole.
+type Before = (u64, Option<Instant>);
+
+/// What is asked for at once, and what was known then.
+struct Wave {
+    below: bool,
+    begun: Instant,
+    /// Changes made here so far.
+    changes: u64,
+    before: HashMap<u64, Before>,
+    parts: Vec<Vec<(u64, RelPath)>>,
+}
+
+/// What one request of a wave brought.
+type Answer = Result<(Walked, Bytes), CallFailure>;
+
+fn before(dir: &Dir) -> Before {
+    (dir.changes, dir.whole)
+}
+
+impl Core {
+    /// Walks the tree from its root.
+    pub(super) fn walk_tree(&self) {
+        self.walk(vec![ROOT], true);
+    }
+
+    /// Asks for everything again that is in use and grows old.
+    pub(super) fn walk_again(&self) {
+        let ttl = self.ttl();
+        if ttl < SHORT || self.walking.load(Ordering::Acquire) {
+            return;
+        }
+        let old = self.nodes().used_dirs(ttl / 2);
+        // One directory is what whoever noticed asks for.
+        if old.len() > 1 {
+            self.walk(old, false);
+        }
+    }
+
+    fn walk(&self, dirs: Vec<u64>, below: bool) {
+        if self.walking.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let me = self.me.clone();
+        self.link.runtime().spawn(async move {
+            go(&me, dirs, below).await;
+            if let Some(core) = me.upgrade() {
+                core.walking.store(false, Ordering::Release);
+            }
+        });
+    }
+
+    /// What to ask for next of these directories, and those left for later. While the server has yet to make changes of
+    /// ours, what it would say is not the truth here.
+    fn wave(&self, dirs: &mut Vec<u64>, below: bool) -> Option<Wave> {
+        let mut nodes = self.nodes();
+        if self.writeback.queued() > 0 {
+            return None;
+        }
+        let now: Vec<u64> = dirs.drain(..dirs.len().min(PART.0 * REQUESTS)).collect();
+        let known: Vec<(u64, RelPath)> = now.iter().filter_map(|id| Some((*id, nodes.path(*id)?))).collect();
+        let before = now.iter().filter_map(|id| Some((*id, before(nodes.dir(*id)?)))).collect();
+        // A few directories are spread as well: what is below them comes with them.
+        let size = known.len().div_ceil(REQUESTS).clamp(1, PART.0);
+        let parts: Vec<_> = known.chunks(size).map(<[_]>::to_vec).collect();
+        let changes = self.writeback.changes();
+        (!parts.is_empty()).then_some(Wave { below, begun: Instant::now(), changes, before, parts })
+    }
+
+    /// Takes in what came; gives the directories below that it did not bring.
+    fn learn_dirs(&self, wave: &Wave, dirs: Vec<WalkedDir>) -> Vec<u64> {
+        let (mut updates, mut below) = (Vec::new(), Vec::new());
+        let mut nodes = self.nodes();
+        for WalkedDir { ident, entries } in dirs {
+            let Some(id) = nodes.by_ident(&ident) else { continue };
+            let Some(dir) = nodes.dir(id) else { continue };
+            if before(dir) != wave.before.get(&id).copied().unwrap_or_default() {
+                continue;
+            }
+            dir.large = entries.is_none();
+            let Some(entries) = entries else { continue };
+            let dirs = entries.iter().filter(|entry| {
+                wave.below && entry.attr.kind == Kind::Dir && entry.attr.ident.dev == ident.dev
+            });
+            below.extend(dirs.map(|entry| entry.attr.ident));
+            updates.extend(nodes.list(id, entries));
+            if let Some(dir) = nodes.dir(id) {
+                (dir.whole, dir.used) = (Some(wave.begun), false);
+            }
+        }
+        let unknown =
+            |id: &u64| nodes.get(*id).and_then(|node| node.dir.as_ref()).is_some_and(Dir::is_unknown);
+        let below: Vec<u64> =
+            below.iter().filter_map(|ident| nodes.by_ident(ident)).filter(unknown).collect();
+        // Attributes that were changed here meanwhile are not what the server said before.
+        let changed = self.writeback.changes() != wave.changes;
+        drop(nodes);
+        self.kernel_looks_again();
+        if !changed {
+            updates.into_iter().for_each(|(id, attr)| self.seen(id, attr));
+        }
+        below
+    }
+
+    /// Takes in a whole wave: directories to be asked for next, and how many names came.
+    fn learn_wave(&self, wave: &Wave, answers: Vec<Answer>) -> Result<(Vec<u64>, usize), CallFailure> {
+        let (mut next, mut names) = (Vec::new(), 0);
+        for (part, answer) in wave.parts.iter().zip(answers) {
+            let (walked, packed) = answer?;
+            let dirs = unpack_dirs(&packed).map_err(|_| CallFailure::Nonsense)?;
+            let reached = walked.reached as usize;
+            if reached == 0 || reached > part.len() {
+                return Err(CallFailure::Nonsense);
+            }
+            names += dirs.iter().filter_map(|dir| dir.entries.as_ref()).map(Vec::len).sum::<usize>();
+            next.extend(part[reached..].iter().map(|(id, _)| *id));
+            next.extend(self.learn_dirs(wave, dirs));
+        }
+        Ok((next, names))
+    }
+}
+
+/// Asks and learns, wave after wave. The session may end at any time: it is held only to ask and to learn.
+async fn go(me: &Weak<Core>, mut dirs: Vec<u64>, below: bool) {
+    let (mut names, mut asked) = (0, HashSet::new());
+    while names < NAMES && !dirs.is_empty() {
+        let Some(core) = me.upgrade() else { return };
+        let Some(wave) = core.wave(&mut dirs, below) else { return };
+        let tasks: Vec<_> = wave.parts.iter().map(|part| core.ask_for(part, below)).collect();
+        drop(core);
+        let mut answers = Vec::new();
+        for task in tasks {
+            answers.push(task.await.unwrap_or(Err(CallFailure::Nonsense)));
+        }
+        let Some(core) = me.upgrade() else { return };
+        let learnt = tokio::task::spawn_blocking(move || core.learn_wave(&wave, answers)).await;
+        let Ok(Ok((next, came))) = learnt else { return };
+        names += came;
+        // A directory that cannot be read is asked for once more by itself, and no more.
+        dirs.extend(next.into_iter().filter(|id| asked.insert(*id)));
+    }
+}
+
+impl Core {
+    fn ask_for(&self, part: &[(u64, RelPath)], below: bool) -> tokio::task::JoinHandle<Answer> {
+        let dirs = part.iter().map(|(_, path)| path.clone()).collect();
+        let wanted = ListTree { dirs, below, names: PART.1, most: SMALL };
+        let link = self.link.clone();
+        self.link.runtime().spawn(async move { link.ask::<WalkCall, _>(wanted, Bytes::new(), None).await.0 })
+    }
+}

@@ -1,0 +1,257 @@
+//! Requests: the key first, then the work on a thread that may wait for the disk.
+//!
+//! One server may be reached over any number of connections and carriers. Nothing of it needs to be kept when it ends.
+
+use super::{
+    Export, Limits,
+    file_copy::copy,
+    listing::Listing,
+    name_changes,
+    open_files::MAX_RANGE,
+    refuse,
+    sessions::{ServedSession, Sessions},
+    tree_listing::walk,
+};
+use crate::proto::{
+    Attr, AttrBatch, AttrCall, ClientId, CopyCall, DigestCall, Digests, DigestsDone, EndCall, FileRef,
+    FilesystemSpace, HolesCall, HolesDone, Keyed, ListCall, LookedUp, Lookup, LookupCall, OLDEST_PROTOCOL,
+    OpCall, Open, OpenCall, Opened, PROTOCOL, PagesCall, Read, ReadCall, ReadDone, ReadPages, ReadlinkCall,
+    ShareKey, StatfsCall, SyncCall, WalkCall, Write, WriteCall, WriteDone, code, is_in, pack_digests,
+    pack_holes, pack_some, unpack_pages,
+};
+use bytes::Bytes;
+use rand::Rng;
+use rustix::io::Errno;
+use std::sync::Arc;
+use whimbrel_wire::{Answer, BoxFuture, Call, Code, Peer, PeerIdentity, Refusal, Reply, Request, Service};
+
+/// Most paths of one request for attributes.
+const MAX_BATCH: usize = 1000;
+
+/// Named directories, and the sessions that use them. Clones are one server.
+#[derive(Clone)]
+pub struct Server {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    exports: Vec<Export>,
+    read_only: bool,
+    limits: Limits,
+    sessions: Sessions,
+    /// Of which keys for sharing are made; known to this process alone.
+    secret: Option<[u8; 32]>,
+}
+
+impl Server {
+    /// A server of these directories and nothing else.
+    pub fn new(exports: Vec<Export>, read_only: bool, limits: Limits) -> Self {
+        let secret = limits.share.then(|| rand::rng().random());
+        Self {
+            shared: Arc::new(Shared { exports, read_only, limits, sessions: Sessions::default(), secret }),
+        }
+    }
+
+    /// Sessions that have begun and not ended.
+    pub fn sessions(&self) -> usize {
+        self.shared.sessions.len()
+    }
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("exports", &self.shared.exports).finish_non_exhaustive()
+    }
+}
+
+impl Service for Server {
+    fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
+        let (shared, identity) = (self.shared.clone(), peer.identity.clone());
+        Box::pin(async move {
+            let work = tokio::task::spawn_blocking(move || shared.answer(&identity, &request));
+            work.await.unwrap_or_else(|_| Err(Refusal::new(Code::INTERNAL, "the handler failed")))
+        })
+    }
+}
+
+/// What a keyed call is answered with.
+type Outcome<C> = Result<(<C as Call>::Reply, Bytes), Refusal>;
+
+impl Shared {
+    fn answer(&self, peer: &PeerIdentity, request: &Request) -> Answer {
+        match request.kind {
+            OpenCall::KIND => {
+                let opened = self.open(peer, &request.decode::<OpenCall>()?, &request.payload)?;
+                Reply::of::<OpenCall>(&opened, Bytes::new())
+            }
+            EndCall::KIND => self.keyed::<EndCall, _>(peer, request, |session, _| {
+                self.sessions.end(session);
+                Ok(((), Bytes::new()))
+            }),
+            LookupCall::KIND => {
+                self.keyed::<LookupCall, _>(peer, request, |session, body| lookup(session, &body))
+            }
+            ListCall::KIND => self.keyed::<ListCall, _>(peer, request, |session, body| {
+                let (listed, packed) = session.listings.part(&body, |dir| session.tree.dir(dir))?;
+                Ok((listed, packed.into()))
+            }),
+            AttrCall::KIND => self.keyed::<AttrCall, _>(peer, request, |session, body| {
+                Ok((attrs(session, &body)?, Bytes::new()))
+            }),
+            ReadCall::KIND => {
+                self.keyed::<ReadCall, _>(peer, request, |session, body| read(session, &body, |_| true))
+            }
+            PagesCall::KIND => {
+                self.keyed::<PagesCall, _>(peer, request, |session, ReadPages { read: body, wanted }| {
+                    read(session, &body, |number| is_in(&wanted, number))
+                })
+            }
+            DigestCall::KIND => self.keyed::<DigestCall, _>(peer, request, |session, body| {
+                digests(session, &body, self.secret.as_ref())
+            }),
+            HolesCall::KIND => {
+                self.keyed::<HolesCall, _>(peer, request, |session, wanted| holes(session, &wanted))
+            }
+            ReadlinkCall::KIND => self.keyed::<ReadlinkCall, _>(peer, request, |session, body| {
+                Ok((name_changes::readlink(session, &body)?, Bytes::new()))
+            }),
+            WalkCall::KIND => self.keyed::<WalkCall, _>(peer, request, |session, body| {
+                let (walked, packed) = walk(&session.tree, &body)?;
+                Ok((walked, packed.into()))
+            }),
+            StatfsCall::KIND => {
+                self.keyed::<StatfsCall, _>(peer, request, |session, ()| Ok((room(session)?, Bytes::new())))
+            }
+            WriteCall::KIND | SyncCall::KIND | OpCall::KIND | CopyCall::KIND => self.change(peer, request),
+            kind => Err(Refusal::unknown_kind(kind)),
+        }
+    }
+
+    fn change(&self, peer: &PeerIdentity, request: &Request) -> Answer {
+        if self.read_only {
+            return Err(refuse("change what is exported for reading only")(Errno::ROFS));
+        }
+        match request.kind {
+            WriteCall::KIND => self.keyed::<WriteCall, _>(peer, request, |session, body| {
+                let _changing = session.changing()?;
+                Ok((WriteDone { attr: write(session, &body, &request.payload)? }, Bytes::new()))
+            }),
+            SyncCall::KIND => self.keyed::<SyncCall, _>(peer, request, |session, body| {
+                Ok((name_changes::sync(session, &body.file)?, Bytes::new()))
+            }),
+            CopyCall::KIND => self.keyed::<CopyCall, _>(peer, request, |session, body| {
+                let _changing = session.changing()?;
+                Ok((copy(session, &body)?, Bytes::new()))
+            }),
+            _ => self.keyed::<OpCall, _>(peer, request, |session, body| {
+                let _changing = session.changing()?;
+                Ok((name_changes::apply(session, &body)?, Bytes::new()))
+            }),
+        }
+    }
+
+    /// Answers a call of a session, if the key is good.
+    fn keyed<C, B>(
+        &self,
+        peer: &PeerIdentity,
+        request: &Request,
+        work: impl FnOnce(&Arc<ServedSession>, B) -> Outcome<C>,
+    ) -> Answer
+    where
+        C: Call<Header = Keyed<B>>,
+    {
+        let Keyed { key, body } = request.decode::<C>()?;
+        let session = self.sessions.of(&key, peer, &self.limits)?;
+        let (header, payload) = work(&session, body)?;
+        Reply::of::<C>(&header, payload)
+    }
+
+    fn open(&self, peer: &PeerIdentity, wanted: &Open, client: &[u8]) -> Result<Opened, Refusal> {
+        if !(OLDEST_PROTOCOL..=PROTOCOL).contains(&wanted.protocol) {
+            let text = format!("sessions of version {PROTOCOL} are served here, not {}", wanted.protocol);
+            return Err(Refusal::new(code::VERSION, text));
+        }
+        let client = match client {
+            [] => None,
+            bytes => Some(
+                ClientId::from_bytes(bytes)
+                    .ok_or_else(|| Refusal::new(Code::BAD_HEADER, "a client is known by 16 bytes"))?,
+            ),
+        };
+        let named = self.exports.iter().filter_map(|export| Some((export, export.below(&wanted.directory)?)));
+        // Of exports within exports the nearest, which is the one with the shortest rest.
+        let named = named.min_by_key(|(_, path)| path.as_bytes().len());
+        let Some((export, path)) = named else {
+            return Err(Refusal::new(code::EXPORT, "that directory is not exported here"));
+        };
+        let session = ServedSession::new(peer.clone(), client, export.tree(&path)?, &self.limits)?;
+        let root = session.tree.lookup(&crate::proto::RelPath::root())?.1;
+        let session = self.sessions.add(session, &self.limits);
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        Ok(Opened { key: session.key(), root, read_only: self.read_only, uid, gid })
+    }
+}
+
+fn lookup(session: &ServedSession, wanted: &Lookup) -> Outcome<LookupCall> {
+    let Some(name) = &wanted.name else {
+        let attr = session.tree.attr(&wanted.dir)?;
+        return Ok((LookedUp { attr, listed: false }, Bytes::new()));
+    };
+    let path = wanted.dir.join(name).map_err(|_| refuse("find the file")(Errno::NAMETOOLONG))?;
+    if wanted.list > 0
+        && let Some(listing) = Listing::read(session.tree.dir(&wanted.dir)?, wanted.list.min(8192) as usize)?
+    {
+        let (packed, _) = listing.part(0, u32::MAX)?;
+        let attr = session.tree.attr(&path)?;
+        return Ok((LookedUp { attr, listed: true }, packed.into()));
+    }
+    Ok((LookedUp { attr: session.tree.attr(&path)?, listed: false }, Bytes::new()))
+}
+
+fn attrs(session: &ServedSession, wanted: &AttrBatch) -> Result<Vec<Option<Attr>>, Refusal> {
+    if wanted.paths.len() > MAX_BATCH {
+        return Err(refuse("look at so many files at once")(Errno::TOOBIG));
+    }
+    wanted.paths.iter().map(|path| session.tree.attr(path)).collect()
+}
+
+/// The pages of a stretch that are `lacking`.
+fn read(session: &ServedSession, wanted: &Read, lacking: impl Fn(usize) -> bool) -> Outcome<ReadCall> {
+    let file = session.files.get(&session.tree, &wanted.file, false)?;
+    let (attr, content) = file.read(wanted.range)?;
+    let level = wanted.level.map(|level| i32::from(level).clamp(-5, 9));
+    let (pages, packed) = pack_some(&content, level, lacking);
+    Ok((ReadDone { attr, pages }, packed.into()))
+}
+
+fn digests(session: &ServedSession, wanted: &Digests, secret: Option<&[u8; 32]>) -> Outcome<DigestCall> {
+    let file = session.files.get(&session.tree, &wanted.file, false)?;
+    let (attr, content) = file.read(wanted.range)?;
+    let (pages, digests) = pack_digests(&content);
+    let share = secret.and_then(|secret| ShareKey::of(secret, &attr));
+    Ok((DigestsDone { attr, pages, share }, digests.into()))
+}
+
+fn holes(session: &ServedSession, wanted: &FileRef) -> Outcome<HolesCall> {
+    let (attr, holes) = session.files.get(&session.tree, wanted, false)?.holes()?;
+    Ok((HolesDone { attr }, pack_holes(&holes).into()))
+}
+
+fn write(session: &ServedSession, wanted: &Write, payload: &[u8]) -> Result<Attr, Refusal> {
+    let content = unpack_pages(&wanted.pages, payload, MAX_RANGE as usize);
+    let content = content.map_err(|error| Refusal::new(Code::BAD_HEADER, error.to_string()))?;
+    session.files.get(&session.tree, &wanted.file, true)?.write(wanted, &content)
+}
+
+fn room(session: &ServedSession) -> Result<FilesystemSpace, Refusal> {
+    let root = session.tree.dir(&crate::proto::RelPath::root())?;
+    let found = rustix::fs::fstatvfs(&root).map_err(refuse("look at the disk"))?;
+    Ok(FilesystemSpace {
+        unit: found.f_frsize,
+        total: found.f_blocks,
+        free: found.f_bfree,
+        available: found.f_bavail,
+        files: found.f_files,
+        files_free: found.f_ffree,
+    })
+}

@@ -1,0 +1,207 @@
+//! Exported directories, and names resolved beneath them.
+//!
+//! The kernel resolves (`RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS`), from a descriptor that was
+//! opened once; so neither a symlink nor a directory moved in the middle leads out. A file is looked at through a
+//! descriptor that cannot read (`O_PATH`) before it is opened for reading, so a device is never touched.
+
+use super::{refuse, stale};
+use crate::proto::{Attr, FileRef, Ident, Kind, Name, RelPath, Time};
+use rustix::{
+    fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, statx},
+    io::Errno,
+};
+use std::{
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Path, PathBuf},
+};
+use whimbrel_wire::Refusal;
+
+/// How often a resolution that met a rename is tried again (`EAGAIN`, openat2(2)).
+const TRIES: usize = 16;
+
+/// A directory that may be opened, and all below it.
+#[derive(Debug)]
+pub struct Export {
+    path: PathBuf,
+    dir: OwnedFd,
+}
+
+/// A directory cannot be exported.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot export {}", path.display())]
+pub struct ExportError {
+    /// The directory.
+    pub path: PathBuf,
+    /// Why.
+    #[source]
+    pub source: io::Error,
+}
+
+impl Export {
+    /// The directory `path`; a symlink to it is followed now and never again.
+    pub fn new(path: &Path) -> Result<Self, ExportError> {
+        let failed = |source| ExportError { path: path.to_owned(), source };
+        let canonical = path.canonicalize().map_err(failed)?;
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let dir = rustix::fs::openat(CWD, &canonical, flags, Mode::empty());
+        Ok(Self { dir: dir.map_err(|errno| failed(errno.into()))?, path: canonical })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path below this export that `wanted` is, if it is one.
+    pub(super) fn below(&self, wanted: &[u8]) -> Option<RelPath> {
+        let own = self.path.as_os_str().as_bytes();
+        let own = own.strip_suffix(b"/").unwrap_or(own);
+        let rest = wanted.strip_prefix(own)?;
+        if !rest.is_empty() && !rest.starts_with(b"/") {
+            return None;
+        }
+        let names: Vec<&[u8]> = rest.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).collect();
+        RelPath::new(&names.join(&b'/')).ok()
+    }
+
+    /// The directory `path` as a tree of its own.
+    pub(super) fn tree(&self, path: &RelPath) -> Result<ExportTree, Refusal> {
+        let whole = ExportTree {
+            root: self.dir.try_clone().map_err(|_| refuse("share a descriptor")(Errno::MFILE))?,
+        };
+        Ok(ExportTree { root: whole.dir(path)? })
+    }
+}
+
+/// What a session sees.
+#[derive(Debug)]
+pub(super) struct ExportTree {
+    root: OwnedFd,
+}
+
+impl ExportTree {
+    fn open(&self, path: &RelPath, flags: OFlags) -> Result<OwnedFd, Refusal> {
+        let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let name = if path.is_root() { ".".as_ref() } else { path.as_os() };
+        let flags = flags | OFlags::CLOEXEC;
+        for _ in 0..TRIES {
+            match openat2(&self.root, name, flags, Mode::empty(), how) {
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                // A symlink in the middle or at the end: the client resolves those itself, so the path is old.
+                Err(Errno::LOOP | Errno::XDEV) => return Err(stale()),
+                opened => return opened.map_err(refuse("find the file")),
+            }
+        }
+        Err(refuse("find the file")(Errno::BUSY))
+    }
+
+    /// A directory, to read names from and to make names in.
+    pub(super) fn dir(&self, path: &RelPath) -> Result<OwnedFd, Refusal> {
+        self.open(path, OFlags::DIRECTORY | OFlags::RDONLY)
+    }
+
+    /// A descriptor that only says what is there. A symlink at the end is what is there.
+    pub(super) fn lookup(&self, path: &RelPath) -> Result<(OwnedFd, Attr), Refusal> {
+        let Some((parent, name)) = path.split() else {
+            let root = self.open(path, OFlags::PATH)?;
+            let attr = attr_of(&root)?;
+            return Ok((root, attr));
+        };
+        let parent = self.open(&parent, OFlags::DIRECTORY | OFlags::PATH)?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let found = rustix::fs::openat(&parent, name.as_os(), flags, Mode::empty());
+        let found = found.map_err(refuse("find the file"))?;
+        let attr = attr_of(&found)?;
+        Ok((found, attr))
+    }
+
+    /// The attributes of `path`; none if there is nothing.
+    pub(super) fn attr(&self, path: &RelPath) -> Result<Option<Attr>, Refusal> {
+        match self.lookup(path) {
+            Ok((_, attr)) => Ok(Some(attr)),
+            Err(refusal) if is_absent(&refusal) => Ok(None),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Opens a regular file that must be the one asked for.
+    pub(super) fn file(&self, wanted: &FileRef, write: bool) -> Result<File, Refusal> {
+        let (found, attr) = self.lookup(&wanted.path)?;
+        if attr.ident != wanted.ident {
+            return Err(stale());
+        }
+        if attr.kind != Kind::File {
+            return Err(refuse("open what is no regular file")(Errno::PERM));
+        }
+        let flags = if write { OFlags::RDWR } else { OFlags::RDONLY } | OFlags::CLOEXEC | OFlags::NOCTTY;
+        // The descriptor found above is opened again by its number: no name is looked up any more.
+        let opened = rustix::fs::openat(CWD, numbered(&found), flags, Mode::empty());
+        opened.map(File::from).map_err(refuse("open the file"))
+    }
+
+    /// The directory of `path` and the last name of it.
+    pub(super) fn parent(&self, path: &RelPath) -> Result<(OwnedFd, Name), Refusal> {
+        let (parent, name) = path.split().ok_or_else(|| refuse("change the export itself")(Errno::BUSY))?;
+        Ok((self.dir(&parent)?, name))
+    }
+}
+
+/// A path that leads to what `fd` is, whatever it is called.
+pub(super) fn numbered(fd: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
+}
+
+/// Whether a refusal says that there is nothing of that name.
+pub(super) fn is_absent(refusal: &Refusal) -> bool {
+    let absent = [Errno::NOENT, Errno::NOTDIR].map(|errno| errno.raw_os_error());
+    crate::proto::errno(refusal).is_some_and(|number| absent.contains(&number))
+}
+
+const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+
+/// Attributes of what a descriptor leads to.
+pub(super) fn attr_of(fd: impl AsFd) -> Result<Attr, Refusal> {
+    let found = statx(fd, "", AtFlags::EMPTY_PATH, WANTED).map_err(refuse("look at the file"))?;
+    Ok(from_statx(&found))
+}
+
+/// Attributes of a name in a directory.
+pub(super) fn attr_in(dir: impl AsFd, name: &Name) -> Result<Attr, Errno> {
+    statx(dir, name.as_os(), AtFlags::SYMLINK_NOFOLLOW, WANTED).map(|found| from_statx(&found))
+}
+
+fn from_statx(found: &Statx) -> Attr {
+    let time = |at: rustix::fs::StatxTimestamp| Time { seconds: at.tv_sec, nanos: at.tv_nsec };
+    let kind = match rustix::fs::FileType::from_raw_mode(u32::from(found.stx_mode)) {
+        rustix::fs::FileType::RegularFile => Kind::File,
+        rustix::fs::FileType::Directory => Kind::Dir,
+        rustix::fs::FileType::Symlink => Kind::Symlink,
+        rustix::fs::FileType::Fifo => Kind::Fifo,
+        rustix::fs::FileType::Socket => Kind::Socket,
+        _ => Kind::Device,
+    };
+    let born = found.stx_btime;
+    let has_birth = found.stx_mask & StatxFlags::BTIME.bits() != 0;
+    let birth = born.tv_sec.wrapping_mul(1_000_000_000).wrapping_add(i64::from(born.tv_nsec));
+    Attr {
+        ident: Ident {
+            dev: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
+            ino: found.stx_ino,
+            birth: if has_birth { birth } else { 0 },
+        },
+        kind,
+        mode: found.stx_mode & 0o7777,
+        links: found.stx_nlink,
+        uid: found.stx_uid,
+        gid: found.stx_gid,
+        size: found.stx_size,
+        blocks: found.stx_blocks,
+        mtime: time(found.stx_mtime),
+        ctime: time(found.stx_ctime),
+    }
+}

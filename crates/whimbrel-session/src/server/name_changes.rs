@@ -1,0 +1,224 @@
+//! Changes of names and attributes.
+//!
+//! Each works on one name in a directory that was resolved beneath the export. A change that may have been made before
+//! (its answer got lost) is recognised by its result and answered as done.
+
+use super::{
+    exports::{attr_in, attr_of, numbered},
+    open_files::timespec,
+    refuse,
+    sessions::ServedSession,
+    stale,
+};
+use crate::proto::{Attr, FileRef, Ident, Kind, Name, Op, OpDone, RelPath, Time, code};
+use rustix::{
+    fs::{
+        AtFlags, CWD, Mode, OFlags, RenameFlags, Timestamps, UTIME_OMIT, fchmod, futimens, linkat, mkdirat,
+        openat, renameat_with, symlinkat, unlinkat, utimensat,
+    },
+    io::Errno,
+};
+use std::os::{
+    fd::OwnedFd,
+    unix::ffi::{OsStrExt, OsStringExt},
+};
+use whimbrel_wire::Refusal;
+
+/// Makes a change.
+pub(super) fn apply(session: &ServedSession, op: &Op) -> Result<OpDone, Refusal> {
+    match op {
+        Op::Create { path, mode, stamp } => create(session, path, *mode, *stamp)?,
+        Op::Mkdir { path, mode } => mkdir(session, path, *mode)?,
+        Op::Symlink { path, target } => symlink(session, path, target)?,
+        Op::Link { from, path } => link(session, from, path)?,
+        Op::Unlink { path, ident, keep } => unlink(session, path, ident.as_ref(), *keep)?,
+        Op::Rmdir { path } => rmdir(session, path)?,
+        Op::Rename { from, path, no_replace } => rename(session, from, path, *no_replace)?,
+        Op::SetAttr { path, .. } => set_attr(session, path, op)?,
+        Op::Replace { path, mode, stamp } => replace(session, path, *mode, *stamp)?,
+    }
+    Ok(OpDone { attr: session.tree.attr(op.path())? })
+}
+
+fn bits(mode: u16) -> Mode {
+    Mode::from_raw_mode(u32::from(mode) & 0o7777)
+}
+
+fn create(session: &ServedSession, path: &RelPath, mode: u16, stamp: Time) -> Result<(), Refusal> {
+    let (dir, name) = session.tree.parent(path)?;
+    match create_whole(&dir, &name, mode, stamp) {
+        Err(Errno::EXIST) => {
+            let there = attr_in(&dir, &name).map_err(refuse("look at the file"))?;
+            if is_ours(&there, stamp) { Ok(()) } else { Err(refuse("create the file")(Errno::EXIST)) }
+        }
+        created => created.map_err(refuse("create the file")),
+    }
+}
+
+/// Whether a file is the one that was made with this stamp.
+fn is_ours(there: &Attr, stamp: Time) -> bool {
+    there.kind == Kind::File && there.size == 0 && there.mtime == stamp
+}
+
+/// Nobody finds the name without a file: the new one gets another name first, which is the same whenever this is asked for
+/// again, so that a server that was killed in between leaves nothing.
+fn replace(session: &ServedSession, path: &RelPath, mode: u16, stamp: Time) -> Result<(), Refusal> {
+    let (dir, name) = session.tree.parent(path)?;
+    match attr_in(&dir, &name) {
+        Ok(there) if is_ours(&there, stamp) => return Ok(()),
+        Ok(there) => session.files.release(&there.ident),
+        Err(Errno::NOENT) => {}
+        Err(errno) => return Err(refuse("look at the file")(errno)),
+    }
+    let first = format!(".whimbrel-{}-{}", stamp.seconds, stamp.nanos);
+    let first = Name::new(first.as_bytes()).map_err(|_| stale())?;
+    let take_away = || unlinkat(&dir, first.as_os(), AtFlags::empty());
+    // Mostly there is none.
+    let _ = take_away();
+    create_whole(&dir, &first, mode, stamp).map_err(refuse("create the file"))?;
+    let renamed = renameat_with(&dir, first.as_os(), &dir, name.as_os(), RenameFlags::empty());
+    if renamed.is_err() {
+        // The refusal is what is told.
+        let _ = take_away();
+    }
+    renamed.map_err(refuse("replace the file"))
+}
+
+/// A file that has its mode and its stamp before it has its name: by the stamp it is known again.
+fn create_whole(dir: &OwnedFd, name: &Name, mode: u16, stamp: Time) -> Result<(), Errno> {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    let times = Timestamps { last_access: timespec(stamp), last_modification: timespec(stamp) };
+    // The client's umask has been applied by its kernel; ours must not be on top.
+    let finish = |file: &OwnedFd| fchmod(file, bits(mode)).and_then(|()| futimens(file, &times));
+    match openat(dir, ".", flags | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => {
+            finish(&file)?;
+            linkat(CWD, numbered(&file), dir, name.as_os(), AtFlags::SYMLINK_FOLLOW)
+        }
+        // A file system without files that have no name.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {
+            let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+            finish(&openat(dir, name.as_os(), flags, Mode::RUSR | Mode::WUSR)?)
+        }
+        Err(errno) => Err(errno),
+    }
+}
+
+fn mkdir(session: &ServedSession, path: &RelPath, mode: u16) -> Result<(), Refusal> {
+    let (dir, name) = session.tree.parent(path)?;
+    // With the mode at once, as far as our umask lets it: whoever asks again finds it like that.
+    mkdirat(&dir, name.as_os(), bits(mode) | Mode::RWXU).map_err(refuse("make the directory"))?;
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = openat(&dir, name.as_os(), flags, Mode::empty()).map_err(refuse("open the directory"))?;
+    fchmod(&made, bits(mode)).map_err(refuse("set the mode"))
+}
+
+fn symlink(session: &ServedSession, path: &RelPath, target: &[u8]) -> Result<(), Refusal> {
+    let (dir, name) = session.tree.parent(path)?;
+    match symlinkat(std::ffi::OsStr::from_bytes(target), &dir, name.as_os()) {
+        Err(Errno::EXIST) if readlink(session, path).is_ok_and(|there| there == target) => Ok(()),
+        made => made.map_err(refuse("make the symlink")),
+    }
+}
+
+fn link(session: &ServedSession, from: &RelPath, path: &RelPath) -> Result<(), Refusal> {
+    let (found, attr) = session.tree.lookup(from)?;
+    if attr.kind == Kind::Dir || attr.kind == Kind::Device {
+        return Err(refuse("link what is no file")(Errno::PERM));
+    }
+    let (from_dir, from_name) = session.tree.parent(from)?;
+    let (dir, name) = session.tree.parent(path)?;
+    match linkat(&from_dir, from_name.as_os(), &dir, name.as_os(), AtFlags::empty()) {
+        Err(Errno::EXIST) => {
+            let there = attr_in(&dir, &name).map_err(refuse("look at the file"))?;
+            let same = there.ident == attr_of(&found)?.ident;
+            if same { Ok(()) } else { Err(refuse("link the file")(Errno::EXIST)) }
+        }
+        made => made.map_err(refuse("link the file")),
+    }
+}
+
+fn unlink(session: &ServedSession, path: &RelPath, ident: Option<&Ident>, keep: bool) -> Result<(), Refusal> {
+    let (dir, name) = session.tree.parent(path)?;
+    let there = match attr_in(&dir, &name) {
+        // It is gone, which is what was wanted.
+        Err(Errno::NOENT) if ident.is_some() => return Ok(()),
+        there => there.map_err(refuse("look at the file"))?,
+    };
+    if ident.is_some_and(|ident| *ident != there.ident) {
+        return Err(Refusal::new(code::CONFLICT, "the name is another file's by now"));
+    }
+    if keep && there.kind == Kind::File {
+        session.files.retain_removed(&session.tree, &FileRef { path: path.clone(), ident: there.ident })?;
+    }
+    session.files.release(&there.ident);
+    unlinkat(&dir, name.as_os(), AtFlags::empty()).map_err(refuse("remove the file"))
+}
+
+fn rmdir(session: &ServedSession, path: &RelPath) -> Result<(), Refusal> {
+    let (dir, name) = session.tree.parent(path)?;
+    unlinkat(&dir, name.as_os(), AtFlags::REMOVEDIR).map_err(refuse("remove the directory"))
+}
+
+fn rename(session: &ServedSession, from: &RelPath, to: &RelPath, no_replace: bool) -> Result<(), Refusal> {
+    let (from_dir, from_name) = session.tree.parent(from)?;
+    let (dir, name) = session.tree.parent(to)?;
+    let flags = if no_replace { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
+    renameat_with(&from_dir, from_name.as_os(), &dir, name.as_os(), flags).map_err(refuse("rename the file"))
+}
+
+fn set_attr(session: &ServedSession, path: &RelPath, op: &Op) -> Result<(), Refusal> {
+    let Op::SetAttr { mode, uid, gid, mtime, .. } = op else { return Ok(()) };
+    let (found, attr) = session.tree.lookup(path)?;
+    let owner = (uid.map(rustix::fs::Uid::from_raw), gid.map(rustix::fs::Gid::from_raw));
+    if owner.0.is_some() || owner.1.is_some() {
+        rustix::fs::chownat(&found, "", owner.0, owner.1, AtFlags::EMPTY_PATH)
+            .map_err(refuse("set the owner"))?;
+    }
+    if let Some(mode) = mode {
+        if attr.kind == Kind::Symlink {
+            return Err(refuse("set the mode of a symlink")(Errno::OPNOTSUPP));
+        }
+        // By number: a name could be a symlink by now, and chmod would follow it.
+        rustix::fs::chmod(numbered(&found), bits(*mode)).map_err(refuse("set the mode"))?;
+    }
+    if let Some(mtime) = mtime {
+        set_time(&found, *mtime)?;
+    }
+    Ok(())
+}
+
+fn set_time(found: &OwnedFd, mtime: Time) -> Result<(), Refusal> {
+    let mut omit = timespec(mtime);
+    omit.tv_nsec = UTIME_OMIT as _;
+    let times = Timestamps { last_access: omit, last_modification: timespec(mtime) };
+    utimensat(found, "", &times, AtFlags::EMPTY_PATH).map_err(refuse("set the time of the last change"))
+}
+
+/// Where a symlink points.
+pub(super) fn readlink(session: &ServedSession, path: &RelPath) -> Result<Vec<u8>, Refusal> {
+    let (found, attr) = session.tree.lookup(path)?;
+    if attr.kind != Kind::Symlink {
+        return Err(stale());
+    }
+    let target = rustix::fs::readlinkat(&found, "", Vec::new()).map_err(refuse("read the symlink"))?;
+    Ok(std::ffi::OsString::from_vec(target.into_bytes()).into_vec())
+}
+
+/// The attributes after a sync that also makes the name durable. Of a directory, the names in it are.
+pub(super) fn sync(session: &ServedSession, wanted: &FileRef) -> Result<Attr, Refusal> {
+    if wanted.path.is_root()
+        || session.tree.lookup(&wanted.path).is_ok_and(|(_, attr)| attr.kind == Kind::Dir)
+    {
+        let dir = session.tree.dir(&wanted.path)?;
+        rustix::fs::fsync(&dir).map_err(refuse("sync the directory"))?;
+        return attr_of(&dir);
+    }
+    let file = session.files.get(&session.tree, wanted, false)?;
+    file.sync()?;
+    if let Ok((dir, _)) = session.tree.parent(&wanted.path) {
+        rustix::fs::fsync(&dir).map_err(refuse("sync the directory"))?;
+    }
+    session.files.release(&wanted.ident);
+    file.attr()
+}

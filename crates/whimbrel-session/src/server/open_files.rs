@@ -1,0 +1,308 @@
+//! Content: reading without zeros, writing only what the writer expects to write over.
+//!
+//! Open files are kept for a while, by identity; so a file that is renamed or removed goes on being the file it was for
+//! those who use it. A write looks at the last change first and sets it afterwards, both under the file's own lock,
+//! so writers of one server see each other.
+
+use super::{
+    exports::{ExportTree, attr_of},
+    refuse, stale, write_intent,
+};
+use crate::proto::{Attr, FileRef, Ident, MAX_HOLES, PAGE, Range, Time, Write, code, is_zero};
+use rustix::{
+    fs::{FallocateFlags, SeekFrom, Timespec, Timestamps, fallocate, ftruncate, futimens},
+    io::Errno,
+};
+use std::{
+    collections::HashMap,
+    fs::File,
+    ops,
+    os::unix::fs::FileExt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+use whimbrel_wire::Refusal;
+
+/// Most bytes of one read or write; half of what a frame takes.
+pub(super) const MAX_RANGE: u32 = 4 << 20;
+/// Files that were removed and are still used by the client; the oldest is let go beyond this.
+const MAX_KEPT: usize = 1024;
+/// Shorter holes are not worth being said.
+const SHORTEST: u64 = 16 << 10;
+/// Most holes that are looked at: in a file of very many the rest is read as it is asked for.
+const MAX_LOOKS: usize = 1 << 16;
+/// How often a read that met a writer is tried again before it is given out as older than it may be.
+const TRIES: usize = 3;
+
+/// An open file.
+pub(super) struct OpenFile {
+    file: File,
+    writable: bool,
+    /// Held by a write alone, and by reads together: in the middle of a write the last change is nobody's.
+    order: Arc<RwLock<()>>,
+    used: AtomicU64,
+}
+
+/// The open files of a session.
+pub(super) struct OpenFiles {
+    most: usize,
+    clock: AtomicU64,
+    open: Mutex<HashMap<Ident, Arc<OpenFile>>>,
+    removed: Mutex<HashMap<Ident, Arc<OpenFile>>>,
+}
+
+impl OpenFiles {
+    pub(super) fn new(most: usize) -> Self {
+        Self {
+            most: most.max(1),
+            clock: AtomicU64::new(0),
+            open: Mutex::default(),
+            removed: Mutex::default(),
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, HashMap<Ident, Arc<OpenFile>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file, opened now if it was not.
+    pub(super) fn get(
+        &self,
+        tree: &ExportTree,
+        wanted: &FileRef,
+        write: bool,
+    ) -> Result<Arc<OpenFile>, Refusal> {
+        let now = self.clock.fetch_add(1, Ordering::Relaxed);
+        let known = self.open().get(&wanted.ident).cloned();
+        let known = known.or_else(|| self.removed().get(&wanted.ident).cloned());
+        if let Some(known) = known.filter(|known| known.writable || !write) {
+            known.used.store(now, Ordering::Relaxed);
+            return Ok(known);
+        }
+        let file = tree.file(wanted, write)?;
+        let mut open = self.open();
+        // Another thread may have been faster: there must be one lock for one file.
+        if let Some(known) = open.get(&wanted.ident).filter(|known| known.writable || !write) {
+            return Ok(known.clone());
+        }
+        let order = open.get(&wanted.ident).map(|known| known.order.clone()).unwrap_or_default();
+        let opened = Arc::new(OpenFile { file, writable: write, order, used: AtomicU64::new(now) });
+        open.insert(wanted.ident, opened.clone());
+        if open.len() > self.most {
+            let oldest = open.iter().min_by_key(|(_, file)| file.used.load(Ordering::Relaxed));
+            if let Some(oldest) = oldest.map(|(ident, _)| *ident) {
+                open.remove(&oldest);
+            }
+        }
+        Ok(opened)
+    }
+
+    fn removed(&self) -> MutexGuard<'_, HashMap<Ident, Arc<OpenFile>>> {
+        self.removed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file loses its name next, and stays readable for this session.
+    pub(super) fn retain_removed(&self, tree: &ExportTree, wanted: &FileRef) -> Result<(), Refusal> {
+        let file = self.get(tree, wanted, false)?;
+        let mut removed = self.removed();
+        if removed.len() >= MAX_KEPT {
+            let oldest = removed.iter().min_by_key(|(_, file)| file.used.load(Ordering::Relaxed));
+            if let Some(oldest) = oldest.map(|(ident, _)| *ident) {
+                removed.remove(&oldest);
+            }
+        }
+        removed.insert(wanted.ident, file);
+        Ok(())
+    }
+
+    /// A descriptor that can write is not kept past a sync: it would keep others from running the file.
+    pub(super) fn release(&self, ident: &Ident) {
+        self.open().remove(ident);
+    }
+}
+
+impl OpenFile {
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    pub(super) fn attr(&self) -> Result<Attr, Refusal> {
+        attr_of(&self.file)
+    }
+
+    /// Attributes; half a write, of a server that was killed or of another thread, is the writer's already.
+    pub(super) fn stamped_attr(&self) -> Result<Attr, Refusal> {
+        let attr = self.attr()?;
+        Ok(Attr { mtime: write_intent::stamp_of(&self.file, attr.mtime).unwrap_or(attr.mtime), ..attr })
+    }
+
+    /// The content of a range, and the file as it was no later than that.
+    pub(super) fn read(&self, range: Range) -> Result<(Attr, Vec<u8>), Refusal> {
+        self.steady(|size| self.content(range, size))
+    }
+
+    /// The holes of the file, in order, as many as are said at once, and the file as it was no later than that.
+    pub(super) fn holes(&self) -> Result<(Attr, Vec<ops::Range<u64>>), Refusal> {
+        self.steady(|size| Ok(self.find_holes(size)))
+    }
+
+    /// What is seen while nobody writes, if that can be had, and the file as it was no later than that.
+    fn steady<T>(&self, look: impl Fn(u64) -> Result<T, Refusal>) -> Result<(Attr, T), Refusal> {
+        let _order = self.order.read().unwrap_or_else(PoisonError::into_inner);
+        let mut before = self.stamped_attr()?;
+        for last in (0..TRIES).rev() {
+            let seen = look(before.size)?;
+            let after = self.stamped_attr()?;
+            if last == 0 || after.version() == before.version() {
+                return Ok((before, seen));
+            }
+            before = after;
+        }
+        Err(stale())
+    }
+
+    /// A file system that knows no holes says that all is data.
+    fn find_holes(&self, size: u64) -> Vec<ops::Range<u64>> {
+        let (mut holes, mut at) = (Vec::new(), 0);
+        for _ in 0..MAX_LOOKS {
+            let Ok(hole) = rustix::fs::seek(&self.file, SeekFrom::Hole(at)) else { break };
+            let data = match rustix::fs::seek(&self.file, SeekFrom::Data(hole)) {
+                Ok(data) => data.min(size),
+                Err(Errno::NXIO) => size,
+                Err(_) => break,
+            };
+            if data.saturating_sub(hole) >= SHORTEST {
+                holes.push(hole..data);
+            }
+            if data >= size || holes.len() >= MAX_HOLES {
+                break;
+            }
+            at = data;
+        }
+        holes
+    }
+
+    fn content(&self, range: Range, size: u64) -> Result<Vec<u8>, Refusal> {
+        let len = u64::from(range.len.min(MAX_RANGE)).min(size.saturating_sub(range.offset));
+        let mut content = vec![0; len as usize];
+        let end = range.offset + len;
+        let mut at = range.offset;
+        while at < end {
+            // Holes are not read. A file system that knows none says that all is data.
+            let data = match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+                Ok(data) => data.min(end),
+                Err(Errno::NXIO) => end,
+                Err(_) => at,
+            };
+            let hole = match rustix::fs::seek(&self.file, SeekFrom::Hole(data)) {
+                Ok(hole) if hole > data => hole.min(end),
+                _ => end,
+            };
+            let (from, to) = ((data - range.offset) as usize, (hole - range.offset) as usize);
+            self.fill(&mut content[from..to], data)?;
+            at = hole;
+        }
+        Ok(content)
+    }
+
+    /// Reads until full or the end of the file; a file that was cut short meanwhile reads as zeros there.
+    fn fill(&self, mut out: &mut [u8], mut at: u64) -> Result<(), Refusal> {
+        while !out.is_empty() {
+            match self.file.read_at(out, at) {
+                Ok(0) => return Ok(()),
+                Ok(read) => {
+                    out = &mut out[read..];
+                    at += read as u64;
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(refuse("read the file")(raw(&error))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores content over what the writer expects to be there.
+    pub(super) fn write(&self, wanted: &Write, content: &[u8]) -> Result<Attr, Refusal> {
+        self.stamped(&wanted.expect, wanted.stamp, |size| self.change(wanted, content, size))
+            .map(|done| done.0)
+    }
+
+    /// Has `change` alter the file, which gets its size, if the last change is one of those that are expected, and gives the file its stamp.
+    pub(super) fn stamped<T>(
+        &self,
+        expect: &[Time],
+        stamp: Time,
+        change: impl FnOnce(u64) -> Result<T, Refusal>,
+    ) -> Result<(Attr, T), Refusal> {
+        let _order = self.order.write().unwrap_or_else(PoisonError::into_inner);
+        let now = self.attr()?;
+        let ours = |time: Time| expect.contains(&time);
+        if !ours(now.mtime) && !write_intent::stamp_of(&self.file, now.mtime).is_some_and(ours) {
+            return Err(Refusal::new(code::CONFLICT, "the file was changed by somebody else"));
+        }
+        write_intent::record(&self.file, stamp);
+        let changed = change(now.size);
+        // Also after a failure: what came through of it is the writer's, too.
+        match set_mtime(&self.file, stamp) {
+            Ok(()) => write_intent::end(&self.file),
+            // A file of another user that we may write: its note goes on saying whose the last change is.
+            Err(Errno::PERM) => {}
+            Err(errno) => return Err(refuse("set the time of the last change")(errno)),
+        }
+        let done = changed?;
+        Ok((self.attr()?, done))
+    }
+
+    /// Cuts, grows and fills the file, which has `size` bytes.
+    fn change(&self, wanted: &Write, content: &[u8], mut size: u64) -> Result<(), Refusal> {
+        let end = wanted.offset.checked_add(content.len() as u64);
+        let end = end.ok_or_else(|| refuse("write past the end of all files")(Errno::FBIG))?;
+        if let Some(cut) = wanted.cut.filter(|cut| *cut < size) {
+            ftruncate(&self.file, cut).map_err(refuse("cut the file"))?;
+            size = cut;
+        }
+        let grown = if content.is_empty() { size } else { size.max(end) };
+        let wanted_size = wanted.size.unwrap_or(grown);
+        if wanted_size.max(grown) != size {
+            ftruncate(&self.file, wanted_size.max(grown)).map_err(refuse("change the size"))?;
+        }
+        for (number, page) in content.chunks(PAGE).enumerate() {
+            self.write_page(wanted.offset + (number * PAGE) as u64, page)?;
+        }
+        if wanted_size < grown {
+            ftruncate(&self.file, wanted_size).map_err(refuse("cut the file"))?;
+        }
+        Ok(())
+    }
+
+    fn write_page(&self, at: u64, page: &[u8]) -> Result<(), Refusal> {
+        if is_zero(page) {
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            if fallocate(&self.file, punch, at, page.len() as u64).is_ok() {
+                return Ok(());
+            }
+        }
+        self.file.write_all_at(page, at).map_err(|error| refuse("write the file")(raw(&error)))
+    }
+
+    /// Makes the content durable.
+    pub(super) fn sync(&self) -> Result<(), Refusal> {
+        self.file.sync_all().map_err(|error| refuse("sync the file")(raw(&error)))
+    }
+}
+
+pub(super) fn raw(error: &std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
+}
+
+/// A moment as the system takes it.
+pub(super) fn timespec(time: Time) -> Timespec {
+    Timespec { tv_sec: time.seconds, tv_nsec: i64::from(time.nanos.min(999_999_999)) }
+}
+
+fn set_mtime(file: &File, time: Time) -> Result<(), Errno> {
+    let times = Timestamps { last_access: timespec(time), last_modification: timespec(time) };
+    futimens(file, &times)
+}

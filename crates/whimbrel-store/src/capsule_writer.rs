@@ -1,0 +1,232 @@
+//! A writing session: images and blobs go in, a commit makes them a capsule.
+//!
+//! The session holds a lease from begin to end, so that collection leaves alone what it wrote and what it found there
+//! already. A commit is: flush (packs durable, index durable), check that the capsule is whole, set the refs.
+
+use crate::{
+    changed_pages,
+    error::{Result, StoreError},
+    gc_lease::{Condemned, GcLease, Pinned, Purpose, gate},
+    image_writer::ImageWriter,
+    pack_writer::{self, Message},
+    page_worker::{self, Framer, PageBatch, WriteContext},
+    reachability,
+    refs::Expected,
+    store::Store,
+    vfs::{Lock, LockMode},
+};
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{SyncSender, sync_channel},
+    },
+    thread::{self, JoinHandle},
+};
+use whimbrel_core::{CapsuleId, Digest, RefName};
+use whimbrel_image::{Manifest, pack_frame::Kind};
+
+/// The threads of a session; they end when the last writer of it is dropped.
+pub(crate) struct WorkerThreads {
+    pub(crate) session: Arc<WriteContext>,
+    batches: Option<SyncSender<PageBatch>>,
+    pack: Option<SyncSender<Message>>,
+    threads: Vec<JoinHandle<()>>,
+    roots: Mutex<HashSet<(Digest, u64)>>,
+    /// Whether an image is written over one that is not whole here.
+    partial: AtomicBool,
+}
+
+impl WorkerThreads {
+    fn start(session: Arc<WriteContext>) -> Self {
+        let (pack, appender) = pack_writer::start(session.inner.clone(), session.lease.id);
+        let workers = session.inner.options.workers.max(1);
+        let (batches, queue) = sync_channel(workers * 2);
+        let queue = Arc::new(Mutex::new(queue));
+        let worker = |_| {
+            let (session, queue, pack) = (session.clone(), queue.clone(), pack.clone());
+            thread::spawn(move || page_worker::run(session, queue, pack))
+        };
+        let threads = (0..workers).map(worker).chain([appender]).collect();
+        Self {
+            session,
+            batches: Some(batches),
+            pack: Some(pack),
+            threads,
+            roots: Mutex::default(),
+            partial: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn submit(&self, batch: PageBatch) -> Result<()> {
+        let gone = || StoreError::Latched { action: "worker" };
+        self.batches.as_ref().ok_or_else(gone)?.send(batch).map_err(|_| gone())
+    }
+
+    pub(crate) fn pack(&self) -> SyncSender<Message> {
+        self.pack.clone().expect("the sender lives as long as the pool")
+    }
+
+    pub(crate) fn remember_root(&self, root: Digest, pages: u64) {
+        self.roots.lock().unwrap_or_else(|e| e.into_inner()).insert((root, pages));
+    }
+
+    fn knows_root(&self, root: Digest, pages: u64) -> bool {
+        self.roots.lock().unwrap_or_else(|e| e.into_inner()).contains(&(root, pages))
+    }
+
+    /// Frames the changed pages gathered so far.
+    pub(crate) fn frame_changed(&self) -> Result<()> {
+        changed_pages::frame_gathered(&self.session, &self.pack())
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.frame_changed()?;
+        let gone = || StoreError::Latched { action: "append" };
+        let (reply, answer) = sync_channel(1);
+        self.pack().send(Message::Flush(reply)).map_err(|_| gone())?;
+        answer.recv().map_err(|_| gone())?
+    }
+}
+
+impl Drop for WorkerThreads {
+    fn drop(&mut self) {
+        self.batches = None;
+        self.pack = None;
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// A writing session. What is not committed when it is dropped is garbage.
+pub struct CapsuleWriter {
+    store: Store,
+    pool: Arc<WorkerThreads>,
+}
+
+impl std::fmt::Debug for CapsuleWriter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Writer").finish_non_exhaustive()
+    }
+}
+
+impl Store {
+    /// Begins a writing session, with threads of its own.
+    pub fn writer(&self) -> Result<CapsuleWriter> {
+        let inner = &self.inner;
+        inner.check_latch()?;
+        let _gate = gate(&*inner.files, LockMode::Shared)?;
+        let condemned = Condemned::read(&*inner.files)?;
+        let lease =
+            inner.latching(GcLease::new(inner.files.clone(), Purpose::Write, condemned.generation))?;
+        inner.objects.catalog.refresh()?;
+        let session = WriteContext::new(inner.clone(), lease, condemned.ids());
+        Ok(CapsuleWriter { store: self.clone(), pool: Arc::new(WorkerThreads::start(Arc::new(session))) })
+    }
+}
+
+impl CapsuleWriter {
+    /// Begins an image of `pages` pages: all zeros, or all of `base` (the root of an image as long), until pages are put.
+    /// Several images may be written at once.
+    pub fn image(&self, base: Option<Digest>, pages: u64) -> Result<ImageWriter> {
+        self.pool.session.check()?;
+        if let Some(root) = base {
+            self.hold(root, pages)?;
+        }
+        Ok(ImageWriter::new(self.pool.clone(), base, pages))
+    }
+
+    /// Sees to it that the image is whole and stays so.
+    fn hold(&self, root: Digest, pages: u64) -> Result<()> {
+        if self.pool.knows_root(root, pages) {
+            return self.pool.flush();
+        }
+        let _gate = self.gate()?;
+        if self.store.is_partial_image(root, pages)? {
+            self.pool.partial.store(true, Ordering::Relaxed);
+        } else if !self.store.refs_hold_image(root, pages)? {
+            reachability::check_image(&self.store, Some(root), pages, &mut HashSet::new())?;
+        }
+        self.pool.session.lease.pin(Pinned::Image { root, pages })?;
+        self.pool.remember_root(root, pages);
+        Ok(())
+    }
+
+    fn gate(&self) -> Result<Lock> {
+        gate(&*self.store.inner.files, LockMode::Shared)
+    }
+
+    /// Stores a blob of at most 256 MiB.
+    pub fn put_blob(&self, bytes: &[u8]) -> Result<Digest> {
+        self.put_object(Kind::Blob, bytes)
+    }
+
+    fn put_object(&self, kind: Kind, bytes: &[u8]) -> Result<Digest> {
+        let session = &self.pool.session;
+        session.check()?;
+        let digest = Digest::of(bytes);
+        let _claiming = session.claiming();
+        if session.claim(&digest, &session.inner.objects.catalog.snapshot()) {
+            Framer::new(&session.inner, self.pool.pack()).plain(kind, &[(digest, bytes)], 1)?;
+        }
+        Ok(digest)
+    }
+
+    /// Stores objects that are not here yet, `group` to a frame.
+    pub(crate) fn put_objects(&self, kind: Kind, objects: &[&[u8]], group: usize) -> Result<()> {
+        let session = &self.pool.session;
+        session.check()?;
+        let indexes = session.inner.objects.catalog.snapshot();
+        let _claiming = session.claiming();
+        let digested = objects.iter().map(|bytes| (Digest::of(bytes), *bytes));
+        let new: Vec<_> = digested.filter(|(digest, _)| session.claim(digest, &indexes)).collect();
+        Framer::new(&session.inner, self.pool.pack()).plain(kind, &new, group)
+    }
+
+    /// Makes what was put so far durable.
+    pub(crate) fn flush(&self) -> Result<()> {
+        self.pool.flush()?;
+        self.pool.session.check()
+    }
+
+    /// Makes the capsule and points `refs` at it. When this returns, all of it is durable, but for what it shares with
+    /// a capsule that is not whole here: then it is not whole either.
+    pub fn commit(&self, manifest: &Manifest, refs: &[RefName]) -> Result<CapsuleId> {
+        let bytes = manifest.encode()?;
+        let id = CapsuleId(self.put_object(Kind::Manifest, &bytes)?);
+        self.pool.flush()?;
+        self.pool.session.check()?;
+        let _gate = self.gate()?;
+        if self.check_whole(manifest)? || self.pool.partial.load(Ordering::Relaxed) {
+            self.store.mark_partial(&id)?;
+        } else {
+            self.store.found_whole(&id)?;
+        }
+        for name in refs {
+            self.store.write_ref(name, &id, Expected::Anything)?;
+        }
+        drop(_gate);
+        self.store.inner.latching(self.store.inner.objects.catalog.merge())?;
+        Ok(id)
+    }
+
+    /// Fails if something is missing, unless it is known to lie elsewhere: then returns true.
+    fn check_whole(&self, manifest: &Manifest) -> Result<bool> {
+        let not_whole = |source| StoreError::NotWhole { source: Box::new(source) };
+        manifest
+            .blobs()
+            .try_for_each(|blob| reachability::check_object(&self.store, &blob))
+            .map_err(not_whole)?;
+        let (mut seen, mut partial) = (HashSet::new(), false);
+        for image in &manifest.images {
+            let Some(root) = image.root.filter(|root| !self.pool.knows_root(*root, image.pages)) else {
+                continue;
+            };
+            match reachability::check_image(&self.store, image.root, image.pages, &mut seen) {
+                Err(_) if self.store.is_partial_image(root, image.pages)? => partial = true,
+                other => other.map_err(not_whole)?,
+            }
+        }
+        Ok(partial)
+    }
+}

@@ -1,0 +1,153 @@
+//! Changed pages of a session on their way to delta frames.
+//!
+//! How small a changed page gets depends on which older pages may be its bases, so pages written over an older version
+//! are not framed batch by batch: they are gathered, whichever image they belong to, and framed together once there are
+//! many, when an image is finished, and before every flush. They were claimed, so others count on them already; that
+//! is sound because a flush frames them first, and a failure to do so fails the whole session. A page that was put
+//! again in the meantime is not stored at all, unless somebody else found it and counts on it: of what a running guest
+//! writes, a tenth changes again before the last round.
+
+use crate::{
+    error::{Result, StoreError},
+    image_writer::ImageState,
+    pack_writer::Message,
+    page_worker::{Framer, NICE, WriteContext},
+};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::SyncSender,
+    },
+    thread,
+};
+use whimbrel_core::{Digest, PAGE_SIZE};
+use whimbrel_image::{
+    ShortDigest,
+    delta::{self, Part},
+    pack_frame::Bases,
+};
+
+/// Pages framed together, and old pages beside their older versions, at most: 48 MiB for as long as that takes.
+const MANY: usize = 4096;
+
+pub(crate) type Page = Box<[u8; PAGE_SIZE]>;
+
+/// The older version of a page.
+pub(crate) struct OldPage {
+    pub(crate) key: ShortDigest,
+    pub(crate) bytes: Page,
+    pub(crate) depth: u8,
+}
+
+/// A page that is claimed and not yet in a frame.
+pub(crate) struct ChangedPage {
+    pub(crate) image: Arc<ImageState>,
+    pub(crate) page: u64,
+    /// Of the batch it was put with.
+    pub(crate) order: u64,
+    pub(crate) digest: Digest,
+    pub(crate) bytes: Page,
+    pub(crate) old: Option<OldPage>,
+}
+
+/// What a session gathered and did not frame yet.
+#[derive(Default)]
+pub(crate) struct UnpackedPages {
+    pub(crate) pages: Vec<ChangedPage>,
+    /// Old pages that lay beside the older versions and so were at hand: more to choose bases from.
+    pub(crate) beside: Vec<OldPage>,
+}
+
+/// The changed pages of a session that are not yet in frames.
+#[derive(Default)]
+pub(crate) struct PendingPages {
+    batch: Mutex<UnpackedPages>,
+}
+
+impl PendingPages {
+    /// Adds pages; gives everything back for framing once there is much.
+    pub(crate) fn add(&self, batch: UnpackedPages) -> UnpackedPages {
+        let mut gathered = self.batch.lock().unwrap_or_else(PoisonError::into_inner);
+        gathered.pages.extend(batch.pages);
+        let room = MANY.saturating_sub(gathered.beside.len());
+        gathered.beside.extend(batch.beside.into_iter().take(room));
+        if gathered.pages.len() < MANY { UnpackedPages::default() } else { std::mem::take(&mut gathered) }
+    }
+
+    fn take(&self) -> UnpackedPages {
+        std::mem::take(&mut *self.batch.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Frames what was gathered so far; a failure is the session's.
+pub(crate) fn frame_gathered(session: &Arc<WriteContext>, pack: &SyncSender<Message>) -> Result<()> {
+    session.wait_for_claims();
+    frame(session, pack, session.gathered.take()).inspect_err(|_| {
+        // What others count on is lost, so nothing of this session may be committed.
+        let _ = session.failure.set(Arc::new(StoreError::Latched { action: "framing of changed pages" }));
+    })
+}
+
+/// Frames what was gathered on all of the session's processors.
+pub(crate) fn frame(session: &WriteContext, pack: &SyncSender<Message>, batch: UnpackedPages) -> Result<()> {
+    let pages = without_superseded(session, batch.pages);
+    if pages.is_empty() {
+        return Ok(());
+    }
+    // Each old page once: the older version of one page often lay beside that of another.
+    let (mut old, mut numbers) = (Vec::new(), HashMap::new());
+    for page in pages.iter().filter_map(|page| page.old.as_ref()).chain(&batch.beside) {
+        numbers.entry(page.key).or_insert_with(|| {
+            old.push(page);
+            old.len() - 1
+        });
+    }
+    let number = |page: &OldPage| numbers.get(&page.key).copied();
+    let changed: Vec<_> = pages
+        .iter()
+        .map(|page| delta::ChangedPages { new: &page.bytes, old: page.old.as_ref().and_then(number) })
+        .collect();
+    let olds: Vec<_> =
+        old.iter().map(|old| delta::OldPages { bytes: &old.bytes, depth: old.depth }).collect();
+    let parts = delta::plan(&changed, &olds, delta::PART_PAGES);
+    let next = AtomicUsize::new(0);
+    let work = || {
+        // Refused, the thread works all the same.
+        let _ = rustix::process::setpriority_process(None, NICE);
+        let mut framer = Framer::new(&session.inner, pack.clone());
+        while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+            frame_part(&mut framer, part, &pages, &old)?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers = session.inner.options.workers.clamp(1, parts.len().max(1));
+        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        let joined =
+            threads.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        joined.collect::<Vec<Result<()>>>().into_iter().collect()
+    })
+}
+
+/// `pages` without those that were put again since, as far as nobody counts on them.
+fn without_superseded(session: &WriteContext, mut pages: Vec<ChangedPage>) -> Vec<ChangedPage> {
+    let mut last = HashMap::new();
+    pages.retain(|page| {
+        let puts = last.entry(Arc::as_ptr(&page.image)).or_insert_with(|| page.image.last_puts());
+        let superseded = puts.get(&page.page).is_some_and(|order| *order > page.order);
+        !superseded || !session.unclaim(&page.digest)
+    });
+    pages
+}
+
+fn frame_part(framer: &mut Framer, part: &Part, pages: &[ChangedPage], old: &[&OldPage]) -> Result<()> {
+    let objects: Vec<(Digest, &[u8])> =
+        part.pages.iter().map(|i| (pages[*i].digest, &pages[*i].bytes[..])).collect();
+    let old: Vec<&OldPage> = part.bases.iter().map(|i| old[*i]).collect();
+    let keys: Vec<ShortDigest> = old.iter().map(|old| old.key).collect();
+    let raw: Vec<u8> = old.iter().flat_map(|old| &old.bytes[..]).copied().collect();
+    let depth = old.iter().map(|old| old.depth).max().unwrap_or(0);
+    framer.changed(&objects, Bases { keys: &keys, raw: &raw, depth })
+}

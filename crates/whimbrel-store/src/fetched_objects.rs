@@ -1,0 +1,188 @@
+//! What was fetched from elsewhere and is kept for everybody who shares it.
+//!
+//! Fetched objects are readable at once, from memory; a thread writes them to packs in batches, each in a session of its
+//! own, since a session that never ends would hold collection back. A crash loses at most the last batch, which is
+//! fetched again. Nothing here is acknowledged to anyone: a disk that is full or failing costs the shadow, not the
+//! reader, and past [`LIMIT`] what cannot be written is let go.
+
+use crate::{
+    error::Result,
+    store::{Inner, Store},
+};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    thread,
+    time::Duration,
+};
+use whimbrel_core::Digest;
+use whimbrel_image::pack_frame::Kind;
+
+/// Bytes after which a batch is written.
+const BATCH: usize = 8 << 20;
+/// Longest that an object waits to be written.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Bytes kept in memory while the disk does not take them.
+const LIMIT: usize = 256 << 20;
+
+#[derive(Default)]
+struct State {
+    pending: HashMap<Digest, (Kind, Arc<[u8]>)>,
+    bytes: usize,
+    running: bool,
+}
+
+/// Fetched objects on their way to the packs.
+#[derive(Default)]
+pub(crate) struct FetchedObjects {
+    state: Mutex<State>,
+    bell: Condvar,
+    /// One batch is written at a time.
+    writing: Mutex<()>,
+}
+
+impl FetchedObjects {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn has(&self, digest: &Digest) -> bool {
+        self.state().pending.contains_key(digest)
+    }
+
+    pub(crate) fn get(&self, digest: &Digest) -> Option<Arc<[u8]>> {
+        self.state().pending.get(digest).map(|(_, bytes)| bytes.clone())
+    }
+
+    /// Keeps objects whose digests were checked.
+    pub(crate) fn store(
+        &self,
+        inner: &Inner,
+        kind: Kind,
+        objects: impl IntoIterator<Item = (Digest, Vec<u8>)>,
+    ) {
+        let mut state = self.state();
+        for (digest, bytes) in objects {
+            if state.bytes + bytes.len() > LIMIT {
+                tracing::warn!("fetched pages cannot be kept: the store does not take them");
+                state.pending.clear();
+                state.bytes = 0;
+            }
+            state.bytes += bytes.len();
+            if let Some((_, old)) = state.pending.insert(digest, (kind, bytes.into())) {
+                state.bytes -= old.len();
+            }
+        }
+        if !state.running && !state.pending.is_empty() {
+            state.running = start(inner.me.clone());
+        }
+        if state.bytes >= BATCH {
+            self.bell.notify_all();
+        }
+    }
+
+    /// Writes all that is pending now.
+    fn write(&self, store: &Store) -> Result<()> {
+        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut batch: Vec<(Digest, Kind, Arc<[u8]>)> = self
+            .state()
+            .pending
+            .iter()
+            .map(|(digest, (kind, bytes))| (*digest, *kind, bytes.clone()))
+            .collect();
+        if batch.is_empty() {
+            return Ok(());
+        }
+        batch.sort_unstable_by_key(|(_, kind, _)| *kind as u8);
+        let writer = store.writer()?;
+        for kinds in batch.chunk_by(|a, b| a.1 == b.1) {
+            let objects: Vec<&[u8]> = kinds.iter().map(|(_, _, bytes)| &**bytes).collect();
+            writer.put_objects(kinds[0].1, &objects, group(kinds[0].1))?;
+        }
+        writer.flush()?;
+        let mut state = self.state();
+        for (digest, _, bytes) in &batch {
+            if state.pending.remove(digest).is_some() {
+                state.bytes -= bytes.len();
+            }
+        }
+        Ok(())
+    }
+}
+
+fn group(kind: Kind) -> usize {
+    match kind {
+        Kind::Pages => 16,
+        Kind::Nodes => 8,
+        _ => 1,
+    }
+}
+
+/// Starts the thread that writes batches; it ends with the store, or when nothing came for a while.
+fn start(inner: Weak<Inner>) -> bool {
+    thread::Builder::new().name(String::from("store-shadow")).spawn(move || run(&inner)).is_ok()
+}
+
+fn run(inner: &Weak<Inner>) {
+    let mut idle = 0;
+    while let Some(inner) = inner.upgrade() {
+        {
+            let waits = |state: &mut State| state.bytes < BATCH;
+            let state = inner.shadow.state();
+            let (mut state, _) = inner
+                .shadow
+                .bell
+                .wait_timeout_while(state, PATIENCE, waits)
+                .unwrap_or_else(PoisonError::into_inner);
+            idle = if state.pending.is_empty() { idle + 1 } else { 0 };
+            if idle > 5 {
+                state.running = false;
+                return;
+            }
+        }
+        let store = Store { inner };
+        if let Err(error) = store.inner.shadow.write(&store) {
+            tracing::warn!(error = &error as &dyn std::error::Error, "fetched pages could not be kept yet");
+            thread::sleep(PATIENCE);
+        }
+    }
+}
+
+/// Keeps objects that were fetched otherwise than by reading an image: a capsule that is pulled whole.
+#[derive(Clone)]
+pub struct FetchedObjectsWriter {
+    store: Store,
+}
+
+impl Store {
+    /// A way to keep fetched objects.
+    pub fn shadow_writer(&self) -> FetchedObjectsWriter {
+        FetchedObjectsWriter { store: self.clone() }
+    }
+}
+
+impl FetchedObjectsWriter {
+    /// Keeps objects under the digests that are computed here. They can be read at once and are durable after a flush.
+    pub fn store(&self, kind: Kind, objects: &[&[u8]]) -> Result<()> {
+        let inner = &self.store.inner;
+        inner.check_latch()?;
+        let objects = objects.iter().map(|bytes| (Digest::of(bytes), bytes.to_vec()));
+        inner.shadow.store(inner, kind, objects);
+        if inner.shadow.state().bytes > 4 * BATCH {
+            // Faster than the disk: whoever fetches waits for it.
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Waits until all that was kept is durable.
+    pub fn flush(&self) -> Result<()> {
+        self.store.inner.shadow.write(&self.store)
+    }
+}
+
+impl std::fmt::Debug for FetchedObjectsWriter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ShadowWriter").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,118 @@
+//! Names of the files of a store, and the small checksummed files among them.
+//!
+//! Small files (refs, leases, the list of condemned packs) are lines of text, the last one the xxh3 of the lines before. They
+//! are published whole: written under a temporary name, synced, renamed, directory synced.
+
+use crate::{
+    error::{Result, StoreError},
+    vfs::Vfs,
+};
+use std::fmt;
+use xxhash_rust::xxh3::xxh3_64;
+
+pub(crate) const PACKS: &str = "packs";
+pub(crate) const INDEX: &str = "index";
+pub(crate) const REFS: &str = "refs";
+pub(crate) const LEASES: &str = "leases";
+/// Capsules that are not whole here.
+pub(crate) const PARTIAL: &str = "partial";
+pub(crate) const TEMP: &str = "tmp";
+pub(crate) const MARKER: &str = "whimbrel-store";
+pub(crate) const MARKER_TEXT: &str = "whimbrel store 1\n";
+pub(crate) const CONDEMNED: &str = "condemned";
+
+/// Bytes of the head of a pack.
+pub(crate) const PACK_HEAD: usize = 24;
+const PACK_MAGIC: [u8; 8] = *b"WHPACK\x00\x01";
+
+/// Names a pack: the session that wrote it and a number within.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct PackId {
+    pub(crate) lease: u64,
+    pub(crate) seq: u32,
+}
+
+impl PackId {
+    pub(crate) fn path(&self) -> String {
+        format!("{PACKS}/{self}")
+    }
+
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        let (lease, seq) = name.strip_suffix(".pack")?.split_once('-')?;
+        let id =
+            Self { lease: u64::from_str_radix(lease, 16).ok()?, seq: u32::from_str_radix(seq, 16).ok()? };
+        (id.to_string() == name).then_some(id)
+    }
+
+    /// The head of the pack's file.
+    pub(crate) fn head(&self) -> [u8; PACK_HEAD] {
+        let mut head = [0; PACK_HEAD];
+        head[..8].copy_from_slice(&PACK_MAGIC);
+        head[8..16].copy_from_slice(&self.lease.to_le_bytes());
+        head[16..20].copy_from_slice(&self.seq.to_le_bytes());
+        head
+    }
+}
+
+impl fmt::Display for PackId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}-{:08x}.pack", self.lease, self.seq)
+    }
+}
+
+/// Publishes a whole file: after this returned it is there and durable, before it the old one is.
+pub(crate) fn publish(files: &dyn Vfs, dir: &str, name: &str, bytes: &[u8]) -> Result<()> {
+    let temp = format!("{TEMP}/{:016x}", rand::random::<u64>());
+    let path = if dir.is_empty() { name.to_owned() } else { format!("{dir}/{name}") };
+    let mut file = files.create(&temp).map_err(StoreError::io("create", &temp))?;
+    let written = file
+        .append(bytes)
+        .map_err(StoreError::io("append to", &temp))
+        .and_then(|()| file.sync().map_err(StoreError::io("sync", &temp)))
+        .and_then(|()| files.rename(&temp, &path).map_err(StoreError::io("rename", &path)));
+    if written.is_err() {
+        let _ = files.remove(&temp);
+    }
+    written?;
+    files.sync_dir(dir).map_err(StoreError::io("sync", dir))
+}
+
+/// `lines` with the checksum line.
+pub(crate) fn seal(lines: &str) -> Vec<u8> {
+    format!("{lines}{:016x}\n", xxh3_64(lines.as_bytes())).into_bytes()
+}
+
+/// Reads a small file that was made with [`seal`]; none if there is none.
+pub(crate) fn read_sealed(files: &dyn Vfs, path: &str) -> Result<Option<String>> {
+    const MAX: u64 = 64 << 20;
+    let fail = |action| StoreError::io(action, path);
+    let file = match files.open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(fail("open")(error)),
+    };
+    let damaged = || StoreError::SmallFile { path: path.to_owned() };
+    let size = file.size().map_err(fail("size"))?;
+    if !(17..=MAX).contains(&size) {
+        return Err(damaged());
+    }
+    let mut bytes = vec![0; size as usize];
+    file.read_at(0, &mut bytes).map_err(fail("read"))?;
+    let (lines, _) = bytes.split_at(bytes.len() - 17);
+    let lines = std::str::from_utf8(lines).map_err(|_| damaged())?;
+    if seal(lines) == bytes { Ok(Some(lines.to_owned())) } else { Err(damaged()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pack_names_and_heads_are_pinned() {
+        let id = PackId { lease: 0x0123_4567_89ab_cdef, seq: 7 };
+        assert_eq!(id.to_string(), "0123456789abcdef-00000007.pack");
+        assert_eq!(PackId::parse(&id.to_string()), Some(id));
+        assert_eq!(PackId::parse("123-7.pack"), None);
+        assert_eq!(&id.head(), b"WHPACK\x00\x01\xef\xcd\xab\x89\x67\x45\x23\x01\x07\0\0\0\0\0\0\0");
+    }
+}

@@ -1,0 +1,192 @@
+//! Leases: how collection knows which sessions live and what they hold.
+//!
+//! A lease is a file locked for as long as its holder lives; the kernel drops the lock when the process dies, so a
+//! dead lease is one that can be locked. It is made under the shared `gate`, which collection holds exclusively
+//! for its last step, and notes the collection generation of its birth. See `gc` for the argument.
+
+use crate::{
+    error::{Result, StoreError},
+    file_names::{LEASES, PackId, TEMP, publish, read_sealed, seal},
+    vfs::{Lock, LockMode, LockWait, Vfs},
+};
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+use whimbrel_core::Digest;
+
+pub(crate) const GATE: &str = "gate.lock";
+
+/// What a lease holds back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// May have found an object in any pack that was not condemned at its birth.
+    Write,
+    /// Holds its pins only.
+    Pin,
+}
+
+/// A root that must stay whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Pinned {
+    /// An image tree over so many pages.
+    Image { root: Digest, pages: u64 },
+    /// A manifest or blob.
+    Object(Digest),
+}
+
+/// The generation of collection and the packs that no new session may rely on, with the generation of their sentence.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Condemned {
+    pub(crate) generation: u64,
+    pub(crate) packs: Vec<(PackId, u64)>,
+}
+
+impl Condemned {
+    pub(crate) fn read(files: &dyn Vfs) -> Result<Self> {
+        let path = crate::file_names::CONDEMNED;
+        let Some(text) = read_sealed(files, path)? else { return Ok(Self::default()) };
+        let parse = || {
+            let mut lines = text.lines();
+            let generation = lines.next()?.parse().ok()?;
+            let pack = |line: &str| {
+                let (pack, generation) = line.split_once(' ')?;
+                Some((PackId::parse(pack)?, generation.parse().ok()?))
+            };
+            Some(Self { generation, packs: lines.map(pack).collect::<Option<_>>()? })
+        };
+        parse().ok_or_else(|| StoreError::SmallFile { path: path.to_owned() })
+    }
+
+    pub(crate) fn write(&self, files: &dyn Vfs) -> Result<()> {
+        let mut text = format!("{}\n", self.generation);
+        self.packs.iter().for_each(|(pack, generation)| text += &format!("{pack} {generation}\n"));
+        publish(files, "", crate::file_names::CONDEMNED, &seal(&text))
+    }
+
+    pub(crate) fn ids(&self) -> HashSet<PackId> {
+        self.packs.iter().map(|(pack, _)| *pack).collect()
+    }
+}
+
+/// Takes the gate: shared by whoever relies on what is stored, exclusive for the step that removes.
+pub(crate) fn gate(files: &dyn Vfs, mode: LockMode) -> Result<Lock> {
+    let lock = files.lock(GATE, mode, LockWait::Wait).map_err(StoreError::io("lock", GATE))?;
+    lock.ok_or(StoreError::Latched { action: "lock" })
+}
+
+/// A lease held by this process.
+pub(crate) struct GcLease {
+    pub(crate) id: u64,
+    files: Arc<dyn Vfs>,
+    pins: AtomicU32,
+    lock: Option<Lock>,
+}
+
+impl GcLease {
+    /// A new lease. The caller holds the gate, `generation` is the present one.
+    pub(crate) fn new(files: Arc<dyn Vfs>, purpose: Purpose, generation: u64) -> Result<Self> {
+        let id = rand::random::<u64>();
+        let birth = if purpose == Purpose::Write { generation } else { u64::MAX };
+        announce(&*files, &format!("{id:016x}"), &format!("{birth}\n"))?;
+        let path = format!("{LEASES}/{id:016x}");
+        let lock =
+            files.lock(&path, LockMode::Exclusive, LockWait::Wait).map_err(StoreError::io("lock", &path))?;
+        Ok(Self { id, files, pins: AtomicU32::new(0), lock })
+    }
+
+    /// Holds `pinned` until the lease ends. The caller holds the gate and knows it to be whole.
+    pub(crate) fn pin(&self, pinned: Pinned) -> Result<()> {
+        let number = self.pins.fetch_add(1, Ordering::Relaxed);
+        let text = match pinned {
+            Pinned::Image { root, pages } => format!("image {root} {pages}\n"),
+            Pinned::Object(digest) => format!("object {digest}\n"),
+        };
+        announce(&*self.files, &format!("{:016x}.{number}", self.id), &text)
+    }
+}
+
+/// Publishes a lease file without syncing it: a power failure ends the process and with it the lease.
+fn announce(files: &dyn Vfs, name: &str, text: &str) -> Result<()> {
+    let (temp, path) = (format!("{TEMP}/{:016x}", rand::random::<u64>()), format!("{LEASES}/{name}"));
+    files
+        .create(&temp)
+        .and_then(|mut file| file.append(&seal(text)))
+        .map_err(StoreError::io("create", &temp))?;
+    files.rename(&temp, &path).map_err(StoreError::io("rename", &path))
+}
+
+impl Drop for GcLease {
+    fn drop(&mut self) {
+        // What cannot be removed now is removed by the next collection: the lock is gone either way.
+        for number in 0..self.pins.load(Ordering::Relaxed) {
+            let _ = self.files.remove(&format!("{LEASES}/{:016x}.{number}", self.id));
+        }
+        let _ = self.files.remove(&format!("{LEASES}/{:016x}", self.id));
+        drop(self.lock.take());
+    }
+}
+
+/// The living leases.
+#[derive(Debug, Default)]
+pub(crate) struct LiveGcLeases {
+    pub(crate) ids: HashSet<u64>,
+    pub(crate) pins: Vec<Pinned>,
+    /// Generation at birth of the oldest one that writes, `own` left out.
+    pub(crate) oldest: u64,
+}
+
+/// Reads all leases; removes the dead if `bury`, for which the caller must hold the gate exclusively.
+pub(crate) fn living(files: &dyn Vfs, own: u64, bury: bool) -> Result<LiveGcLeases> {
+    let mut living = LiveGcLeases { oldest: u64::MAX, ..LiveGcLeases::default() };
+    let names = files.list(LEASES).map_err(StoreError::io("list", LEASES))?;
+    for name in names.iter().filter(|name| !name.contains('.')) {
+        let Ok(id) = u64::from_str_radix(name, 16) else { continue };
+        let path = format!("{LEASES}/{name}");
+        if id != own && is_dead(files, &path)? {
+            if bury {
+                let theirs = names.iter().filter(|other| other.split('.').next() == Some(name));
+                theirs.for_each(|file| drop(files.remove(&format!("{LEASES}/{file}"))));
+            }
+            continue;
+        }
+        living.ids.insert(id);
+        if let Some(text) = read_sealed(files, &path)?.filter(|_| id != own) {
+            living.oldest = living.oldest.min(text.trim().parse().unwrap_or(0));
+        }
+    }
+    // Pins of the dead are not even read: a power failure may have left them torn.
+    for name in &names {
+        let holder = name.split_once('.').and_then(|(id, _)| u64::from_str_radix(id, 16).ok());
+        if holder.is_some_and(|id| living.ids.contains(&id)) {
+            living.pins.extend(read_pin(files, &format!("{LEASES}/{name}"))?);
+        }
+    }
+    Ok(living)
+}
+
+fn is_dead(files: &dyn Vfs, path: &str) -> Result<bool> {
+    // Opening tells a lease that just ended from one to lock; locking would make the file again.
+    match files.open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(true),
+        other => other.map_err(StoreError::io("open", path))?,
+    };
+    let lock = files.lock(path, LockMode::Exclusive, LockWait::Try).map_err(StoreError::io("lock", path))?;
+    Ok(lock.is_some())
+}
+
+fn read_pin(files: &dyn Vfs, path: &str) -> Result<Option<Pinned>> {
+    let Some(text) = read_sealed(files, path)? else { return Ok(None) };
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let pinned = match words[..] {
+        ["image", root, pages] => {
+            root.parse().ok().zip(pages.parse().ok()).map(|(root, pages)| Pinned::Image { root, pages })
+        }
+        ["object", digest] => digest.parse().ok().map(Pinned::Object),
+        _ => None,
+    };
+    pinned.map(Some).ok_or_else(|| StoreError::SmallFile { path: path.to_owned() })
+}

@@ -1,0 +1,195 @@
+//! All index files of a store together: look-ups, refresh, log-structured merging.
+//!
+//! Merging keeps the number of files a look-up visits small: an index is merged with the newer ones as soon as these
+//! together are a third of its size, so sizes grow geometrically. A merged file is published before those it replaces
+//! are removed; a crash between leaves duplicates, which answer alike. Processes that see a file vanish list again.
+
+use crate::{
+    error::{Result, StoreError},
+    file_names::{INDEX, PackId, publish},
+    index::{self, Entry, Index, MAX_FRAMES, MAX_PACKS, ObjectLocation, PackLocation},
+    vfs::{LockMode, LockWait, Vfs},
+};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::{Arc, Mutex, RwLock},
+};
+use whimbrel_image::ShortDigest;
+
+const INDEX_LOCK: &str = "index.lock";
+
+/// The index files this process has open.
+pub(crate) struct IndexSet {
+    files: Arc<dyn Vfs>,
+    open: RwLock<Arc<Vec<Arc<Index>>>>,
+    refreshing: Mutex<()>,
+}
+
+impl IndexSet {
+    pub(crate) fn open(files: Arc<dyn Vfs>) -> Result<Self> {
+        let catalog = Self { files, open: RwLock::default(), refreshing: Mutex::new(()) };
+        catalog.refresh()?;
+        Ok(catalog)
+    }
+
+    /// The index files at this moment.
+    pub(crate) fn snapshot(&self) -> Arc<Vec<Arc<Index>>> {
+        self.open.read().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    /// Takes up what other processes published or removed.
+    pub(crate) fn refresh(&self) -> Result<()> {
+        let _one = self.refreshing.lock().unwrap_or_else(|e| e.into_inner());
+        loop {
+            let known: BTreeMap<String, Arc<Index>> =
+                self.snapshot().iter().map(|i| (i.name.clone(), i.clone())).collect();
+            match self.load(&known) {
+                Ok(indexes) => {
+                    *self.open.write().unwrap_or_else(|e| e.into_inner()) = Arc::new(indexes);
+                    return Ok(());
+                }
+                // Merged away between the listing and the opening: the file that replaces it is there by now.
+                Err(error) if error.is_not_found() => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn load(&self, known: &BTreeMap<String, Arc<Index>>) -> Result<Vec<Arc<Index>>> {
+        let names = self.files.list(INDEX).map_err(StoreError::io("list", INDEX))?;
+        let mut indexes = Vec::with_capacity(names.len());
+        for name in names.into_iter().filter(|name| name.ends_with(".idx")) {
+            if let Some(index) = known.get(&name) {
+                indexes.push(index.clone());
+                continue;
+            }
+            let path = format!("{INDEX}/{name}");
+            let map = self.files.map(&path).map_err(StoreError::io("map", &path))?;
+            match Index::open(&name, map) {
+                Ok(index) => indexes.push(Arc::new(index)),
+                // Its packs count as not indexed, and the next repair makes their index again.
+                Err(reason) => tracing::warn!(path, reason, "damaged index file left out"),
+            }
+        }
+        indexes.sort_by_key(|index| std::cmp::Reverse(index.frame_count()));
+        Ok(indexes)
+    }
+
+    /// Every place that holds `key`.
+    pub(crate) fn find(&self, key: ShortDigest) -> Vec<ObjectLocation> {
+        self.snapshot().iter().flat_map(|index| index.find(key)).collect()
+    }
+
+    /// Packs that some index covers.
+    pub(crate) fn packs(&self) -> BTreeMap<PackId, u32> {
+        self.snapshot().iter().flat_map(|index| index.packs().iter().copied()).collect()
+    }
+
+    /// Makes `entries` of `packs` findable, durably. The packs must be durable already.
+    pub(crate) fn publish(&self, packs: &[(PackId, u32)], entries: &[Entry]) -> Result<()> {
+        let mut start = 0;
+        for packs in packs.chunks(MAX_PACKS / 2) {
+            let covered: HashSet<PackId> = packs.iter().map(|(id, _)| *id).collect();
+            let end = start + entries[start..].partition_point(|entry| covered.contains(&entry.place.pack));
+            for entries in entries[start..end].chunks(MAX_FRAMES - 1) {
+                let name = format!("{:016x}.idx", rand::random::<u64>());
+                publish(&*self.files, INDEX, &name, &index::encode(packs, entries))?;
+            }
+            start = end;
+        }
+        self.refresh()
+    }
+
+    /// Merges small index files. Does nothing if another process is at it.
+    pub(crate) fn merge(&self) -> Result<()> {
+        let lock = self.files.lock(INDEX_LOCK, LockMode::Exclusive, LockWait::Try);
+        let Some(_lock) = lock.map_err(StoreError::io("lock", INDEX_LOCK))? else { return Ok(()) };
+        self.refresh()?;
+        let indexes = self.snapshot();
+        let sizes: Vec<usize> = indexes.iter().map(|index| index.frame_count()).collect();
+        let Some(first) = merge_from(&sizes) else { return Ok(()) };
+        self.replace(&indexes[first..], &HashSet::new(), &HashSet::new())
+    }
+
+    /// Rewrites every index file that covers one of the packs `gone` or lists one of the frames `dead`, without them.
+    pub(crate) fn forget(&self, gone: &HashSet<PackId>, dead: &HashSet<PackLocation>) -> Result<()> {
+        let lock = self.files.lock(INDEX_LOCK, LockMode::Exclusive, LockWait::Wait);
+        let _lock = lock.map_err(StoreError::io("lock", INDEX_LOCK))?;
+        self.refresh()?;
+        for index in self.snapshot().iter() {
+            let covers = index.packs().iter().any(|(id, _)| gone.contains(id));
+            if covers || (!dead.is_empty() && index.places().any(|place| dead.contains(&place))) {
+                self.replace(std::slice::from_ref(index), gone, dead)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One file in place of `old`, without the packs `gone` and the frames `dead`.
+    fn replace(
+        &self,
+        old: &[Arc<Index>],
+        gone: &HashSet<PackId>,
+        dead: &HashSet<PackLocation>,
+    ) -> Result<()> {
+        let (mut packs, mut entries) = (BTreeMap::new(), Vec::new());
+        for index in old {
+            let new: HashSet<PackId> = index
+                .packs()
+                .iter()
+                .map(|(id, _)| *id)
+                .filter(|id| !gone.contains(id) && !packs.contains_key(id))
+                .collect();
+            let Some(contents) = index.contents() else {
+                let path = format!("{INDEX}/{}", index.name);
+                return Err(StoreError::Index { path, reason: "body checksum" });
+            };
+            let stays = |entry: &Entry| new.contains(&entry.place.pack) && !dead.contains(&entry.place);
+            entries.extend(contents.into_iter().filter(stays));
+            packs.extend(index.packs().iter().filter(|(id, _)| new.contains(id)).copied());
+        }
+        if !packs.is_empty() {
+            let packs: Vec<_> = packs.into_iter().collect();
+            let name = format!("{:016x}.idx", rand::random::<u64>());
+            publish(&*self.files, INDEX, &name, &index::encode(&packs, &entries))?;
+        }
+        for index in old {
+            let path = format!("{INDEX}/{}", index.name);
+            self.files.remove(&path).map_err(StoreError::io("remove", &path))?;
+        }
+        self.files.sync_dir(INDEX).map_err(StoreError::io("sync", INDEX))?;
+        self.refresh()
+    }
+}
+
+/// From which file on (sizes descending) the files should become one; none if they are fine as they are.
+fn merge_from(sizes: &[usize]) -> Option<usize> {
+    (0..sizes.len().saturating_sub(1)).find(|first| {
+        let rest: usize = sizes[first + 1..].iter().sum();
+        let total = rest + sizes[*first];
+        // Up to three tiny files cost less than rewriting them at every commit.
+        rest * 3 >= sizes[*first] && total < MAX_FRAMES && sizes.len() - first > 3
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thousand_commits_leave_a_dozen_files() {
+        let (mut sizes, mut rewritten) = (Vec::new(), 0);
+        for commit in 0..1000 {
+            sizes.push(10 + commit % 7);
+            sizes.sort_by_key(|size| std::cmp::Reverse(*size));
+            if let Some(first) = merge_from(&sizes) {
+                let merged = sizes.drain(first..).sum::<usize>();
+                rewritten += merged;
+                sizes.push(merged);
+                sizes.sort_by_key(|size| std::cmp::Reverse(*size));
+            }
+            assert!(sizes.len() <= 12, "{sizes:?}");
+        }
+        assert!(rewritten < 13_000 * 10, "{rewritten}");
+    }
+}

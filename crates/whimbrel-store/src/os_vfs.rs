@@ -1,0 +1,110 @@
+//! [`Vfs`] of the operating system. The one module of this crate with `unsafe`: it maps index files.
+
+use crate::vfs::{Append, Lock, LockMode, LockWait, Mapping, ReadAt, Vfs};
+use rustix::fs::{FlockOperation, flock};
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::FileExt,
+    path::PathBuf,
+    sync::Arc,
+};
+
+/// Files below a directory.
+#[derive(Debug)]
+pub struct OsVfs {
+    root: PathBuf,
+}
+
+impl OsVfs {
+    /// Files below `root`, which need not exist yet.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+}
+
+struct Appender(File);
+
+impl Append for Appender {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all(bytes)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+}
+
+struct Reader(File);
+
+impl ReadAt for Reader {
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(out, offset)
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        self.0.metadata().map(|meta| meta.len())
+    }
+}
+
+impl Vfs for OsVfs {
+    fn create(&self, path: &str) -> io::Result<Box<dyn Append>> {
+        let file = OpenOptions::new().append(true).create_new(true).open(self.root.join(path))?;
+        Ok(Box::new(Appender(file)))
+    }
+
+    fn open(&self, path: &str) -> io::Result<Arc<dyn ReadAt>> {
+        Ok(Arc::new(Reader(File::open(self.root.join(path))?)))
+    }
+
+    fn map(&self, path: &str) -> io::Result<Mapping> {
+        let file = File::open(self.root.join(path))?;
+        if file.metadata()?.len() == 0 {
+            return Ok(Arc::new(Vec::new()));
+        }
+        // SAFETY: the bytes behind the map must not change while it is borrowed. Files that are mapped (index
+        // files) are written under a temporary name, synced, renamed and from then on only ever removed, which leaves
+        // a map intact. Whoever truncates one from outside breaks this as they would by deleting the store.
+        let map = unsafe { memmap2::Mmap::map(&file) }?;
+        Ok(Arc::new(map))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        fs::rename(self.root.join(from), self.root.join(to))
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        fs::remove_file(self.root.join(path))
+    }
+
+    fn list(&self, dir: &str) -> io::Result<Vec<String>> {
+        let names = fs::read_dir(self.root.join(dir))?.map(|entry| Ok(entry?.file_name().into_string().ok()));
+        names.filter_map(Result::transpose).collect()
+    }
+
+    fn sync_dir(&self, dir: &str) -> io::Result<()> {
+        File::open(self.root.join(dir))?.sync_all()
+    }
+
+    fn make_dir(&self, dir: &str) -> io::Result<()> {
+        fs::create_dir_all(self.root.join(dir))
+    }
+
+    fn lock(&self, path: &str, mode: LockMode, patience: LockWait) -> io::Result<Option<Lock>> {
+        let file = OpenOptions::new().read(true).append(true).create(true).open(self.root.join(path))?;
+        let operation = match (mode, patience) {
+            (LockMode::Shared, LockWait::Wait) => FlockOperation::LockShared,
+            (LockMode::Shared, LockWait::Try) => FlockOperation::NonBlockingLockShared,
+            (LockMode::Exclusive, LockWait::Wait) => FlockOperation::LockExclusive,
+            (LockMode::Exclusive, LockWait::Try) => FlockOperation::NonBlockingLockExclusive,
+        };
+        loop {
+            match flock(&file, operation) {
+                Ok(()) => return Ok(Some(Box::new(file))),
+                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The one thread of a session that writes packs.
+//!
+//! Frames arrive over a bounded channel and are appended; a full pack is synced by a thread of its own while the next
+//! one fills. A flush waits for all syncs, makes the directory durable, then publishes one index over the
+//! packs since the last flush: what a flush acknowledged is findable and survives a power failure.
+
+use crate::{
+    error::{Result, StoreError},
+    file_names::{PACK_HEAD, PACKS, PackId},
+    index::{Entry, PackLocation},
+    store::Inner,
+    vfs::Append,
+};
+use std::{
+    sync::{
+        Arc,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread::{self, JoinHandle},
+};
+use whimbrel_image::{ShortDigest, pack_frame::Kind};
+
+/// A pack that has grown this far is full.
+const PACK_BYTES: usize = 64 << 20;
+/// Frames in flight to the disk.
+const QUEUE: usize = 64;
+/// Entries after which an index is published although nobody asked, to bound memory: 8 GiB of pages.
+const MAX_FRAMES_UNPUBLISHED: usize = 1 << 17;
+
+/// An encoded frame on its way to a pack.
+pub(crate) struct NewFrame {
+    pub(crate) kind: Kind,
+    pub(crate) depth: u8,
+    pub(crate) keys: Vec<ShortDigest>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+pub(crate) enum Message {
+    Frame(NewFrame),
+    Flush(SyncSender<Result<()>>),
+}
+
+struct OpenPack {
+    id: PackId,
+    file: Box<dyn Append>,
+    len: usize,
+}
+
+struct Appender {
+    inner: Arc<Inner>,
+    lease: u64,
+    next: u32,
+    open: Option<OpenPack>,
+    syncing: Vec<JoinHandle<Result<()>>>,
+    packs: Vec<(PackId, u32)>,
+    entries: Vec<Entry>,
+    /// Whether an index over `packs` may be there already.
+    publishing: bool,
+}
+
+/// Starts the thread for the session of `lease`. It ends when the sender is dropped; what was not flushed is lost.
+pub(crate) fn start(inner: Arc<Inner>, lease: u64) -> (SyncSender<Message>, JoinHandle<()>) {
+    let (sender, receiver) = sync_channel(QUEUE);
+    let (syncing, packs, entries) = Default::default();
+    let appender = Appender { inner, lease, next: 0, open: None, syncing, packs, entries, publishing: false };
+    (sender, thread::spawn(move || appender.run(receiver)))
+}
+
+impl Appender {
+    fn run(mut self, messages: Receiver<Message>) {
+        for message in messages {
+            match message {
+                Message::Frame(frame) => {
+                    // A failure latches the store; whoever flushes is told, frames until then go nowhere.
+                    let _ = self.inner.check_latch().and_then(|()| self.append(frame));
+                }
+                Message::Flush(reply) => {
+                    let result = self.inner.check_latch().and_then(|()| self.flush());
+                    let _ = reply.send(result);
+                }
+            }
+        }
+        self.abandon();
+    }
+
+    fn append(&mut self, frame: NewFrame) -> Result<()> {
+        let inner = self.inner.clone();
+        let offset = inner.latching(self.write(&frame.bytes))?;
+        let pack = PackId { lease: self.lease, seq: self.next - 1 };
+        let (kind, depth, len) = (frame.kind, frame.depth, frame.bytes.len() as u32);
+        self.entries.push(Entry { place: PackLocation { pack, offset, len, kind, depth }, keys: frame.keys });
+        if self.entries.len() >= MAX_FRAMES_UNPUBLISHED { self.flush() } else { Ok(()) }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<u32> {
+        let full = |open: &OpenPack| open.len + bytes.len() > PACK_BYTES && open.len > PACK_HEAD;
+        if self.open.as_ref().is_some_and(full) {
+            self.seal();
+        }
+        let open = match &mut self.open {
+            Some(open) => open,
+            None => {
+                let id = PackId { lease: self.lease, seq: self.next };
+                let mut file =
+                    self.inner.files.create(&id.path()).map_err(StoreError::io("create", &id.path()))?;
+                self.next += 1;
+                file.append(&id.head()).map_err(StoreError::io("append to", &id.path()))?;
+                self.open.insert(OpenPack { id, file, len: PACK_HEAD })
+            }
+        };
+        let offset = open.len as u32;
+        open.file.append(bytes).map_err(StoreError::io("append to", &open.id.path()))?;
+        open.len += bytes.len();
+        Ok(offset)
+    }
+
+    fn seal(&mut self) {
+        let Some(OpenPack { id, mut file, len }) = self.open.take() else { return };
+        self.packs.push((id, len as u32));
+        self.syncing.push(thread::spawn(move || file.sync().map_err(StoreError::io("sync", &id.path()))));
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.seal();
+        let inner = self.inner.clone();
+        for syncing in self.syncing.drain(..) {
+            let synced = syncing.join().unwrap_or(Err(StoreError::Latched { action: "sync" }));
+            inner.latching(synced)?;
+        }
+        if self.packs.is_empty() {
+            return Ok(());
+        }
+        inner.latching(inner.files.sync_dir(PACKS).map_err(StoreError::io("sync", PACKS)))?;
+        self.publishing = true;
+        inner.latching(inner.objects.catalog.publish(&self.packs, &self.entries))?;
+        self.publishing = false;
+        self.packs.clear();
+        self.entries.clear();
+        Ok(())
+    }
+
+    /// Removes packs that no index will ever name, so that a session that filled the disk gives the space back. If
+    /// publishing was tried that is not certain (a failed sync of the directory may still have published the index), so
+    /// they stay for the next collection to look at.
+    fn abandon(mut self) {
+        let open = self.open.take().map(|open| open.id);
+        self.syncing.drain(..).for_each(|syncing| drop(syncing.join()));
+        if self.publishing {
+            return;
+        }
+        for id in self.packs.iter().map(|(id, _)| *id).chain(open) {
+            let _ = self.inner.files.remove(&id.path());
+        }
+    }
+}

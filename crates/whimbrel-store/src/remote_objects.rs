@@ -1,0 +1,196 @@
+//! Objects that this store lacks and others have.
+//!
+//! A capsule may be *partial* here (see `partial`): its manifest lies here, of its images only what was needed so far.
+//! Whoever reads such an image through [`crate::StoredImage`] gets what is missing from the one [`RemoteObjects`] that the
+//! store was given, and what came is kept for everybody (see `shadow`). Collection, verification and export never ask
+//! elsewhere: they look at what is here.
+//!
+//! Everything that comes is compared with the digest it was asked by before it is kept or handed on.
+
+use crate::{
+    error::{Result, StoreError},
+    store::{Inner, Store},
+};
+use std::{
+    collections::HashSet,
+    error::Error,
+    sync::{Arc, PoisonError, RwLock},
+};
+use whimbrel_core::{Digest, PAGE_SIZE};
+use whimbrel_image::{Node, pack_frame::Kind, tree::Nodes};
+
+/// An object that is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ObjectWant {
+    /// Its digest.
+    pub digest: Digest,
+    /// An object that is here and probably resembles it.
+    pub similar: Option<Digest>,
+}
+
+/// Pages of one extent that are wanted.
+///
+/// A holder that knows the leaf can be asked by leaf and slots, which is short. It may not know the leaf: a capsule
+/// written here over a partial one has leaves of its own, whose other pages lie with the holders of the older one. Then
+/// the digests say what is wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PageWant {
+    /// The tree node that lists them.
+    pub leaf: Digest,
+    /// Which of its 256 pages; bit `i % 64` of word `i / 64`.
+    pub slots: [u64; 4],
+    /// Digests of these pages, slots ascending.
+    pub digests: Vec<Digest>,
+    /// An older node of the same place that is here, with most of its pages.
+    pub similar: Option<Digest>,
+}
+
+/// Where missing objects come from. Calls block until everything is there.
+pub trait RemoteObjects: Send + Sync {
+    /// Objects in the order of `wants`.
+    fn objects(&self, kind: Kind, wants: &[ObjectWant]) -> Result<Vec<Vec<u8>>, RemoteObjectsError>;
+
+    /// The wanted pages: want by want, slots ascending, each of [`PAGE_SIZE`] bytes.
+    fn pages(&self, wants: &[PageWant]) -> Result<Vec<Vec<u8>>, RemoteObjectsError>;
+
+    /// Pages worth fetching when one is waited for: what travels in about a round trip.
+    fn cluster(&self) -> u64 {
+        1
+    }
+}
+
+/// Nobody gave what was asked for.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot fetch what is missing here from another host")]
+pub struct RemoteObjectsError {
+    /// Why.
+    #[source]
+    pub source: Box<dyn Error + Send + Sync>,
+    /// Whether the same may succeed later.
+    pub retryable: bool,
+}
+
+/// The source that a store was given.
+#[derive(Default)]
+pub(crate) struct RemoteSource(RwLock<Option<Arc<dyn RemoteObjects>>>);
+
+impl RemoteSource {
+    pub(crate) fn get(&self) -> Option<Arc<dyn RemoteObjects>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Store {
+    /// Lets images read what is missing here from `source`.
+    pub fn set_elsewhere(&self, source: Arc<dyn RemoteObjects>) {
+        *self.inner.elsewhere.0.write().unwrap_or_else(PoisonError::into_inner) = Some(source);
+    }
+}
+
+/// Nodes that are here, those just fetched included.
+pub(crate) struct LocalNodes<'a>(pub(crate) &'a Inner);
+
+impl LocalNodes<'_> {
+    pub(crate) fn has(&self, digest: &Digest) -> bool {
+        self.0.shadow.has(digest) || self.0.objects.has(digest)
+    }
+}
+
+impl Nodes for LocalNodes<'_> {
+    type Error = StoreError;
+
+    fn node(&self, digest: &Digest) -> Result<Arc<Node>> {
+        if let Some(bytes) = self.0.shadow.get(digest) {
+            return Ok(Arc::new(Node::decode(&bytes)?));
+        }
+        self.0.objects.node(digest)
+    }
+}
+
+/// Nodes that are here or can be had.
+pub(crate) struct AllNodes<'a>(pub(crate) &'a Inner);
+
+impl Nodes for AllNodes<'_> {
+    type Error = StoreError;
+
+    fn node(&self, digest: &Digest) -> Result<Arc<Node>> {
+        let inner = self.0;
+        if inner.elsewhere.get().is_none() || LocalNodes(inner).has(digest) {
+            return LocalNodes(inner).node(digest);
+        }
+        fetch_objects(inner, Kind::Nodes, &[ObjectWant { digest: *digest, similar: None }])?;
+        LocalNodes(inner).node(digest)
+    }
+}
+
+/// Fetches objects that are not here and keeps them.
+pub(crate) fn fetch_objects(inner: &Inner, kind: Kind, wants: &[ObjectWant]) -> Result<()> {
+    let source = inner.elsewhere.get().filter(|_| !wants.is_empty());
+    let Some(source) = source else { return Ok(()) };
+    let objects = source.objects(kind, wants).map_err(|source| StoreError::Elsewhere { source })?;
+    for (want, bytes) in wants.iter().zip(&objects) {
+        check(&want.digest, bytes)?;
+    }
+    inner.shadow.store(inner, kind, objects.into_iter().zip(wants).map(|(bytes, want)| (want.digest, bytes)));
+    Ok(())
+}
+
+/// Fetches pages that are not here and keeps them.
+pub(crate) fn fetch_pages(inner: &Inner, missing: &MissingObjects) -> Result<()> {
+    let source = inner.elsewhere.get().filter(|_| missing.pages > 0);
+    let Some(source) = source else { return Ok(()) };
+    let digests: Vec<Digest> = missing.wants.iter().flat_map(|want| &want.digests).copied().collect();
+    let pages = source.pages(&missing.wants).map_err(|source| StoreError::Elsewhere { source })?;
+    if pages.len() != digests.len() {
+        return Err(StoreError::Missing { digest: digests[0] });
+    }
+    for (digest, page) in digests.iter().zip(&pages) {
+        match page.len() {
+            PAGE_SIZE => check(digest, page)?,
+            _ => return Err(StoreError::Missing { digest: *digest }),
+        }
+    }
+    inner.shadow.store(inner, Kind::Pages, digests.into_iter().zip(pages));
+    Ok(())
+}
+
+fn check(digest: &Digest, bytes: &[u8]) -> Result<()> {
+    match Digest::of(bytes) {
+        found if found == *digest => Ok(()),
+        found => Err(StoreError::Digest { found }),
+    }
+}
+
+/// Collects what a set of reads misses, each object once.
+#[derive(Default)]
+pub(crate) struct MissingObjects {
+    pub(crate) wants: Vec<PageWant>,
+    pub(crate) pages: usize,
+    seen: HashSet<Digest>,
+}
+
+impl MissingObjects {
+    /// Adds those of `slots` of a leaf that are not here.
+    pub(crate) fn add(
+        &mut self,
+        here: &LocalNodes<'_>,
+        leaf: &Node,
+        slots: impl Iterator<Item = usize>,
+        similar: Option<Digest>,
+    ) {
+        let (mut wanted, mut digests) = ([0u64; 4], Vec::new());
+        for slot in slots {
+            let Some(digest) = leaf.child(slot) else { continue };
+            if !here.has(&digest) && self.seen.insert(digest) {
+                wanted[slot / 64] |= 1 << (slot % 64);
+                digests.push(digest);
+            }
+        }
+        if wanted != [0; 4]
+            && let Some(bytes) = leaf.encode()
+        {
+            self.pages += digests.len();
+            self.wants.push(PageWant { leaf: Digest::of(&bytes), slots: wanted, digests, similar });
+        }
+    }
+}

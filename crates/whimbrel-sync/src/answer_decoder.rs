@@ -1,0 +1,354 @@
+//! Opening answers: what came is made into objects, and each is compared with the digest it was asked by.
+//!
+//! Pages against older ones are decoded with what this side holds; a leaf of which only the differing pages came is built out of
+//! the older leaf and must have the digest asked for. Anything that does not fit is the peer's fault, and nothing of the
+//! answer is used then.
+
+use crate::{
+    BaseImage, ChildSet, CompressionError,
+    base_images::{self, BaseLookup},
+    compression::unpack,
+    local_objects::LocalObjects,
+    node_delta,
+    page_answers::older_pages,
+    page_frame::decode_pages,
+    protocol::*,
+    short_leaf::ShortLeaf,
+};
+use std::ops::Range;
+use whimbrel_core::{Digest, PAGE_SIZE};
+use whimbrel_image::{MAX_MANIFEST, MAX_NODE, Node, ShortDigest};
+
+/// A peer's answer has content that was not asked for; which digest shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("wrong data for {digest}")]
+pub(crate) struct WrongContent {
+    /// What was asked for.
+    pub digest: Digest,
+}
+
+/// What came of a wanted object.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ReceivedObject {
+    /// Its bytes.
+    Object(Vec<u8>),
+    /// It must be asked for in pieces.
+    Long(u64),
+    /// The peer lacks it.
+    Absent,
+    /// Its older version cannot be read here: ask without.
+    NoSimilar,
+}
+
+/// Opens the answer to a request for `wants`; as many as were answered.
+pub(crate) fn open_objects(
+    shelf: &dyn LocalObjects,
+    kind: ObjectKind,
+    wants: &[WantObject],
+    answer: &ObjectsAnswer,
+    payload: &[u8],
+) -> Result<Vec<ReceivedObject>, WrongContent> {
+    let wrong = |i: usize| WrongContent {
+        digest: wants.get(i).or(wants.first()).map_or(Digest([0; 32]), |w| w.digest),
+    };
+    if answer.objects.len() > wants.len() || (answer.objects.is_empty() && !wants.is_empty()) {
+        return Err(wrong(0));
+    }
+    let raw = open_raw(&answer.objects, payload).map_err(|_| wrong(0))?;
+    let (mut at, mut came) = (0, Vec::with_capacity(wants.len()));
+    for (i, (want, object)) in wants.iter().zip(&answer.objects).enumerate() {
+        let mut piece = |len: u32| {
+            let start = at;
+            at += len as usize;
+            raw.get(start..at).ok_or(wrong(i))
+        };
+        let bytes = match object {
+            ObjectAnswer::Absent => ReceivedObject::Absent,
+            ObjectAnswer::Long(total) => ReceivedObject::Long(*total),
+            ObjectAnswer::Whole(len) => ReceivedObject::Object(piece(*len)?.to_vec()),
+            ObjectAnswer::Delta(len) => apply(shelf, kind, want, piece(*len)?)?,
+        };
+        // Of a short leaf the digest shows when it is whole.
+        if let ReceivedObject::Object(bytes) = &bytes
+            && kind != ObjectKind::ShortLeaf
+            && Digest::of(bytes) != want.digest
+        {
+            return Err(wrong(i));
+        }
+        came.push(bytes);
+    }
+    Ok(came)
+}
+
+/// The bytes of all objects of an answer.
+pub(crate) fn open_raw(objects: &[ObjectAnswer], payload: &[u8]) -> Result<Vec<u8>, CompressionError> {
+    let len = |object: &ObjectAnswer| match object {
+        ObjectAnswer::Whole(len) | ObjectAnswer::Delta(len) => *len as usize,
+        ObjectAnswer::Long(_) | ObjectAnswer::Absent => 0,
+    };
+    let expected = objects.iter().map(len).fold(0usize, usize::saturating_add);
+    if expected > RAW_MAX + MAX_MANIFEST {
+        return Err(CompressionError::Length { found: expected, expected: RAW_MAX });
+    }
+    match (expected, payload) {
+        (0, []) => Ok(Vec::new()),
+        _ => unpack(payload, &[], expected),
+    }
+}
+
+fn apply(
+    shelf: &dyn LocalObjects,
+    kind: ObjectKind,
+    want: &WantObject,
+    delta: &[u8],
+) -> Result<ReceivedObject, WrongContent> {
+    let wrong = WrongContent { digest: want.digest };
+    let similar = want.similar.ok_or(wrong)?;
+    let Some(old) = shelf.object(&similar) else { return Ok(ReceivedObject::NoSimilar) };
+    match kind {
+        ObjectKind::Manifest | ObjectKind::ShortLeaf => Err(wrong),
+        ObjectKind::Node => {
+            debug_assert!(delta.len() <= MAX_NODE + 64);
+            let old = Node::decode(&old).map_err(|_| wrong)?;
+            node_delta::decode(&old, delta).map(ReceivedObject::Object).map_err(|_| wrong)
+        }
+        ObjectKind::Blob => {
+            let (len, frame) = delta.split_first_chunk::<4>().ok_or(wrong)?;
+            let len = u32::from_le_bytes(*len) as usize;
+            if len > SIMILAR_BLOB_MAX || old.is_empty() {
+                return Err(wrong);
+            }
+            unpack(frame, &old, len).map(ReceivedObject::Object).map_err(|_| wrong)
+        }
+    }
+}
+
+/// Opens a piece of a blob.
+pub(crate) fn open_piece(
+    ask: &BlobRangeRequest,
+    answer: &BlobRangeReply,
+    payload: &[u8],
+) -> Result<Vec<u8>, WrongContent> {
+    let wrong = WrongContent { digest: ask.digest };
+    let rest = answer.total.saturating_sub(ask.offset);
+    let fits = answer.len <= ask.len && u64::from(answer.len) <= rest && (answer.len > 0 || rest == 0);
+    if !fits || answer.total > whimbrel_image::pack_frame::MAX_BLOB as u64 {
+        return Err(wrong);
+    }
+    unpack(payload, &[], answer.len as usize).map_err(|_| wrong)
+}
+
+/// What this side knows of a leaf it asked pages of.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestedLeaf {
+    pub(crate) leaf: Digest,
+    /// The older leaf that was named, if it can still be read here.
+    pub(crate) old: Option<Node>,
+    /// Whether one was named.
+    pub(crate) similar: bool,
+    pub(crate) slots: AskedSlots,
+}
+
+/// Which pages of a leaf were asked for.
+#[derive(Debug, Clone)]
+pub(crate) enum AskedSlots {
+    /// Those that differ from the older leaf.
+    Differing,
+    /// Those, of a leaf that is known.
+    These(ChildSet, Node),
+    /// Those, of a leaf of which the keys are known.
+    Short(ChildSet, ShortLeaf),
+}
+
+/// What came of one leaf.
+#[derive(Debug)]
+pub(crate) enum CameLeaf {
+    /// Its pages.
+    Pages {
+        /// Slots and where their pages lie in the buffer of the answer; none for zero pages.
+        pages: Vec<(usize, Option<Range<usize>>)>,
+        /// The leaf itself, where it was built.
+        node: Option<Vec<u8>>,
+        /// Whether they were coded against older ones.
+        delta: bool,
+    },
+    NoSimilar,
+    Large,
+    Absent,
+    /// A page of a base image cannot be read here: ask without base images.
+    NoBases,
+}
+
+/// The leaves that an answer has, and the buffer of their pages.
+#[derive(Debug, Default)]
+pub(crate) struct CamePages {
+    pub(crate) leaves: Vec<CameLeaf>,
+    pub(crate) buffer: Vec<u8>,
+}
+
+/// Opens the answer to a request for the pages of `asked`, which named `bases`.
+pub(crate) fn open_pages(
+    shelf: &dyn LocalObjects,
+    asked: &[RequestedLeaf],
+    bases: &[BaseImage],
+    answer: &LeafPagesReply,
+    payload: &[u8],
+) -> Result<CamePages, WrongContent> {
+    let first = asked.first().map_or(Digest([0; 32]), |asked| asked.leaf);
+    answer.check(asked.len(), payload.len()).map_err(|_| WrongContent { digest: first })?;
+    let mut came = CamePages::default();
+    let (mut rest, mut leaves, mut asked) = (payload, &answer.leaves[..], asked);
+    let mut bases = base_images::BasePages::new(shelf, bases);
+    for frame in &answer.frames {
+        let (numbers, behind) = rest.split_at(frame.bases as usize);
+        let (bytes, frames) = behind.split_at(frame.bytes as usize);
+        let (these, others) = leaves.split_at(usize::from(frame.leaves));
+        let (mine, later) = asked.split_at(usize::from(frame.leaves));
+        (rest, leaves, asked) = (frames, others, later);
+        let similar = similar_of(&mut bases, numbers).ok_or(WrongContent { digest: first })?;
+        open_frame(shelf, mine, these, (similar, bytes), &mut came)?;
+    }
+    Ok(came)
+}
+
+/// Pages of base images that a frame is coded against.
+enum Similar {
+    Pages(Vec<u8>),
+    Unreadable,
+}
+
+/// The pages that `numbers` name; none if they name what is not there.
+fn similar_of(bases: &mut base_images::BasePages<'_>, numbers: &[u8]) -> Option<Similar> {
+    let mut pages = Vec::new();
+    for number in base_images::decode(numbers)? {
+        match bases.digest(number) {
+            BaseLookup::Nothing => return None,
+            BaseLookup::Unknown => return Some(Similar::Unreadable),
+            BaseLookup::Page(digest) => match bases.read(&digest) {
+                Some(page) => pages.extend(page),
+                None => return Some(Similar::Unreadable),
+            },
+        }
+    }
+    Some(Similar::Pages(pages))
+}
+
+fn open_frame(
+    shelf: &dyn LocalObjects,
+    asked: &[RequestedLeaf],
+    answers: &[LeafAnswer],
+    (similar, frame): (Similar, &[u8]),
+    came: &mut CamePages,
+) -> Result<(), WrongContent> {
+    let Similar::Pages(mut prefix) = similar else {
+        came.leaves.extend(answers.iter().map(|_| CameLeaf::NoBases));
+        return Ok(());
+    };
+    let Some(older) = older_of(shelf, asked, answers)? else {
+        // What the frame was coded against cannot be read here any more.
+        came.leaves.extend(answers.iter().map(|_| CameLeaf::NoSimilar));
+        return Ok(());
+    };
+    prefix.extend(older);
+    let count = answers.iter().map(LeafAnswer::pages).sum();
+    let mut at = came.buffer.len();
+    if count > 0 {
+        let wrong = |_| WrongContent { digest: asked[0].leaf };
+        came.buffer.extend(decode_pages(frame, &prefix, count).map_err(wrong)?);
+    } else if !frame.is_empty() {
+        return Err(WrongContent { digest: asked[0].leaf });
+    }
+    for (asked, answer) in asked.iter().zip(answers) {
+        let leaf = match answer {
+            LeafAnswer::NoSimilar => CameLeaf::NoSimilar,
+            LeafAnswer::Large => CameLeaf::Large,
+            LeafAnswer::Absent => CameLeaf::Absent,
+            LeafAnswer::Sent { changed, zero, delta } => {
+                let pages = placed(changed, zero, &mut at);
+                let node = checked(asked, *changed, &pages, &came.buffer)?;
+                CameLeaf::Pages { pages, node, delta: *delta }
+            }
+        };
+        came.leaves.push(leaf);
+    }
+    Ok(())
+}
+
+/// The older pages that a frame is coded against; none when one of them cannot be read.
+fn older_of(
+    shelf: &dyn LocalObjects,
+    asked: &[RequestedLeaf],
+    answers: &[LeafAnswer],
+) -> Result<Option<Vec<u8>>, WrongContent> {
+    let mut older = Vec::new();
+    for (asked, answer) in asked.iter().zip(answers) {
+        let LeafAnswer::Sent { changed, zero, delta } = answer else { continue };
+        if *delta && !asked.similar {
+            return Err(WrongContent { digest: asked.leaf });
+        }
+        let differing = matches!(asked.slots, AskedSlots::Differing);
+        let old = match &asked.old {
+            None if *delta || differing => return Ok(None),
+            Some(old) if *delta => old,
+            _ => continue,
+        };
+        for digest in older_pages(old, *changed, *zero) {
+            match shelf.object(&digest) {
+                Some(page) if page.len() == PAGE_SIZE => older.extend(page),
+                _ => return Ok(None),
+            }
+        }
+    }
+    Ok(Some(older))
+}
+
+fn placed(changed: &ChildSet, zero: &ChildSet, at: &mut usize) -> Vec<(usize, Option<Range<usize>>)> {
+    let place = |slot| {
+        let place = (!zero.contains(slot)).then(|| {
+            *at += PAGE_SIZE;
+            *at - PAGE_SIZE..*at
+        });
+        (slot, place)
+    };
+    changed.iter().map(place).collect()
+}
+
+/// Compares the pages of a leaf with what was asked; gives the leaf's encoding where only it tells their digests.
+fn checked(
+    asked: &RequestedLeaf,
+    changed: ChildSet,
+    pages: &[(usize, Option<Range<usize>>)],
+    buffer: &[u8],
+) -> Result<Option<Vec<u8>>, WrongContent> {
+    let wrong = WrongContent { digest: asked.leaf };
+    let digest =
+        |place: &Option<Range<usize>>| place.as_ref().map(|place| Digest::of(&buffer[place.clone()]));
+    match &asked.slots {
+        AskedSlots::These(slots, leaf) => {
+            if changed != *slots {
+                return Err(wrong);
+            }
+            for (slot, place) in pages {
+                let expected = leaf.child(*slot);
+                if digest(place) != expected {
+                    return Err(WrongContent { digest: expected.unwrap_or(asked.leaf) });
+                }
+            }
+            Ok(None)
+        }
+        AskedSlots::Short(slots, leaf) => {
+            let right = |(slot, place): &(usize, Option<Range<usize>>)| {
+                digest(place).is_some_and(|digest| leaf.key(*slot) == Some(ShortDigest::from(&digest)))
+            };
+            (changed == *slots && pages.iter().all(right)).then_some(None).ok_or(wrong)
+        }
+        AskedSlots::Differing => {
+            let mut node = asked.old.clone().ok_or(wrong)?;
+            for (slot, place) in pages {
+                node.set(*slot, digest(place));
+            }
+            let bytes = node.encode().ok_or(wrong)?;
+            (Digest::of(&bytes) == asked.leaf).then_some(Some(bytes)).ok_or(wrong)
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Bytes compressed for the line: a byte that names the codec, then one zstd frame, alone or against a prefix that both sides
+//! hold, or bytes of LZMA.
+//!
+//! Contexts of zstd are kept by thread. What is unpacked is never longer than the caller says, whatever the frame claims.
+
+use crate::CompressionLevel;
+use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
+use std::{
+    cell::RefCell,
+    io::{Cursor, Read, Write},
+};
+use zstd::zstd_safe::{CCtx, CParameter, DCtx, ErrorCode, ResetDirective, compress_bound, get_error_name};
+
+/// Largest window of a frame: 32 MiB, an answer's pages and their older versions.
+const WINDOW_LOG_MAX: u32 = 25;
+/// Largest table of a compressor, 16 MiB of memory.
+const HASH_LOG_MAX: u32 = 22;
+/// An entry for four bytes of the span loses nothing that could be measured; clearing more of them costs time.
+const HASH_LOG_LESS: u32 = 2;
+
+thread_local! {
+    static PACKER: RefCell<CCtx<'static>> = RefCell::new(CCtx::create());
+    static UNPACKER: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
+}
+
+/// The codecs, by the first byte.
+const ZSTD: u8 = 0;
+const LZMA: u8 = 1;
+/// How far back LZMA looks: an answer of a slow line is hardly longer, and twelve times this is the memory it takes.
+const LZMA_WINDOW: u32 = 4 << 20;
+const LZMA_WINDOW_MIN: u32 = 4 << 10;
+
+/// Bytes that do not unpack.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CompressionError {
+    /// The codec refuses.
+    #[error("compressed bytes do not decompress: {reason}")]
+    Codec {
+        /// What it says.
+        reason: &'static str,
+    },
+    /// Another length than announced.
+    #[error("compressed bytes give {found} bytes instead of {expected}")]
+    Length {
+        /// Bytes they give.
+        found: usize,
+        /// Bytes announced.
+        expected: usize,
+    },
+}
+
+fn codec(code: ErrorCode) -> CompressionError {
+    CompressionError::Codec { reason: get_error_name(code) }
+}
+
+/// `raw` compressed at `level` against `prefix` (which may be empty).
+pub(crate) fn pack(raw: &[u8], prefix: &[u8], level: CompressionLevel) -> Result<Vec<u8>, CompressionError> {
+    match level {
+        CompressionLevel::Lzma(preset) if prefix.is_empty() => pack_lzma(raw, preset),
+        level => pack_zstd(raw, prefix, level.zstd()),
+    }
+}
+
+/// No larger than what it is for: both sides clear it first.
+fn lzma_window(raw: usize) -> u32 {
+    u32::try_from(raw).map_or(LZMA_WINDOW, |raw| raw.clamp(LZMA_WINDOW_MIN, LZMA_WINDOW))
+}
+
+fn lzma_error(_: std::io::Error) -> CompressionError {
+    CompressionError::Codec { reason: "not bytes of LZMA" }
+}
+
+fn pack_lzma(raw: &[u8], preset: u32) -> Result<Vec<u8>, CompressionError> {
+    let options = LzmaOptions { dict_size: lzma_window(raw.len()), ..LzmaOptions::with_preset(preset) };
+    let mut writer = LzmaWriter::new_no_header(vec![LZMA], &options, false).map_err(lzma_error)?;
+    writer.write_all(raw).and_then(|()| writer.finish()).map_err(lzma_error)
+}
+
+fn unpack_lzma(packed: &[u8], expected: usize) -> Result<Vec<u8>, CompressionError> {
+    // The same for all presets.
+    let LzmaOptions { lc, lp, pb, .. } = LzmaOptions::with_preset(0);
+    let reader = LzmaReader::new(packed, expected as u64, lc, lp, pb, lzma_window(expected), None);
+    let mut raw = Vec::with_capacity(expected);
+    reader.map_err(lzma_error)?.take(expected as u64).read_to_end(&mut raw).map_err(lzma_error)?;
+    Ok(raw)
+}
+
+fn pack_zstd(raw: &[u8], prefix: &[u8], level: i32) -> Result<Vec<u8>, CompressionError> {
+    let mut packed = Vec::with_capacity(1 + compress_bound(raw.len()));
+    packed.push(ZSTD);
+    let mut packed = Cursor::new(packed);
+    packed.set_position(1);
+    if prefix.is_empty() {
+        PACKER.with_borrow_mut(|context| {
+            context.reset(ResetDirective::SessionAndParameters).map_err(codec)?;
+            context.set_parameter(CParameter::CompressionLevel(level)).map_err(codec)?;
+            context.compress2(&mut packed, raw).map_err(codec)
+        })?;
+        return Ok(packed.into_inner());
+    }
+    // Borrows the prefix, so it cannot be one that is kept.
+    let mut context = CCtx::create();
+    // Else the window of a low level ends before the older version begins.
+    let span = (prefix.len() + raw.len()).next_power_of_two().trailing_zeros().max(17);
+    context.set_parameter(CParameter::CompressionLevel(level)).map_err(codec)?;
+    context.set_parameter(CParameter::WindowLog(span.min(WINDOW_LOG_MAX))).map_err(codec)?;
+    // Low levels have a table for the raw bytes alone, in which most of the prefix would not be found again.
+    context
+        .set_parameter(CParameter::HashLog((span - HASH_LOG_LESS).clamp(15, HASH_LOG_MAX)))
+        .map_err(codec)?;
+    context.ref_prefix(prefix).map_err(codec)?;
+    context.compress2(&mut packed, raw).map_err(codec)?;
+    Ok(packed.into_inner())
+}
+
+/// The `expected` bytes that `packed` stands for; the caller has bounded `expected`.
+pub(crate) fn unpack(packed: &[u8], prefix: &[u8], expected: usize) -> Result<Vec<u8>, CompressionError> {
+    let raw = match packed.split_first() {
+        Some((&ZSTD, packed)) => unpack_zstd(packed, prefix, expected)?,
+        Some((&LZMA, packed)) if prefix.is_empty() => unpack_lzma(packed, expected)?,
+        _ => return Err(CompressionError::Codec { reason: "an unknown codec" }),
+    };
+    match raw.len() {
+        found if found == expected => Ok(raw),
+        found => Err(CompressionError::Length { found, expected }),
+    }
+}
+
+fn unpack_zstd(packed: &[u8], prefix: &[u8], expected: usize) -> Result<Vec<u8>, CompressionError> {
+    // Decompression in one piece writes into this buffer alone: no frame can make it take more.
+    let mut raw = Vec::with_capacity(expected);
+    if prefix.is_empty() {
+        UNPACKER.with_borrow_mut(|context| {
+            context.reset(ResetDirective::SessionAndParameters).map_err(codec)?;
+            context.decompress(&mut raw, packed).map_err(codec)
+        })?;
+    } else {
+        let mut context = DCtx::create();
+        context.ref_prefix(prefix).map_err(codec)?;
+        context.decompress(&mut raw, packed).map_err(codec)?;
+    }
+    Ok(raw)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn bytes_survive_and_no_frame_gives_more_than_was_expected(
+            raw in prop::collection::vec(0..4u8, 0..5000), prefix in prop::collection::vec(0..4u8, 0..5000), level in -3..25i8, less in 1..50usize,
+        ) {
+            let packed = pack(&raw, &prefix, level.into()).unwrap();
+            prop_assert_eq!(&unpack(&packed, &prefix, raw.len()).unwrap(), &raw);
+            prop_assert!(raw.len() < less || unpack(&packed, &prefix, raw.len() - less).is_err());
+            prop_assert!(unpack(&packed, &prefix, raw.len() + less).is_err());
+        }
+
+        #[test]
+        fn garbage_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..300), expected in 0..10_000usize) {
+            if let Ok(raw) = unpack(&bytes, &[], expected) { prop_assert_eq!(raw.len(), expected); }
+        }
+    }
+
+    #[test]
+    fn an_older_version_beyond_the_window_of_the_level_is_found() {
+        let old: Vec<u8> = (0..3u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let packed = pack(&old, &old, CompressionLevel::Zstd(1)).unwrap();
+        assert!(packed.len() < 50_000, "{}", packed.len());
+    }
+}

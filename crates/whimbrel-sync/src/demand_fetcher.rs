@@ -1,0 +1,200 @@
+//! What a running machine lacks, fetched at once: the [`RemoteObjects`] of a store.
+//!
+//! Goes before everything that is fetched ahead, and fails rather than wait for a holder that does not answer: whoever reads
+//! shows the stall and asks again. Nothing is kept here; the store keeps what it is given.
+
+use crate::{
+    BoxError, ChildSet, Holders, LocalObjects, SyncError,
+    protocol::{ObjectKind, WantObject},
+    pull_driver::PullDriver,
+    pull_plan::FetchItem,
+};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE};
+use whimbrel_image::{Node, ShortDigest, pack_frame::Kind};
+use whimbrel_store::{ObjectWant, PageWant, RemoteObjects, RemoteObjectsError};
+
+/// Leaves remembered from one call to the next: those that a store has just fetched and asks pages of.
+const LEAVES: usize = 1024;
+/// Bytes that a page probably takes when it is fetched alone.
+const PAGE_BYTES: u64 = 1500;
+/// Most pages fetched when one is waited for.
+const CLUSTER: u64 = 64;
+
+/// Fetches from holders what a store lacks.
+pub struct DemandFetcher {
+    shelf: Arc<dyn LocalObjects>,
+    sources: Arc<Holders>,
+    leaves: Mutex<HashMap<Digest, Node>>,
+}
+
+impl DemandFetcher {
+    /// Fetches from `sources`; `shelf` is what is here (the store itself), to fetch differences to.
+    pub fn new(shelf: Arc<dyn LocalObjects>, sources: Arc<Holders>) -> Self {
+        Self { shelf, sources, leaves: Mutex::default() }
+    }
+
+    /// Whom it asks.
+    pub fn sources(&self) -> &Arc<Holders> {
+        &self.sources
+    }
+
+    fn fetch(
+        &self,
+        begin: impl FnOnce(&mut PullDriver<'_>) -> Result<(), SyncError>,
+    ) -> Result<HashMap<Digest, Vec<u8>>, SyncError> {
+        let _demand = self.sources.demand();
+        let basket = Basket { shelf: &*self.shelf, kept: Mutex::default() };
+        let mut driver = PullDriver::new(&basket, &self.sources, &[]);
+        driver.urgent = true;
+        begin(&mut driver)?;
+        driver.run(Duration::ZERO, &mut |_| Ok(()))?;
+        drop(driver);
+        Ok(basket.kept.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn get_objects(&self, kind: ObjectKind, wants: &[ObjectWant]) -> Result<Vec<Vec<u8>>, SyncError> {
+        let mut came = self.fetch(|driver| {
+            for want in wants {
+                let want = WantObject { digest: want.digest, similar: want.similar };
+                driver.walk.plan.want(FetchItem::Object(kind, want));
+            }
+            Ok(())
+        })?;
+        if kind == ObjectKind::Node {
+            self.remember(&came);
+        }
+        let take = |want: &ObjectWant| came.remove(&want.digest).or_else(|| self.shelf.object(&want.digest));
+        wants
+            .iter()
+            .map(take)
+            .zip(wants)
+            .map(|(came, want)| came.ok_or_else(|| self.sources.nowhere(want.digest)))
+            .collect()
+    }
+
+    fn remember(&self, nodes: &HashMap<Digest, Vec<u8>>) {
+        let mut leaves = self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
+        if leaves.len() + nodes.len() > LEAVES {
+            leaves.clear();
+        }
+        let decoded = nodes.iter().filter_map(|(digest, bytes)| Some((*digest, Node::decode(bytes).ok()?)));
+        leaves.extend(decoded.filter(|(_, node)| node.level() == 0));
+    }
+
+    fn leaf(&self, digest: &Digest) -> Result<Node, SyncError> {
+        let known = self.leaves.lock().unwrap_or_else(PoisonError::into_inner).get(digest).cloned();
+        if let Some(leaf) = known {
+            return Ok(leaf);
+        }
+        let here = match self.shelf.has(&[*digest])[0] {
+            true => self.shelf.object(digest),
+            false => None,
+        };
+        let bytes = match here {
+            Some(bytes) => bytes,
+            None => {
+                let want = ObjectWant { digest: *digest, similar: None };
+                self.get_objects(ObjectKind::Node, &[want])?.remove(0)
+            }
+        };
+        Node::decode(&bytes).map_err(|source| SyncError::Node { digest: *digest, source })
+    }
+
+    fn get_pages(&self, wants: &[PageWant]) -> Result<Vec<Vec<u8>>, SyncError> {
+        let mut digests = Vec::new();
+        let mut leaves = Vec::new();
+        for want in wants {
+            let (leaf, slots) = (self.leaf(&want.leaf)?, ChildSet(want.slots));
+            let listed = slots.iter().filter(|slot| leaf.child(*slot).is_some()).collect::<ChildSet>();
+            digests.extend(slots.iter().map(|slot| leaf.child(slot)));
+            leaves.push((want.leaf, leaf, want.similar, listed));
+        }
+        let came = self.fetch(|driver| {
+            for (digest, leaf, similar, slots) in leaves {
+                driver.walk.want_pages(digest, leaf, similar, slots);
+            }
+            Ok(())
+        })?;
+        let page = |digest: Option<Digest>| match digest {
+            None => Ok(vec![0; PAGE_SIZE]),
+            Some(digest) => came.get(&digest).cloned().ok_or_else(|| self.sources.nowhere(digest)),
+        };
+        digests.into_iter().map(page).collect()
+    }
+}
+
+impl std::fmt::Debug for DemandFetcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Remote").field("sources", &self.sources).finish_non_exhaustive()
+    }
+}
+
+impl RemoteObjects for DemandFetcher {
+    fn objects(&self, kind: Kind, wants: &[ObjectWant]) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {
+        let kind = match kind {
+            Kind::Nodes => ObjectKind::Node,
+            Kind::Manifest => ObjectKind::Manifest,
+            Kind::Blob | Kind::Pages => ObjectKind::Blob,
+        };
+        self.get_objects(kind, wants).map_err(elsewhere)
+    }
+
+    fn pages(&self, wants: &[PageWant]) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {
+        self.get_pages(wants).map_err(elsewhere)
+    }
+
+    fn cluster(&self) -> u64 {
+        // What travels in about a round trip comes almost for free with the page that is waited for.
+        let rate = self.sources.rate().unwrap_or(0);
+        let round_trip = self.sources.round_trip().unwrap_or(Duration::ZERO);
+        ((rate as f64 * round_trip.as_secs_f64()) as u64 / PAGE_BYTES).clamp(1, CLUSTER)
+    }
+}
+
+fn elsewhere(error: SyncError) -> RemoteObjectsError {
+    RemoteObjectsError { retryable: error.is_retryable(), source: error.into() }
+}
+
+/// A shelf on which nothing stays: what came for one call, before what is here.
+struct Basket<'a> {
+    shelf: &'a dyn LocalObjects,
+    kept: Mutex<HashMap<Digest, Vec<u8>>>,
+}
+
+impl Basket<'_> {
+    fn cached(&self) -> std::sync::MutexGuard<'_, HashMap<Digest, Vec<u8>>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LocalObjects for Basket<'_> {
+    fn has(&self, digests: &[Digest]) -> Vec<bool> {
+        self.shelf.has(digests)
+    }
+
+    fn object(&self, digest: &Digest) -> Option<Vec<u8>> {
+        self.shelf.object(digest)
+    }
+
+    fn digest_of(&self, key: &ShortDigest) -> Option<Digest> {
+        self.shelf.digest_of(key)
+    }
+
+    fn store(&self, _: Kind, objects: &[&[u8]]) -> Result<(), BoxError> {
+        self.cached().extend(objects.iter().map(|bytes| (Digest::of(bytes), bytes.to_vec())));
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    fn is_complete(&self, capsule: &CapsuleId) -> bool {
+        self.shelf.is_complete(capsule)
+    }
+}

@@ -1,0 +1,139 @@
+//! Every decoder of what a peer sends behind one door, for the fuzzer: what a malicious peer reaches with one answer.
+//!
+//! The asker holds one older leaf and one older blob, and asked for a few things of each sort.
+
+use crate::{
+    BaseImage, BoxError, ChildSet, LocalObjects,
+    answer_decoder::{AskedSlots, RequestedLeaf, open_objects, open_pages, open_piece},
+    node_delta,
+    protocol::*,
+    short_leaf::ShortLeaf,
+};
+use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE};
+use whimbrel_image::{Node, ShortDigest, pack_frame::Kind};
+
+/// An older leaf with pages at slots 0 to 3, its page, and an older blob.
+struct Little;
+
+const LEAF: Digest = Digest([1; 32]);
+const BLOB: Digest = Digest([2; 32]);
+const PAGE: Digest = Digest([3; 32]);
+const WANTED: Digest = Digest([4; 32]);
+
+fn leaf() -> Node {
+    let mut node = Node::empty(0);
+    (0..4).for_each(|slot| node.set(slot, Some(PAGE)));
+    node
+}
+
+impl LocalObjects for Little {
+    fn has(&self, digests: &[Digest]) -> Vec<bool> {
+        digests.iter().map(|digest| self.object(digest).is_some()).collect()
+    }
+
+    fn object(&self, digest: &Digest) -> Option<Vec<u8>> {
+        match *digest {
+            LEAF => leaf().encode(),
+            BLOB => Some(vec![7; 1000]),
+            PAGE => Some(vec![9; PAGE_SIZE]),
+            _ => None,
+        }
+    }
+
+    fn digest_of(&self, key: &ShortDigest) -> Option<Digest> {
+        [LEAF, BLOB, PAGE].into_iter().find(|digest| key.matches(digest))
+    }
+
+    fn store(&self, _: Kind, _: &[&[u8]]) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    fn is_complete(&self, _: &CapsuleId) -> bool {
+        false
+    }
+}
+
+/// A decoder: whether it accepts a header and a payload.
+type Sort = fn(&[u8], &[u8]) -> bool;
+
+/// Opens bytes as an answer of each sort; whether any of them was accepted. The header comes first, its length before it in two
+/// bytes.
+pub fn open_anything(bytes: &[u8]) -> bool {
+    let Some((len, rest)) = bytes.split_first_chunk::<2>() else { return false };
+    let Some((header, payload)) = rest.split_at_checked(u16::from_le_bytes(*len).into()) else {
+        return false;
+    };
+    let sorts: [Sort; 6] = [pages, objects, piece, delta, short_leaf, requests];
+    // All of them, whatever the first says.
+    sorts.map(|sort| sort(header, payload)).contains(&true)
+}
+
+fn pages(header: &[u8], payload: &[u8]) -> bool {
+    let Ok(answer) = postcard::from_bytes::<LeafPagesReply>(header) else { return false };
+    let differing =
+        RequestedLeaf { leaf: WANTED, old: Some(leaf()), similar: true, slots: AskedSlots::Differing };
+    let known = RequestedLeaf {
+        leaf: WANTED,
+        old: None,
+        similar: false,
+        slots: AskedSlots::These((0..2).collect::<ChildSet>(), leaf()),
+    };
+    let slots = AskedSlots::Short((0..4).collect::<ChildSet>(), ShortLeaf::of(&leaf()));
+    let short = RequestedLeaf { slots, ..known.clone() };
+    let orders = [
+        [differing.clone(), known.clone()],
+        [known, differing.clone()],
+        [short.clone(), differing.clone()],
+        [differing, short],
+    ];
+    let bases = [BaseImage { root: LEAF, pages: 200 }];
+    orders.iter().any(|asked| open_pages(&Little, asked, &bases, &answer, payload).is_ok())
+}
+
+fn objects(header: &[u8], payload: &[u8]) -> bool {
+    let Ok(answer) = postcard::from_bytes::<ObjectsAnswer>(header) else { return false };
+    let sorts = [(ObjectKind::Manifest, BLOB), (ObjectKind::Node, LEAF), (ObjectKind::Blob, BLOB)];
+    sorts.iter().any(|(kind, similar)| {
+        let wants = [WantObject { digest: WANTED, similar: Some(*similar) }; 3];
+        open_objects(&Little, *kind, &wants, &answer, payload).is_ok()
+    })
+}
+
+fn piece(header: &[u8], payload: &[u8]) -> bool {
+    let Ok(answer) = postcard::from_bytes::<BlobRangeReply>(header) else { return false };
+    let ask = BlobRangeRequest { digest: WANTED, offset: 100, len: 1 << 20, level: 3 };
+    open_piece(&ask, &answer, payload).is_ok_and(|piece| {
+        assert!(piece.len() <= ask.len as usize, "a longer piece than was asked for");
+        true
+    })
+}
+
+fn delta(_: &[u8], payload: &[u8]) -> bool {
+    node_delta::decode(&leaf(), payload).is_ok_and(|bytes| {
+        assert!(Node::decode(&bytes).is_ok(), "a difference leads to a node or nowhere");
+        true
+    })
+}
+
+fn short_leaf(_: &[u8], payload: &[u8]) -> bool {
+    ShortLeaf::decode(payload).is_some_and(|short| {
+        assert_eq!(short.encode(), payload, "one encoding for a leaf");
+        true
+    })
+}
+
+fn requests(header: &[u8], _: &[u8]) -> bool {
+    let asks = [
+        postcard::from_bytes::<LeafPagesRequest>(header).is_ok(),
+        postcard::from_bytes::<ObjectsAsk>(header).is_ok(),
+        postcard::from_bytes::<CatalogPage>(header).is_ok(),
+        postcard::from_bytes::<CatalogAnswer>(header).is_ok(),
+        postcard::from_bytes::<RemotePullRequest>(header).is_ok(),
+        postcard::from_bytes::<AnnounceAsk>(header).is_ok(),
+    ];
+    asks.contains(&true)
+}

@@ -1,0 +1,244 @@
+//! Holders of what is wanted, nearest first, and how each of them is doing.
+//!
+//! A link that is lost is dialled again later, after half a second at first and ten at most; one who sent wrong data is not asked
+//! again by this list. Shared by everybody who fetches: a pull sees that a running machine waits for a page ([`Demand`]) and
+//! holds its own requests back meanwhile.
+
+use crate::{Link, LinkError, LinkMeter, SyncError, protocol::HasObjects};
+use bytes::Bytes;
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use whimbrel_core::Digest;
+
+/// Most holders in a list.
+pub const PEERS_MAX: usize = 64;
+const RETRY_FIRST: Duration = Duration::from_millis(500);
+const RETRY_MAX: Duration = Duration::from_secs(10);
+
+/// Somebody who may hold what is wanted.
+pub trait Holder: Send + Sync {
+    /// What to call it.
+    fn name(&self) -> &str;
+
+    /// Connects, or says why not. Blocks for as long as the caller allows connections to take.
+    fn connect(&self) -> Result<Arc<dyn Link>, LinkError>;
+
+    /// How far away it is, where that is known.
+    fn round_trip(&self) -> Option<Duration> {
+        None
+    }
+}
+
+enum State {
+    Fresh,
+    Up(Arc<dyn Link>),
+    Down { until: Instant, wait: Duration, why: LinkError },
+    Blamed { digest: Digest },
+}
+
+struct Entry {
+    peer: Box<dyn Holder>,
+    state: Mutex<State>,
+    /// Held while dialling, so that a peer is dialled once.
+    dialling: Mutex<()>,
+    meter: Mutex<LinkMeter>,
+}
+
+/// Holders, nearest first.
+pub struct Holders {
+    entries: Vec<Entry>,
+    demands: AtomicUsize,
+    begun: Instant,
+    retry: Duration,
+}
+
+/// Lives while something is wanted at once.
+#[derive(Debug)]
+pub struct Demand<'a>(&'a AtomicUsize);
+
+impl Drop for Demand<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Holders {
+    /// A list of `peers`, put in the order of their round trips; those without one keep their order behind the others.
+    /// More than [`PEERS_MAX`] are left out.
+    pub fn new(mut peers: Vec<Box<dyn Holder>>) -> Self {
+        peers.sort_by_key(|peer| peer.round_trip().unwrap_or(Duration::MAX));
+        peers.truncate(PEERS_MAX);
+        let entry = |peer: Box<dyn Holder>| {
+            let mut meter = LinkMeter::default();
+            peer.round_trip().into_iter().for_each(|time| meter.set_round_trip(time));
+            Entry {
+                peer,
+                state: Mutex::new(State::Fresh),
+                dialling: Mutex::default(),
+                meter: Mutex::new(meter),
+            }
+        };
+        let entries = peers.into_iter().map(entry).collect();
+        Self { entries, demands: AtomicUsize::new(0), begun: Instant::now(), retry: RETRY_FIRST }
+    }
+
+    /// The same list; who does not answer is dialled again after `retry` at first, instead of half a second.
+    #[must_use]
+    pub fn retrying_after(self, retry: Duration) -> Self {
+        Self { retry, ..self }
+    }
+
+    pub(crate) fn retry(&self) -> Duration {
+        self.retry
+    }
+
+    /// How many holders there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there is nobody to ask.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Name of a holder.
+    pub fn name(&self, peer: usize) -> &str {
+        self.entries[peer].peer.name()
+    }
+
+    /// Bytes a second of the nearest holder that was measured.
+    pub fn rate(&self) -> Option<u64> {
+        self.entries.iter().find_map(|entry| lock(&entry.meter).rate())
+    }
+
+    /// Round trip of the nearest holder that was measured.
+    pub fn round_trip(&self) -> Option<Duration> {
+        self.entries.iter().find_map(|entry| lock(&entry.meter).round_trip())
+    }
+
+    /// Bytes sent and received over the links that are up now.
+    pub fn bytes(&self) -> (u64, u64) {
+        self.entries.iter().fold((0, 0), |sum, entry| match &*lock(&entry.state) {
+            State::Up(link) => (sum.0 + link.bytes().0, sum.1 + link.bytes().1),
+            _ => sum,
+        })
+    }
+
+    /// Says that something is wanted at once.
+    pub fn demand(&self) -> Demand<'_> {
+        self.demands.fetch_add(1, Ordering::AcqRel);
+        Demand(&self.demands)
+    }
+
+    /// Whether something is wanted at once.
+    pub fn is_demanded(&self) -> bool {
+        self.demands.load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    pub(crate) fn meter(&self, peer: usize) -> MutexGuard<'_, LinkMeter> {
+        lock(&self.entries[peer].meter)
+    }
+
+    /// The link to a holder, dialled if need be; an error while it is not yet time to dial again.
+    pub(crate) fn link(&self, peer: usize) -> Result<Arc<dyn Link>, LinkError> {
+        let entry = &self.entries[peer];
+        let _one = lock(&entry.dialling);
+        let wait = match &*lock(&entry.state) {
+            State::Up(link) => return Ok(link.clone()),
+            State::Blamed { .. } => return Err(LinkError::lost("it sent wrong data before")),
+            State::Down { until, why, .. } if *until > Instant::now() => return Err(why.clone()),
+            State::Down { wait, .. } => (*wait * 2).min(RETRY_MAX),
+            State::Fresh => self.retry,
+        };
+        let connected = entry.peer.connect().and_then(|link| {
+            let begun = Instant::now();
+            crate::call::<HasObjects>(&*link, &(), Bytes::new())?;
+            lock(&entry.meter).set_round_trip(begun.elapsed());
+            Ok(link)
+        });
+        let mut state = lock(&entry.state);
+        match connected {
+            Ok(link) => {
+                *state = State::Up(link.clone());
+                Ok(link)
+            }
+            Err(why) => {
+                *state = State::Down { until: Instant::now() + wait, wait, why: why.clone() };
+                Err(why)
+            }
+        }
+    }
+
+    /// A link of a holder is lost. Says nothing against one that was dialled since.
+    pub(crate) fn lost(&self, peer: usize, link: &Arc<dyn Link>, why: &LinkError) {
+        let mut state = lock(&self.entries[peer].state);
+        if matches!(&*state, State::Up(up) if Arc::ptr_eq(up, link)) {
+            let until = Instant::now() + self.retry;
+            *state = State::Down { until, wait: self.retry, why: why.clone() };
+        }
+    }
+
+    /// When a holder that is down may be dialled again; none if it is up or will never be.
+    pub(crate) fn dial_at(&self, peer: usize) -> Option<Instant> {
+        match &*lock(&self.entries[peer].state) {
+            State::Down { until, .. } => Some(*until),
+            State::Fresh => Some(Instant::now()),
+            State::Up(_) | State::Blamed { .. } => None,
+        }
+    }
+
+    /// A holder sent wrong data: it is not asked again.
+    pub(crate) fn blame(&self, peer: usize, digest: Digest) {
+        tracing::warn!(peer = self.name(peer), %digest, "a peer sent wrong data and is not asked again");
+        *lock(&self.entries[peer].state) = State::Blamed { digest };
+    }
+
+    pub(crate) fn is_blamed(&self, peer: usize) -> bool {
+        matches!(&*lock(&self.entries[peer].state), State::Blamed { .. })
+    }
+
+    /// Why nobody gave `digest`.
+    pub(crate) fn nowhere(&self, digest: Digest) -> SyncError {
+        let (mut source, mut wrong) = (None, None);
+        for (peer, entry) in self.entries.iter().enumerate() {
+            match &*lock(&entry.state) {
+                State::Down { why, .. } => source = Some(why.clone()),
+                State::Blamed { digest } => wrong = Some((peer, *digest)),
+                State::Fresh | State::Up(_) => {}
+            }
+        }
+        match (source, wrong) {
+            (None, Some((peer, digest))) => SyncError::WrongData { peer: self.name(peer).to_owned(), digest },
+            (source, _) => SyncError::Nowhere { digest, retryable: source.is_some(), source },
+        }
+    }
+
+    /// Who was blamed, and for which digest.
+    pub fn blamed(&self) -> Vec<(String, Digest)> {
+        let blamed = self.entries.iter().filter_map(|entry| match &*lock(&entry.state) {
+            State::Blamed { digest } => Some((entry.peer.name().to_owned(), *digest)),
+            _ => None,
+        });
+        blamed.collect()
+    }
+}
+
+impl std::fmt::Debug for Holders {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.entries.iter().map(|entry| entry.peer.name())).finish()
+    }
+}

@@ -1,0 +1,72 @@
+//! Where objects lie on this side: what is there already, and where what came is kept.
+//!
+//! A [`Store`] is one. Nothing here ever asks another host, or a fetch could wait for itself.
+
+use std::error::Error;
+use whimbrel_core::{CapsuleId, Digest};
+use whimbrel_image::{Node, ShortDigest, pack_frame::Kind};
+use whimbrel_store::Store;
+
+/// The cause of a failure on this side.
+pub type BoxError = Box<dyn Error + Send + Sync>;
+
+/// Objects on this side.
+pub trait LocalObjects: Send + Sync {
+    /// Whether each object is here.
+    fn has(&self, digests: &[Digest]) -> Vec<bool>;
+
+    /// The object, if it is here and undamaged.
+    fn object(&self, digest: &Digest) -> Option<Vec<u8>>;
+
+    /// The whole digest of an object with this key, if one is here. It may be missed.
+    fn digest_of(&self, key: &ShortDigest) -> Option<Digest>;
+
+    /// Keeps objects, each under its own digest. They are here at once, and durable after [`LocalObjects::flush`].
+    fn store(&self, kind: Kind, objects: &[&[u8]]) -> Result<(), BoxError>;
+
+    /// Makes what was kept durable.
+    fn flush(&self) -> Result<(), BoxError>;
+
+    /// Whether all that a capsule consists of is known to be here.
+    fn is_complete(&self, capsule: &CapsuleId) -> bool;
+}
+
+/// Another place on this host where a page may lie: a hash cache.
+pub trait PageLookup: Send + Sync {
+    /// Fills `out` with the page of this digest, if it is there. The caller checks the digest.
+    fn page(&self, digest: &Digest, out: &mut [u8]) -> bool;
+
+    /// Fills `out` with a page whose digest has this key, if there is one. The caller makes the digest.
+    fn page_of(&self, key: &ShortDigest, out: &mut [u8]) -> bool;
+}
+
+impl LocalObjects for Store {
+    fn has(&self, digests: &[Digest]) -> Vec<bool> {
+        Store::has(self, digests)
+    }
+
+    fn object(&self, digest: &Digest) -> Option<Vec<u8>> {
+        self.blob(digest).ok()
+    }
+
+    fn digest_of(&self, key: &ShortDigest) -> Option<Digest> {
+        Store::digest_of(self, key)
+    }
+
+    fn store(&self, kind: Kind, objects: &[&[u8]]) -> Result<(), BoxError> {
+        Ok(self.shadow_writer().store(kind, objects)?)
+    }
+
+    fn flush(&self) -> Result<(), BoxError> {
+        Ok(self.shadow_writer().flush()?)
+    }
+
+    fn is_complete(&self, capsule: &CapsuleId) -> bool {
+        self.is_named_whole(capsule).unwrap_or(false)
+    }
+}
+
+/// The tree node with this digest, if it is here.
+pub(crate) fn node(shelf: &dyn LocalObjects, digest: &Digest) -> Option<Node> {
+    Node::decode(&shelf.object(digest)?).ok()
+}

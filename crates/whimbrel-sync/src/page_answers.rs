@@ -1,0 +1,260 @@
+//! Answering a request for pages: which of each leaf, against which older ones, in frames of a size that fits the link.
+//!
+//! Leaves are answered in the order wanted until the answer is full; what does not fit is left out and asked again.
+
+use crate::{
+    BASES_MAX, ChildSet, CompressionLevel, base_images,
+    local_objects::{self, LocalObjects},
+    node_delta,
+    page_frame::encode_pages,
+    protocol::*,
+    server::{Server, bad, codec},
+    similar_pages::SimilarPages,
+};
+use std::collections::HashSet;
+use whimbrel_core::{Digest, PAGE_SIZE};
+use whimbrel_image::Node;
+use whimbrel_wire::{Answer, Code, Refusal, Reply};
+
+/// Bytes that a page probably takes: as a difference, and by itself.
+const DELTA_PAGE: usize = 300;
+const PLAIN_PAGE: usize = 1500;
+/// Fewest pages in a frame that is not the last.
+const FRAME_PAGES_MIN: usize = 16;
+
+/// One leaf of a request.
+pub(crate) struct LeafWant {
+    leaf: Digest,
+    similar: Option<Digest>,
+    slots: WantSlots,
+}
+
+/// A leaf's part of an answer.
+struct Part {
+    answer: LeafAnswer,
+    pages: Vec<u8>,
+    older: Vec<u8>,
+    /// Digests of the older pages.
+    places: Vec<Digest>,
+    differing: bool,
+}
+
+impl Part {
+    fn without_pages(answer: LeafAnswer) -> Self {
+        Self { answer, pages: Vec::new(), older: Vec::new(), places: Vec::new(), differing: false }
+    }
+}
+
+/// An answer that grows.
+struct Builder<'a> {
+    answer: LeafPagesReply,
+    similar: SimilarPages<'a>,
+    payload: Vec<u8>,
+    pages: usize,
+    level: CompressionLevel,
+    room: usize,
+}
+
+impl Server {
+    pub(crate) fn pages(&self, ask: &LeafPagesRequest) -> Answer {
+        if ask.wants.len() > WANTS_MAX || ask.bases.len() > BASES_MAX {
+            return Err(bad("too many leaves wanted, or too many images to look into"));
+        }
+        let wants = self.expand(&ask.wants)?;
+        let room = ask.max_bytes.clamp(1, ANSWER_BYTES) as usize;
+        let answer = LeafPagesReply { leaves: Vec::new(), frames: Vec::new() };
+        let similar = SimilarPages::new(&self.store, &ask.bases);
+        let level = ask.level.into();
+        let mut builder = Builder { answer, similar, payload: Vec::new(), pages: 0, level, room };
+        let mut wants = wants.iter();
+        while builder.has_room() && !wants.as_slice().is_empty() {
+            let parts = self.parts(&mut wants, room);
+            if !builder.add(parts).map_err(codec)? {
+                break;
+            }
+        }
+        Reply::of::<LeafPages>(&builder.answer, builder.payload.into())
+    }
+
+    /// The leaves of all wants, as many as an answer can have.
+    fn expand(&self, wants: &[WantedLeafPages]) -> Result<Vec<LeafWant>, Refusal> {
+        let mut leaves = Vec::new();
+        for want in wants {
+            match want {
+                WantedLeafPages::Leaf { leaf, similar, slots } => {
+                    leaves.push(LeafWant { leaf: *leaf, similar: *similar, slots: *slots });
+                }
+                WantedLeafPages::Children { node, similar, children } => {
+                    let found = (self.level_one(node), self.level_one(similar));
+                    // Not there: the asker gets an answer for each leaf and asks otherwise.
+                    let (Some(new), Some(old)) = found else {
+                        let absent = || LeafWant { leaf: *node, similar: None, slots: WantSlots::Differing };
+                        leaves.extend(children.iter().map(|_| absent()));
+                        continue;
+                    };
+                    for slot in children.iter() {
+                        let pair = new.child(slot).zip(old.child(slot));
+                        let (leaf, similar) =
+                            pair.ok_or_else(|| bad("a leaf that one of the nodes lacks"))?;
+                        leaves.push(LeafWant { leaf, similar: Some(similar), slots: WantSlots::Differing });
+                    }
+                }
+            }
+            if leaves.len() >= LEAVES_MAX {
+                break;
+            }
+        }
+        leaves.truncate(LEAVES_MAX);
+        Ok(leaves)
+    }
+
+    fn level_one(&self, digest: &Digest) -> Option<Node> {
+        local_objects::node(&self.store, digest).filter(|node| node.level() == 1)
+    }
+
+    /// The next leaves, as many as make a frame.
+    fn parts(&self, wants: &mut std::slice::Iter<'_, LeafWant>, room: usize) -> Vec<Part> {
+        let (mut parts, mut bytes, mut pages) = (Vec::new(), 0, 0);
+        for want in wants.by_ref() {
+            let part = self.part(want);
+            let each = if part.older.is_empty() { PLAIN_PAGE } else { DELTA_PAGE };
+            let count = part.pages.len() / PAGE_SIZE;
+            (bytes, pages) = (bytes + count * each, pages + count);
+            parts.push(part);
+            if pages >= FRAME_PAGES - 256 || (bytes >= room && pages >= FRAME_PAGES_MIN) {
+                break;
+            }
+        }
+        parts
+    }
+
+    fn part(&self, want: &LeafWant) -> Part {
+        let leaf =
+            |digest: &Digest| local_objects::node(&self.store, digest).filter(|node| node.level() == 0);
+        let old = want.similar.as_ref().and_then(leaf);
+        let changed = match (want.slots, &old) {
+            (WantSlots::Differing, None) => return Part::without_pages(LeafAnswer::NoSimilar),
+            _ => leaf(&want.leaf),
+        };
+        let Some(new) = changed else { return Part::without_pages(LeafAnswer::Absent) };
+        let changed = match (want.slots, &old) {
+            (WantSlots::These(slots), _) => slots,
+            (WantSlots::Differing, old) => {
+                old.as_ref().map_or(ChildSet::NONE, |old| node_delta::changed(old, &new))
+            }
+        };
+        let zero: ChildSet = changed.iter().filter(|slot| new.child(*slot).is_none()).collect();
+        let digests = changed.without(&zero).iter().filter_map(|slot| new.child(slot));
+        let Some(pages) = self.read(digests) else { return Part::without_pages(LeafAnswer::Absent) };
+        let places: Vec<Digest> = old.iter().flat_map(|old| older_pages(old, changed, zero)).collect();
+        let older = old.and_then(|_| self.read(places.iter().copied()));
+        let answer = LeafAnswer::Sent { changed, zero, delta: older.is_some() };
+        let differing = want.slots == WantSlots::Differing;
+        Part { answer, pages, older: older.unwrap_or_default(), places, differing }
+    }
+
+    fn read(&self, digests: impl Iterator<Item = Digest>) -> Option<Vec<u8>> {
+        let mut pages = Vec::new();
+        for digest in digests {
+            let page = self.store.object(&digest).filter(|page| page.len() == PAGE_SIZE)?;
+            pages.extend(page);
+        }
+        Some(pages)
+    }
+}
+
+/// The older pages that a leaf's pages are coded against, in the order in which both sides join them.
+pub(crate) fn older_pages(old: &Node, changed: ChildSet, zero: ChildSet) -> impl Iterator<Item = Digest> {
+    changed.without(&zero).iter().filter_map(|slot| old.child(slot))
+}
+
+impl Builder<'_> {
+    fn has_room(&self) -> bool {
+        self.payload.len() < self.room && self.pages < ANSWER_PAGES && self.answer.frames.len() < LEAVES_MAX
+    }
+
+    /// Adds a frame of `parts`, or of the first of them when all are too much. False when the answer is full.
+    fn add(&mut self, mut parts: Vec<Part>) -> Result<bool, crate::CompressionError> {
+        let all = parts.len();
+        loop {
+            let pages = parts.iter().flat_map(|part| &part.pages).copied().collect::<Vec<u8>>();
+            let (numbers, older) = self.older(&parts, &pages);
+            let frame = match pages.is_empty() {
+                true => Vec::new(),
+                false => encode_pages(&pages, &older, self.level)?,
+            };
+            let limit = whimbrel_wire::MAX_PAYLOAD as usize;
+            let over = self.payload.len() + numbers.len() + frame.len() > (self.room * 2).min(limit);
+            if over && parts.len() > 1 {
+                parts.truncate(parts.len() / 2);
+                continue;
+            }
+            if over && !self.answer.leaves.is_empty() {
+                return Ok(false);
+            }
+            if over && parts[0].differing {
+                parts = vec![Part::without_pages(LeafAnswer::Large)];
+                continue;
+            }
+            self.pages += pages.len() / PAGE_SIZE;
+            self.answer.frames.push(LeafPagesFrame {
+                leaves: parts.len() as u16,
+                bases: numbers.len() as u32,
+                bytes: frame.len() as u32,
+            });
+            self.answer.leaves.extend(parts.iter().map(|part| part.answer));
+            self.payload.extend(numbers);
+            self.payload.extend(frame);
+            return Ok(parts.len() == all);
+        }
+    }
+}
+
+impl Builder<'_> {
+    /// What the pages of a frame are coded against: similar pages of base images and their names, then the older versions.
+    fn older(&mut self, parts: &[Part], pages: &[u8]) -> (Vec<u8>, Vec<u8>) {
+        let places: HashSet<Digest> = parts.iter().flat_map(|part| &part.places).copied().collect();
+        let (numbers, mut older) = self.similar.choose(pages.as_chunks().0, places);
+        parts.iter().for_each(|part| older.extend_from_slice(&part.older));
+        (base_images::encode(&numbers), older)
+    }
+}
+
+impl LeafPagesReply {
+    /// Refuses an answer that a sound peer would not give to a request for `asked` leaves.
+    pub fn check(&self, asked: usize, payload: usize) -> Result<(), Refusal> {
+        let leaves: usize = self.frames.iter().map(|frame| usize::from(frame.leaves)).sum();
+        let bytes: u64 =
+            self.frames.iter().map(|frame| u64::from(frame.bases) + u64::from(frame.bytes)).sum();
+        let zeros = |leaf: &LeafAnswer| match leaf {
+            LeafAnswer::Sent { changed, zero, .. } => zero.is_within(changed),
+            _ => true,
+        };
+        let fits = leaves == self.leaves.len() && bytes == payload as u64 && self.leaves.iter().all(zeros);
+        let full = self.frames.iter().all(|frame| frame.leaves > 0)
+            && self.pages_by_frame().all(|p| p <= FRAME_PAGES);
+        let some = asked == 0 || (!self.leaves.is_empty() && self.leaves.len() <= asked);
+        match fits && full && some {
+            true => Ok(()),
+            false => Err(Refusal::new(Code::BAD_HEADER, "an answer that does not fit its request")),
+        }
+    }
+
+    /// Pages in the payload of each frame.
+    fn pages_by_frame(&self) -> impl Iterator<Item = usize> {
+        let mut leaves = self.leaves.iter();
+        self.frames
+            .iter()
+            .map(move |frame| leaves.by_ref().take(usize::from(frame.leaves)).map(LeafAnswer::pages).sum())
+    }
+}
+
+impl LeafAnswer {
+    /// Pages of it that are in the payload.
+    pub fn pages(&self) -> usize {
+        match self {
+            Self::Sent { changed, zero, .. } => changed.len() - zero.len(),
+            _ => 0,
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! What to ask next, of whom, and how much: the state machine of a pull. Pure: events in, actions out, time is a number.
+//!
+//! The nearest holder that is up and may have an item is asked; a farther one only while it is down, or for what it lacks.
+//! Requests go out until the link of a holder has its window under way, each made as large as one answer should be, and none
+//! while somebody waits for a page (`demand`). What is lost with a link is asked again; nothing is asked of anyone while it is
+//! under way, and nothing ever again of one who sent wrong data.
+
+use crate::{ChildSet, protocol::*};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+use whimbrel_core::Digest;
+
+const RETRY_MAX: Duration = Duration::from_secs(10);
+/// Items that may take several answers are cut; these many pages of an unknown leaf are the start of the estimate.
+const LEAF_FIRST: f64 = 2000.0;
+const PAGE_FIRST: f64 = 1500.0;
+const DELTA_PAGE: u64 = 300;
+
+/// Something to be fetched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FetchItem {
+    /// A whole object.
+    Object(ObjectKind, WantObject),
+    /// The rest of a blob of `total` bytes from `offset` on.
+    Piece {
+        /// The blob's digest.
+        digest: Digest,
+        /// What is here already.
+        offset: u64,
+        /// Its length.
+        total: u64,
+    },
+    /// The differing pages of leaves under a node.
+    Children {
+        /// The node.
+        node: Digest,
+        /// The older node.
+        similar: Digest,
+        /// Which leaves.
+        children: ChildSet,
+    },
+    /// The differing pages of one leaf.
+    Leaf {
+        /// The leaf.
+        leaf: Digest,
+        /// The older leaf.
+        similar: Digest,
+    },
+    /// Pages of a leaf that is known.
+    Pages {
+        /// The leaf.
+        leaf: Digest,
+        /// An older leaf.
+        similar: Option<Digest>,
+        /// Which pages.
+        slots: ChildSet,
+    },
+}
+
+/// An item and who is known to lack it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Queued {
+    /// What is wanted.
+    pub item: FetchItem,
+    /// Bit `i`: holder `i` lacks it.
+    pub lacked_by: u64,
+}
+
+/// A request to be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FetchRequest {
+    /// Names it from now on.
+    pub ticket: u64,
+    /// Of whom.
+    pub peer: usize,
+    /// What, all of one sort.
+    pub items: Vec<Queued>,
+    /// Bytes that the answer should have.
+    pub max_bytes: u64,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Send this.
+    Ask(FetchRequest),
+    /// Connect to a holder, and say what came of it.
+    Dial(usize),
+    /// Wait for the answer to this request.
+    Wait(u64),
+    /// Nothing can be done before this time; ask again then.
+    Sleep(Duration),
+    /// Nobody has this item.
+    Nowhere(FetchItem),
+    /// All is there.
+    Done,
+}
+
+/// What a link carries, as measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of answers that may be under way.
+    pub window: u64,
+    /// Bytes of one answer.
+    pub answer: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Peer {
+    Down { until: Duration, wait: Duration },
+    Up,
+    Gone,
+}
+
+#[derive(Debug)]
+struct Flight {
+    peer: usize,
+    items: Vec<Queued>,
+    bytes: u64,
+}
+
+/// The state of a pull.
+#[derive(Debug)]
+pub struct PullPlan {
+    objects: VecDeque<Queued>,
+    pages: VecDeque<Queued>,
+    flights: BTreeMap<u64, Flight>,
+    peers: Vec<(Peer, Limits)>,
+    tickets: u64,
+    retry: Duration,
+    leaf_bytes: f64,
+    page_bytes: f64,
+    /// Somebody waits for a page.
+    pub demand: bool,
+}
+
+impl PullPlan {
+    /// Nothing to do yet, `peers` holders to do it with, nearest first.
+    /// Holders that do not answer are dialled again after `retry`, and then ever later.
+    pub fn new(peers: usize, limits: Limits, retry: Duration) -> Self {
+        let fresh = Peer::Down { until: Duration::ZERO, wait: Duration::ZERO };
+        Self {
+            objects: VecDeque::new(),
+            pages: VecDeque::new(),
+            flights: BTreeMap::new(),
+            peers: vec![(fresh, limits); peers.min(crate::holders::PEERS_MAX)],
+            tickets: 0,
+            leaf_bytes: LEAF_FIRST,
+            page_bytes: PAGE_FIRST,
+            retry,
+            demand: false,
+        }
+    }
+
+    /// Something is wanted.
+    pub fn want(&mut self, item: FetchItem) {
+        let queued = Queued { item, lacked_by: 0 };
+        self.queue_of(&queued.item).push_back(queued);
+    }
+
+    fn queue_of(&mut self, item: &FetchItem) -> &mut VecDeque<Queued> {
+        match item {
+            FetchItem::Object(..) | FetchItem::Piece { .. } => &mut self.objects,
+            FetchItem::Children { .. } | FetchItem::Leaf { .. } | FetchItem::Pages { .. } => &mut self.pages,
+        }
+    }
+
+    /// A holder can be asked.
+    pub fn up(&mut self, peer: usize) {
+        if self.peers[peer].0 != Peer::Gone {
+            self.peers[peer].0 = Peer::Up;
+        }
+    }
+
+    /// A holder cannot be reached, or its link is lost.
+    pub fn down(&mut self, peer: usize, now: Duration) {
+        let wait = match self.peers[peer].0 {
+            // Said of several requests that were lost with one link.
+            Peer::Down { until, .. } if until > now => return,
+            Peer::Down { wait, .. } => (wait * 2).clamp(self.retry, RETRY_MAX),
+            Peer::Up => self.retry,
+            Peer::Gone => return,
+        };
+        self.peers[peer].0 = Peer::Down { until: now + wait, wait };
+    }
+
+    /// A holder sent wrong data.
+    pub fn gone(&mut self, peer: usize) {
+        self.peers[peer].0 = Peer::Gone;
+    }
+
+    /// What the link to a holder carries.
+    pub fn measured(&mut self, peer: usize, limits: Limits) {
+        self.peers[peer].1 = limits;
+    }
+
+    /// A request was answered. `left` is what of it did not come, `lacking` what its peer said it lacks.
+    pub fn answered(&mut self, ticket: u64, left: Vec<FetchItem>, lacking: Vec<FetchItem>) {
+        let Some(flight) = self.flights.remove(&ticket) else { return };
+        let before = flight.items.iter().fold(0, |all, queued| all | queued.lacked_by);
+        for (items, lacked_by) in [(left, before), (lacking, before | 1 << flight.peer)] {
+            for item in items.into_iter().rev() {
+                self.queue_of(&item).push_front(Queued { item, lacked_by });
+            }
+        }
+    }
+
+    /// There is no answer to a request: all of it is asked again.
+    pub fn unanswered(&mut self, ticket: u64) {
+        let Some(flight) = self.flights.remove(&ticket) else { return };
+        for queued in flight.items.into_iter().rev() {
+            self.queue_of(&queued.item).push_front(queued);
+        }
+    }
+
+    /// Leaves whose differing pages took so many bytes: what the next ones probably take.
+    pub fn learn_leaves(&mut self, leaves: usize, bytes: usize) {
+        update_average(&mut self.leaf_bytes, leaves, bytes);
+    }
+
+    /// Pages of known leaves that took so many bytes.
+    pub fn learn_pages(&mut self, pages: usize, bytes: usize) {
+        update_average(&mut self.page_bytes, pages, bytes);
+    }
+
+    /// Bytes that are probably still to come, of what is known to be missing.
+    pub fn bytes_left(&self) -> u64 {
+        let queued = self.objects.iter().chain(&self.pages);
+        queued.map(|queued| self.estimate(&queued.item)).sum::<u64>()
+            + self.flights.values().map(|flight| flight.bytes).sum::<u64>()
+    }
+
+    /// What is wanted first.
+    pub fn first(&self) -> Option<&FetchItem> {
+        self.objects.front().or(self.pages.front()).map(|queued| &queued.item)
+    }
+
+    /// Bytes of answers under way from a holder, as estimated.
+    pub fn under_way(&self, peer: usize) -> u64 {
+        self.flights.values().filter(|flight| flight.peer == peer).map(|flight| flight.bytes).sum()
+    }
+
+    fn estimate(&self, item: &FetchItem) -> u64 {
+        match item {
+            FetchItem::Object(ObjectKind::Manifest, _) => 2 << 10,
+            FetchItem::Object(ObjectKind::Node, want) => {
+                if want.similar.is_some() {
+                    300
+                } else {
+                    5 << 10
+                }
+            }
+            FetchItem::Object(ObjectKind::ShortLeaf, _) => 3 << 10,
+            FetchItem::Object(ObjectKind::Blob, want) => {
+                if want.similar.is_some() {
+                    8 << 10
+                } else {
+                    32 << 10
+                }
+            }
+            FetchItem::Piece { offset, total, .. } => (total - offset) / 2,
+            FetchItem::Children { children, .. } => (children.len() as f64 * self.leaf_bytes) as u64,
+            FetchItem::Leaf { .. } => self.leaf_bytes as u64,
+            FetchItem::Pages { slots, similar: None, .. } => (slots.len() as f64 * self.page_bytes) as u64,
+            FetchItem::Pages { slots, .. } => slots.len() as u64 * DELTA_PAGE,
+        }
+    }
+
+    /// What to do now. Asked again after every event and every action carried out.
+    pub fn next(&mut self, now: Duration) -> Action {
+        if let Some(peer) = self.to_dial(now) {
+            // Whoever dials says `up` or `down` before asking again.
+            return Action::Dial(peer);
+        }
+        if !self.demand
+            && let Some(ask) = self.ask()
+        {
+            return Action::Ask(ask);
+        }
+        if let Some(ticket) = self.flights.keys().next() {
+            return Action::Wait(*ticket);
+        }
+        if self.objects.is_empty() && self.pages.is_empty() {
+            return Action::Done;
+        }
+        let stuck = self.objects.iter().chain(&self.pages).find(|queued| !self.has_holder(queued));
+        match stuck {
+            Some(queued) => Action::Nowhere(queued.item.clone()),
+            None => Action::Sleep(self.wake(now)),
+        }
+    }
+
+    /// A holder that should be dialled: the nearest that may have the first thing wanted, once its time has come.
+    fn to_dial(&self, now: Duration) -> Option<usize> {
+        let first = self.objects.front().or(self.pages.front())?;
+        for (peer, (state, _)) in self.peers.iter().enumerate() {
+            match state {
+                _ if first.lacked_by >> peer & 1 == 1 => {}
+                Peer::Down { until, .. } if *until <= now => return Some(peer),
+                Peer::Up => return None,
+                Peer::Down { .. } | Peer::Gone => {}
+            }
+        }
+        None
+    }
+
+    fn has_holder(&self, queued: &Queued) -> bool {
+        let mut peers = self.peers.iter().enumerate();
+        peers.any(|(peer, (state, _))| *state != Peer::Gone && queued.lacked_by >> peer & 1 == 0)
+    }
+
+    fn wake(&self, now: Duration) -> Duration {
+        let until = self.peers.iter().filter_map(|(peer, _)| match peer {
+            Peer::Down { until, .. } => Some(*until),
+            Peer::Up | Peer::Gone => None,
+        });
+        let soon = now + Duration::from_millis(20).min(self.retry);
+        until.min().filter(|_| !self.demand).unwrap_or(soon).max(soon)
+    }
+
+    fn holder(&self, queued: &Queued) -> Option<usize> {
+        let mut peers = self.peers.iter().enumerate();
+        peers
+            .find(|(peer, (state, _))| *state == Peer::Up && queued.lacked_by >> peer & 1 == 0)
+            .map(|(peer, _)| peer)
+    }
+
+    fn ask(&mut self) -> Option<FetchRequest> {
+        let enough = self.pages.iter().map(|queued| self.estimate(&queued.item)).take(64).sum::<u64>();
+        let most = self.peers.iter().map(|(_, limits)| limits.answer).max()?;
+        // Nodes first, for they tell what else there is; but not more of them than the link can be kept busy without.
+        let order = if enough > 4 * most { [false, true] } else { [true, false] };
+        order.into_iter().find_map(|objects| self.ask_of(objects))
+    }
+
+    fn ask_of(&mut self, objects: bool) -> Option<FetchRequest> {
+        let queue = if objects { &self.objects } else { &self.pages };
+        let first = queue.iter().position(|queued| self.holder(queued).is_some())?;
+        let peer = self.holder(&queue[first])?;
+        let limits = self.peers[peer].1;
+        let under_way = self.under_way(peer);
+        if under_way > 0 && under_way + limits.answer > limits.window {
+            return None;
+        }
+        let (items, bytes) = self.take(objects, first, limits.answer);
+        self.tickets += 1;
+        let flight = Flight { peer, items: items.clone(), bytes };
+        self.flights.insert(self.tickets, flight);
+        Some(FetchRequest { ticket: self.tickets, peer, items, max_bytes: limits.answer })
+    }
+
+    /// Takes items of one sort for one answer of about `room` bytes, the last of them cut to fit.
+    fn take(&mut self, objects: bool, first: usize, room: u64) -> (Vec<Queued>, u64) {
+        let (mut items, mut bytes) = (Vec::<Queued>::new(), 0);
+        loop {
+            let queue = if objects { &self.objects } else { &self.pages };
+            let Some(next) = queue.get(first) else { break };
+            let fits = items.first().is_none_or(|one| {
+                one.lacked_by == next.lacked_by
+                    && joins(&one.item, &next.item)
+                    && bytes < room
+                    && items.len() < WANTS_MAX
+            });
+            if !fits {
+                break;
+            }
+            let (part, rest) = self.cut(next, room.saturating_sub(bytes));
+            bytes += self.estimate(&part.item).max(1);
+            items.push(part);
+            let queue = if objects { &mut self.objects } else { &mut self.pages };
+            match rest {
+                Some(rest) => queue[first] = rest,
+                None => drop(queue.remove(first)),
+            }
+        }
+        (items, bytes)
+    }
+
+    /// The part of an item that fits `room` bytes, at least a page or a leaf of it, and the rest.
+    fn cut(&self, queued: &Queued, room: u64) -> (Queued, Option<Queued>) {
+        let lacked_by = queued.lacked_by;
+        let pair = |part: FetchItem, rest: Option<FetchItem>| {
+            (Queued { item: part, lacked_by }, rest.map(|item| Queued { item, lacked_by }))
+        };
+        match &queued.item {
+            FetchItem::Children { node, similar, children } => {
+                let count = ((room as f64 / self.leaf_bytes) as usize).max(1);
+                let make = |children| FetchItem::Children { node: *node, similar: *similar, children };
+                let part = children.first(count);
+                let rest = children.without(&part);
+                pair(make(part), (!rest.is_empty()).then(|| make(rest)))
+            }
+            FetchItem::Pages { leaf, similar, slots } => {
+                let each = if similar.is_some() { DELTA_PAGE as f64 } else { self.page_bytes };
+                let part = slots.first(((room as f64 / each) as usize).max(1));
+                let make = |slots| FetchItem::Pages { leaf: *leaf, similar: *similar, slots };
+                let rest = slots.without(&part);
+                pair(make(part), (!rest.is_empty()).then(|| make(rest)))
+            }
+            other => pair(other.clone(), None),
+        }
+    }
+}
+
+/// Whether two items go into one request.
+fn joins(a: &FetchItem, b: &FetchItem) -> bool {
+    match (a, b) {
+        (FetchItem::Object(a, _), FetchItem::Object(b, _)) => a == b,
+        (FetchItem::Piece { .. }, _) | (_, FetchItem::Piece { .. }) => false,
+        (FetchItem::Object(..), _) | (_, FetchItem::Object(..)) => false,
+        // Pages against older ones and pages by themselves want different levels.
+        (FetchItem::Pages { similar: None, .. }, b) => matches!(b, FetchItem::Pages { similar: None, .. }),
+        (_, FetchItem::Pages { similar: None, .. }) => false,
+        _ => true,
+    }
+}
+
+fn update_average(known: &mut f64, count: usize, bytes: usize) {
+    if count > 0 {
+        *known = (*known * 0.5 + bytes as f64 / count as f64 * 0.5).max(16.0);
+    }
+}
+
+#[cfg(test)]
+#[path = "pull_plan_tests.rs"]
+mod tests;

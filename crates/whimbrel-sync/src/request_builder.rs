@@ -1,0 +1,73 @@
+//! From items of a plan to a request of the wire, and back from its answer to what came and what is left.
+
+use crate::{
+    BaseImage, Content, LinkError,
+    link_meter::level,
+    protocol::*,
+    pull_plan::{FetchItem, FetchRequest},
+};
+use bytes::Bytes;
+use whimbrel_wire::Request;
+
+/// The request for what a plan asks; pages may be coded against those of `bases`.
+pub(crate) fn request(
+    ask: &FetchRequest,
+    rate: Option<u64>,
+    bases: &[BaseImage],
+) -> Result<Request, LinkError> {
+    let max_bytes = ask.max_bytes.min(u64::from(ANSWER_BYTES)) as u32;
+    let items = ask.items.iter().map(|queued| &queued.item);
+    let plain = level(rate, 1, Content::Plain);
+    let built = match ask.items.first().map(|queued| &queued.item) {
+        Some(FetchItem::Object(kind, _)) => {
+            let wants = items.filter_map(|item| match item {
+                FetchItem::Object(_, want) => Some(*want),
+                _ => None,
+            });
+            // Digests do not shrink; a manifest and a blob are worth some time.
+            let digests = matches!(kind, ObjectKind::Node | ObjectKind::ShortLeaf);
+            let level = if digests { 1 } else { plain };
+            let ask = ObjectsAsk { kind: *kind, wants: wants.collect(), level, max_bytes };
+            Request::of::<Objects>(&ask, Bytes::new())
+        }
+        Some(FetchItem::Piece { digest, offset, total }) => {
+            let ask = piece(*digest, *offset, *total, ask.max_bytes, plain);
+            Request::of::<BlobRange>(&ask, Bytes::new())
+        }
+        _ => {
+            let delta = items.clone().any(|item| !matches!(item, FetchItem::Pages { similar: None, .. }));
+            let level = if delta { level(rate, 1, Content::Delta) } else { plain };
+            let wants = items.filter_map(want).collect();
+            let ask = LeafPagesRequest { wants, bases: bases.to_vec(), level, max_bytes };
+            Request::of::<LeafPages>(&ask, Bytes::new())
+        }
+    };
+    Ok(built?)
+}
+
+/// The next piece of a blob: as much as probably fits an answer once it is compressed.
+pub(crate) fn piece(
+    digest: whimbrel_core::Digest,
+    offset: u64,
+    total: u64,
+    room: u64,
+    level: i8,
+) -> BlobRangeRequest {
+    let len = (room * 2).min(total - offset.min(total)).min(RAW_MAX as u64 / 2) as u32;
+    BlobRangeRequest { digest, offset, len, level }
+}
+
+fn want(item: &FetchItem) -> Option<WantedLeafPages> {
+    match item {
+        FetchItem::Children { node, similar, children } => {
+            Some(WantedLeafPages::Children { node: *node, similar: *similar, children: *children })
+        }
+        FetchItem::Leaf { leaf, similar } => {
+            Some(WantedLeafPages::Leaf { leaf: *leaf, similar: Some(*similar), slots: WantSlots::Differing })
+        }
+        FetchItem::Pages { leaf, similar, slots } => {
+            Some(WantedLeafPages::Leaf { leaf: *leaf, similar: *similar, slots: WantSlots::These(*slots) })
+        }
+        FetchItem::Object(..) | FetchItem::Piece { .. } => None,
+    }
+}

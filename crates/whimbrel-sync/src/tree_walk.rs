@@ -1,0 +1,372 @@
+//! What of a capsule is missing here: goes down its trees as far as they are known and says what to fetch.
+//!
+//! A subtree that equals one of a whole capsule at the same place is never looked into. One that is here is walked without asking
+//! anyone, for a store may hold a node and not all below it. Of what is not here, a leaf with an older version is fetched by its
+//! differing pages; one without is fetched as node, its digests are looked up here and in the holders of this host, and only the
+//! pages that are nowhere are asked for. No network in here; the plan gets what is wanted.
+
+use crate::{
+    ChildSet, LocalObjects, PageLookup, SyncError,
+    answer_decoder::{AskedSlots, RequestedLeaf},
+    local_objects,
+    protocol::{ObjectKind, WantObject},
+    pull_plan::{FetchItem, PullPlan},
+    short_leaf::{Built, ShortLeaf, ShortLeaves},
+};
+use std::{
+    collections::{HashMap, HashSet},
+    rc::Rc,
+};
+use whimbrel_core::{Digest, PAGE_SIZE};
+use whimbrel_image::{Manifest, Node, NodeError, ShortDigest, pack_frame::Kind, tree};
+
+/// An older node of the same place.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BaseNode {
+    pub(crate) digest: Digest,
+    /// Whether everything below it is known to be here.
+    pub(crate) whole: bool,
+}
+
+/// Where a node stands.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct NodePosition {
+    pub(crate) level: u8,
+    pub(crate) bases: Vec<BaseNode>,
+}
+
+/// How pages came.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PageCounts {
+    /// They were here already (pages of subtrees that were not looked into are not counted).
+    pub had: u64,
+    /// From another place on this host.
+    pub cache: u64,
+    /// From a peer, coded against older ones.
+    pub delta: u64,
+    /// From a peer, by themselves.
+    pub plain: u64,
+    /// Became zero.
+    pub zero: u64,
+}
+
+/// A page with this key from another place on this host.
+fn held_of(holders: &[&dyn PageLookup], key: &ShortDigest) -> Option<Vec<u8>> {
+    let mut page = vec![0; PAGE_SIZE];
+    let mut right =
+        |holder: &&dyn PageLookup| holder.page_of(key, &mut page) && key.matches(&Digest::of(&page));
+    holders.iter().any(&mut right).then_some(page)
+}
+
+/// A pull's knowledge of its capsule.
+pub(crate) struct TreeWalk<'a> {
+    pub(crate) shelf: &'a dyn LocalObjects,
+    holders: &'a [&'a dyn PageLookup],
+    pub(crate) plan: PullPlan,
+    pub(crate) pages: PageCounts,
+    seen: HashSet<Digest>,
+    /// Nodes under way.
+    awaited: HashMap<Digest, NodePosition>,
+    /// Leaves whose pages are under way.
+    leaves: HashMap<Digest, Node>,
+    /// Nodes of level 1 whose leaves are under way, with their older versions.
+    pairs: HashMap<(Digest, Digest), Rc<(Node, Node)>>,
+    /// Pages under way.
+    wanted: HashSet<Digest>,
+    /// Whether new leaves come by the halves of their digests: where bytes count more than reading what is here.
+    pub(crate) short: bool,
+    short_leaves: ShortLeaves,
+}
+
+impl<'a> TreeWalk<'a> {
+    pub(crate) fn new(
+        shelf: &'a dyn LocalObjects,
+        holders: &'a [&'a dyn PageLookup],
+        plan: PullPlan,
+    ) -> Self {
+        let (seen, awaited, leaves, pairs, wanted) = Default::default();
+        let (pages, short, short_leaves) = Default::default();
+        Self { shelf, holders, plan, pages, seen, awaited, leaves, pairs, wanted, short, short_leaves }
+    }
+
+    /// Begins with the blobs and images of a capsule; `bases` are older ones and whether they are whole.
+    pub(crate) fn capsule(
+        &mut self,
+        manifest: &Manifest,
+        bases: &[(Manifest, bool)],
+    ) -> Result<(), SyncError> {
+        let similar = |digest: &Digest| {
+            let at = manifest.device.iter().position(|device| device == digest)?;
+            bases.iter().find_map(|(base, _)| base.device.get(at).copied()).filter(|old| old != digest)
+        };
+        for digest in manifest.blobs() {
+            if self.seen.insert(digest) && !self.has(&digest) {
+                self.want_object(ObjectKind::Blob, digest, similar(&digest));
+            }
+        }
+        for image in &manifest.images {
+            let Some(root) = image.root else { continue };
+            let bases = bases.iter().filter_map(|(base, whole)| {
+                let old = base.image(&image.name).filter(|old| old.pages == image.pages)?;
+                Some(BaseNode { digest: old.root?, whole: *whole })
+            });
+            let place = NodePosition { level: tree::height(image.pages) - 1, bases: bases.collect() };
+            self.meet(root, place)?;
+        }
+        Ok(())
+    }
+
+    fn has(&self, digest: &Digest) -> bool {
+        self.shelf.has(&[*digest])[0]
+    }
+
+    fn want_object(&mut self, kind: ObjectKind, digest: Digest, similar: Option<Digest>) {
+        self.plan.want(FetchItem::Object(kind, WantObject { digest, similar }));
+    }
+
+    /// A node that the capsule has at a place.
+    fn meet(&mut self, digest: Digest, place: NodePosition) -> Result<(), SyncError> {
+        if place.bases.iter().any(|base| base.whole && base.digest == digest) || !self.seen.insert(digest) {
+            return Ok(());
+        }
+        if self.has(&digest)
+            && let Some(bytes) = self.shelf.object(&digest)
+        {
+            return self.node(digest, &bytes, &place);
+        }
+        match place.bases.first() {
+            Some(base) if place.level == 0 && base.digest != digest => {
+                self.plan.want(FetchItem::Leaf { leaf: digest, similar: base.digest });
+            }
+            None if place.level == 0 && self.short => {
+                self.want_object(ObjectKind::ShortLeaf, digest, None);
+                self.awaited.insert(digest, place);
+            }
+            base => {
+                let similar = base.map(|base| base.digest).filter(|base| *base != digest);
+                self.want_object(ObjectKind::Node, digest, similar);
+                self.awaited.insert(digest, place);
+            }
+        }
+        Ok(())
+    }
+
+    /// A node that was awaited has come.
+    pub(crate) fn arrived(&mut self, digest: Digest, bytes: &[u8]) -> Result<(), SyncError> {
+        match self.awaited.remove(&digest) {
+            Some(place) => self.node(digest, bytes, &place),
+            None => Ok(()),
+        }
+    }
+
+    fn node(&mut self, digest: Digest, bytes: &[u8], place: &NodePosition) -> Result<(), SyncError> {
+        let malformed = |source| SyncError::Node { digest, source };
+        let node = Node::decode(bytes).map_err(malformed)?;
+        if node.level() != place.level {
+            return Err(malformed(NodeError::Level { found: node.level(), expected: place.level }));
+        }
+        if place.level == 0 {
+            self.leaf(digest, node, place.bases.first().map(|base| base.digest));
+            return Ok(());
+        }
+        let readable = |base: &BaseNode| {
+            let old =
+                local_objects::node(self.shelf, &base.digest).filter(|old| old.level() == place.level)?;
+            Some((*base, old))
+        };
+        let bases: Vec<(BaseNode, Node)> = place.bases.iter().filter_map(readable).collect();
+        let mut differing = vec![ChildSet::NONE; bases.len()];
+        for (slot, child) in node.children() {
+            let below =
+                bases.iter().filter_map(|(base, old)| Some(BaseNode { digest: old.child(slot)?, ..*base }));
+            let below: Vec<BaseNode> = below.collect();
+            let first = bases.iter().position(|(_, old)| old.child(slot).is_some());
+            match first {
+                Some(first) if place.level == 1 && self.is_new(&child, &below) => {
+                    self.seen.insert(child);
+                    differing[first].insert(slot);
+                }
+                _ => self.meet(child, NodePosition { level: place.level - 1, bases: below })?,
+            }
+        }
+        for ((base, old), children) in bases.into_iter().zip(differing) {
+            if !children.is_empty() {
+                self.pairs.insert((digest, base.digest), Rc::new((node.clone(), old)));
+                self.plan.want(FetchItem::Children { node: digest, similar: base.digest, children });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether nothing is known of a leaf.
+    fn is_new(&self, digest: &Digest, bases: &[BaseNode]) -> bool {
+        !bases.iter().any(|base| base.digest == *digest) && !self.seen.contains(digest) && !self.has(digest)
+    }
+
+    /// A leaf is known: wants those of its pages that are nowhere on this host.
+    fn leaf(&mut self, digest: Digest, leaf: Node, similar: Option<Digest>) {
+        let children: Vec<(usize, Digest)> = leaf.children().collect();
+        let here = self.shelf.has(&children.iter().map(|(_, digest)| *digest).collect::<Vec<_>>());
+        let mut slots = ChildSet::NONE;
+        let mut found = Vec::new();
+        for ((slot, page), here) in children.into_iter().zip(here) {
+            if here {
+                self.pages.had += 1;
+            } else if self.wanted.contains(&page) {
+            } else if let Some(bytes) = self.held(&page) {
+                found.push(bytes);
+            } else {
+                self.wanted.insert(page);
+                slots.insert(slot);
+            }
+        }
+        if !found.is_empty() {
+            let found: Vec<&[u8]> = found.iter().map(Vec::as_slice).collect();
+            self.pages.cache += found.len() as u64;
+            // What cannot be kept is noticed by whoever keeps what comes over the line.
+            drop(self.shelf.store(Kind::Pages, &found));
+        }
+        if !slots.is_empty() {
+            self.leaves.insert(digest, leaf);
+            self.plan.want(FetchItem::Pages { leaf: digest, similar, slots });
+        }
+    }
+
+    fn held(&self, digest: &Digest) -> Option<Vec<u8>> {
+        let mut page = vec![0; PAGE_SIZE];
+        let mut right =
+            |holder: &&dyn PageLookup| holder.page(digest, &mut page) && Digest::of(&page) == *digest;
+        self.holders.iter().any(&mut right).then_some(page)
+    }
+
+    /// Pages of a known leaf have come.
+    pub(crate) fn pages_came(&mut self, leaf: &Digest, slots: impl Iterator<Item = usize>) {
+        let Some(node) = self.leaves.get(leaf) else { return };
+        slots.filter_map(|slot| node.child(slot)).for_each(|digest| {
+            self.wanted.remove(&digest);
+        });
+        if !node.children().any(|(_, digest)| self.wanted.contains(&digest)) {
+            self.leaves.remove(leaf);
+        }
+    }
+
+    /// The keys of a leaf that was awaited have come; false if they are none.
+    pub(crate) fn keys_came(&mut self, digest: Digest, bytes: &[u8]) -> Result<bool, SyncError> {
+        let Some(short) = ShortLeaf::decode(bytes) else { return Ok(false) };
+        if self.awaited.remove(&digest).is_none() {
+            return Ok(true);
+        }
+        let (shelf, holders, pages) = (self.shelf, self.holders, &mut self.pages);
+        let mut found = Vec::new();
+        let (slots, built) = self.short_leaves.start(digest, short, |key| {
+            if let Some(here) = shelf.digest_of(key) {
+                pages.had += 1;
+                return Some(here);
+            }
+            let page = held_of(holders, key)?;
+            pages.cache += 1;
+            let digest = Digest::of(&page);
+            found.push(page);
+            Some(digest)
+        });
+        let found: Vec<&[u8]> = found.iter().map(Vec::as_slice).collect();
+        // What cannot be kept is noticed by whoever keeps what comes over the line.
+        drop(self.shelf.store(Kind::Pages, &found));
+        if !slots.is_empty() {
+            self.plan.want(FetchItem::Pages { leaf: digest, similar: None, slots });
+        }
+        built.map_or(Ok(()), |built| self.built(built)).map(|()| true)
+    }
+
+    /// Pages of a leaf have come of which only the keys were known.
+    pub(crate) fn keyed_pages_came(&mut self, pages: impl Iterator<Item = Digest>) -> Result<(), SyncError> {
+        for digest in pages {
+            self.short_leaves.arrived(digest).into_iter().try_for_each(|built| self.built(built))?;
+        }
+        Ok(())
+    }
+
+    fn built(&mut self, built: Built) -> Result<(), SyncError> {
+        match built {
+            Built::Right(_, bytes) => {
+                self.shelf.store(Kind::Nodes, &[&bytes]).map_err(|source| SyncError::Keep { source })
+            }
+            Built::Wrong(leaf) => {
+                self.leaf_instead(leaf, None);
+                Ok(())
+            }
+        }
+    }
+
+    /// The differing pages of a leaf cannot be had by themselves: first the leaf, then its pages.
+    pub(crate) fn leaf_instead(&mut self, leaf: Digest, similar: Option<Digest>) {
+        self.want_object(ObjectKind::Node, leaf, similar);
+        let bases = similar.map(|digest| BaseNode { digest, whole: false }).into_iter().collect();
+        self.awaited.insert(leaf, NodePosition { level: 0, bases });
+    }
+
+    /// A leaf of which somebody else found out what is missing.
+    pub(crate) fn want_pages(&mut self, leaf: Digest, node: Node, similar: Option<Digest>, slots: ChildSet) {
+        self.wanted.extend(slots.iter().filter_map(|slot| node.child(slot)));
+        self.leaves.insert(leaf, node);
+        self.plan.want(FetchItem::Pages { leaf, similar, slots });
+    }
+
+    /// What an item asks for, leaf by leaf; none for one whose older version or leaf is not known any more.
+    pub(crate) fn asked(&self, item: &FetchItem) -> Option<Vec<(RequestedLeaf, FetchItem)>> {
+        match item {
+            FetchItem::Children { node, similar, children } => {
+                let pair = self.pairs.get(&(*node, *similar))?;
+                let one = |slot: usize| {
+                    let old = local_objects::node(self.shelf, &pair.1.child(slot)?);
+                    let asked = RequestedLeaf {
+                        leaf: pair.0.child(slot)?,
+                        old,
+                        similar: true,
+                        slots: AskedSlots::Differing,
+                    };
+                    let item = FetchItem::Children {
+                        node: *node,
+                        similar: *similar,
+                        children: [slot].into_iter().collect(),
+                    };
+                    Some((asked, item))
+                };
+                children.iter().map(one).collect()
+            }
+            FetchItem::Leaf { leaf, similar } => {
+                let old = local_objects::node(self.shelf, similar);
+                Some(vec![(
+                    RequestedLeaf { leaf: *leaf, old, similar: true, slots: AskedSlots::Differing },
+                    item.clone(),
+                )])
+            }
+            FetchItem::Pages { leaf, slots, .. } if let Some(short) = self.short_leaves.get(leaf) => {
+                let slots = AskedSlots::Short(*slots, short.clone());
+                Some(vec![(RequestedLeaf { leaf: *leaf, old: None, similar: false, slots }, item.clone())])
+            }
+            FetchItem::Pages { leaf, similar, slots } => {
+                let node = self.leaves.get(leaf)?.clone();
+                let old = similar.and_then(|similar| local_objects::node(self.shelf, &similar));
+                let slots = AskedSlots::These(*slots, node);
+                Some(vec![(
+                    RequestedLeaf { leaf: *leaf, old, similar: similar.is_some(), slots },
+                    item.clone(),
+                )])
+            }
+            FetchItem::Object(..) | FetchItem::Piece { .. } => Some(Vec::new()),
+        }
+    }
+
+    /// The older leaf against which a leaf's differing pages were asked.
+    pub(crate) fn similar_of(&self, item: &FetchItem) -> Option<Digest> {
+        match item {
+            FetchItem::Children { node, similar, children } => {
+                self.pairs.get(&(*node, *similar))?.1.child(children.iter().next()?)
+            }
+            FetchItem::Leaf { similar, .. } => Some(*similar),
+            FetchItem::Pages { similar, .. } => *similar,
+            FetchItem::Object(..) | FetchItem::Piece { .. } => None,
+        }
+    }
+}

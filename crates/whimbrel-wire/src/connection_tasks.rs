@@ -1,0 +1,303 @@
+//! The tasks of a connection: one reads and hands out, one gathers and writes, one watches the clock.
+//!
+//! They never wait for a service or a caller, so a busy side still answers pings. The watch ends the connection
+//! when nothing is heard, or a write makes no progress, for `dead_after`. It does not ask how much is heard:
+//! a slow line is not a dead one, and a peer that trickles holds one frame of memory at most.
+
+use crate::{
+    CloseReason, Connection, Endpoint, WireFrameError,
+    connection::{self, HeldCredit, Shared},
+    credit::Class,
+    dispatcher::Dispatcher,
+    frame::{Decoder, Flags, FrameHead, WireFrame},
+    message_kinds::{range, wire},
+    send_queue::encode_own,
+};
+use bytes::{Buf, BytesMut};
+use std::{
+    io,
+    sync::{Arc, PoisonError, atomic::Ordering},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    task::{JoinError, JoinHandle},
+    time::{sleep, timeout},
+};
+
+/// How long a closing side waits for the peer to close too.
+pub(crate) const LINGER: Duration = Duration::from_secs(2);
+/// No frame of the connection itself has a longer header: a goodbye with 200 characters.
+const MAX_OWN: u32 = 1024;
+
+/// A task that ends when its owner does.
+struct Owned(JoinHandle<CloseReason>);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Owned {
+    async fn ended(&mut self) -> CloseReason {
+        (&mut self.0)
+            .await
+            .unwrap_or_else(|error: JoinError| CloseReason::Io { source: Arc::new(io::Error::other(error)) })
+    }
+}
+
+/// Starts the tasks of a connection on the current runtime.
+pub(crate) fn start(
+    reader: impl AsyncRead + Unpin + Send + 'static,
+    writer: impl AsyncWrite + Unpin + Send + 'static,
+    shared: Arc<Shared>,
+    connection: &Connection,
+    endpoint: &Endpoint,
+) {
+    let dispatcher = Dispatcher::new(
+        endpoint.service.clone(),
+        connection.peer.clone(),
+        shared.clone(),
+        endpoint.settings.max_handlers,
+    );
+    let dead_after = endpoint.settings.dead_after;
+    let name = connection.peer.name.clone();
+    let reading = Owned(tokio::spawn(read_frames(reader, shared.clone(), dispatcher)));
+    let writing = Owned(tokio::spawn(write_frames(writer, shared.clone())));
+    tokio::spawn(async move {
+        supervise(&shared, reading, writing, dead_after).await;
+        tracing::debug!(peer = %name, reason = %shared.reason(), "connection ended");
+    });
+}
+
+async fn supervise(shared: &Arc<Shared>, mut reading: Owned, mut writing: Owned, dead_after: Duration) {
+    let reason = tokio::select! {
+        reason = reading.ended() => reason,
+        reason = writing.ended() => reason,
+        reason = watch(shared, dead_after) => reason,
+    };
+    let polite = !matches!(reason, CloseReason::Io { .. } | CloseReason::Dead { .. } | CloseReason::Cut);
+    let told = match &reason {
+        CloseReason::Protocol { source } => source.to_string(),
+        _ => String::new(),
+    };
+    // Before the end is known: a handle dropped because of it would say goodbye without the reason.
+    if polite {
+        shared.outbox.goodbye(&told);
+    }
+    shared.end(reason);
+    if polite {
+        // Last words go out and the peer's are read, so that no reset destroys them; bounded, since the peer
+        // may be past listening.
+        let _ = timeout(LINGER, async {
+            if !writing.0.is_finished() {
+                writing.ended().await;
+            }
+            if !reading.0.is_finished() {
+                reading.ended().await;
+            }
+        })
+        .await;
+    }
+}
+
+/// Pings, and returns when the peer is dead.
+async fn watch(shared: &Shared, dead_after: Duration) -> CloseReason {
+    let limit = dead_after.as_micros() as u64;
+    loop {
+        shared.outbox.ping(shared.meters.now());
+        sleep(dead_after / 4).await;
+        let now = shared.meters.now();
+        let heard_at = shared.meters.heard_at.load(Ordering::Relaxed);
+        let write_at = shared.meters.write_at.load(Ordering::Relaxed);
+        if now.saturating_sub(heard_at.min(write_at)) >= limit {
+            return CloseReason::Dead { silent: dead_after };
+        }
+    }
+}
+
+async fn read_frames(
+    mut io: impl AsyncRead + Unpin,
+    shared: Arc<Shared>,
+    mut dispatcher: Dispatcher,
+) -> CloseReason {
+    let mut decoder = Decoder::default();
+    let mut admitted = None;
+    loop {
+        let read = io.read_buf(&mut decoder.space()).await;
+        match read {
+            Ok(0) => return decoder.finish().map_or_else(protocol, |()| CloseReason::Cut),
+            Ok(bytes) => shared.meters.received.fetch_add(bytes as u64, Ordering::Relaxed),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return CloseReason::Cut,
+            Err(source) => return CloseReason::Io { source: Arc::new(source) },
+        };
+        shared.meters.heard_at.store(shared.meters.now(), Ordering::Relaxed);
+        loop {
+            match next(&mut decoder, &mut admitted, &shared) {
+                Ok(Some((frame, held))) => match take(frame, held, &shared, &mut dispatcher) {
+                    Ok(None) => {}
+                    Ok(Some(goodbye)) => return goodbye,
+                    Err(error) => return protocol(error),
+                },
+                Ok(None) => break,
+                Err(error) => return protocol(error),
+            }
+        }
+    }
+}
+
+fn protocol(source: WireFrameError) -> CloseReason {
+    CloseReason::Protocol { source }
+}
+
+fn is_own(head: &FrameHead) -> bool {
+    head.kind & 0xff00 == range::WIRE
+}
+
+/// The next frame and the credit it holds. Credit is checked when the head is there, before the payload is.
+fn next(
+    decoder: &mut Decoder,
+    admitted: &mut Option<HeldCredit>,
+    shared: &Arc<Shared>,
+) -> Result<Option<(WireFrame, Option<HeldCredit>)>, WireFrameError> {
+    let Some(head) = decoder.peek()? else { return Ok(None) };
+    if is_own(&head) {
+        if head.flags != Flags::NONE || head.header_len > MAX_OWN || head.payload_len > 0 {
+            return Err(WireFrameError::Malformed { kind: head.kind });
+        }
+    } else if admitted.is_none() {
+        let class = Class::of(&head);
+        shared.receive.of(class).admit(head.frame_len())?;
+        *admitted = Some(HeldCredit { shared: shared.clone(), class, bytes: head.frame_len() });
+    }
+    Ok(decoder.next_frame()?.map(|frame| (frame, admitted.take())))
+}
+
+/// Acts on a frame; returns the reason when it was the goodbye.
+fn take(
+    frame: WireFrame,
+    held: Option<HeldCredit>,
+    shared: &Arc<Shared>,
+    dispatcher: &mut Dispatcher,
+) -> Result<Option<CloseReason>, WireFrameError> {
+    let Some(held) = held else { return take_own(&frame, shared) };
+    if matches!(frame.head.flags, Flags::REPLY | Flags::REFUSAL) {
+        // Its credit goes back at once: a caller waiting for one reply must not be stuck behind others.
+        shared.reply(frame)?;
+    } else {
+        dispatcher.request(frame, held);
+    }
+    Ok(None)
+}
+
+fn take_own(frame: &WireFrame, shared: &Shared) -> Result<Option<CloseReason>, WireFrameError> {
+    let malformed = WireFrameError::Malformed { kind: frame.head.kind };
+    let number = |at: usize| frame.header.get(at..at + 8).map(|mut bytes| bytes.get_u64_le());
+    match (frame.head.kind, frame.header.len()) {
+        (wire::GRANT, 16) => {
+            shared.send.of(Class::Bulk).grant(number(0).ok_or(malformed.clone())?)?;
+            shared.send.of(Class::Control).grant(number(8).ok_or(malformed)?)?;
+        }
+        (wire::PING, 8) => shared.outbox.pong(number(0).ok_or(malformed)?),
+        (wire::PONG, 8) => {
+            let trip = shared.meters.now().saturating_sub(number(0).ok_or(malformed)?);
+            shared.meters.round_trip.store(trip.max(1), Ordering::Relaxed);
+        }
+        (wire::GOODBYE, _) => {
+            let reason = String::from_utf8_lossy(&frame.header).chars().take(200).collect();
+            return Ok(Some(CloseReason::Peer { reason }));
+        }
+        _ => return Err(malformed),
+    }
+    Ok(None)
+}
+
+async fn write_frames(mut io: impl AsyncWrite + Unpin, shared: Arc<Shared>) -> CloseReason {
+    match write_until_goodbye(&mut io, &shared).await {
+        Ok(()) => CloseReason::Local,
+        Err(source) => CloseReason::Io { source: Arc::new(source) },
+    }
+}
+
+async fn write_until_goodbye(io: &mut (impl AsyncWrite + Unpin), shared: &Shared) -> io::Result<()> {
+    let mut gathered = BytesMut::new();
+    let mut flushed = true;
+    loop {
+        gathered.clear();
+        // Checked at every turn, so grants ride along with whatever is written.
+        gather_grants(shared, &mut gathered);
+        let batch = shared.outbox.gather(&mut gathered);
+        if gathered.is_empty() {
+            if !flushed {
+                progress(shared, io.flush()).await?;
+                flushed = true;
+            }
+            shared.outbox.filled().await;
+            continue;
+        }
+        write_paced(io, shared, &mut Buf::chain(&gathered[..], batch.payload)).await?;
+        flushed = false;
+        if batch.last {
+            return progress(shared, io.shutdown()).await;
+        }
+    }
+}
+
+fn gather_grants(shared: &Shared, out: &mut BytesMut) {
+    let (bulk, control) = (shared.receive.of(Class::Bulk).grant(), shared.receive.of(Class::Control).grant());
+    if bulk > 0 || control > 0 {
+        let mut header = [0; 16];
+        header[..8].copy_from_slice(&bulk.to_le_bytes());
+        header[8..].copy_from_slice(&control.to_le_bytes());
+        encode_own(wire::GRANT, &header, out);
+    }
+}
+
+/// Writes all of `bytes`, in pieces when there is a limit.
+async fn write_paced(
+    io: &mut (impl AsyncWrite + Unpin),
+    shared: &Shared,
+    bytes: &mut impl Buf,
+) -> io::Result<()> {
+    while bytes.has_remaining() {
+        let piece = pace(shared).await;
+        let mut piece = (&mut *bytes).take(piece);
+        let written = progress(shared, io.write_buf(&mut piece)).await?;
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        shared.meters.sent.fetch_add(written as u64, Ordering::Relaxed);
+        let now = Duration::from_micros(shared.meters.now());
+        shared.limit.lock().unwrap_or_else(PoisonError::into_inner).spend(written, now);
+    }
+    Ok(())
+}
+
+/// Waits until the limit lets the next piece go and says how long that may be.
+async fn pace(shared: &Shared) -> usize {
+    loop {
+        let now = Duration::from_micros(shared.meters.now());
+        let (delay, piece) = {
+            let limit = shared.limit.lock().unwrap_or_else(PoisonError::into_inner);
+            (limit.delay(now), limit.piece())
+        };
+        if delay.is_zero() {
+            return piece;
+        }
+        // A changed rate or a closed connection must not wait for a debt of the old rate.
+        tokio::select! {
+            () = sleep(delay) => {}
+            () = shared.limit_changed.notified() => {}
+            _ = connection::closed(shared) => return usize::MAX,
+        }
+    }
+}
+
+/// Notes that a write is under way while `writing` waits.
+async fn progress<T>(shared: &Shared, writing: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    shared.meters.write_at.store(shared.meters.now(), Ordering::Relaxed);
+    let outcome = writing.await;
+    shared.meters.write_at.store(u64::MAX, Ordering::Relaxed);
+    outcome
+}

@@ -1,0 +1,157 @@
+//! What a connection has yet to send. Everything in it has credit already, so it is bounded by the windows.
+//!
+//! Order: the connection's own frames, then control, then bulk, each first in first out. One large bulk frame at
+//! a time leaves, so control waits for at most one of them. After a goodbye nothing more is taken in.
+
+use crate::{
+    credit::Class,
+    frame::{Flags, WireFrame, encode_head},
+    message_kinds::wire,
+};
+use bytes::{Bytes, BytesMut};
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+use tokio::sync::Notify;
+
+/// Payloads up to here are copied beside their heads: one large write beats many small ones.
+const COPIED: usize = 8 << 10;
+/// How much is gathered into one write.
+const GATHERED: usize = 64 << 10;
+
+#[derive(Debug, Default)]
+struct Queues {
+    ping: Option<u64>,
+    pong: Option<u64>,
+    control: VecDeque<WireFrame>,
+    bulk: VecDeque<WireFrame>,
+    end: End,
+}
+
+/// How far the goodbye has come.
+#[derive(Debug, Default)]
+enum End {
+    #[default]
+    Open,
+    Asked(String),
+    Said,
+}
+
+/// What to write next.
+#[derive(Debug, Default)]
+pub(crate) struct WriteBatch {
+    /// A payload that follows the gathered bytes; may be empty.
+    pub(crate) payload: Bytes,
+    /// Whether this ends in the goodbye.
+    pub(crate) last: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct SendQueue {
+    queues: Mutex<Queues>,
+    filled: Notify,
+}
+
+impl SendQueue {
+    fn lock(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, edit: impl FnOnce(&mut Queues)) {
+        edit(&mut self.lock());
+        self.filled.notify_one();
+    }
+
+    /// Queues a frame that has credit.
+    pub(crate) fn push(&self, frame: WireFrame) {
+        self.change(|queues| match (&queues.end, Class::of(&frame.head)) {
+            (End::Open, Class::Bulk) => queues.bulk.push_back(frame),
+            (End::Open, Class::Control) => queues.control.push_back(frame),
+            (End::Asked(_) | End::Said, _) => {}
+        });
+    }
+
+    pub(crate) fn ping(&self, value: u64) {
+        self.change(|queues| queues.ping = Some(value));
+    }
+
+    /// Answers the newest ping; a flood of pings is answered once.
+    pub(crate) fn pong(&self, value: u64) {
+        self.change(|queues| queues.pong = Some(value));
+    }
+
+    /// What is queued still leaves, then the goodbye.
+    pub(crate) fn goodbye(&self, reason: &str) {
+        self.change(|queues| {
+            if matches!(queues.end, End::Open) {
+                queues.end = End::Asked(reason.chars().take(200).collect());
+            }
+        });
+    }
+
+    /// Drops what is queued: nobody will get it.
+    pub(crate) fn clear(&self) {
+        self.change(|queues| {
+            queues.bulk.clear();
+            queues.control.clear();
+        });
+    }
+
+    /// Something outside the queues is to be sent, a grant.
+    pub(crate) fn wake(&self) {
+        self.filled.notify_one();
+    }
+
+    pub(crate) async fn filled(&self) {
+        self.filled.notified().await;
+    }
+
+    /// Gathers what can go now behind the bytes in `out`.
+    pub(crate) fn gather(&self, out: &mut BytesMut) -> WriteBatch {
+        let mut queues = self.lock();
+        let pings = [(wire::PING, queues.ping.take()), (wire::PONG, queues.pong.take())];
+        for (kind, value) in pings {
+            if let Some(value) = value {
+                encode_own(kind, &value.to_le_bytes(), out);
+            }
+        }
+        while out.len() < GATHERED {
+            let Some(frame) = queues.next() else { break };
+            encode_head(&frame.head, out);
+            out.extend_from_slice(&frame.header);
+            if frame.payload.len() > COPIED {
+                return WriteBatch { payload: frame.payload, last: false };
+            }
+            out.extend_from_slice(&frame.payload);
+        }
+        WriteBatch { payload: Bytes::new(), last: queues.say_goodbye(out) }
+    }
+}
+
+impl Queues {
+    fn next(&mut self) -> Option<WireFrame> {
+        self.control.pop_front().or_else(|| self.bulk.pop_front())
+    }
+
+    fn say_goodbye(&mut self, out: &mut BytesMut) -> bool {
+        if !self.control.is_empty() || !self.bulk.is_empty() {
+            return false;
+        }
+        if let End::Asked(reason) = &self.end {
+            encode_own(wire::GOODBYE, reason.as_bytes(), out);
+            self.end = End::Said;
+            return true;
+        }
+        false
+    }
+}
+
+/// Encodes a frame of the connection itself. Its header is bounded by who calls: 16 bytes, or 200 characters.
+pub(crate) fn encode_own(kind: u16, header: &[u8], out: &mut BytesMut) {
+    let header = Bytes::copy_from_slice(header);
+    if let Ok(frame) = WireFrame::new(Flags::NONE, kind, 0, 0, header, Bytes::new()) {
+        encode_head(&frame.head, out);
+        out.extend_from_slice(&frame.header);
+    }
+}

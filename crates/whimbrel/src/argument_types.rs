@@ -1,0 +1,420 @@
+//! Values that people type: rates, durations, disks, ports, settings of labels. Each says what it wanted instead.
+
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+use whimbrel_api::{
+    BalloonTarget, CapsuleRef, CapsuleRefError, DiskSource, ExportFormat, MoveNetwork, NicRequest,
+    SelfService, SnapshotRule,
+};
+use whimbrel_core::{ByteSize, HostName, NameError};
+
+/// The text is not what an option takes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no {what}: write {example}")]
+pub(crate) struct ValueError {
+    text: String,
+    what: &'static str,
+    example: &'static str,
+}
+
+/// `[HOST:]CAPSULE` or `pool:MANAGER/[FOLDER/]CAPSULE`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Located {
+    /// Where it lies; here, or wherever it is found, if none.
+    pub(crate) host: Option<HostName>,
+    /// The pool it lies in.
+    pub(crate) pool: Option<String>,
+    /// What it is called there.
+    pub(crate) capsule: CapsuleRef,
+}
+
+impl FromStr for Located {
+    type Err = CapsuleRefError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Some((pool, capsule)) = text.strip_prefix(POOL).and_then(|text| text.rsplit_once('/')) {
+            return Ok(Self { host: None, pool: Some(pool.to_owned()), capsule: capsule.parse()? });
+        }
+        let (host, capsule) = match text.split_once(':') {
+            Some((host, capsule)) => (Some(host.parse()?), capsule),
+            None => (None, text),
+        };
+        Ok(Self { host, pool: None, capsule: capsule.parse()? })
+    }
+}
+
+/// What the name of a pool begins with.
+const POOL: &str = "pool:";
+
+/// Where a capsule is pushed to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum PushTarget {
+    /// A host.
+    Host(HostName),
+    /// A folder of a pool.
+    Pool(String),
+}
+
+impl FromStr for PushTarget {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        match text.strip_prefix(POOL) {
+            Some(pool) => Ok(Self::Pool(pool.to_owned())),
+            None => text.parse().map(Self::Host),
+        }
+    }
+}
+
+impl PushTarget {
+    /// The host, or the pool.
+    pub(crate) fn apart(self) -> (Option<HostName>, Option<String>) {
+        match self {
+            Self::Host(host) => (Some(host), None),
+            Self::Pool(pool) => (None, Some(pool)),
+        }
+    }
+}
+
+/// Bytes a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RateArg(pub(crate) ByteSize);
+
+impl FromStr for RateArg {
+    type Err = ValueError;
+
+    /// Bytes with the suffixes of sizes (powers of 1024), bits with `bit` (powers of 1000, as links are sold).
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let example = "bytes a second like 100M or 100MiB/s, or bits like 800Mbit";
+        let fail = || ValueError { text: text.to_owned(), what: "rate", example };
+        let plain = text.strip_suffix("/s").unwrap_or(text);
+        let bytes = match plain.strip_suffix("bit") {
+            Some(bits) => bits_to_bytes(bits),
+            None => plain.parse().ok(),
+        };
+        bytes.filter(|rate| rate.0 > 0).map(Self).ok_or_else(fail)
+    }
+}
+
+fn bits_to_bytes(bits: &str) -> Option<ByteSize> {
+    let (number, factor) = match bits.char_indices().last()? {
+        (at, 'k' | 'K') => (&bits[..at], 1_000),
+        (at, 'M') => (&bits[..at], 1_000_000),
+        (at, 'G') => (&bits[..at], 1_000_000_000),
+        _ => (bits, 1),
+    };
+    Some(ByteSize(number.parse::<u64>().ok()?.checked_mul(factor)? / 8))
+}
+
+/// A duration: `50ms`, `2s`, `1m`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DurationArg(pub(crate) Duration);
+
+impl FromStr for DurationArg {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let example = "a whole number with ms, s, m or h, like 50ms";
+        let fail = || ValueError { text: text.to_owned(), what: "duration", example };
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let factor = match &text[digits..] {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" | "min" => 60_000,
+            "h" => 3_600_000,
+            _ => return Err(fail()),
+        };
+        let number: u64 = text[..digits].parse().map_err(|_| fail())?;
+        number.checked_mul(factor).map(|ms| Self(Duration::from_millis(ms))).ok_or_else(fail)
+    }
+}
+
+impl DurationArg {
+    /// In milliseconds.
+    pub(crate) fn as_ms(self) -> u64 {
+        u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// `NUMBER/UNIT,COUNT`: so many epochs in a unit of time, the newest so many of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SnapshotRuleArg(pub(crate) SnapshotRule);
+
+impl FromStr for SnapshotRuleArg {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let example = "how many in a s, min, h or d, and how many of them, like 1/min,60";
+        let rule = || {
+            let (rate, count) = text.split_once(',')?;
+            let (number, unit) = rate.split_once('/')?;
+            let unit = match unit {
+                "s" => 1_000,
+                "m" | "min" => 60_000,
+                "h" => 3_600_000,
+                "d" => 86_400_000,
+                _ => return None,
+            };
+            let number = number.parse::<u64>().ok().filter(|number| *number > 0)?;
+            Some(SnapshotRule { every_ms: unit / number, count: count.parse().ok()? })
+        };
+        rule().map(Self).ok_or_else(|| ValueError { text: text.to_owned(), what: "rule of keeping", example })
+    }
+}
+
+/// `FILE[,size=SIZE]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DiskArg(pub(crate) DiskSource);
+
+impl FromStr for DiskArg {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let example = "FILE or FILE,size=20G";
+        let fail = || ValueError { text: text.to_owned(), what: "disk", example };
+        let (path, size) = match text.rsplit_once(",size=") {
+            Some((path, size)) => (path, Some(size.parse().map_err(|_| fail())?)),
+            None => (text, None),
+        };
+        // The daemon has another working directory, so the path is made absolute here.
+        let path = std::path::absolute(path).map_err(|_| fail())?;
+        Ok(Self(DiskSource { path, size }))
+    }
+}
+
+/// `BRIDGE[,mac=ADDRESS]`, or `none` for a port that is not plugged in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NicArg(pub(crate) NicRequest);
+
+impl FromStr for NicArg {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let example = "BRIDGE, BRIDGE,mac=52:54:00:12:34:56 or none";
+        let fail = || ValueError { text: text.to_owned(), what: "network port", example };
+        let (bridge, mac) = match text.split_once(",mac=") {
+            Some((bridge, mac)) if is_mac(mac) => (bridge, Some(mac.to_lowercase())),
+            Some(_) => return Err(fail()),
+            None => (text, None),
+        };
+        // Linux refuses interface names of more than 15 bytes, and those with a slash or a blank in them.
+        if bridge.is_empty() || bridge.len() > 15 || bridge.contains(['/', ' ', ',']) {
+            return Err(fail());
+        }
+        let bridge = (bridge != "none").then(|| bridge.to_owned());
+        Ok(Self(NicRequest { bridge, mac }))
+    }
+}
+
+fn is_mac(text: &str) -> bool {
+    let pair = |pair: &str| pair.len() == 2 && pair.bytes().all(|byte| byte.is_ascii_hexdigit());
+    text.split(':').count() == 6 && text.split(':').all(pair)
+}
+
+/// `KEY=VALUE`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LabelArg(pub(crate) String, pub(crate) String);
+
+impl FromStr for LabelArg {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let fail = || ValueError { text: text.to_owned(), what: "label", example: "KEY=VALUE" };
+        match text.split_once('=') {
+            Some((key, value)) if !key.is_empty() => Ok(Self(key.to_owned(), value.to_owned())),
+            _ => Err(fail()),
+        }
+    }
+}
+
+/// `auto`, `off` or a size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BalloonArg(pub(crate) BalloonTarget);
+
+impl FromStr for BalloonArg {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let fail = |_| ValueError { text: text.to_owned(), what: "balloon", example: "auto, off or 256M" };
+        Ok(Self(match text {
+            "auto" => BalloonTarget::Auto,
+            "off" => BalloonTarget::Off,
+            size => BalloonTarget::To { size: size.parse().map_err(fail)? },
+        }))
+    }
+}
+
+/// Where the network of a moved machine is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum NetworkArg {
+    /// Where it runs: its ports join the bridges of that host
+    Local,
+    /// Where it comes from: it keeps its addresses and connections through a tunnel to its home host
+    Home,
+}
+
+impl From<NetworkArg> for MoveNetwork {
+    fn from(network: NetworkArg) -> Self {
+        match network {
+            NetworkArg::Local => Self::Local,
+            NetworkArg::Home => Self::Home,
+        }
+    }
+}
+
+/// `auto`, `off` or a part of the time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Throttle(pub(crate) Option<u8>);
+
+impl FromStr for Throttle {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let wrong =
+            || ValueError { text: text.to_owned(), what: "throttle", example: "auto, off or 20 to 100" };
+        match text {
+            "auto" => Ok(Self(None)),
+            "off" => Ok(Self(Some(100))),
+            _ => {
+                let percent = text.strip_suffix('%').unwrap_or(text).parse().ok();
+                percent
+                    .filter(|percent| (20..=100).contains(percent))
+                    .map(|p| Self(Some(p)))
+                    .ok_or_else(wrong)
+            }
+        }
+    }
+}
+
+/// Something that a machine may ask for from inside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum GuestRequestArg {
+    /// To be moved to this host.
+    Migrate(HostName),
+    /// To have its state kept.
+    Checkpoint,
+}
+
+impl FromStr for GuestRequestArg {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let what = "thing a machine may ask for";
+        let wrong = || ValueError { text: text.to_owned(), what, example: "migrate=beta or checkpoint" };
+        match text.split_once('=') {
+            Some(("migrate", host)) => host.parse().map(Self::Migrate).map_err(|_| wrong()),
+            None if text == "checkpoint" => Ok(Self::Checkpoint),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl GuestRequestArg {
+    /// All of them together.
+    pub(crate) fn all(wishes: Vec<Self>) -> SelfService {
+        let mut all = SelfService::default();
+        for wish in wishes {
+            match wish {
+                Self::Migrate(host) => all.migrate.push(host),
+                Self::Checkpoint => all.checkpoint = true,
+            }
+        }
+        all
+    }
+}
+
+/// What an exported or imported file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum FormatArg {
+    /// A whole capsule in one file
+    Capsule,
+    /// One image, byte for byte, with holes
+    Raw,
+    /// One image as QEMU's qcow2
+    Qcow2,
+}
+
+impl FormatArg {
+    /// The format that was given, or the one that the ending of `path` suggests.
+    pub(crate) fn or_from_ending(given: Option<Self>, path: &Path) -> Self {
+        given.unwrap_or_else(|| match path.extension().and_then(|ending| ending.to_str()) {
+            Some("raw" | "img") => Self::Raw,
+            Some("qcow2") => Self::Qcow2,
+            _ => Self::Capsule,
+        })
+    }
+}
+
+impl From<FormatArg> for ExportFormat {
+    fn from(format: FormatArg) -> Self {
+        match format {
+            FormatArg::Capsule => Self::Capsule,
+            FormatArg::Raw => Self::Raw,
+            FormatArg::Qcow2 => Self::Qcow2,
+        }
+    }
+}
+
+/// A path on this host, made absolute.
+pub(crate) fn absolute(text: &str) -> Result<PathBuf, std::io::Error> {
+    std::path::absolute(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_bytes_unless_they_say_bit() {
+        let rate = |text: &str| text.parse::<RateArg>().map(|rate| rate.0.0);
+        assert_eq!(rate("100M"), Ok(100 << 20));
+        assert_eq!(rate("1MiB/s"), Ok(1 << 20));
+        assert_eq!(
+            (rate("800Mbit"), rate("1Gbit/s"), rate("8bit")),
+            (Ok(100_000_000), Ok(125_000_000), Ok(1))
+        );
+        for bad in ["", "0", "bit", "Mbit", "fast", "-1", "é", "ébit"] {
+            assert!(rate(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_balloon_is_a_word_or_a_size() {
+        let balloon = |text: &str| text.parse::<BalloonArg>().map(|balloon| balloon.0);
+        assert_eq!((balloon("auto"), balloon("off")), (Ok(BalloonTarget::Auto), Ok(BalloonTarget::Off)));
+        assert_eq!(balloon("64M"), Ok(BalloonTarget::To { size: ByteSize(64 << 20) }));
+        assert!(balloon("on").unwrap_err().to_string().contains("auto, off or 256M"));
+    }
+
+    #[test]
+    fn durations_need_a_unit() {
+        assert_eq!("50ms".parse(), Ok(DurationArg(Duration::from_millis(50))));
+        assert_eq!("2m".parse(), Ok(DurationArg(Duration::from_secs(120))));
+        let error = "50".parse::<DurationArg>().unwrap_err().to_string();
+        assert!(error.contains("like 50ms"), "{error}");
+        assert!("99999999999999999999ms".parse::<DurationArg>().is_err());
+    }
+
+    #[test]
+    fn a_disk_with_a_comma_in_its_name_is_still_a_disk() {
+        let disk = "/a,b.img,size=2G".parse::<DiskArg>().unwrap().0;
+        assert_eq!((disk.path.to_str(), disk.size), (Some("/a,b.img"), Some(ByteSize(2 << 30))));
+        assert!("x.img".parse::<DiskArg>().unwrap().0.path.is_absolute());
+        assert!("".parse::<DiskArg>().is_err() && "/a,size=big".parse::<DiskArg>().is_err());
+    }
+
+    #[test]
+    fn ports_with_impossible_bridges_or_addresses_are_refused() {
+        assert_eq!("none".parse::<NicArg>().unwrap().0, NicRequest::default());
+        let port = "br0,mac=52:54:00:AB:00:01".parse::<NicArg>().unwrap().0;
+        assert_eq!(port.mac.as_deref(), Some("52:54:00:ab:00:01"));
+        for bad in
+            ["", "a/b", "sixteen-bytes-xx", "br0,mac=1", "br0,mac=52:54:00:12:34:5g", "br0,model=e1000"]
+        {
+            assert!(bad.parse::<NicArg>().is_err(), "{bad}");
+        }
+    }
+}

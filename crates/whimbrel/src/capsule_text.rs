@@ -1,0 +1,89 @@
+//! Capsules for people: a row, a page, the difference of two.
+
+use crate::table::{ago, fields, table};
+use whimbrel_api::{CapsuleDiff, CapsuleInfo, PreviousCapsule};
+use whimbrel_core::{ByteSize, PAGE_SIZE, RefName};
+
+/// All capsules as a table.
+pub(crate) fn list(capsules: &[CapsuleInfo]) -> String {
+    let rows = capsules.iter().map(|capsule| {
+        [
+            capsule.id.short(),
+            names(capsule),
+            capsule.machine.to_string(),
+            kind_here(capsule),
+            capsule.memory.to_string(),
+            capsule.host.to_string(),
+            ago(capsule.time_ms),
+        ]
+    });
+    let header = ["ID", "NAMES", "MACHINE", "KIND", "MEMORY", "HOST", "AGE"];
+    table(header, rows, "no capsules; take one with `whimbrel checkpoint NAME`")
+}
+
+/// `before-upgrade, web`.
+pub(crate) fn names(capsule: &CapsuleInfo) -> String {
+    capsule.names.iter().map(RefName::as_str).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether it resumes or boots.
+pub(crate) fn kind(capsule: &CapsuleInfo) -> &'static str {
+    if capsule.active { "active" } else { "inactive" }
+}
+
+/// The same, and whether all of it is here.
+fn kind_here(capsule: &CapsuleInfo) -> String {
+    let here = if capsule.whole { "" } else { ", in part" };
+    format!("{}{here}", kind(capsule))
+}
+
+/// Everything about one capsule.
+pub(crate) fn page(capsule: &CapsuleInfo) -> String {
+    let parents: Vec<_> = capsule.parents.iter().map(|parent| parent.short()).collect();
+    let mut pairs = vec![
+        ("capsule", capsule.id.to_string()),
+        ("names", names(capsule)),
+        ("machine", capsule.machine.to_string()),
+        ("kind", kind_here(capsule)),
+        ("taken on", format!("{}, {} ago", capsule.host, ago(capsule.time_ms))),
+        ("memory", capsule.memory.to_string()),
+        ("parents", parents.join(", ")),
+    ];
+    pairs.extend(capsule.labels.iter().map(|(key, value)| ("label", format!("{key}={value}"))));
+    let images =
+        capsule.images.iter().map(|image| [image.name.clone(), image.size.to_string(), image.root.short()]);
+    format!("{}\n{}", fields(&pairs), table(["IMAGE", "SIZE", "ROOT"], images, "no images"))
+}
+
+/// What is worth saying when a name was taken from a capsule; nothing if it has no children.
+pub(crate) fn left_behind(left: &PreviousCapsule) -> Option<String> {
+    let children = match left.children.len() as u64 {
+        0 => return None,
+        1 => "1 child, which needs nothing of it".to_owned(),
+        more => format!("{more} children, which need nothing of it"),
+    };
+    let names: Vec<_> = left.names.iter().map(RefName::as_str).collect();
+    let now = match names.is_empty() {
+        true => "without a name it goes with the next gc".to_owned(),
+        false => format!("it is still {}", names.join(", ")),
+    };
+    Some(format!("it has {children}; {now}"))
+}
+
+/// What differs between two capsules.
+pub(crate) fn difference(diff: &CapsuleDiff) -> String {
+    let images = diff.images.iter().map(|image| {
+        let pages = image.pages_a.max(image.pages_b);
+        [image.name.clone(), size(pages), size(image.changed), size(image.new_contents)]
+    });
+    let mut text = table(["IMAGE", "SIZE", "CHANGED", "NEW"], images, "no images");
+    for change in &diff.config {
+        let value = |side: &Option<String>| side.clone().unwrap_or_else(|| "-".to_owned());
+        text += &format!("{}: {} -> {}\n", change.field, value(&change.a), value(&change.b));
+    }
+    text
+}
+
+fn size(pages: u64) -> String {
+    ByteSize(pages.saturating_mul(PAGE_SIZE as u64)).to_string()
+}

@@ -1,0 +1,338 @@
+//! Questions to a pool: `whimbrel pool status`, `policy`, `versions`, `purge`, `drain`. Pins have a file of their own.
+
+use super::PoolArgs;
+use crate::{
+    argument_types::DurationArg,
+    context::Context,
+    error::CliError,
+    output,
+    table::{count, fields, span, table},
+};
+use clap::ValueEnum;
+use serde::Serialize;
+use std::{str::FromStr, time::Duration};
+use tokio::runtime::Runtime;
+use whimbrel_core::ByteSize;
+use whimbrel_pool::{
+    chunk::Chunking,
+    policy::{Policy, Safety},
+    protocol::{PoolStatus, Purged, VersionInfo},
+};
+
+/// Show benefactors, space, health of the copies and what deduplication saves
+#[derive(Debug, clap::Args)]
+pub(super) struct Status {
+    #[command(flatten)]
+    member: PoolArgs,
+    /// In the text form of Prometheus
+    #[arg(long)]
+    metrics: bool,
+}
+
+/// Show what holds for a folder or file, or change it
+#[derive(Debug, clap::Args)]
+pub(super) struct SetPolicy {
+    /// The folder, like /blast; it holds for those below too. Or a file
+    path: String,
+    #[command(flatten)]
+    member: PoolArgs,
+    /// Copies of every chunk
+    #[arg(long, value_name = "N")]
+    copies: Option<u8>,
+    /// When close returns: with one copy (optimistic) or with all
+    #[arg(long)]
+    safety: Option<When>,
+    /// Benefactors a file is written to at once
+    #[arg(long, value_name = "N")]
+    width: Option<u16>,
+    /// fixed:SIZE, content:AVERAGE, window:M,K,P or pages:AVERAGE
+    #[arg(long, value_name = "HOW")]
+    cut: Option<Cut>,
+    /// Keep the newest so many
+    #[arg(long, value_name = "N")]
+    keep_last: Option<u32>,
+    /// Keep those younger than this
+    #[arg(long, value_name = "DURATION")]
+    keep_for: Option<DurationArg>,
+    /// Keep the newest of each of so many days
+    #[arg(long, value_name = "N")]
+    keep_daily: Option<u32>,
+    /// Keep the newest of each of so many weeks
+    #[arg(long, value_name = "N")]
+    keep_weekly: Option<u32>,
+    /// Keep all versions again
+    #[arg(long, conflicts_with_all = ["keep_last", "keep_for", "keep_daily", "keep_weekly"])]
+    keep_all: bool,
+    /// Have what holds above the folder hold again
+    #[arg(long, conflicts_with_all = ["copies", "safety", "width", "cut", "keep_last", "keep_for", "keep_daily", "keep_weekly"])]
+    inherit: bool,
+}
+
+/// When a write counts as done.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum When {
+    /// With one copy; the others follow
+    Optimistic,
+    /// With all copies
+    Pessimistic,
+}
+
+/// How files are cut.
+#[derive(Debug, Clone, Copy)]
+struct Cut(Chunking);
+
+impl FromStr for Cut {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad =
+            || format!("{text:?} is no way to cut: write fixed:1M, content:256K, window:20,14,20 or pages:1");
+        let (way, value) = text.split_once(':').ok_or_else(bad)?;
+        let size =
+            || value.parse::<ByteSize>().ok().and_then(|size| u32::try_from(size.0).ok()).ok_or_else(bad);
+        let cutting = match way {
+            "fixed" => Chunking::Fixed { size: size()? },
+            "content" => Chunking::Content { average: size()? },
+            "pages" => Chunking::Pages { average: value.parse().map_err(|_| bad())? },
+            "window" => {
+                let parts: Vec<u32> = value.split(',').filter_map(|part| part.parse().ok()).collect();
+                let [window, bits, advance] = parts[..] else { return Err(bad()) };
+                Chunking::Window { window, bits: u8::try_from(bits).map_err(|_| bad())?, advance }
+            }
+            _ => return Err(bad()),
+        };
+        cutting.check().map_err(|error| error.to_string())?;
+        Ok(Self(cutting))
+    }
+}
+
+/// List the versions of a file
+#[derive(Debug, clap::Args)]
+pub(super) struct Versions {
+    /// The file, like /blast/state
+    path: String,
+    #[command(flatten)]
+    member: PoolArgs,
+}
+
+/// Apply the policies now
+#[derive(Debug, clap::Args)]
+pub(super) struct Purge {
+    /// Only say what would go
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    member: PoolArgs,
+}
+
+/// Have a benefactor leave: it ends when everything it holds is elsewhere
+#[derive(Debug, clap::Args)]
+pub(super) struct Drain {
+    /// The benefactor, as `whimbrel pool status` names it
+    benefactor: String,
+    /// Have it stay after all
+    #[arg(long)]
+    stop: bool,
+    #[command(flatten)]
+    member: PoolArgs,
+}
+
+fn size(bytes: u64) -> String {
+    ByteSize(bytes).to_string()
+}
+
+impl Status {
+    pub(super) fn run(self, context: &Context, runtime: &Runtime) -> Result<(), CliError> {
+        let pool = self.member.pool(runtime)?;
+        let status = pool.block(pool.status()).map_err(CliError::Pool)?;
+        if self.metrics {
+            return output::write(metrics(&status).as_bytes());
+        }
+        context.output.result(&status, for_people)
+    }
+}
+
+fn for_people(status: &PoolStatus) -> String {
+    let saved = match status.unique {
+        0 => "-".to_owned(),
+        unique => format!("{:.1} times", status.logical as f64 / unique as f64),
+    };
+    let eta = match (status.repair, status.repair_eta) {
+        (0, _) => "all chunks have their copies".to_owned(),
+        (left, Some(seconds)) => {
+            format!("{} to copy, {} left", count(left, "chunk"), span(Duration::from_secs(seconds)))
+        }
+        (left, None) => format!("{} to copy, nothing moves", count(left, "chunk")),
+    };
+    let about = fields(&[
+        ("pool", format!("{:016x}", status.pool)),
+        ("files", format!("{} in {}", count(status.versions, "version"), count(status.files, "file"))),
+        ("bytes", format!("{} kept as {}, {saved}", size(status.logical), size(status.unique))),
+        ("repair", eta),
+        ("lost", count(status.lost, "chunk")),
+        ("writing", count(status.sessions, "session")),
+        ("pinned", count(status.pinned, "version")),
+    ]);
+    let rows = status.benefactors.iter().map(|b| {
+        [
+            b.name.clone(),
+            b.state.clone(),
+            size(b.used),
+            size(b.free),
+            b.chunks.to_string(),
+            b.faults.to_string(),
+            b.address.clone(),
+        ]
+    });
+    let header = ["BENEFACTOR", "STATE", "USED", "FREE", "CHUNKS", "FAULTS", "ADDRESS"];
+    format!("{about}\n{}", table(header, rows, "no benefactors"))
+}
+
+/// Names follow the habits of Prometheus: a unit at the end, labels for what there is several of.
+fn metrics(status: &PoolStatus) -> String {
+    let mut out = String::new();
+    for (name, value) in [
+        ("files", status.files),
+        ("versions", status.versions),
+        ("logical_bytes", status.logical),
+        ("unique_bytes", status.unique),
+        ("chunks", status.chunks),
+        ("repair_chunks", status.repair),
+        ("lost_chunks", status.lost),
+        ("repaired_total", status.repaired),
+        ("sessions", status.sessions),
+        ("pinned_versions", status.pinned),
+    ] {
+        out += &format!("whimbrel_pool_{name} {value}\n");
+    }
+    for benefactor in &status.benefactors {
+        let values = [
+            ("online", u64::from(benefactor.state == "online")),
+            ("used_bytes", benefactor.used),
+            ("free_bytes", benefactor.free),
+            ("faults_total", benefactor.faults),
+        ];
+        for (name, value) in values {
+            out += &format!("whimbrel_pool_benefactor_{name}{{benefactor={:?}}} {value}\n", benefactor.name);
+        }
+    }
+    out
+}
+
+impl SetPolicy {
+    fn changes(&self) -> bool {
+        let numbers = self.copies.is_some() || self.width.is_some() || self.keep_last.is_some();
+        let keeps = self.keep_for.is_some()
+            || self.keep_daily.is_some()
+            || self.keep_weekly.is_some()
+            || self.keep_all;
+        numbers || keeps || self.safety.is_some() || self.cut.is_some()
+    }
+
+    fn apply(&self, mut policy: Policy) -> Policy {
+        policy.copies = self.copies.unwrap_or(policy.copies);
+        policy.width = self.width.unwrap_or(policy.width);
+        policy.cutting = self.cut.map_or(policy.cutting, |cut| cut.0);
+        policy.safety = match self.safety {
+            Some(When::Optimistic) => Safety::Optimistic,
+            Some(When::Pessimistic) => Safety::Pessimistic,
+            None => policy.safety,
+        };
+        let keep = &mut policy.keep;
+        if self.keep_all {
+            *keep = Default::default();
+        }
+        keep.last = self.keep_last.or(keep.last);
+        keep.seconds = self.keep_for.map(|span| span.0.as_secs()).or(keep.seconds);
+        keep.daily = self.keep_daily.or(keep.daily);
+        keep.weekly = self.keep_weekly.or(keep.weekly);
+        policy
+    }
+
+    pub(super) fn run(self, context: &Context, runtime: &Runtime) -> Result<(), CliError> {
+        let pool = self.member.pool(runtime)?;
+        let policy = pool.block(async {
+            let folder = pool.find(&self.path).await?.id;
+            if self.inherit {
+                pool.set_policy(folder, None).await?;
+            } else if self.changes() {
+                let now = pool.policy(folder).await?.1;
+                pool.set_policy(folder, Some(self.apply(now))).await?;
+            }
+            Ok(pool.policy(folder).await?.1)
+        });
+        context.output.result(&policy.map_err(CliError::Pool)?, |policy| {
+            let keep = [
+                policy.keep.last.map(|n| format!("the last {n}")),
+                policy.keep.seconds.map(|n| format!("those of the last {}", span(Duration::from_secs(n)))),
+                policy.keep.daily.map(|n| format!("one a day for {}", count(n.into(), "day"))),
+                policy.keep.weekly.map(|n| format!("one a week for {}", count(n.into(), "week"))),
+            ];
+            let keep: Vec<String> = keep.into_iter().flatten().collect();
+            let keep = if keep.is_empty() { "all versions".to_owned() } else { keep.join(", ") };
+            fields(&[
+                ("copies", policy.copies.to_string()),
+                ("safety", format!("{:?}", policy.safety).to_lowercase()),
+                ("width", policy.width.to_string()),
+                ("cut", format!("{:?}", policy.cutting)),
+                ("keep", keep),
+            ])
+        })
+    }
+}
+
+impl Versions {
+    pub(super) fn run(self, context: &Context, runtime: &Runtime) -> Result<(), CliError> {
+        let pool = self.member.pool(runtime)?;
+        let versions = pool.block(async { pool.versions(pool.find(&self.path).await?.id).await });
+        context.output.result(versions.map_err(CliError::Pool)?.as_slice(), |versions: &[VersionInfo]| {
+            let pinned = |v: &VersionInfo| {
+                let by_hand = v.pinned.then(|| "pinned".to_owned());
+                let held = v.holders.iter().map(|holder| format!("held by {holder}"));
+                by_hand.into_iter().chain(held).collect::<Vec<_>>().join(", ")
+            };
+            let rows = versions
+                .iter()
+                .map(|v| [v.number.to_string(), size(v.size), size(v.sent), v.chunks.to_string(), pinned(v)]);
+            table(["VERSION", "SIZE", "SENT", "CHUNKS", ""], rows, "no versions")
+        })
+    }
+}
+
+/// What was told to leave, or to stay.
+#[derive(Debug, Serialize)]
+struct Drained {
+    benefactor: String,
+    leaves: bool,
+}
+
+impl Drain {
+    pub(super) fn run(self, context: &Context, runtime: &Runtime) -> Result<(), CliError> {
+        let pool = self.member.pool(runtime)?;
+        let (benefactor, leaves) = (self.benefactor, !self.stop);
+        pool.block(pool.drain(&benefactor, leaves)).map_err(CliError::Pool)?;
+        context.output.result(&Drained { benefactor, leaves }, |done| match done.leaves {
+            true => format!("{}: leaves when everything it holds is elsewhere\n", done.benefactor),
+            false => format!("{}: stays\n", done.benefactor),
+        })
+    }
+}
+
+impl Purge {
+    pub(super) fn run(self, context: &Context, runtime: &Runtime) -> Result<(), CliError> {
+        let pool = self.member.pool(runtime)?;
+        let purged = pool.block(pool.purge(self.dry_run)).map_err(CliError::Pool)?;
+        let verb = if self.dry_run { "would go" } else { "gone" };
+        context.output.result(purged.as_slice(), |purged: &[Purged]| {
+            let stays = |p: &Purged| match &p.pinned_by[..] {
+                [] => p.why.clone(),
+                by => format!("stays: pinned by {}", by.join(", ")),
+            };
+            let rows = purged.iter().map(|p| [p.path.clone(), p.version.to_string(), size(p.size), stays(p)]);
+            let goes = || purged.iter().filter(|p| p.pinned_by.is_empty());
+            let bytes = goes().map(|p| p.size).sum();
+            let sum = format!("{} {verb}, {}\n", count(goes().count() as u64, "version"), size(bytes));
+            if purged.is_empty() { sum } else { table(["FILE", "VERSION", "SIZE", "WHY"], rows, "") + &sum }
+        })
+    }
+}

@@ -1,0 +1,69 @@
+//! Protections for people: one line a machine.
+
+use crate::table::{ago, milliseconds};
+use whimbrel_api::{MachineInfo, ProtectMode, ProtectRole, ProtectState, ProtectionInfo, TakeoverInfo};
+use whimbrel_core::ByteSize;
+
+/// What stands in the state of a machine that is somebody's standby; none for all others.
+pub(crate) fn standby(machine: &MachineInfo) -> Option<String> {
+    let protection = machine.protection.as_ref().filter(|one| one.role == ProtectRole::Standby)?;
+    Some(match &protection.state {
+        ProtectState::Filling => format!("standby of {}, filling", protection.host),
+        _ => format!("standby of {}", protection.host),
+    })
+}
+
+/// One line for each machine that is protected here, or is to be, or was taken over; nothing for others.
+pub(crate) fn lines(machines: &[MachineInfo]) -> String {
+    let of = |machine: &MachineInfo| match (&machine.protection, &machine.taken_over) {
+        (Some(one), taken) if one.role == ProtectRole::Primary => {
+            let taken = taken.as_ref().map_or(String::new(), |taken| format!(", {}", taken_over(taken)));
+            format!("{}{taken}\n", line(machine, one))
+        }
+        (None, Some(taken)) => format!("{}: {}, not protected\n", machine.name, taken_over(taken)),
+        _ => String::new(),
+    };
+    machines.iter().map(of).collect()
+}
+
+fn taken_over(taken: &TakeoverInfo) -> String {
+    format!("taken over from {} {} ago", taken.from, ago(taken.at_ms))
+}
+
+fn line(machine: &MachineInfo, one: &ProtectionInfo) -> String {
+    let (name, host) = (&machine.name, &one.host);
+    let witness = match (&one.witness, one.witness_answers) {
+        (None, _) => "no witness: only a person fails it over".to_owned(),
+        (Some(witness), Some(false)) => format!("witness {witness} DOES NOT ANSWER"),
+        (Some(witness), _) => format!("witness {witness}"),
+    };
+    let witness = if one.mode == ProtectMode::Replay { format!("{witness}, by replay") } else { witness };
+    let witness = one.group.as_ref().map_or(witness.clone(), |group| format!("{witness}, in group {group}"));
+    match &one.state {
+        ProtectState::Filling => {
+            return format!("{name}: first copy to {host} under way, NOT PROTECTED yet");
+        }
+        ProtectState::Unprotected { reason } => return format!("{name}: UNPROTECTED ({host}: {reason})"),
+        ProtectState::Fenced { reason } => return format!("{name}: SHUT OFF, {reason}"),
+        ProtectState::Protected => {}
+    }
+    let Some(figures) = &one.figures else { return format!("{name}: protected by {host}, {witness}") };
+    let share = 100.0 * figures.sent_bytes.0 as f64 / (figures.dirty_bytes.0 as f64).max(1.0);
+    format!(
+        "{name}: protected by {host}, {witness}; epoch {} of {} ({} stretched), pause {} (p99 {}), {:.0} pages dirty, \
+         {} dirty > {} changed > {} unshared > {} sent ({share:.0} %), output {} late, lag {} ms, hashes {}",
+        one.epoch,
+        milliseconds(figures.epoch_ms),
+        figures.stretched,
+        milliseconds(figures.pause_p50_ms),
+        milliseconds(figures.pause_p99_ms),
+        figures.dirty_pages,
+        figures.dirty_bytes,
+        figures.changed_bytes,
+        figures.unshared_bytes,
+        ByteSize(figures.sent_bytes.0),
+        milliseconds(figures.output_delay_p50_ms),
+        one.lag_ms,
+        figures.hash_bytes,
+    )
+}

@@ -1,0 +1,171 @@
+//! What an operation achieved, for people.
+
+use crate::table::{count, milliseconds};
+use whimbrel_api::{
+    CaptureReport, Damage, NetworkHandover, OperationResult, RoundInfo, ThrottleReport, TransferReport,
+};
+use whimbrel_core::{ByteSize, MachineName};
+
+/// One line or a few, with a line feed at the end.
+pub(crate) fn describe(result: &OperationResult) -> String {
+    match result {
+        OperationResult::Checkpoint(report) => capture(report, "the machine runs on"),
+        OperationResult::Suspend(report) => {
+            capture(report, &format!("continue with `whimbrel resume {}`", report.capsule.short()))
+        }
+        OperationResult::Resume { machines, to_running_ms } => {
+            format!("{} runs after {}\n", names(machines), milliseconds(*to_running_ms))
+        }
+        OperationResult::Clone { machines, to_running_ms } => {
+            format!("{} run after {}\n", names(machines), milliseconds(*to_running_ms))
+        }
+        OperationResult::Migrate {
+            host,
+            downtime_ms,
+            pause,
+            total_ms,
+            wire_bytes,
+            rounds: passes,
+            network,
+            postcopy,
+            slowed,
+            freed,
+            paused,
+        } => {
+            let stood = match paused {
+                true => format!("is on {host}, paused as before:"),
+                false => format!("runs on {host}: stood still for {},", milliseconds(*downtime_ms)),
+            };
+            format!(
+                "{stood} took {}, {} on the wire in {}\n{}{}{}{}{}",
+                milliseconds(*total_ms),
+                ByteSize(*wire_bytes),
+                rounds(passes),
+                pause.as_deref().map(crate::round_text::pause_parts).unwrap_or_default(),
+                postcopy.as_ref().map(crate::round_text::fetched).unwrap_or_default(),
+                freed.map(|freed| format!("its guest freed {freed} ahead\n")).unwrap_or_default(),
+                slowed_down(slowed),
+                handover(network),
+            )
+        }
+        OperationResult::Protect { host, witness, pause_ms, total_ms, wire_bytes } => format!(
+            "protected by {host}: stood still for {}, took {}, {} on the wire; {}\n",
+            milliseconds(*pause_ms),
+            milliseconds(*total_ms),
+            ByteSize(*wire_bytes),
+            match witness {
+                Some(witness) => format!("{host} takes over by itself, if {witness} agrees"),
+                None => format!("no witness: {host} takes over only when a person says `whimbrel failover`"),
+            },
+        ),
+        OperationResult::Failover { host, downtime_ms } => {
+            format!("runs on {host}: stood still for {}\n", milliseconds(*downtime_ms))
+        }
+        OperationResult::Evacuate(report) => crate::evacuation_text::describe(report),
+        OperationResult::Gc { freed, stored, moved, packs_waiting } => {
+            let waiting = match packs_waiting {
+                0 => String::new(),
+                waiting => {
+                    format!("; {} go when writers that began before have ended", count(*waiting, "pack"))
+                }
+            };
+            format!("freed {freed}, {stored} are left, {moved} were moved{waiting}\n")
+        }
+        OperationResult::Verify { capsules, objects, bytes, damaged } => {
+            let (capsules, objects) = (count(*capsules, "capsule"), count(*objects, "object"));
+            let read = format!("read {bytes}: {capsules}, {objects}");
+            if damaged.is_empty() {
+                format!("{read}, all sound\n")
+            } else {
+                format!("{read}\n{}", damages(damaged))
+            }
+        }
+        OperationResult::Export { path, bytes } => format!("wrote {bytes} to {}\n", path.display()),
+        OperationResult::Import { capsule, added } => {
+            format!("{}  {added} added to the store\n", capsule.short())
+        }
+        OperationResult::Pull(report) => transfer(report, &format!("from {}", report.host)),
+        OperationResult::Push { report, machine } => pushed(report, machine.as_ref()),
+        OperationResult::Follow { host: Some(host) } => {
+            format!("every capsule taken from now on goes to {host}\n")
+        }
+        OperationResult::Follow { host: None } => "its capsules stay here\n".to_owned(),
+        OperationResult::Cache { pages } => format!("{}\n", count(*pages, "page")),
+    }
+}
+
+/// What had to be done until copying got ahead.
+fn slowed_down(slowed: &ThrottleReport) -> String {
+    let stunned = match slowed.stunned.as_slice() {
+        [] => String::new(),
+        names => format!("its guest held {} meanwhile\n", names.join(", ")),
+    };
+    let cpus = slowed.cpu_percent.map(|percent| format!("its CPUs ran {percent} % of the time at last\n"));
+    let mirrored = slowed.mirrored.as_deref().map(|mirrored| {
+        let (carried, waited) = (ByteSize(mirrored.bytes), milliseconds(mirrored.waited_us as f64 / 1e3));
+        let longest = milliseconds(mirrored.longest_us as f64 / 1e3);
+        format!("it wrote {carried} to disks on both hosts: each write waited {waited}, at most {longest}\n")
+    });
+    stunned + &cpus.unwrap_or_default() + &mirrored.unwrap_or_default()
+}
+
+fn capture(report: &CaptureReport, next: &str) -> String {
+    let squeezed = report.squeezed.map(|gave| format!("the guest gave up {gave}, ")).unwrap_or_default();
+    format!(
+        "{}  {squeezed}stood still for {}, took {}, added {} in {}; {next}\n",
+        report.capsule.short(),
+        milliseconds(report.pause_ms),
+        milliseconds(report.total_ms),
+        ByteSize(report.bytes_added),
+        rounds(&report.rounds),
+    )
+}
+
+fn transfer(report: &TransferReport, way: &str) -> String {
+    format!(
+        "{}  {way}: {} on the wire for {}, took {}{}\n",
+        report.capsule.short(),
+        ByteSize(report.wire_bytes),
+        count(report.pages, "page"),
+        milliseconds(report.total_ms),
+        if report.whole { "" } else { "; the rest comes when it is read" },
+    )
+}
+
+fn pushed(report: &TransferReport, machine: Option<&MachineName>) -> String {
+    let sent = transfer(report, &format!("to {}", report.host));
+    match machine {
+        Some(machine) => format!(
+            "{sent}safe to unplug: all of {machine} is on {}, go on there with `whimbrel resume {machine}`\n",
+            report.host
+        ),
+        None => sent,
+    }
+}
+
+fn rounds(rounds: &[RoundInfo]) -> String {
+    count(rounds.len() as u64, "round")
+}
+
+fn names(machines: &[MachineName]) -> String {
+    machines.iter().map(MachineName::as_str).collect::<Vec<_>>().join(", ")
+}
+
+fn handover(network: &NetworkHandover) -> String {
+    match network {
+        NetworkHandover::NoPorts => String::new(),
+        NetworkHandover::Announced { ports } => {
+            format!("announced {}\n", count(u64::from(*ports), "network port"))
+        }
+        NetworkHandover::Tunnelled { ports, home } => {
+            format!("tunnelled {} to the network of {home}\n", count(u64::from(*ports), "network port"))
+        }
+        NetworkHandover::Unplugged { missing } => {
+            format!("network ports are unplugged: no bridge {} there\n", missing.join(", "))
+        }
+    }
+}
+
+fn damages(damaged: &[Damage]) -> String {
+    damaged.iter().map(|damage| format!("damaged: {}: {}\n", damage.place, damage.problem)).collect()
+}

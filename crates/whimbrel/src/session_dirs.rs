@@ -1,0 +1,103 @@
+//! Where sessions of this user keep what they keep: keys, caches, control sockets.
+
+use crate::error::CliError;
+use std::{
+    env, fs, io,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
+    path::{Path, PathBuf},
+};
+
+fn home() -> PathBuf {
+    env::var_os("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from)
+}
+
+fn below(variable: &str, otherwise: &str) -> PathBuf {
+    let set = env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+    set.unwrap_or_else(|| home().join(otherwise)).join("whimbrel")
+}
+
+/// The folder of this user's key and of the keys it trusts.
+pub(crate) fn keys(given: Option<&Path>) -> PathBuf {
+    given.map_or_else(|| below("XDG_CONFIG_HOME", ".config"), Path::to_owned)
+}
+
+/// The folder of the cache of one target.
+pub(crate) fn cache(given: Option<&Path>, target: &str) -> PathBuf {
+    let flat: String = target
+        .chars()
+        .map(|letter| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '_' })
+        .collect();
+    let digest = whimbrel_core::Digest::of(target.as_bytes()).to_string();
+    let short: String = flat.chars().take(60).collect();
+    let name = format!("{short}-{}", digest.chars().rev().take(8).collect::<String>());
+    given.map_or_else(|| below("XDG_CACHE_HOME", ".cache").join("sessions").join(name), Path::to_owned)
+}
+
+/// The folder of control sockets: nobody else's, whoever was here first.
+pub(crate) fn control(given: Option<&Path>) -> Result<PathBuf, CliError> {
+    let dir = given.map_or_else(|| at_run_time("sessions"), Path::to_owned);
+    own_dir(&dir).map_err(CliError::io("use the folder of control sockets"))
+}
+
+/// The folder in which servers that ssh starts say whose turn it is; nobody else's either.
+pub(crate) fn turns() -> io::Result<PathBuf> {
+    own_dir(&at_run_time("turns"))
+}
+
+fn at_run_time(what: &str) -> PathBuf {
+    let own = rustix::process::geteuid();
+    let dir = match env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
+        Some(dir) if dir.is_absolute() => dir.join("whimbrel"),
+        _ if own.is_root() => PathBuf::from("/run/whimbrel"),
+        _ => env::temp_dir().join(format!("whimbrel-{}", own.as_raw())),
+    };
+    dir.join(what)
+}
+
+/// Makes a folder if there is none, and refuses one in whose place others may put another.
+fn own_dir(dir: &Path) -> io::Result<PathBuf> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    match others_may_replace(dir, rustix::process::geteuid().as_raw())? {
+        false => Ok(dir.to_owned()),
+        true => Err(io::Error::new(io::ErrorKind::PermissionDenied, "others may write there")),
+    }
+}
+
+/// Whether somebody but root could put another folder in the place of `dir`: who owns a folder above it could, and who
+/// may write there, unless only owners may take names away.
+fn others_may_replace(dir: &Path, own: u32) -> io::Result<bool> {
+    let whole = dir.canonicalize()?;
+    let found = fs::metadata(&whole)?;
+    if found.uid() != own || found.mode() & 0o022 != 0 {
+        return Ok(true);
+    }
+    for above in whole.ancestors().skip(1) {
+        let found = fs::metadata(above)?;
+        let foreign = found.uid() != own && found.uid() != 0;
+        if foreign || (found.mode() & 0o002 != 0 && found.mode() & 0o1000 == 0) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_folder_below_one_where_others_write_is_not_used() {
+        let top = env::temp_dir().join(format!("whimbrel-control-{}", std::process::id()));
+        let dir = top.join("sessions");
+        fs::create_dir_all(&dir).unwrap();
+        let own = rustix::process::geteuid().as_raw();
+        let may = |mode| {
+            fs::set_permissions(&top, fs::Permissions::from_mode(mode)).unwrap();
+            others_may_replace(&dir, own).unwrap()
+        };
+        assert_eq!([0o755, 0o777, 0o1777].map(may), [false, true, false]);
+        assert!(others_may_replace(&dir, own + 1).unwrap());
+        fs::remove_dir_all(&top).unwrap();
+    }
+}
