@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::io;
-use whimbrel_align::{MAX_REGIONS, MAX_SECTORS, MAX_SIZE, ReadAt, SECTOR, inspect};
+use whimbrel_alignment::{MAX_REGIONS, MAX_SECTORS, MAX_SIZE, ReadAt, SECTOR, inspect};
 
 /// Content of which every read is counted and checked.
 struct Disk<'a> {

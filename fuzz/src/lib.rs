@@ -26,7 +26,7 @@ pub use protect::protect;
 pub use session::{accepts_session_seed, session};
 
 use bytes::BufMut as _;
-use whimbrel_align::PageAlignment;
+use whimbrel_alignment::PageAlignment;
 use whimbrel_capture::dirty_trace::{DirtyTrace, Reader as TraceReader};
 use whimbrel_capture::downtime_model::{Model, Simulation};
 use whimbrel_core::{PAGE_SIZE, PageRun};
@@ -77,19 +77,22 @@ pub const TARGETS: &[Target] = &[
 /// What comes through the port of a guest, either way: frames are found in whatever it is, and what is understood is said the
 /// same way again.
 pub fn guest_port(data: &[u8]) {
-    let mut decoder = whimbrel_guest::frame::Decoder::default();
+    let mut decoder = whimbrel_guest_protocol::frame::Decoder::default();
     for piece in data.chunks(61) {
         decoder.push(piece);
         while let Some(frame) = decoder.next_frame() {
-            let again = |other: whimbrel_guest::frame::Frame| assert_eq!(other.payload, frame.payload);
-            if let Ok(order) = whimbrel_guest::Command::of(&frame) {
+            let again =
+                |other: whimbrel_guest_protocol::frame::Frame| assert_eq!(other.payload, frame.payload);
+            if let Ok(order) = whimbrel_guest_protocol::Command::of(&frame) {
                 // A beginning has no text, so one that came with a text is said without.
-                let beginning = whimbrel_guest::Command::RequestResult(whimbrel_guest::RequestOutcome::Begun);
+                let beginning = whimbrel_guest_protocol::Command::RequestResult(
+                    whimbrel_guest_protocol::RequestOutcome::Begun,
+                );
                 if order != beginning {
                     again(order.to_frame(frame.session, frame.id));
                 }
             }
-            if let Ok(word) = whimbrel_guest::Report::of(&frame) {
+            if let Ok(word) = whimbrel_guest_protocol::Report::of(&frame) {
                 again(word.to_frame(frame.session, frame.id));
             }
         }
@@ -171,7 +174,7 @@ pub fn qemu_state(data: &[u8]) {
 
 /// Answers of a sync, of every sort: two bytes of header length, the header, the payload.
 pub fn sync_answer(data: &[u8]) {
-    whimbrel_sync::open_anything(data);
+    whimbrel_transfer::open_anything(data);
 }
 
 /// The trace of a working set, whole and in pieces: canonical up to its last whole record, and fit to be played.

@@ -3,14 +3,14 @@
 use bytes::BytesMut;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use whimbrel_align::{AlignmentChange, PageAlignment};
+use whimbrel_alignment::{AlignmentChange, PageAlignment};
 use whimbrel_capture::dirty_trace::{DirtyTrace, DirtyTraceHeader, Sample};
 use whimbrel_core::{Accel, ByteSize, CapsuleId, Digest, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_image::pack_frame::{Encoder, Kind};
 use whimbrel_image::{FORMAT, ImageRef, Manifest, Node};
 use whimbrel_migrate::page_batch::{Effort, Encoder as BatchEncoder};
-use whimbrel_sync::ChildSet;
-use whimbrel_sync::protocol::{
+use whimbrel_transfer::ChildSet;
+use whimbrel_transfer::protocol::{
     BlobRangeReply, LeafAnswer, LeafPagesFrame, LeafPagesReply, ObjectAnswer, ObjectsAnswer,
 };
 use whimbrel_wire::{Flags, FrameHead, Hello, Role, VersionRange, encode_head};
@@ -239,7 +239,7 @@ pub(crate) fn sync_answers() -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn guest_ports() -> Vec<Vec<u8>> {
-    use whimbrel_guest::{Command, GuestRequest, Process, Report, RequestOutcome};
+    use whimbrel_guest_protocol::{Command, GuestRequest, Process, Report, RequestOutcome};
     let process = Process { pid: 7, pages: 900, name: "muncher".into() };
     let orders = [
         Command::Hello { host: "alpha".into(), machine: "web".into(), pages: 81_920 },

@@ -65,14 +65,14 @@ fn every_seed_is_one_that_its_parser_accepts() {
             && seeds("session").iter().all(|seed| whimbrel_fuzz::accepts_session_seed(seed))
     );
     assert!(seeds("postcopy").iter().all(|seed| whimbrel_fuzz::accepts_postcopy_seed(seed)));
-    assert!(seeds("cuts").iter().all(|seed| whimbrel_align::PageAlignment::decode(seed).is_ok()));
+    assert!(seeds("cuts").iter().all(|seed| whimbrel_alignment::PageAlignment::decode(seed).is_ok()));
     let partitions = seeds("disk_layout").into_iter().map(|mut seed| {
         let disk = seed.split_off(8);
         let size = seed.try_into().map(u64::from_le_bytes).unwrap();
-        whimbrel_align::inspect(&disk, size).regions.iter().filter(|region| region.start > 0).count()
+        whimbrel_alignment::inspect(&disk, size).regions.iter().filter(|region| region.start > 0).count()
     });
     assert_eq!(partitions.collect::<Vec<_>>(), [0, 2, 2, 1]);
-    assert!(seeds("sync_answer").iter().all(|seed| whimbrel_sync::open_anything(seed)));
+    assert!(seeds("sync_answer").iter().all(|seed| whimbrel_transfer::open_anything(seed)));
     for seed in seeds("image_frame") {
         whimbrel_image::pack_frame::PackFrame::parse(&seed).unwrap().decode(&[]).unwrap();
     }

@@ -4,7 +4,7 @@
 //! the page size, as one would without looking at it.
 
 #[allow(dead_code, reason = "the test uses more of it")]
-#[path = "../../../crates/whimbrel-block/tests/it/align_found/make.rs"]
+#[path = "../../../crates/disk/whimbrel-block/tests/it/align_found/make.rs"]
 mod make;
 
 use crate::harness::{Goal, Row, Samples, scratch};
@@ -13,7 +13,7 @@ use anyhow::Result;
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
-use whimbrel_align::PageAlignment;
+use whimbrel_alignment::PageAlignment;
 use whimbrel_block::{AlignedDisk, Device, ExtentKind, FileDevice, layout_of};
 use whimbrel_core::{Digest, PAGE_SIZE, is_zero};
 

@@ -29,13 +29,13 @@ enum Layer {
 
 const LAYERS: &[(&str, Layer)] = &[
     ("whimbrel-core", Layer::Words),
-    ("whimbrel-align", Layer::Images),
+    ("whimbrel-alignment", Layer::Images),
     ("whimbrel-image", Layer::Images),
     ("whimbrel-wire", Layer::Contracts),
     ("whimbrel-machine", Layer::Contracts),
     ("whimbrel-block", Layer::Contracts),
     ("whimbrel-api", Layer::Contracts),
-    ("whimbrel-guest", Layer::Contracts),
+    ("whimbrel-guest-protocol", Layer::Contracts),
     ("whimbrel-memory", Layer::Engines),
     ("whimbrel-qemu", Layer::Engines),
     ("whimbrel-net", Layer::Engines),
@@ -44,19 +44,19 @@ const LAYERS: &[(&str, Layer)] = &[
     ("whimbrel-hashcache", Layer::Engines),
     ("whimbrel-capture", Layer::Engines),
     ("whimbrel-migrate", Layer::Engines),
-    ("whimbrel-sync", Layer::Engines),
+    ("whimbrel-transfer", Layer::Engines),
     ("whimbrel-protect", Layer::Engines),
     ("whimbrel-pool", Layer::Engines),
     ("whimbrel-session", Layer::Engines),
     ("whimbrel-fuse", Layer::Engines),
     ("whimbrel-client", Layer::Engines),
-    ("whimbrel-host", Layer::Daemon),
+    ("whimbrel-daemon", Layer::Daemon),
     ("whimbrel", Layer::Binary),
     ("whimbrel-e2e", Layer::Outside),
     ("whimbrel-bench", Layer::Outside),
     ("whimbrel-fuzz", Layer::Outside),
-    ("whimbrel-witness", Layer::Outside),
-    ("whimbrel-guest-helper", Layer::Outside),
+    ("whimbrel-test-agent", Layer::Outside),
+    ("whimbrel-guest-agent", Layer::Outside),
     ("xtask", Layer::Outside),
 ];
 
@@ -65,10 +65,10 @@ const TESTKIT: &str = "whimbrel-testkit";
 
 /// Edges inside a layer, each with the reason it is there.
 const SIDEWAYS: &[(&str, &str, &str)] = &[
-    ("whimbrel-image", "whimbrel-align", "a manifest says how the pages of a disk are cut"),
+    ("whimbrel-image", "whimbrel-alignment", "a manifest says how the pages of a disk are cut"),
     ("whimbrel-block", "whimbrel-machine", "a tracked disk is a page array"),
     ("whimbrel-migrate", "whimbrel-capture", "a migration is the capture loop with another host as its sink"),
-    ("whimbrel-sync", "whimbrel-store", "a sync is between two stores"),
+    ("whimbrel-transfer", "whimbrel-store", "a sync is between two stores"),
     ("whimbrel-protect", "whimbrel-capture", "an epoch is a round of the capture loop"),
     ("whimbrel-protect", "whimbrel-migrate", "a standby is a target whose handover is yet to come"),
     ("whimbrel-pool", "whimbrel-fuse", "the file system face of a pool"),
@@ -142,15 +142,15 @@ mod tests {
     #[test]
     fn nothing_points_up() {
         assert!(objection("whimbrel-core", &edge("whimbrel-image", None)).is_some());
-        assert!(objection("whimbrel-client", &edge("whimbrel-host", None)).is_some());
-        assert!(objection("whimbrel", &edge("whimbrel-host", None)).is_none());
+        assert!(objection("whimbrel-client", &edge("whimbrel-daemon", None)).is_some());
+        assert!(objection("whimbrel", &edge("whimbrel-daemon", None)).is_none());
         assert!(objection("whimbrel-nbd", &edge("whimbrel-block", None)).is_none());
     }
 
     #[test]
     fn the_test_kit_never_gets_into_the_product() {
-        assert!(objection("whimbrel-host", &edge(TESTKIT, None)).is_some());
-        assert!(objection("whimbrel-host", &edge(TESTKIT, Some("dev"))).is_none());
+        assert!(objection("whimbrel-daemon", &edge(TESTKIT, None)).is_some());
+        assert!(objection("whimbrel-daemon", &edge(TESTKIT, Some("dev"))).is_none());
         assert!(objection("whimbrel-e2e", &edge(TESTKIT, None)).is_none());
         assert!(objection(TESTKIT, &edge("whimbrel-qemu", None)).is_none());
     }

@@ -1,0 +1,432 @@
+//! Checkpoint and suspend: the capture loop with the store as its sink.
+//!
+//! A capsule exists from the moment its ref is durable. Before that moment a failure leaves the machine as it
+//! was found, and the store with nothing but garbage that `gc` removes.
+
+use crate::{
+    core::{error::DaemonError, operations::ProgressReporter, refs},
+    daemon::Daemon,
+    machine::{
+        entry::MachineLock,
+        record::{Phase, Record},
+    },
+    running::{PausableMachine, RunningMachine, remove_overlays},
+};
+use std::{collections::BTreeMap, time::Instant};
+use whimbrel_alignment::PageAlignment;
+use whimbrel_api::{
+    BalloonTarget, CaptureReport, CheckpointRequest, Operation, OperationKind, OperationResult, RoundInfo,
+    SuspendRequest, Unit,
+};
+use whimbrel_capture::{
+    AfterCapture, CaptureSource, Captured, CheckpointPolicy, Consumer, DirtyLog, PageBatch,
+    Phase as CapturePhase, Progress, RoundStats, Sink, SinkError, capture,
+};
+use whimbrel_core::{CapsuleId, Digest, MachineName, RefName};
+use whimbrel_image::{ImageRef, Manifest};
+use whimbrel_machine::MachineError;
+use whimbrel_store::{CapsuleWriter, ImageWriter};
+
+/// What the user wants on the capsule.
+pub(crate) struct CheckpointOptions {
+    pub(crate) tag: Option<RefName>,
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) balloon: BalloonTarget,
+    pub(crate) arrays: CapturedArrays,
+}
+
+impl CheckpointOptions {
+    /// A capsule of the whole machine, without a tag.
+    pub(crate) fn nothing_but(balloon: BalloonTarget) -> Self {
+        Self { tag: None, labels: BTreeMap::new(), balloon, arrays: CapturedArrays::All }
+    }
+}
+
+/// Which arrays of a machine go into a capsule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CapturedArrays {
+    /// Memory and disks: an active capsule, which resumes.
+    All,
+    /// Disks only: an inactive one, which boots.
+    Disks,
+}
+
+impl CapturedArrays {
+    /// The ledgers of these arrays.
+    fn of(self, ledgers: &mut [DirtyLog]) -> &mut [DirtyLog] {
+        match self {
+            Self::All => ledgers,
+            // Memory is the first.
+            Self::Disks => ledgers.get_mut(1..).unwrap_or_default(),
+        }
+    }
+}
+
+impl Daemon {
+    /// Takes a capsule of a machine that runs on.
+    pub(crate) fn checkpoint(
+        self: &std::sync::Arc<Self>,
+        name: &MachineName,
+        request: CheckpointRequest,
+    ) -> Result<Operation, DaemonError> {
+        refs::check_tag(request.tag.as_ref())?;
+        let (host, machine) = (self.clone(), self.machine(name)?);
+        let arrays = if request.disks_only { CapturedArrays::Disks } else { CapturedArrays::All };
+        let wanted =
+            CheckpointOptions { tag: request.tag, labels: request.labels, balloon: request.balloon, arrays };
+        Ok(self.operations().start(OperationKind::Checkpoint, name.to_string(), move |reporter| {
+            let mut turn = machine.try_lock("checkpoint", Some(reporter.id))?;
+            let taken = match arrays {
+                CapturedArrays::All => host.take_capsule(&mut turn, AfterCapture::GoOn, &wanted, reporter)?,
+                CapturedArrays::Disks => host.take_disks(&mut turn, &wanted, reporter)?,
+            };
+            turn.record.save(&host.layout)?;
+            Ok(OperationResult::Checkpoint(taken))
+        }))
+    }
+
+    /// Takes a capsule of a machine and ends it.
+    pub(crate) fn suspend(
+        self: &std::sync::Arc<Self>,
+        name: &MachineName,
+        request: SuspendRequest,
+    ) -> Result<Operation, DaemonError> {
+        refs::check_tag(request.tag.as_ref())?;
+        let (host, machine) = (self.clone(), self.machine(name)?);
+        let wanted =
+            CheckpointOptions { tag: request.tag, ..CheckpointOptions::nothing_but(request.balloon) };
+        Ok(self.operations().start(OperationKind::Suspend, name.to_string(), move |reporter| {
+            let mut turn = machine.try_lock("suspend", Some(reporter.id))?;
+            let taken = host.suspend_in(&mut turn, &wanted, reporter)?;
+            // Whoever suspends will resume, and then a QEMU that waits saves most of the time.
+            host.warm_up(&turn.record.config);
+            Ok(OperationResult::Suspend(taken))
+        }))
+    }
+
+    /// The same within somebody's turn.
+    pub(crate) fn suspend_in(
+        &self,
+        turn: &mut MachineLock<'_>,
+        wanted: &CheckpointOptions,
+        reporter: &ProgressReporter,
+    ) -> Result<CaptureReport, DaemonError> {
+        self.wait_until_complete(turn, reporter)?;
+        let taken = self.take_capsule(turn, AfterCapture::StayPaused, wanted, reporter)?;
+        self.end_suspended(turn, taken.capsule)?;
+        Ok(taken)
+    }
+
+    /// The machine lies in the store now: written down first, ended second, so that it never runs twice.
+    fn end_suspended(&self, turn: &mut MachineLock<'_>, capsule: CapsuleId) -> Result<(), DaemonError> {
+        turn.record.phase = Phase::Suspended { capsule };
+        turn.record.process = None;
+        turn.record.since_ms = crate::now_ms();
+        if let Err(error) = turn.record.save(&self.layout) {
+            turn.record.phase = Phase::Here;
+            let (record, live) = turn.parts()?;
+            live.unpause();
+            self.restore_balloon(record, live);
+            return Err(error);
+        }
+        turn.live.take().into_iter().for_each(RunningMachine::end);
+        // The capsule has the disks: the overlays are of no more use.
+        remove_overlays(&self.layout, &self.layout.machine(&turn.record.name));
+        Ok(())
+    }
+
+    /// Takes a capsule of a guest that is squeezed for it. It has its memory back unless the machine ends next.
+    fn take_capsule(
+        &self,
+        turn: &mut MachineLock<'_>,
+        finish: AfterCapture,
+        wanted: &CheckpointOptions,
+        reporter: &ProgressReporter,
+    ) -> Result<CaptureReport, DaemonError> {
+        let begun = Instant::now();
+        let (record, live) = turn.parts()?;
+        let squeezed = self.squeeze(record, live, wanted.balloon, reporter)?;
+        let taken = self.take_squeezed(record, live, finish, wanted, reporter);
+        if taken.is_err() || finish == AfterCapture::GoOn {
+            self.restore_balloon(record, live);
+        }
+        let total_ms = begun.elapsed().as_secs_f64() * 1e3;
+        taken.map(|report| CaptureReport { total_ms, squeezed, ..report })
+    }
+
+    /// Takes a capsule of a machine as it is.
+    pub(crate) fn take_squeezed(
+        &self,
+        record: &mut Record,
+        live: &mut RunningMachine,
+        finish: AfterCapture,
+        wanted: &CheckpointOptions,
+        reporter: &ProgressReporter,
+    ) -> Result<CaptureReport, DaemonError> {
+        let was_paused = live.is_paused();
+        let finish = if was_paused { AfterCapture::StayPaused } else { finish };
+        let stored_before = self.stored_bytes();
+        let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
+        live.cut_disks(self, record)?;
+        let ledgers = wanted.arrays.of(&mut live.ledgers);
+        attach_consumer(ledgers, &mut live.bases)?;
+        let cuts = |name: &str| live.disks.iter().find(|disk| disk.name() == name)?.cuts().cloned();
+        let mut sink = StoreSink::new(&writer, ledgers, &live.bases, cuts)?;
+        let pace = pace(was_paused);
+        let captured = live.capture(Consumer::Store, wanted.arrays, &mut sink, &pace, finish, reporter)?;
+        // In the capsule it is written down already that the guest is to get it back.
+        let labels = labels_of(record, wanted);
+        if finish == AfterCapture::GoOn {
+            self.restore_balloon(record, live);
+        }
+        let head_bytes = live.qemu.head().map_or(0, |head| head.as_bytes().len());
+        // The head of the state hardly ever changes: as a blob of its own it is stored once.
+        let (head, sections) = captured.device_state.split_at(head_bytes.min(captured.device_state.len()));
+        let committed = sink.finish().and_then(|images| {
+            let bases = images.iter().map(|image| (image.name.clone(), image.root)).collect();
+            Ok((self.commit(record, images, &writer, [head, sections], (wanted, labels))?, bases))
+        });
+        match committed {
+            Ok((capsule, bases)) => {
+                record.last = Some(capsule);
+                live.hold_base(self.store.pin(&capsule), wanted.arrays, bases);
+                let bytes_added = self.stored_bytes().saturating_sub(stored_before);
+                let pause =
+                    if finish == AfterCapture::GoOn { captured.pause } else { captured.paused_at.elapsed() };
+                Ok(CaptureReport {
+                    capsule,
+                    pause_ms: if was_paused { 0.0 } else { pause.as_secs_f64() * 1e3 },
+                    total_ms: 0.0,
+                    bytes_added,
+                    rounds: captured.rounds.iter().map(round_info).collect(),
+                    squeezed: None,
+                })
+            }
+            Err(error) => {
+                // What the sink took is in no capsule: the next one looks at everything again.
+                live.unfollow_store();
+                if !was_paused && finish == AfterCapture::StayPaused {
+                    live.unpause();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a capsule of images of the machine, its newest.
+    pub(crate) fn commit(
+        &self,
+        record: &Record,
+        images: Vec<ImageRef>,
+        writer: &CapsuleWriter,
+        device_state: [&[u8]; 2],
+        (wanted, labels): (&CheckpointOptions, BTreeMap<String, String>),
+    ) -> Result<CapsuleId, DaemonError> {
+        let names: Vec<RefName> =
+            wanted.tag.clone().into_iter().chain([refs::of_machine(&record.name)]).collect();
+        self.commit_as(record, images, writer, (device_state, labels), &names)
+    }
+
+    /// Makes a capsule of images of the machine, and points `names` at it.
+    pub(crate) fn commit_as(
+        &self,
+        record: &Record,
+        images: Vec<ImageRef>,
+        writer: &CapsuleWriter,
+        device_state: ([&[u8]; 2], BTreeMap<String, String>),
+        names: &[RefName],
+    ) -> Result<CapsuleId, DaemonError> {
+        self.commit_at(record, images, writer, device_state, names, crate::now_ms())
+    }
+
+    /// The same of a machine as it was at this time.
+    pub(crate) fn commit_at(
+        &self,
+        record: &Record,
+        images: Vec<ImageRef>,
+        writer: &CapsuleWriter,
+        (device_state, mut labels): ([&[u8]; 2], BTreeMap<String, String>),
+        names: &[RefName],
+        time: u64,
+    ) -> Result<CapsuleId, DaemonError> {
+        let write = refs::store_error("write the capsule");
+        let parts = device_state.into_iter().filter(|part| !part.is_empty());
+        let device = parts.map(|part| writer.put_blob(part)).collect::<Result<_, _>>().map_err(&write)?;
+        labels.extend(self.lineage_label(record));
+        for digest in record.config.boot.iter().flat_map(|boot| [Some(boot.kernel), boot.initrd]).flatten() {
+            if self.store.has(&[digest]) != [true] {
+                let path = self.layout.boot_file(&digest);
+                let content =
+                    std::fs::read(&path).map_err(|source| DaemonError::io("read", &path, source))?;
+                writer.put_blob(&content).map_err(&write)?;
+            }
+        }
+        let manifest = Manifest {
+            format: whimbrel_image::FORMAT,
+            machine: record.config.clone(),
+            device,
+            images,
+            parents: record.last.or(record.origin).into_iter().collect(),
+            time,
+            host: self.name.to_string(),
+            labels,
+            working_set: self.working_set_blob(record, writer),
+        };
+        let capsule = writer.commit(&manifest, names).map_err(refs::store_error("commit the capsule"))?;
+        self.announce_soon();
+        Ok(capsule)
+    }
+}
+
+/// Sees to it that the store follows every array against the image that its set is relative to.
+///
+/// The sets of a follower say what differs from its base, so the two belong together: without a base that is
+/// certainly here, a set begins anew with everything, against nothing. (Against a base, a page that is a hole
+/// now and was none then would keep its old content.)
+fn attach_consumer(
+    ledgers: &mut [DirtyLog],
+    bases: &mut BTreeMap<String, Option<Digest>>,
+) -> Result<(), DaemonError> {
+    for ledger in ledgers {
+        if !ledger.is_followed_by(Consumer::Store) || !bases.contains_key(ledger.name()) {
+            bases.remove(ledger.name());
+            let followed = ledger.attach_all(Consumer::Store);
+            followed.map_err(|source| DaemonError::Memory { source: source.into() })?;
+        }
+    }
+    Ok(())
+}
+
+/// What the user wants on the capsule, and what a resume needs to know.
+pub(crate) fn labels_of(record: &Record, wanted: &CheckpointOptions) -> BTreeMap<String, String> {
+    let mut labels = wanted.labels.clone();
+    labels.insert(refs::MACHINE_LABEL.to_owned(), record.name.to_string());
+    let squeezed = record.squeezed_from.map(|size| (refs::BALLOON_LABEL.to_owned(), size.0.to_string()));
+    labels.extend(squeezed);
+    labels.extend(record.tunnel.as_ref().map(crate::network::tunnel::home_label));
+    labels
+}
+
+fn pace(was_paused: bool) -> CheckpointPolicy {
+    if was_paused { CheckpointPolicy::STOPPED } else { CheckpointPolicy::CHECKPOINT }
+}
+
+/// One round as the API tells it.
+pub(crate) fn round_info(round: &RoundStats) -> RoundInfo {
+    let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
+    RoundInfo {
+        pages: round.pages,
+        bytes: round.bytes,
+        ms: ms(round.took),
+        begun_ms: ms(round.begun),
+        limit: round.limit.map(whimbrel_core::ByteSize),
+        skipped: round.skipped,
+        left: round.left,
+        downtime_ms: round.downtime.map(ms),
+    }
+}
+
+/// Says how far a capture is.
+pub(crate) fn report(reporter: &ProgressReporter, progress: Progress) {
+    let stage = match progress.phase {
+        CapturePhase::Round(round) => format!("copying, round {round}"),
+        CapturePhase::Paused => "copying the last pages".to_owned(),
+        CapturePhase::Delivering => "writing the last pages".to_owned(),
+    };
+    reporter.progress(&stage, Unit::Pages, progress.done, Some(progress.total));
+}
+
+impl RunningMachine {
+    /// Runs the capture loop over arrays of the machine. Without memory the device state is none.
+    pub(crate) fn capture(
+        &mut self,
+        follower: Consumer,
+        arrays: CapturedArrays,
+        sink: &mut dyn Sink,
+        pace: &CheckpointPolicy,
+        finish: AfterCapture,
+        reporter: &ProgressReporter,
+    ) -> Result<Captured, DaemonError> {
+        let was_paused = self.is_paused();
+        let RunningMachine { qemu, ledgers, disks, .. } = self;
+        let machine = PausableMachine { qemu, disks, keep_paused: was_paused, keeping: &[] };
+        let mut machine: Box<dyn whimbrel_machine::Machine + '_> = match arrays {
+            CapturedArrays::All => Box::new(machine),
+            CapturedArrays::Disks => Box::new(DisksOnly(machine)),
+        };
+        let machine = &mut *machine;
+        let mut subject = CaptureSource { machine, ledgers: arrays.of(ledgers), follower };
+        let captured = capture(&mut subject, sink, pace, finish, &mut |progress| {
+            report(reporter, progress);
+            reporter.flow()
+        });
+        captured.map_err(|source| DaemonError::Capture { source })
+    }
+}
+
+/// A machine of which only the disks are wanted: it stops and goes on like any other, and its devices are not asked.
+struct DisksOnly<'a>(PausableMachine<'a>);
+
+impl whimbrel_machine::Machine for DisksOnly<'_> {
+    fn about_to_pause(&mut self) {
+        self.0.about_to_pause();
+    }
+
+    fn pause(&mut self) -> Result<(), MachineError> {
+        self.0.pause()
+    }
+
+    fn unpause(&mut self) -> Result<(), MachineError> {
+        self.0.unpause()
+    }
+
+    fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
+        Ok(Vec::new())
+    }
+}
+
+/// The store as a sink: one image writer an array, and how that is cut.
+struct StoreSink {
+    images: Vec<(String, ImageWriter, Option<PageAlignment>)>,
+    /// Bytes of pages handed over; what they come to in the store is known at the end.
+    raw: u64,
+}
+
+impl StoreSink {
+    fn new(
+        writer: &CapsuleWriter,
+        ledgers: &[DirtyLog],
+        bases: &BTreeMap<String, Option<Digest>>,
+        cuts: impl Fn(&str) -> Option<PageAlignment>,
+    ) -> Result<Self, DaemonError> {
+        let open = |ledger: &DirtyLog| {
+            let (name, pages) = (ledger.name().to_owned(), ledger.page_count_for(Consumer::Store));
+            let image = writer.image(bases.get(&name).copied().flatten(), pages);
+            let cuts = cuts(&name);
+            Ok((name, image.map_err(refs::store_error("begin an image"))?, cuts))
+        };
+        Ok(Self { images: ledgers.iter().map(open).collect::<Result<_, DaemonError>>()?, raw: 0 })
+    }
+
+    fn finish(self) -> Result<Vec<ImageRef>, DaemonError> {
+        let finish = |(name, image, cuts): (String, ImageWriter, Option<PageAlignment>)| {
+            let image = image.finish().map_err(refs::store_error("finish an image"))?;
+            Ok(ImageRef { name, pages: image.pages, root: image.root, cuts })
+        };
+        self.images.into_iter().map(finish).collect()
+    }
+}
+
+impl Sink for StoreSink {
+    fn pages(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError> {
+        let (_, image, _) = &mut self.images[batch.array];
+        self.raw += batch.data.len() as u64;
+        image
+            .put(batch.run, batch.data)
+            .map_err(|error| SinkError { destination: "the store".to_owned(), source: error.into() })
+    }
+
+    fn bytes_out(&self) -> u64 {
+        self.raw
+    }
+}

@@ -1,0 +1,117 @@
+//! Capsules that are found by what they are: those with a tag, on this host or on others that are trusted.
+//!
+//! Of other hosts only manifests are fetched, many in one request, and nothing of them is kept: what does not fit leaves
+//! nothing here. A host that cannot be asked offers nothing, unless it is the one that was named.
+
+use crate::{
+    capsule::history,
+    core::{error::DaemonError, refs},
+    daemon::Daemon,
+};
+use std::{collections::HashMap, sync::Arc};
+use whimbrel_api::{Attributes, GoldenMatch, MatchRequest};
+use whimbrel_core::{ByteSize, CapsuleId, HostName, RefName};
+use whimbrel_image::{Manifest, pack_frame::Kind};
+use whimbrel_store::{ObjectWant, RemoteObjects};
+use whimbrel_transfer::DemandFetcher;
+
+/// Tags of one host that are looked at, the newest.
+const LOOKED_AT: usize = 4096;
+/// Manifests of one request.
+const AT_ONCE: usize = 256;
+
+impl Daemon {
+    /// The best of what is here; of what others have if nothing here fits, or if one of them is named.
+    pub(crate) fn match_golden(&self, request: &MatchRequest) -> Result<GoldenMatch, DaemonError> {
+        let mut offered = match &request.host {
+            Some(host) => self.golden_on(host)?,
+            None => self.golden_here()?,
+        };
+        offered.retain(|golden| golden.attributes.fit(&request.terms));
+        if offered.is_empty() && request.host.is_none() {
+            for peer in self.neighbourhood() {
+                match self.golden_on(&peer.peer().name) {
+                    Ok(more) => offered.extend(more),
+                    Err(error) => {
+                        let error = &error as &dyn std::error::Error;
+                        tracing::warn!(host = %peer.peer().name, error, "it was not asked for golden machines");
+                    }
+                }
+            }
+            offered.retain(|golden| golden.attributes.fit(&request.terms));
+        }
+        let best = offered.into_iter().min_by_key(|golden| golden.attributes.rank());
+        best.ok_or_else(|| DaemonError::NotFound { what: "capsule with", name: request.terms.to_string() })
+    }
+
+    fn golden_here(&self) -> Result<Vec<GoldenMatch>, DaemonError> {
+        let tags = self.store.list_refs().map_err(refs::store_error("list the refs"))?;
+        let tags = tags.into_iter().filter(|(name, _)| is_tag(name));
+        let found = tags.filter_map(|(name, capsule)| {
+            // One whose manifest is damaged is for `verify` to tell.
+            let manifest = self.store.manifest(&capsule).ok()?;
+            Some(GoldenMatch { host: None, name, capsule, attributes: attributes(&manifest) })
+        });
+        Ok(found.collect())
+    }
+
+    fn golden_on(&self, host: &HostName) -> Result<Vec<GoldenMatch>, DaemonError> {
+        let mut entries = self.catalog(host, "*")?;
+        entries.retain(|entry| is_tag(&entry.name));
+        entries.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.time));
+        entries.truncate(LOOKED_AT);
+        let mut wanted: Vec<CapsuleId> = entries.iter().map(|entry| entry.capsule).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let known = self.manifests_of(host, &wanted)?;
+        let found = entries.into_iter().filter_map(|entry| {
+            let attributes = known.get(&entry.capsule)?.clone();
+            Some(GoldenMatch {
+                host: Some(host.clone()),
+                name: entry.name,
+                capsule: entry.capsule,
+                attributes,
+            })
+        });
+        Ok(found.collect())
+    }
+
+    fn manifests_of(
+        &self,
+        host: &HostName,
+        wanted: &[CapsuleId],
+    ) -> Result<HashMap<CapsuleId, Attributes>, DaemonError> {
+        let remote = DemandFetcher::new(Arc::new(self.store.clone()), self.source(host));
+        let mut known = HashMap::new();
+        for part in wanted.chunks(AT_ONCE) {
+            let wants: Vec<ObjectWant> =
+                part.iter().map(|id| ObjectWant { digest: id.0, similar: None }).collect();
+            let objects = remote.objects(Kind::Manifest, &wants);
+            let objects = objects.map_err(|error| crate::transfer::pull::fetch_error(host, error))?;
+            // One that does not decode is of another version, or broken: it is not offered.
+            let decoded = part
+                .iter()
+                .zip(&objects)
+                .filter_map(|(id, bytes)| Some((*id, attributes(&Manifest::decode(bytes).ok()?))));
+            known.extend(decoded);
+        }
+        Ok(known)
+    }
+}
+
+/// Whether a ref was chosen by a person: not the newest capsule of a machine, and not one that is kept of it.
+fn is_tag(name: &RefName) -> bool {
+    refs::machine_named(name).is_none() && !name.as_str().starts_with(history::PREFIX)
+}
+
+fn attributes(manifest: &Manifest) -> Attributes {
+    let disks = manifest.images.iter().filter(|image| image.name != "memory").map(|image| image.size());
+    Attributes {
+        ram: manifest.machine.memory,
+        disk: ByteSize(disks.fold(0, u64::saturating_add)),
+        cpus: manifest.machine.cpus,
+        active: !manifest.device.is_empty(),
+        time_ms: manifest.time,
+        labels: manifest.labels.clone(),
+    }
+}

@@ -1,0 +1,136 @@
+//! Asking another host whether it has room, before anything is begun: one small call (docs/protocols/migrate.md).
+//!
+//! An answer is no promise. The reservation of each migration is; this only tells in time which machines will find no place.
+
+use super::plan::SpareCapacity;
+use crate::{core::error::DaemonError, daemon::Daemon, machine::entry::Machine};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use whimbrel_api::MachineState;
+use whimbrel_core::{HostName, MachineName, PAGE_SIZE};
+use whimbrel_transfer::{WireLink, call};
+use whimbrel_wire::{Call, range};
+
+/// Most machines in one question: all of them refused, each with a reason, still fit into the header of the answer.
+const MACHINES_MAX: usize = 256;
+
+/// What they had may take so long to be given back.
+const GIVING_BACK: Duration = Duration::from_secs(10);
+
+/// What room is there, and for which of these machines?
+pub(crate) struct QueryCapacity;
+
+/// A machine that may come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CapacityQuery {
+    pub(crate) name: MachineName,
+    /// The machine type of its QEMU.
+    pub(crate) machine: String,
+}
+
+/// What room there is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CapacityReply {
+    /// Bytes of memory that no machine has and none was promised.
+    pub(crate) memory: u64,
+    /// Bytes free for disks.
+    pub(crate) disk: u64,
+    /// Machines that would not be taken, and why.
+    pub(crate) refused: Vec<(MachineName, String)>,
+}
+
+impl Call for QueryCapacity {
+    const KIND: u16 = range::MIGRATE + 0x60;
+    type Header = Vec<CapacityQuery>;
+    type Reply = CapacityReply;
+}
+
+impl Daemon {
+    /// Answers another host.
+    pub(crate) fn room(&self, machines: &[CapacityQuery]) -> Result<CapacityReply, DaemonError> {
+        if machines.len() > MACHINES_MAX {
+            return Err(DaemonError::invalid(format!(
+                "{MACHINES_MAX} machines are the most that can be asked for"
+            )));
+        }
+        // What machines that have left had is free in a moment.
+        self.retiring.wait(GIVING_BACK);
+        let qemu = self.qemu()?;
+        let refusal = |machine: &CapacityQuery| {
+            let known = qemu.machine_type(&machine.machine).is_some();
+            let unknown =
+                || DaemonError::invalid(format!("QEMU {} does not know {}", qemu.version, machine.machine));
+            let free = self.check_free(&machine.name, false);
+            free.and_then(|()| if known { Ok(()) } else { Err(unknown()) }).err()
+        };
+        let refused =
+            machines.iter().filter_map(|machine| Some((machine.name.clone(), refusal(machine)?.to_string())));
+        Ok(CapacityReply {
+            memory: self.memory_to_give()?,
+            disk: free_bytes(self.layout.data())?,
+            refused: refused.collect(),
+        })
+    }
+
+    /// Memory that is free and that no guest of this host may still take.
+    fn memory_to_give(&self) -> Result<u64, DaemonError> {
+        let free = free_bytes(&self.layout.slots())?;
+        let promised: u64 = self.machines().iter().map(|machine| promised_bytes(machine)).sum();
+        Ok(free.saturating_sub(promised))
+    }
+
+    /// Asks another host.
+    pub(super) fn ask_room(
+        self: &Arc<Self>,
+        host: &HostName,
+        machines: &[CapacityQuery],
+    ) -> Result<SpareCapacity, DaemonError> {
+        let link = WireLink(self.neighbour(host)?);
+        let mut room = SpareCapacity { memory: 0, disk: 0, refused: BTreeMap::new() };
+        // Asked for nobody, it still tells what is free.
+        let questions = machines.chunks(MACHINES_MAX).map(<[CapacityQuery]>::to_vec);
+        for question in questions.chain(machines.is_empty().then(Vec::new)) {
+            let answer = call::<QueryCapacity>(&link, &question, Bytes::new());
+            let (said, _) = answer.map_err(|error| crate::transfer::pull::sync_error(host, error))?;
+            (room.memory, room.disk) = (said.memory, said.disk);
+            room.refused.extend(said.refused);
+        }
+        Ok(room)
+    }
+}
+
+/// What a guest may still take of the memory it was given: all of it that is not populated. One that is arriving may take
+/// all.
+fn promised_bytes(machine: &Machine) -> u64 {
+    let info = machine.info();
+    match machine.tap().map(|tap| tap.extent()) {
+        Some(Ok((pages, present))) => pages.saturating_sub(present) * PAGE_SIZE as u64,
+        _ if matches!(info.state, MachineState::Starting | MachineState::Migrating) => info.memory.0,
+        // Nothing of it is here, or it ended just now.
+        _ => 0,
+    }
+}
+
+fn free_bytes(path: &std::path::Path) -> Result<u64, DaemonError> {
+    let stat = rustix::fs::statvfs(path).map_err(|source| DaemonError::io("look at", path, source.into()))?;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_question_and_its_longest_answer_fit_into_headers() {
+        let name: MachineName = "m".repeat(63).parse().unwrap();
+        let machine = "pc-q35-".repeat(6);
+        let ask = vec![CapacityQuery { name: name.clone(), machine }; MACHINES_MAX];
+        let refused =
+            vec![(name, "the name is taken, or QEMU does not know its machine type".repeat(2)); MACHINES_MAX];
+        let answer = CapacityReply { memory: u64::MAX, disk: u64::MAX, refused };
+        let header_max = 64 << 10;
+        assert!(postcard::to_stdvec(&ask).unwrap().len() < header_max);
+        assert!(postcard::to_stdvec(&answer).unwrap().len() < header_max);
+    }
+}

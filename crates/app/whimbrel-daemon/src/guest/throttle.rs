@@ -1,0 +1,296 @@
+//! Slowing a machine down that writes faster than it can be copied: its guest holds the processes that write most, and where that
+//! is not to be had its virtual CPUs run for a part of the time only.
+//!
+//! Asked by the copying loop when rounds no longer help and the machine would stand still for too long. Each time it does a
+//! little more, until there is nothing more to do. What was done ends with the pause (the CPUs), with the migration however
+//! it ends, and with this process; in the guest the hello of the new host ends it.
+
+use super::agent::{AgentCommands, AgentError, spawn};
+use crate::{
+    core::{error::DaemonError, operations::ProgressReporter},
+    running::RunningMachine,
+};
+use std::{
+    sync::mpsc::{self, RecvTimeoutError, Sender},
+    time::Duration,
+};
+use whimbrel_api::{MigrateMode, MigrateRequest, ThrottleReport, Unit};
+use whimbrel_capture::dirty_observer::{DirtyObserver, Observation};
+use whimbrel_core::PageSet;
+use whimbrel_guest_protocol::{Command, Process, Report, SAMPLE_MAX, WRITES_ALLOWED};
+use whimbrel_machine::{Machine, MachineError};
+use whimbrel_memory::{CpuShare, Throttle};
+
+/// A predicted pause that is not worth slowing a machine down for, unless its user set another.
+const BEARABLE: Duration = Duration::from_millis(100);
+/// How long is looked who writes.
+const LOOK: Duration = Duration::from_millis(100);
+/// On a busy host a guest may get nowhere in that time: it is looked on until so many pages were written, or so many times.
+const ENOUGH: u64 = 16 * WRITES_ALLOWED as u64;
+const LOOKS_MAX: usize = 10;
+/// How long the guest may take to find out whose pages they are.
+const STUNS_WITHIN: Duration = Duration::from_secs(5);
+/// Looks at who writes: what was held may have hidden others.
+const STUNS_MAX: u32 = 3;
+/// Without news of us the guest lets go after this long.
+const LEASE: Duration = Duration::from_secs(3);
+const RENEW_EVERY: Duration = Duration::from_secs(1);
+/// Shares of the time, one after the other.
+const SHARES: [u8; 3] = [60, 35, 20];
+
+/// What may be done to a machine, and what was.
+pub(crate) struct GuestThrottle<'a> {
+    reporter: &'a ProgressReporter,
+    bearable: Duration,
+    guest: AgentCommands,
+    tap: DirtyObserver,
+    cpu_threads: Vec<u32>,
+    /// Looks at who writes that are left.
+    stuns: u32,
+    /// Shares that are left, the least last.
+    shares: Vec<CpuShare>,
+    throttle: Option<Throttle>,
+    /// Renews the lease of the guest until it is dropped.
+    keeping: Option<Sender<()>>,
+    slowed: ThrottleReport,
+}
+
+impl<'a> GuestThrottle<'a> {
+    /// For a machine that is about to be moved.
+    pub(crate) fn new(
+        live: &RunningMachine,
+        request: &MigrateRequest,
+        reporter: &'a ProgressReporter,
+    ) -> Result<Self, DaemonError> {
+        // A machine that is stopped is not slowed down, and one whose rest follows need not be.
+        let may = request.mode == MigrateMode::Live;
+        let shares = if may { shares(request.throttle)? } else { Vec::new() };
+        let cpu_threads =
+            if shares.is_empty() { Vec::new() } else { live.qemu.cpu_threads().unwrap_or_default() };
+        Ok(Self {
+            reporter,
+            bearable: request.downtime_max_ms.map_or(BEARABLE, Duration::from_millis),
+            guest: live.guest.orders(),
+            tap: live.tap(),
+            cpu_threads,
+            stuns: if request.no_stun || !may { 0 } else { STUNS_MAX },
+            shares,
+            throttle: None,
+            keeping: None,
+            slowed: ThrottleReport::default(),
+        })
+    }
+
+    /// Refuses what makes no sense before anything is begun.
+    pub(crate) fn check(request: &MigrateRequest) -> Result<(), DaemonError> {
+        shares(request.throttle).map(drop)
+    }
+
+    /// Does a little more; whether there was anything to do.
+    fn pull(&mut self, predicted: Duration) -> bool {
+        predicted > self.bearable && (self.stun(predicted) || self.throttle())
+    }
+
+    fn stun(&mut self, predicted: Duration) -> bool {
+        if self.stuns == 0 || !self.guest.is_heard() {
+            return false;
+        }
+        self.stuns -= 1;
+        self.reporter.progress("looking for who writes fastest", Unit::Items, 0, None);
+        let stunned = self.tap.watch().map_err(|_| AgentError::Absent).and_then(|watch| {
+            let written = observe(watch).ok_or(AgentError::Absent)?;
+            self.guest.ask(&self.order(&written, predicted), STUNS_WITHIN)
+        });
+        match stunned {
+            Ok(Report::Stunned { held, spared }) => self.note(&held, &spared),
+            Ok(_) => tracing::info!(error = %AgentError::Strange, "nobody is held"),
+            Err(error) => tracing::info!(%error, "nobody is held"),
+        }
+        if self.slowed.stunned.is_empty() {
+            self.stuns = 0
+        }
+        self.keeping.is_some() && self.stuns > 0
+    }
+
+    fn order(&self, written: &PageSet, predicted: Duration) -> Command {
+        let count = written.count();
+        // What may still be written is what would bring the pause to half of what can be borne.
+        let part = self.bearable.as_secs_f64() / 2.0 / predicted.as_secs_f64().max(1e-3);
+        let each = count.div_ceil(SAMPLE_MAX as u64).max(1);
+        let places = written.runs().flat_map(|run| run.pages()).step_by(each as usize);
+        Command::Stun {
+            lease_ms: LEASE.as_millis() as u32,
+            limit: WRITES_ALLOWED,
+            spare: (count as f64 * part.min(1.0)) as u32,
+            each: u32::try_from(each).unwrap_or(u32::MAX),
+            sample: places.filter_map(|page| u32::try_from(page).ok()).take(SAMPLE_MAX).collect(),
+        }
+    }
+
+    fn note(&mut self, held: &[Process], spared: &[Process]) {
+        let named = |process: &Process| format!("{} ({})", process.name, process.pid);
+        tracing::info!(?held, ?spared, "a guest holds processes that write too fast");
+        self.slowed.spared = spared.iter().map(named).collect();
+        if held.is_empty() {
+            // Whoever is left may write: looking again would find the same.
+            self.stuns = 0;
+            return;
+        }
+        self.slowed.stunned.extend(held.iter().map(named));
+        let words = format!("the guest holds {}", self.slowed.stunned.join(", "));
+        self.reporter.progress(&words, Unit::Items, held.len() as u64, None);
+        let guest = self.guest.clone();
+        self.keeping.get_or_insert_with(|| renew(guest));
+    }
+
+    fn throttle(&mut self) -> bool {
+        if self.cpu_threads.is_empty() || self.shares.is_empty() {
+            return false;
+        }
+        let share = self.shares.remove(0);
+        match &self.throttle {
+            Some(throttle) => throttle.set(share),
+            None => match Throttle::start(&self.cpu_threads, share) {
+                Ok(throttle) => self.throttle = Some(throttle),
+                Err(error) => {
+                    tracing::warn!(%error, "virtual CPUs cannot be throttled");
+                    self.shares.clear();
+                    return false;
+                }
+            },
+        }
+        let percent = share.as_percent();
+        tracing::info!(
+            percent,
+            "virtual CPUs run for a part of the time, so that copying gets ahead of them"
+        );
+        self.slowed.cpu_percent = Some(percent);
+        self.reporter.progress(&format!("its CPUs run {percent} % of the time"), Unit::Items, 0, None);
+        true
+    }
+}
+
+impl Drop for GuestThrottle<'_> {
+    fn drop(&mut self) {
+        self.throttle = None;
+        if self.keeping.take().is_some() {
+            // A guest that was handed over is released by its new host; here it stands still and hears nothing.
+            self.guest.send(&Command::Release);
+        }
+    }
+}
+
+/// The shares of the time that are gone through, down to the least that is allowed.
+fn shares(least: Option<u8>) -> Result<Vec<CpuShare>, DaemonError> {
+    let least = match least {
+        None => CpuShare::LEAST,
+        Some(percent) => CpuShare::percent(percent).ok_or_else(|| {
+            DaemonError::invalid(format!(
+                "a throttle leaves {} to {} percent of the time",
+                CpuShare::LEAST.as_percent(),
+                CpuShare::WHOLE.as_percent()
+            ))
+        })?,
+    };
+    if least == CpuShare::WHOLE {
+        return Ok(Vec::new());
+    }
+    let mut shares: Vec<CpuShare> =
+        SHARES.into_iter().filter_map(CpuShare::percent).filter(|share| *share > least).collect();
+    shares.push(least);
+    Ok(shares)
+}
+
+/// What a machine writes within a look, or as many as it takes.
+fn observe(mut watch: Observation) -> Option<PageSet> {
+    // What was written before the watch began is not of this look.
+    watch.take().ok()?;
+    let mut written: Option<PageSet> = None;
+    for _ in 0..LOOKS_MAX {
+        std::thread::sleep(LOOK);
+        let more = watch.take().ok()?;
+        match &mut written {
+            Some(written) => written.union(&more),
+            None => written = Some(more),
+        }
+        if written.as_ref().is_some_and(|written| written.count() >= ENOUGH) {
+            break;
+        }
+    }
+    written
+}
+
+/// Renews the lease until what it returns is dropped.
+fn renew(guest: AgentCommands) -> Sender<()> {
+    let (until, end) = mpsc::channel::<()>();
+    spawn("guest-lease", move || {
+        while end.recv_timeout(RENEW_EVERY) == Err(RecvTimeoutError::Timeout) {
+            guest.send(&Command::ExtendStun { lease_ms: LEASE.as_millis() as u32 });
+        }
+    });
+    until
+}
+
+/// A machine with a brake.
+pub(crate) struct ThrottledMachine<'a, 'b> {
+    machine: &'a mut dyn Machine,
+    brake: GuestThrottle<'b>,
+}
+
+impl<'a, 'b> ThrottledMachine<'a, 'b> {
+    /// Puts the two together.
+    pub(crate) fn new(machine: &'a mut dyn Machine, brake: GuestThrottle<'b>) -> Self {
+        Self { machine, brake }
+    }
+
+    /// Lets go of the machine and says what was done to it.
+    pub(crate) fn release(mut self) -> ThrottleReport {
+        std::mem::take(&mut self.brake.slowed)
+    }
+}
+
+impl Machine for ThrottledMachine<'_, '_> {
+    fn device_state_ahead(&mut self) -> Option<Vec<u8>> {
+        self.machine.device_state_ahead()
+    }
+
+    fn about_to_pause(&mut self) {
+        self.machine.about_to_pause();
+    }
+
+    fn slow_down(&mut self, predicted: Duration) -> bool {
+        self.brake.pull(predicted)
+    }
+
+    fn pause(&mut self) -> Result<(), MachineError> {
+        // A CPU that is held would be waited for.
+        self.brake.throttle = None;
+        self.machine.pause()
+    }
+
+    fn unpause(&mut self) -> Result<(), MachineError> {
+        self.machine.unpause()
+    }
+
+    fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
+        self.machine.device_state()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_throttle_goes_down_in_steps_and_never_below_what_is_allowed() {
+        let percents =
+            |least| shares(least).unwrap().into_iter().map(CpuShare::as_percent).collect::<Vec<_>>();
+        assert_eq!(percents(None), [60, 35, 20]);
+        assert_eq!(percents(Some(50)), [60, 50]);
+        assert_eq!(percents(Some(80)), [80]);
+        assert!(percents(Some(100)).is_empty(), "never slowed");
+        for wrong in [0, 19, 101] {
+            assert!(shares(Some(wrong)).is_err(), "{wrong}");
+        }
+    }
+}

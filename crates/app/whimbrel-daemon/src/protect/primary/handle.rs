@@ -1,0 +1,225 @@
+//! A machine of this host that is protected, as others see it: what it is asked for, what is told about it, and the words to and
+//! from the thread that protects it, which is `attempt`.
+
+use crate::core::error::DaemonError;
+use crate::protect::settings::ProtectionSettings;
+use std::{
+    collections::VecDeque,
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, Sender},
+    },
+    time::{Duration, Instant},
+};
+use whimbrel_api::{EpochPauseParts, ProtectFigures, ProtectRole, ProtectState, ProtectionInfo};
+use whimbrel_capture::Progress;
+use whimbrel_core::{ByteSize, MachineName};
+use whimbrel_migrate::protocol::HandoverId;
+use whimbrel_protect::{codec::ByteCounts, stats::Stats};
+
+/// A protected machine, as others see it.
+pub(crate) struct ProtectionHandle {
+    pub(in crate::protect) name: MachineName,
+    pub(in crate::protect) settings: ProtectionSettings,
+    /// The same for all protections of this machine to this standby, so that pages it keeps are known to be of it.
+    pub(in crate::protect) handover: HandoverId,
+    shared: Mutex<Shared>,
+    wake: Condvar,
+}
+
+struct Shared {
+    state: ProtectState,
+    epoch: u64,
+    stats: Stats,
+    hash_bytes: usize,
+    committed_at: Instant,
+    commands: VecDeque<ProtectionCommand>,
+    cancelled: bool,
+    nudged: bool,
+    witness_answers: Option<bool>,
+}
+
+/// What somebody wants of the thread; it answers.
+pub(in crate::protect) enum ProtectionCommand {
+    /// End the protection, the machine stays here.
+    Unprotect(Sender<Result<(), DaemonError>>),
+    /// Let the standby have the machine; how long it stood still.
+    Failover(Sender<Result<f64, DaemonError>>),
+}
+
+/// What whoever began the protection is told.
+pub(in crate::protect) enum ProtectionEvent {
+    Progress(Progress),
+    Protected { pause_ms: f64, wire_bytes: u64 },
+    Failed(DaemonError),
+}
+
+impl ProtectionHandle {
+    pub(in crate::protect) fn new(
+        name: MachineName,
+        settings: ProtectionSettings,
+        handover: HandoverId,
+    ) -> Self {
+        let shared = Shared {
+            state: ProtectState::Filling,
+            epoch: 0,
+            stats: Stats::default(),
+            hash_bytes: 0,
+            committed_at: Instant::now(),
+            commands: VecDeque::new(),
+            cancelled: false,
+            nudged: false,
+            witness_answers: None,
+        };
+        Self { name, settings, handover, shared: Mutex::new(shared), wake: Condvar::new() }
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the thread for something.
+    pub(in crate::protect) fn command(&self, command: ProtectionCommand) {
+        self.shared().commands.push_back(command);
+        self.wake.notify_all();
+    }
+
+    /// Whoever began it does not want it any more.
+    pub(in crate::protect) fn cancel(&self) {
+        self.shared().cancelled = true;
+        self.wake.notify_all();
+    }
+
+    pub(in crate::protect) fn is_cancelled(&self) -> bool {
+        self.shared().cancelled
+    }
+
+    /// Whether somebody wants something of the thread.
+    pub(in crate::protect) fn has_command(&self) -> bool {
+        !self.shared().commands.is_empty()
+    }
+
+    /// Has the thread look how things are, if it waits.
+    pub(in crate::protect) fn nudge(&self) {
+        self.shared().nudged = true;
+        self.wake.notify_all();
+    }
+
+    /// What somebody wants, waited for until `until` or until it is nudged.
+    pub(in crate::protect) fn wait_command(&self, until: Instant) -> Option<ProtectionCommand> {
+        let mut shared = self.shared();
+        loop {
+            if let Some(command) = shared.commands.pop_front() {
+                return Some(command);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if std::mem::take(&mut shared.nudged) || left.is_zero() || shared.cancelled {
+                return None;
+            }
+            shared = self.wake.wait_timeout(shared, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Whether its standby was whole once.
+    pub(in crate::protect) fn was_protected(&self) -> bool {
+        self.shared().stats.epochs > 0
+            || self.shared().epoch > 0
+            || self.shared().state != ProtectState::Filling
+    }
+
+    pub(in crate::protect) fn set_state(&self, state: ProtectState) {
+        self.shared().state = state;
+    }
+
+    pub(in crate::protect) fn witness_answered(&self, answers: bool) {
+        let before = self.shared().witness_answers.replace(answers);
+        if before != Some(answers) {
+            match answers {
+                true => tracing::info!(machine = %self.name, "the witness answers"),
+                false => {
+                    tracing::warn!(machine = %self.name, "the witness does not answer; the machine goes on as long as its standby does")
+                }
+            }
+        }
+    }
+
+    pub(in crate::protect) fn committed(&self, epoch: u64, hash_bytes: usize, add: impl FnOnce(&mut Stats)) {
+        let mut shared = self.shared();
+        shared.epoch = epoch;
+        shared.hash_bytes = hash_bytes;
+        shared.committed_at = Instant::now();
+        add(&mut shared.stats);
+    }
+
+    /// The epoch began later than it was to.
+    pub(in crate::protect) fn committed_late(&self) {
+        self.shared().stats.stretched += 1;
+    }
+
+    /// What is told about it.
+    pub(in crate::protect) fn info(&self) -> ProtectionInfo {
+        let shared = self.shared();
+        ProtectionInfo {
+            role: ProtectRole::Primary,
+            host: self.settings.request.host.clone(),
+            witness: self.settings.request.witness.clone(),
+            witness_answers: shared.witness_answers,
+            group: self.settings.request.group.clone(),
+            mode: self.settings.request.mode,
+            state: shared.state.clone(),
+            epoch: shared.epoch,
+            figures: Some(figures(&shared.stats, shared.hash_bytes)),
+            lag_ms: shared.committed_at.elapsed().as_millis() as u64,
+        }
+    }
+}
+
+fn figures(stats: &Stats, hash_bytes: usize) -> ProtectFigures {
+    let ms = |span: Duration| span.as_secs_f64() * 1e3;
+    let ByteCounts { dirty, changed, unshared, sent, .. } = stats.volume;
+    ProtectFigures {
+        epochs: stats.epochs,
+        epoch_ms: ms(stats.quantile(0.5, |epoch| epoch.length)),
+        stretched: stats.stretched,
+        pause_p50_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.whole)),
+        pause_p99_ms: ms(stats.quantile(0.99, |epoch| epoch.pause.whole)),
+        pause_parts: EpochPauseParts {
+            stop_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.stop)),
+            scan_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.scan)),
+            copy_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.copy)),
+            devices_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.devices)),
+            go_on_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.go_on)),
+        },
+        output_delay_p50_ms: ms(stats.quantile(0.5, |epoch| epoch.delay)),
+        output_delay_p99_ms: ms(stats.quantile(0.99, |epoch| epoch.delay)),
+        dirty_pages: stats.pages(),
+        dirty_bytes: ByteSize(dirty),
+        changed_bytes: ByteSize(changed),
+        unshared_bytes: ByteSize(unshared),
+        sent_bytes: ByteSize(sent),
+        device_bytes: ByteSize(stats.device_bytes),
+        again_pages: stats.again,
+        hash_bytes: ByteSize(hash_bytes as u64),
+    }
+}
+
+/// Waits for word on a protection, passing progress on; ends it if whoever waits is told to.
+pub(in crate::protect) fn wait_protected(
+    guard: &ProtectionHandle,
+    hears: &Receiver<ProtectionEvent>,
+    mut progress: impl FnMut(Progress) -> bool,
+) -> Result<(f64, u64), DaemonError> {
+    loop {
+        match hears.recv_timeout(Duration::from_millis(100)) {
+            Ok(ProtectionEvent::Protected { pause_ms, wire_bytes }) => return Ok((pause_ms, wire_bytes)),
+            Ok(ProtectionEvent::Failed(error)) => return Err(error),
+            Ok(ProtectionEvent::Progress(now)) => {
+                if !progress(now) {
+                    guard.cancel();
+                }
+            }
+            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
+            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return Err(DaemonError::Panicked),
+        }
+    }
+}

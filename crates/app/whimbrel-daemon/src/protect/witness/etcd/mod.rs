@@ -1,0 +1,334 @@
+//! An etcd as the witness: one key a protection, changed in single transactions, over its JSON gateway.
+//!
+//! The rules are those of [`RegisterWitness`]. Here is how a transaction is said and heard (etcd 3.4, `/v3/kv/txn`), and that a question never takes
+//! longer than it may: members are asked one after the other, the one that answered last first, each for its share of the patience. One that was
+//! asked and did not answer in time may have done it all the same, so every attempt may be made again.
+//!
+//! Keys: `whimbrel/protections/ID` is `open`, `taken` or `closed`; `whimbrel/about/ID` says to people whose it is. Whoever may write there
+//! decides who runs machines: who that is, is for the etcd to say, to which this host shows what `login` has. A user is
+//! known there by a token, which is asked for with the password when there is none or it is refused.
+
+mod credentials;
+
+use crate::daemon::Daemon;
+use base64::{Engine, prelude::BASE64_STANDARD};
+use bytes::Bytes;
+use credentials::{Credentials, CredentialsError, User};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::{Method, Request, StatusCode, client::conn::http1, header};
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::{
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
+use whimbrel_protect::{
+    clock::BootTime,
+    lease::{WitnessQuery, WitnessReply, WitnessState},
+    protocol::ProtectionId,
+    register_witness::{RegisterReply, RegisterRequest, RegisterWitness},
+};
+
+/// Longest answer that is read. What is asked for has one key.
+const ANSWER_MAX: usize = 64 << 10;
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+type Connection = http1::SendRequest<Full<Bytes>>;
+
+/// What one protection's host asks of an etcd.
+pub(in crate::protect) struct Etcd {
+    runtime: tokio::runtime::Handle,
+    endpoints: Vec<String>,
+    /// Which of them answered last, and a connection to it that nobody uses.
+    last: AtomicUsize,
+    idle: Mutex<Option<(usize, Connection)>>,
+    /// What this host shows; nothing is asked where that cannot be had.
+    login: Result<Credentials, CredentialsError>,
+    /// By what the user is known.
+    token: Mutex<Option<String>>,
+    id: ProtectionId,
+    primary: String,
+    ballot: Mutex<RegisterWitness>,
+}
+
+impl Etcd {
+    pub(in crate::protect) fn new(
+        host: &Daemon,
+        endpoints: Vec<String>,
+        id: ProtectionId,
+        term: Duration,
+    ) -> Self {
+        let login = Credentials::of(&host.layout.data().join("etcd"));
+        if let Err(error) = &login {
+            let error = error as &dyn std::error::Error;
+            tracing::error!(error, "no etcd is asked: what this host is to show there cannot be had");
+        }
+        Self::with(host.runtime.clone(), login, endpoints, id, host.name.to_string(), term)
+    }
+
+    fn with(
+        runtime: tokio::runtime::Handle,
+        login: Result<Credentials, CredentialsError>,
+        endpoints: Vec<String>,
+        id: ProtectionId,
+        primary: String,
+        term: Duration,
+    ) -> Self {
+        let (last, idle, token) = (AtomicUsize::new(0), Mutex::default(), Mutex::default());
+        let ballot = Mutex::new(RegisterWitness::new(term));
+        Self { runtime, endpoints, last, idle, login, token, id, primary, ballot }
+    }
+
+    /// Asks; none if no member answered within `patience`.
+    pub(in crate::protect) fn ask(
+        &self,
+        question: &WitnessQuery,
+        patience: Duration,
+    ) -> Option<WitnessReply> {
+        let attempt = lock(&self.ballot).attempt(question, BootTime::now());
+        let about = match question {
+            WitnessQuery::Register { standby, term_ms } => {
+                json!({ "primary": self.primary, "standby": standby, "term_ms": term_ms }).to_string()
+            }
+            _ => String::new(),
+        };
+        let outcome = self.transact(attempt, &about, patience)?;
+        Some(RegisterWitness::verdict(question, outcome))
+    }
+
+    /// Looks how it stands, so that it is known in time for how long nothing has changed.
+    pub(in crate::protect) fn poll(&self, patience: Duration) {
+        let _ = self.transact(RegisterRequest::Look, "", patience);
+    }
+
+    fn transact(&self, attempt: RegisterRequest, about: &str, patience: Duration) -> Option<RegisterReply> {
+        let body = Bytes::from(transaction(self.id, attempt, about).to_string());
+        let reply = self.runtime.block_on(self.ask_any(&body, patience))?;
+        let outcome = outcome(attempt, &reply);
+        match outcome {
+            Ok(outcome) => {
+                lock(&self.ballot).handle_reply(outcome, BootTime::now());
+                Some(outcome)
+            }
+            Err(error) => {
+                tracing::warn!(protection = %self.id, error = &*error as &dyn std::error::Error, "an etcd answers what makes no sense");
+                None
+            }
+        }
+    }
+
+    /// The answer of the first member that gives one.
+    async fn ask_any(&self, body: &Bytes, patience: Duration) -> Option<Bytes> {
+        let (begun, count) = (Instant::now(), self.endpoints.len());
+        let first = self.last.load(Ordering::Relaxed);
+        for nth in 0..count {
+            let which = (first + nth) % count;
+            let left = patience.saturating_sub(begun.elapsed()) / (count - nth) as u32;
+            let asked = tokio::time::timeout(left.max(Duration::from_millis(1)), self.ask_one(which, body));
+            let failure = match asked.await {
+                Ok(Ok(reply)) => {
+                    self.last.store(which, Ordering::Relaxed);
+                    return Some(reply);
+                }
+                Ok(Err(failure)) => failure,
+                Err(_) => "it is silent".into(),
+            };
+            tracing::debug!(
+                etcd = self.endpoints[which],
+                error = &*failure as &dyn std::error::Error,
+                "no answer"
+            );
+        }
+        None
+    }
+
+    async fn ask_one(&self, which: usize, body: &Bytes) -> Result<Bytes, Failure> {
+        let Ok(login) = &self.login else { return Err("this host cannot show what it should".into()) };
+        let endpoint = &self.endpoints[which];
+        let mut connection = match self.idle(which) {
+            Some(connection) => connection,
+            None => connect(endpoint, login).await?,
+        };
+        // Taken, so that one that makes an etcd wait for ever, as after a restored backup, is not shown again.
+        let mut token = lock(&self.token).take();
+        let mut is_new = false;
+        let reply = loop {
+            if let (None, Some(user)) = (&token, &login.user) {
+                token = Some(authenticate(&mut connection, endpoint, user).await?);
+                is_new = true;
+            }
+            let (status, reply) =
+                post(&mut connection, endpoint, "/v3/kv/txn", token.as_deref(), body).await?;
+            match status {
+                // The token is over, or the member was started anew.
+                StatusCode::UNAUTHORIZED if token.is_some() && !is_new => token = None,
+                status if status.is_success() => break reply,
+                status => return Err(refusal(status, &reply)),
+            }
+        };
+        *lock(&self.token) = token;
+        *lock(&self.idle) = Some((which, connection));
+        Ok(reply)
+    }
+
+    /// The connection of before, if it is to this member and still good. Another one is given up.
+    fn idle(&self, which: usize) -> Option<Connection> {
+        let (to, connection) = lock(&self.idle).take()?;
+        (to == which && !connection.is_closed()).then_some(connection)
+    }
+}
+
+async fn connect(endpoint: &str, login: &Credentials) -> Result<Connection, Failure> {
+    let stream = TcpStream::connect(endpoint).await?;
+    stream.set_nodelay(true)?;
+    match &login.tls {
+        Some(tls) => speak(tls.connect(credentials::server_name(endpoint)?, stream).await?).await,
+        None => speak(stream).await,
+    }
+}
+
+async fn speak<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S) -> Result<Connection, Failure> {
+    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    // It ends when the sender is dropped, and tells the sender why it ends earlier.
+    tokio::spawn(connection);
+    Ok(sender)
+}
+
+async fn post(
+    connection: &mut Connection,
+    endpoint: &str,
+    path: &str,
+    token: Option<&str>,
+    body: &Bytes,
+) -> Result<(StatusCode, Bytes), Failure> {
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri(path)
+        .header(header::HOST, endpoint)
+        .header(header::CONTENT_TYPE, "application/json");
+    let request =
+        token.into_iter().fold(request, |request, token| request.header(header::AUTHORIZATION, token));
+    connection.ready().await?;
+    let response = connection.send_request(request.body(Full::new(body.clone()))?).await?;
+    let status = response.status();
+    Ok((status, Limited::new(response.into_body(), ANSWER_MAX).collect().await?.to_bytes()))
+}
+
+/// The token of a user.
+async fn authenticate(connection: &mut Connection, endpoint: &str, user: &User) -> Result<String, Failure> {
+    #[derive(Deserialize)]
+    struct Authenticated {
+        token: String,
+    }
+    let body = Bytes::from(json!({ "name": user.name, "password": user.password }).to_string());
+    let (status, reply) = post(connection, endpoint, "/v3/auth/authenticate", None, &body).await?;
+    match status.is_success() {
+        true => Ok(serde_json::from_slice::<Authenticated>(&reply)?.token),
+        false => Err(refusal(status, &reply)),
+    }
+}
+
+fn refusal(status: StatusCode, reply: &[u8]) -> Failure {
+    format!("{status}: {}", String::from_utf8_lossy(&reply[..reply.len().min(200)])).into()
+}
+
+fn word(stand: WitnessState) -> &'static str {
+    match stand {
+        WitnessState::Open => "open",
+        WitnessState::Taken => "taken",
+        WitnessState::Closed => "closed",
+    }
+}
+
+/// A transaction in the words of etcd, where bytes are base64 and long numbers are text.
+fn transaction(id: ProtectionId, attempt: RegisterRequest, about: &str) -> Value {
+    let text = |text: &str| BASE64_STANDARD.encode(text);
+    let (key, about_key) =
+        (text(&format!("whimbrel/protections/{id}")), text(&format!("whimbrel/about/{id}")));
+    let put = |key: &str, value: &str| json!({ "requestPut": { "key": key, "value": text(value) } });
+    let value =
+        |result: &str| json!({ "key": key, "target": "VALUE", "result": result, "value": text("open") });
+    let (compare, success) = match attempt {
+        RegisterRequest::Register => (
+            json!([{ "key": key, "target": "VERSION", "result": "EQUAL", "version": "0" }]),
+            json!([put(&key, "open"), put(&about_key, about)]),
+        ),
+        RegisterRequest::Put { stand, over } => {
+            let of = |revision: u64| json!({ "key": key, "target": "MOD", "result": "EQUAL", "modRevision": revision.to_string() });
+            let compare: Vec<Value> = [value("EQUAL")].into_iter().chain(over.map(of)).collect();
+            (Value::from(compare), json!([put(&key, word(stand))]))
+        }
+        // What always holds would count as done: a revision is never negative.
+        RegisterRequest::Look => {
+            (json!([{ "key": key, "target": "MOD", "result": "LESS", "modRevision": "0" }]), json!([]))
+        }
+        RegisterRequest::Remove => (
+            json!([value("NOT_EQUAL")]),
+            json!([{ "requestDeleteRange": { "key": key } }, { "requestDeleteRange": { "key": about_key } }]),
+        ),
+    };
+    json!({ "compare": compare, "success": success, "failure": [{ "requestRange": { "key": key } }] })
+}
+
+#[derive(Deserialize)]
+struct Reply {
+    #[serde(default)]
+    succeeded: bool,
+    #[serde(default)]
+    responses: Vec<Part>,
+}
+
+#[derive(Deserialize)]
+struct Part {
+    response_range: Option<Found>,
+}
+
+#[derive(Deserialize)]
+struct Found {
+    #[serde(default)]
+    kvs: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    #[serde(default)]
+    value: String,
+    mod_revision: String,
+}
+
+/// What an answer comes to. Etcd leaves out what is zero, empty or false.
+fn outcome(attempt: RegisterRequest, reply: &[u8]) -> Result<RegisterReply, Failure> {
+    let reply: Reply = serde_json::from_slice(reply)?;
+    if reply.succeeded {
+        return match attempt {
+            RegisterRequest::Look => Err("it did what cannot be".into()),
+            _ => Ok(RegisterReply::Done),
+        };
+    }
+    let found = reply
+        .responses
+        .into_iter()
+        .find_map(|part| part.response_range)
+        .ok_or("it does not say how it stands")?;
+    let Some(entry) = found.kvs.into_iter().next() else { return Ok(RegisterReply::Stands(None)) };
+    let value = BASE64_STANDARD.decode(&entry.value)?;
+    let all = [WitnessState::Open, WitnessState::Taken, WitnessState::Closed];
+    let stand =
+        all.into_iter().find(|stand| word(*stand).as_bytes() == value).ok_or("a stand that there is not")?;
+    Ok(RegisterReply::Stands(Some((stand, entry.mod_revision.parse()?))))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

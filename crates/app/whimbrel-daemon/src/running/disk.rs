@@ -1,0 +1,287 @@
+//! A disk of a running machine: an overlay of its own over something that never changes, every write tracked.
+//!
+//! All of it is in bytes of the disk. Cuts are where a stored image comes in, under the overlay, and in the view through which the
+//! store follows the disk; others follow it as it is.
+
+use super::{
+    RemoteDisk, Stall,
+    missing_pages::{DiskPageStore, MissingDiskPages},
+};
+use crate::{
+    core::{directories::Directories, error::DaemonError},
+    daemon::Daemon,
+    machine::{
+        record::{DiskBase, Record},
+        runtime_dir::RuntimeDir,
+    },
+    running::disk_alignment::content_id,
+};
+use std::{os::unix::fs::MetadataExt, path::Path, sync::Arc};
+use whimbrel_alignment::PageAlignment;
+use whimbrel_block::{
+    AlignedPageView, AlignedPages, AlignmentMismatch, Cow, Device, DiskPages, FileDevice, MirrorLayer,
+    OverlayDir, Padded, RawDisk, TrackedDevice, WriteThrottle, ZeroDevice,
+};
+use whimbrel_capture::{Consumer, DirtyLog};
+use whimbrel_core::{Digest, MachineName, PAGE_SIZE, PageRun, PageSet};
+use whimbrel_machine::PageArray;
+use whimbrel_migrate::postcopy::{PageFetcher, page_fetcher::PageStore};
+use whimbrel_store::{Store, StoredDisk};
+
+/// One disk.
+pub(crate) struct RunningDisk {
+    name: String,
+    cow: Arc<Cow>,
+    tracked: Arc<TrackedDevice>,
+    /// Over that: what its machine writes may go to another host too.
+    mirrored: Arc<MirrorLayer>,
+    /// Over all of it: what its machine writes.
+    brake: Arc<WriteThrottle>,
+    /// How the store sees it: cut like its next image.
+    cuts: Option<PageAlignment>,
+    /// Its base, if a part of that lies on other hosts.
+    patient: Option<Arc<RemoteDisk>>,
+}
+
+/// Disks of a machine of which a part lies on other hosts.
+pub(super) type Patients = Vec<(String, Arc<RemoteDisk>)>;
+
+/// Whether the overlay begins empty or goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Overlay {
+    New,
+    Existing,
+}
+
+impl RunningDisk {
+    /// Opens disk `index` of the machine and lets the slot serve it.
+    pub(crate) fn open(
+        (host, stall, taking): (&Daemon, &Arc<Stall>, &Option<Arc<PageFetcher>>),
+        record: &Record,
+        index: usize,
+        overlay: Overlay,
+        slot: &RuntimeDir,
+    ) -> Result<Self, DaemonError> {
+        let name = format!("disk{index}");
+        let (layout, machine, base) = (&host.layout, &record.name, &record.bases[index]);
+        let size = record.config.disks[index].size.0;
+        let mut patient = None;
+        let over = |root, pages| {
+            let image = host.image(record.origin, (&name, Some(root), pages));
+            let elsewhere = image.is_elsewhere();
+            let disk: Arc<dyn Device> = Arc::new(StoredDisk::new(image));
+            if !elsewhere {
+                return disk;
+            }
+            patient.insert(Arc::new(RemoteDisk::new(disk, stall.clone()))).clone()
+        };
+        let failed = |source| DaemonError::Disk { disk: name.clone(), source };
+        let place = OverlayDir { dir: layout.machine(machine).join(&name), live_dir: layout.live_bitmaps() };
+        let (mut base, base_id) = open_base(over, base, size).map_err(failed)?;
+        if let Some(taking) = taking {
+            // Memory is the first array. The content under the overlay is what it was, once what is owed has come.
+            let owed = Arc::new(MissingDiskPages::new(base, taking.clone(), index + 1));
+            base = patient.insert(Arc::new(RemoteDisk::new(owed, stall.clone()))).clone();
+        }
+        let cow = match overlay {
+            Overlay::New => {
+                place.remove().map_err(|source| failed(source.into()))?;
+                Cow::create(&place, base, base_id)
+            }
+            Overlay::Existing => Cow::open(&place, base, base_id),
+        };
+        let cow = Arc::new(cow.map_err(|source| failed(source.into()))?);
+        let tracked = Arc::new(TrackedDevice::new(cow.clone()));
+        let mirrored = Arc::new(MirrorLayer::new(tracked.clone()));
+        let brake = Arc::new(WriteThrottle::new(mirrored.clone()));
+        slot.switch(index).set(brake.clone()).map_err(|source| failed(source.into()))?;
+        Ok(Self { name, cow, tracked, mirrored, brake, cuts: None, patient })
+    }
+
+    /// Lets the store see the disk cut by `cuts`. If that is new, it no longer follows.
+    pub(super) fn cut(
+        &mut self,
+        ledger: &mut DirtyLog,
+        cuts: Option<PageAlignment>,
+    ) -> Result<(), DaemonError> {
+        if self.cuts == cuts {
+            return Ok(());
+        }
+        let view = |cuts: &PageAlignment| {
+            AlignedPageView::new(self.name.clone(), self.tracked.clone(), cuts.clone())
+        };
+        let view = cuts.as_ref().map(view).transpose();
+        let failed =
+            |source: AlignmentMismatch| DaemonError::Disk { disk: self.name.clone(), source: source.into() };
+        ledger.see_through(Consumer::Store, view.map_err(failed)?.map(|view| Box::new(view) as Box<_>));
+        self.cuts = cuts;
+        Ok(())
+    }
+
+    /// How the store sees it.
+    pub(crate) fn cuts(&self) -> Option<&PageAlignment> {
+        self.cuts.as_ref()
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The disk as an array of its own pages.
+    pub(crate) fn pages(&self) -> Box<dyn PageArray> {
+        Box::new(DiskPages { name: self.name.clone(), device: self.tracked.clone() })
+    }
+
+    /// Makes what was written durable. A failure is the guest's to hear, at its own next flush.
+    pub(crate) fn sync(&self) {
+        if let Err(error) = self.tracked.flush() {
+            tracing::warn!(
+                disk = self.name,
+                error = &error as &dyn std::error::Error,
+                "a disk could not be flushed"
+            );
+        }
+    }
+
+    /// A place for pages that another host keeps.
+    pub(super) fn store(&self) -> Arc<dyn PageStore> {
+        Arc::new(DiskPageStore(self.cow.clone()))
+    }
+
+    /// Gives pages back to what lies under the overlay. Nobody uses the disk yet.
+    pub(super) fn disown(&self, run: PageRun) -> Result<(), DaemonError> {
+        let failed = |source: whimbrel_block::BlockError| DaemonError::Disk {
+            disk: self.name.clone(),
+            source: source.into(),
+        };
+        self.cow.disown(run).map_err(failed)
+    }
+
+    pub(super) fn patient(&self) -> Option<(String, Arc<RemoteDisk>)> {
+        self.patient.as_ref().map(|patient| (self.name.clone(), patient.clone()))
+    }
+
+    /// The disk as a device.
+    pub(crate) fn device(&self) -> &Arc<TrackedDevice> {
+        &self.tracked
+    }
+
+    /// What the machine's writes can be slowed down with.
+    pub(crate) fn brake(&self) -> &WriteThrottle {
+        &self.brake
+    }
+
+    /// What the machine's writes can be carried elsewhere with.
+    pub(crate) fn mirrored(&self) -> &MirrorLayer {
+        &self.mirrored
+    }
+
+    /// The pages of the disk that may differ from its base.
+    pub(crate) fn owned(&self) -> PageSet {
+        self.cow.owned()
+    }
+
+    /// Bytes that belong to this machine alone.
+    pub(crate) fn owned_bytes(&self) -> u64 {
+        self.cow.owned().count() * PAGE_SIZE as u64
+    }
+}
+
+/// A disk of a machine that does not run.
+pub(crate) struct StoppedDisk {
+    name: String,
+    cow: Arc<Cow>,
+    tracked: Arc<TrackedDevice>,
+}
+
+impl StoppedDisk {
+    /// Opens disk `index` of the machine.
+    pub(crate) fn open(
+        (layout, store): (&Directories, &Store),
+        machine: &MachineName,
+        (index, size): (usize, u64),
+        base: &DiskBase,
+    ) -> Result<Self, DaemonError> {
+        let name = format!("disk{index}");
+        let failed = |source| DaemonError::Disk { disk: name.clone(), source };
+        let place = OverlayDir { dir: layout.machine(machine).join(&name), live_dir: layout.live_bitmaps() };
+        let over = |root, pages| -> Arc<dyn Device> {
+            Arc::new(StoredDisk::new(store.image(Some(root), pages).or_elsewhere(None)))
+        };
+        let (base, base_id) = open_base(over, base, size).map_err(failed)?;
+        let cow = Cow::open(&place, base, base_id).map_err(|source| failed(source.into()))?;
+        let cow = Arc::new(cow);
+        let tracked = Arc::new(TrackedDevice::new(cow.clone()));
+        Ok(Self { name, cow, tracked })
+    }
+
+    /// The pages of the disk that may differ from its base.
+    pub(crate) fn owned(&self) -> PageSet {
+        self.cow.owned()
+    }
+
+    /// The disk as an array of pages cut by `cuts`.
+    pub(crate) fn pages(&self, cuts: Option<&PageAlignment>) -> Result<Box<dyn PageArray>, DaemonError> {
+        let (name, device) = (self.name.clone(), self.tracked.clone());
+        let failed =
+            |source: AlignmentMismatch| DaemonError::Disk { disk: self.name.clone(), source: source.into() };
+        Ok(match cuts {
+            None => Box::new(DiskPages { name, device }),
+            Some(cuts) => Box::new(AlignedPages::new(name, device, cuts.clone()).map_err(failed)?),
+        })
+    }
+
+    /// The disk as a device.
+    pub(crate) fn device(&self) -> &dyn Device {
+        &*self.tracked
+    }
+}
+
+/// Removes the overlays in the folder of a machine, their bitmaps in memory included. What cannot be removed is only garbage.
+pub(crate) fn remove_overlays(layout: &Directories, folder: &Path) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let place = OverlayDir { dir: entry.path(), live_dir: layout.live_bitmaps() };
+        if place.dir.is_dir()
+            && let Err(error) = place.remove()
+        {
+            tracing::warn!(
+                folder = %folder.display(),
+                error = &error as &dyn std::error::Error,
+                "a disk overlay is left over"
+            );
+        }
+    }
+}
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// The unchanging device under an overlay, and a digest that names its content.
+pub(super) fn open_base(
+    over: impl FnOnce(Digest, u64) -> Arc<dyn Device>,
+    base: &DiskBase,
+    size: u64,
+) -> Result<(Arc<dyn Device>, Digest), Cause> {
+    Ok(match base {
+        DiskBase::Blank => (Arc::new(ZeroDevice { size }), Digest::of(b"blank")),
+        DiskBase::File { path } => {
+            let file = FileDevice::open_read_only(path)?;
+            (Arc::new(Padded::new(Arc::new(file), size)?), file_id(path)?)
+        }
+        DiskBase::Image { root, cuts: None } => (over(*root, size / PAGE_SIZE as u64), *root),
+        DiskBase::Image { root, cuts: Some(cuts) } => {
+            // The cuts stand in a manifest, and so does the size; whoever made it may have made that up.
+            if cuts.size() != size {
+                return Err(AlignmentMismatch { expected: cuts.size(), found: size }.into());
+            }
+            let pages = over(*root, cuts.page_count());
+            (Arc::new(RawDisk::new(pages, cuts.clone())?), content_id(root, cuts))
+        }
+    })
+}
+
+/// Names the content of a file without reading it: another inode, length or time of change is another content.
+fn file_id(path: &Path) -> std::io::Result<Digest> {
+    let meta = std::fs::metadata(path)?;
+    let stamp = (meta.dev(), meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec());
+    Ok(Digest::of(format!("{stamp:?}").as_bytes()))
+}

@@ -1,0 +1,114 @@
+//! How the disks of machines are cut into the pages of their images.
+//!
+//! A machine itself knows nothing of it: overlays, dirty pages and migrations are in bytes of the disk. A disk is inspected once,
+//! for its first image; all later ones are cut like the image before. Other cuts would be right too, and every page new.
+
+use crate::{
+    daemon::Daemon,
+    machine::record::{DiskBase, Record},
+};
+use std::sync::Arc;
+use whimbrel_alignment::PageAlignment;
+use whimbrel_block::{AlignedDisk, Device, RawDisk, layout_of};
+use whimbrel_core::{Digest, PageSet};
+use whimbrel_image::Manifest;
+
+impl Daemon {
+    /// How the next image of disk `index` of a machine is cut, which reads as `disk`. None from byte 0 on.
+    pub(crate) fn cuts_for(&self, record: &Record, index: usize, disk: &dyn Device) -> Option<PageAlignment> {
+        if let Some(DiskBase::Image { cuts, .. }) = record.bases.get(index) {
+            return cuts.clone();
+        }
+        let former = record.last.or(record.origin).and_then(|id| self.store.manifest(&id).ok());
+        let image = former.as_ref().and_then(|former| former.image(&format!("disk{index}")));
+        // Of zeros alone there is nothing to be found again.
+        match image.filter(|image| image.root.is_some() && image.size() == disk.size()) {
+            Some(image) => image.cuts.clone(),
+            None => first_cuts(disk),
+        }
+    }
+}
+
+/// How the first image of a disk is cut.
+pub(crate) fn first_cuts(disk: &dyn Device) -> Option<PageAlignment> {
+    layout_of(disk).cuts().ok().filter(|cuts| !cuts.is_identity())
+}
+
+/// What the disks of a machine begin as that is made from a capsule.
+pub(crate) fn disk_bases(manifest: &Manifest) -> Vec<DiskBase> {
+    let base = |disk| match manifest.image(&format!("disk{disk}")) {
+        Some(image) => match image.root {
+            Some(root) => DiskBase::Image { root, cuts: image.cuts.clone() },
+            None => DiskBase::Blank,
+        },
+        None => DiskBase::Blank,
+    };
+    (0..manifest.machine.disks.len()).map(base).collect()
+}
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// A disk as the pages of its image.
+pub(crate) fn in_pages(
+    disk: Arc<dyn Device>,
+    cuts: Option<&PageAlignment>,
+) -> Result<Arc<dyn Device>, Cause> {
+    Ok(match cuts {
+        None => disk,
+        Some(cuts) => Arc::new(AlignedDisk::new(disk, cuts.clone())?),
+    })
+}
+
+/// The pages of an image as the disk that they were.
+pub(crate) fn out_of_pages(
+    pages: Arc<dyn Device>,
+    cuts: Option<&PageAlignment>,
+) -> Result<Arc<dyn Device>, Cause> {
+    Ok(match cuts {
+        None => pages,
+        Some(cuts) => Arc::new(RawDisk::new(pages, cuts.clone())?),
+    })
+}
+
+/// Names the content of a disk that was cut: the pages alone do not say where on it their bytes are.
+pub(crate) fn content_id(root: &Digest, cuts: &PageAlignment) -> Digest {
+    Digest::of(&[&root.0[..], &cuts.encode()].concat())
+}
+
+/// The pages of the image that hold bytes of these pages of the disk; none if the set is of another disk.
+pub(crate) fn image_pages(cuts: Option<&PageAlignment>, disk: PageSet) -> Option<PageSet> {
+    match cuts {
+        None => Some(disk),
+        Some(cuts) => (cuts.disk_page_count() == disk.len()).then(|| cuts.to_cut(&disk)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_core::PAGE_SIZE;
+
+    #[test]
+    fn a_base_that_was_written_down_before_there_were_cuts_has_none_and_is_written_as_then() {
+        let root = Digest([7; 32]);
+        let old = format!(r#"{{"kind":"image","root":"{root}"}}"#);
+        let base: DiskBase = serde_json::from_str(&old).unwrap();
+        assert_eq!(base, DiskBase::Image { root, cuts: None });
+        assert_eq!(serde_json::to_string(&base).unwrap(), old);
+        let cut = DiskBase::Image { root, cuts: Some("0180804000ff03".parse().unwrap()) };
+        let text = serde_json::to_string(&cut).unwrap();
+        assert!(text.contains(r#""cuts":"0180804000ff03""#), "{text}");
+        assert_eq!(serde_json::from_str::<DiskBase>(&text).unwrap(), cut);
+    }
+
+    #[test]
+    fn written_pages_of_a_disk_are_all_pages_of_the_image_that_they_touch() {
+        let cuts: PageAlignment = "0180804000ff03".parse().unwrap();
+        let mut written = PageSet::empty(cuts.size() / PAGE_SIZE as u64);
+        written.insert(100);
+        let touched = image_pages(Some(&cuts), written.clone()).unwrap();
+        assert_eq!((touched.count(), touched.len()), (2, cuts.page_count()));
+        assert_eq!(image_pages(None, written.clone()), Some(written));
+        assert_eq!(image_pages(Some(&cuts), PageSet::empty(3)), None, "another disk");
+    }
+}

@@ -1,0 +1,142 @@
+//! The hash cache of this host: pages that lie in its files and need not travel.
+//!
+//! Files are added by the user; the RAM files and disk images of machines come by themselves. The cache is an aid: when its
+//! table is damaged or cannot be had, capsules travel whole and nothing else changes.
+
+use crate::{
+    core::{error::DaemonError, operations::ProgressReporter},
+    daemon::Daemon,
+    transfer::image_alignment::cuts_of_file,
+};
+use std::{
+    ops::ControlFlow,
+    path::Path,
+    sync::{Arc, OnceLock},
+};
+use whimbrel_api::{
+    CacheAddRequest, CacheInfo, CacheSource, Operation, OperationKind, OperationResult, Unit,
+};
+use whimbrel_core::{ByteSize, Digest, PAGE_SIZE};
+use whimbrel_hashcache::{CacheError, Geometry, HashCache, OnMissing, SourceKind};
+use whimbrel_image::ShortDigest;
+
+/// Bytes of the table: the pages of 14 GiB. It is sparse until it is used.
+const TABLE: u64 = 64 << 20;
+
+/// The cache, opened when it is first needed.
+#[derive(Default)]
+pub(crate) struct HashCacheService {
+    cache: OnceLock<Option<Arc<HashCache>>>,
+}
+
+impl Daemon {
+    /// The cache, unless it cannot be had.
+    pub(crate) fn page_cache(&self) -> Option<Arc<HashCache>> {
+        let open = || {
+            let path = self.layout.page_cache();
+            let cache = HashCache::open(&path, OnMissing::Recreate(Geometry::for_file_size(TABLE)));
+            cache.map(Arc::new).inspect_err(|error| {
+                let error = error as &dyn std::error::Error;
+                tracing::warn!(error, "there is no cache of pages: capsules travel whole");
+            })
+        };
+        self.page_cache.cache.get_or_init(|| open().ok()).clone()
+    }
+
+    fn page_cache_or_error(&self) -> Result<Arc<HashCache>, DaemonError> {
+        self.page_cache().ok_or_else(|| DaemonError::Cache { source: "its table cannot be opened".into() })
+    }
+
+    /// What the cache knows.
+    pub(crate) fn cache_info(&self) -> Result<CacheInfo, DaemonError> {
+        let stats = self.page_cache_or_error()?.stats();
+        let source = |source: whimbrel_hashcache::SourceStats| CacheSource {
+            path: source.path,
+            kind: word(source.kind).to_owned(),
+            pages: source.pages,
+            hits: source.hits,
+            dropped: source.dropped,
+        };
+        Ok(CacheInfo {
+            table: ByteSize(stats.bytes),
+            slots: stats.slots,
+            used: stats.used,
+            evictions: stats.evictions,
+            sources: stats.sources.into_iter().map(source).collect(),
+        })
+    }
+
+    /// Reads a file for the cache, or forgets it.
+    pub(crate) fn cache_add(self: &Arc<Self>, request: CacheAddRequest) -> Result<Operation, DaemonError> {
+        let cache = self.page_cache_or_error()?;
+        let path = match (request.path, &request.machine) {
+            (Some(path), None) if path.is_absolute() => path,
+            (None, Some(name)) => self.machine(name)?.try_lock("cache", None)?.live()?.ram_path(),
+            _ => return Err(DaemonError::invalid("name a file by its absolute path, or a machine")),
+        };
+        let memory = request.machine.is_some();
+        if !request.forget {
+            std::fs::metadata(&path).map_err(|source| DaemonError::io("open", &path, source))?;
+        }
+        let subject = path.display().to_string();
+        Ok(self.operations().start(OperationKind::Cache, subject, move |reporter| {
+            let pages = match request.forget {
+                true => cache.forget(&path).map_err(cache_error)?,
+                false => add(&cache, &path, memory, reporter)?,
+            };
+            Ok(OperationResult::Cache { pages })
+        }))
+    }
+}
+
+fn add(
+    cache: &HashCache,
+    path: &Path,
+    memory: bool,
+    reporter: &ProgressReporter,
+) -> Result<u64, DaemonError> {
+    let kind = match memory {
+        true => SourceKind::Memory,
+        false => SourceKind::guess(path).map_err(cache_error)?,
+    };
+    let cuts = cuts_of_file(path, kind);
+    let added = cache.add(path, kind, cuts.as_ref(), &|progress| {
+        reporter.progress("reading", Unit::Bytes, progress.done, Some(progress.total));
+        match reporter.is_cancelled() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    });
+    if reporter.is_cancelled() {
+        return Err(DaemonError::Cancelled { left: "what was read until then is known".into() });
+    }
+    added.map(|added| added.pages).map_err(cache_error)
+}
+
+/// The cache as the sync asks it; the digest is checked by both.
+pub(crate) struct HashCachePages(pub(crate) Arc<HashCache>);
+
+impl whimbrel_transfer::PageLookup for HashCachePages {
+    fn page(&self, digest: &Digest, out: &mut [u8]) -> bool {
+        match <&mut [u8; PAGE_SIZE]>::try_from(out) {
+            Ok(out) => self.0.get(digest, out),
+            Err(_) => false,
+        }
+    }
+
+    fn page_of(&self, key: &ShortDigest, out: &mut [u8]) -> bool {
+        <&mut [u8; PAGE_SIZE]>::try_from(out).is_ok_and(|out| self.0.get_by_half(&key.0, out))
+    }
+}
+
+fn word(kind: SourceKind) -> &'static str {
+    match kind {
+        SourceKind::Raw => "raw",
+        SourceKind::Qcow2 => "qcow2",
+        SourceKind::Memory => "memory",
+    }
+}
+
+fn cache_error(source: CacheError) -> DaemonError {
+    DaemonError::Cache { source: source.into() }
+}

@@ -1,0 +1,108 @@
+//! How files that hold disks are cut: where the pages of their guests' files lie in a raw or qcow2 image.
+//!
+//! Of a qcow2 image only what lies plain in the file is looked at, as by the cache that this is for: compressed clusters and a backing
+//! file read as zeros. What cannot be read has no cuts, which costs what could have been found and nothing else.
+
+use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
+use whimbrel_alignment::{PageAlignment, ReadAt, inspect};
+use whimbrel_hashcache::{
+    SourceKind,
+    qcow2::{Extent, Map},
+};
+
+/// Pieces of a qcow2 image that are kept in mind (6 MiB); one that is scattered more is not looked at.
+const EXTENTS_MAX: usize = 1 << 18;
+
+/// Where file pages lie in the image that a file holds, if not at every 4 KiB.
+pub(crate) fn cuts_of_file(path: &Path, kind: SourceKind) -> Option<PageAlignment> {
+    let file = File::open(path).ok()?;
+    let layout = match kind {
+        SourceKind::Memory => return None,
+        SourceKind::Raw => {
+            let size = file.metadata().ok()?.len();
+            inspect(&file, size)
+        }
+        SourceKind::Qcow2 => {
+            let map = Map::open(file.try_clone().ok()?).ok()?;
+            let size = map.size();
+            let extents: Vec<Extent> = map.extents().take(EXTENTS_MAX + 1).collect::<Result<_, _>>().ok()?;
+            if extents.len() > EXTENTS_MAX {
+                return None;
+            }
+            inspect(&Plain { file, extents }, size)
+        }
+    };
+    layout.cuts().ok().filter(|cuts| !cuts.is_identity())
+}
+
+/// The plain parts of a qcow2 image, in its order; zeros between them.
+struct Plain {
+    file: File,
+    extents: Vec<Extent>,
+}
+
+impl ReadAt for Plain {
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        out.fill(0);
+        let end = offset + out.len() as u64;
+        let first = self.extents.partition_point(|extent| extent.guest + extent.length <= offset);
+        for extent in self.extents[first..].iter().take_while(|extent| extent.guest < end) {
+            let (from, to) = (extent.guest.max(offset), (extent.guest + extent.length).min(end));
+            let part = &mut out[(from - offset) as usize..(to - offset) as usize];
+            self.file.read_exact_at(part, extent.host + (from - extent.guest))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// A disk with an NTFS partition at sector 63, as far as its first sectors tell.
+    fn odd_disk() -> Vec<u8> {
+        let mut disk = vec![0; 8 << 20];
+        disk[446 + 4] = 7;
+        disk[446 + 8..446 + 12].copy_from_slice(&63u32.to_le_bytes());
+        disk[446 + 12..446 + 16].copy_from_slice(&16_000u32.to_le_bytes());
+        disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+        disk
+    }
+
+    fn converted(dir: &Path, raw: &Path, options: &[&str]) -> std::path::PathBuf {
+        let path = dir.join("disk.qcow2");
+        let status = Command::new("qemu-img")
+            .args(["convert", "-f", "raw", "-O", "qcow2"])
+            .args(options)
+            .args([raw, &path])
+            .status();
+        assert!(status.expect("qemu-img is installed").success());
+        path
+    }
+
+    #[test]
+    fn an_image_is_cut_the_same_whether_raw_or_qcow2() {
+        let dir = tempfile::tempdir().unwrap();
+        let raw = dir.path().join("disk.raw");
+        std::fs::write(&raw, odd_disk()).unwrap();
+        let cuts = cuts_of_file(&raw, SourceKind::Raw).expect("cuts");
+        assert!(cuts.borders().any(|border| border.start == 63 * 512 && border.phase == 3584), "{cuts:?}");
+        for cluster in ["cluster_size=512", "cluster_size=64k"] {
+            let path = converted(dir.path(), &raw, &["-o", cluster]);
+            assert_eq!(cuts_of_file(&path, SourceKind::Qcow2), Some(cuts.clone()), "{cluster}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_has_no_cuts() {
+        let dir = tempfile::tempdir().unwrap();
+        let raw = dir.path().join("disk.raw");
+        assert_eq!(cuts_of_file(&raw, SourceKind::Raw), None, "it does not exist");
+        std::fs::write(&raw, odd_disk()).unwrap();
+        assert_eq!(cuts_of_file(&raw, SourceKind::Qcow2), None, "it is none");
+        assert_eq!(cuts_of_file(&raw, SourceKind::Memory), None);
+        let compressed = converted(dir.path(), &raw, &["-c"]);
+        assert_eq!(cuts_of_file(&compressed, SourceKind::Qcow2), None, "its table is not plain");
+    }
+}

@@ -1,0 +1,605 @@
+//! Capsules that travel: pull, push, and machines that are given from host to host.
+//!
+//! What travels is decided by `whimbrel-transfer`; here is who asks whom, what is written down when, and what the user hears.
+//! A capsule that is named here before all of it came is partial: machines may be made of it at once, and what they
+//! touch is fetched (see `images`).
+
+use crate::{
+    capsule::{checkpoint::CheckpointOptions, history},
+    core::{error::DaemonError, operations::ProgressReporter, refs},
+    daemon::Daemon,
+    machine::record::Phase,
+    running::PagerView,
+    server::peer_rpc::{ClaimMachine, GrantMachine, HandoffSubject, PrepareHandoff},
+    transfer::upload::UploadTarget,
+};
+use bytes::Bytes;
+use std::{
+    ops::ControlFlow,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+use whimbrel_api::{
+    CapsuleRef, Operation, OperationKind, OperationResult, PullRequest, PushRequest, RemoteCapsule,
+    TransferReport, Unit,
+};
+use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, RefName};
+use whimbrel_image::{Manifest, pack_frame::Kind};
+use whimbrel_store::{Expected, ObjectWant, RemoteObjects};
+use whimbrel_transfer::{
+    DemandFetcher, Holders, LinkError, Options, PageLookup, Progress, SyncError, WireLink, call,
+    protocol::{
+        CatalogPage, ListRefs, RefEntry, RemotePull, RemotePullProgress, RemotePullReply, RemotePullRequest,
+        RemotePullStatus,
+    },
+    pull,
+};
+use whimbrel_wire::Connection;
+
+/// How often one looks how far the other host is.
+const STATUS: Duration = Duration::from_millis(500);
+/// How long a pull waits for a host that does not answer: a cable may be back by then.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Ancestors that are named as possible older versions.
+const BASES: usize = 8;
+
+/// A capsule found on another host.
+pub(crate) struct LocatedCapsule {
+    pub(crate) host: HostName,
+    pub(crate) capsule: CapsuleId,
+    /// What it is called there.
+    pub(crate) name: Option<RefName>,
+}
+
+impl Daemon {
+    /// What a trusted host offers to this one.
+    pub(crate) fn remote_capsules(&self, host: &HostName) -> Result<Vec<RemoteCapsule>, DaemonError> {
+        let entries = self.catalog(host, "*")?;
+        let tell = |entry: RefEntry| RemoteCapsule {
+            host: host.clone(),
+            machine: refs::machine_named(&entry.name),
+            name: entry.name,
+            id: entry.capsule,
+            time_ms: entry.time,
+            memory: ByteSize(entry.memory),
+            disks: ByteSize(entry.disks),
+            whole: entry.whole,
+        };
+        Ok(entries.into_iter().map(tell).collect())
+    }
+
+    pub(crate) fn catalog(&self, host: &HostName, pattern: &str) -> Result<Vec<RefEntry>, DaemonError> {
+        let link = WireLink(self.neighbour(host)?);
+        let (mut entries, mut after) = (Vec::<RefEntry>::new(), None);
+        loop {
+            let page = CatalogPage { pattern: pattern.to_owned(), after };
+            let (answer, _) =
+                call::<ListRefs>(&link, &page, Bytes::new()).map_err(|e| sync_error(host, e))?;
+            after = answer.refs.last().map(|entry| entry.name.clone());
+            entries.extend(answer.refs);
+            if !answer.more || after.is_none() || entries.len() > 100_000 {
+                return Ok(entries);
+            }
+        }
+    }
+
+    /// Finds a capsule on a host, or on any trusted one.
+    pub(crate) fn locate(
+        &self,
+        host: Option<&HostName>,
+        capsule: &CapsuleRef,
+    ) -> Result<LocatedCapsule, DaemonError> {
+        if let Some(host) = host {
+            let found = self.locate_on(host, capsule)?;
+            return found.ok_or_else(|| not_found(capsule));
+        }
+        let mut refusal = not_found(capsule);
+        for connection in self.neighbourhood() {
+            match self.locate_on(&connection.peer().name, capsule) {
+                Ok(Some(found)) => return Ok(found),
+                // Some are kept, and none of them is meant: that says more than that nothing was found.
+                Err(error @ DaemonError::Invalid { .. }) => refusal = error,
+                Ok(None) | Err(_) => {}
+            }
+        }
+        Err(refusal)
+    }
+
+    fn locate_on(
+        &self,
+        host: &HostName,
+        capsule: &CapsuleRef,
+    ) -> Result<Option<LocatedCapsule>, DaemonError> {
+        let found = |name, capsule| Some(LocatedCapsule { host: host.clone(), capsule, name });
+        let name = match capsule {
+            CapsuleRef::Id(id) => return Ok(found(None, *id)),
+            CapsuleRef::Past(past) => {
+                let kept = self.catalog(host, &history::pattern(&past.machine))?;
+                let kept = kept.into_iter().map(|entry| (entry.name, entry.capsule));
+                // Without its name: of what is kept there only this one comes here.
+                return history::pick(past, kept, crate::now_ms()).map(|(_, capsule)| found(None, capsule));
+            }
+            CapsuleRef::Name(name) => name,
+        };
+        let machine = name.as_str().parse::<MachineName>().ok().map(|name| refs::of_machine(&name));
+        for wanted in [Some(name.clone()), machine].into_iter().flatten() {
+            let entries = self.catalog(host, wanted.as_str())?;
+            if let Some(entry) = entries.into_iter().find(|entry| entry.name == wanted) {
+                return Ok(found(Some(entry.name), entry.capsule));
+            }
+        }
+        // The beginning of an id, as `ls --host` shows it.
+        let begins = |entry: &RefEntry| {
+            name.as_str().len() >= 4 && entry.capsule.to_string().starts_with(name.as_str())
+        };
+        let entry = self.catalog(host, "*")?.into_iter().find(begins);
+        Ok(entry.and_then(|entry| found(Some(entry.name), entry.capsule)))
+    }
+
+    /// Brings a capsule here.
+    pub(crate) fn pull(self: &Arc<Self>, request: PullRequest) -> Result<Operation, DaemonError> {
+        if let Some(pool) = request.pool.clone() {
+            return self.pull_from_pool(&pool, request);
+        }
+        refs::check_tag(request.tag.as_ref())?;
+        let (host, subject) = (self.clone(), request.capsule.to_string());
+        Ok(self.operations().start(OperationKind::Pull, subject, move |reporter| {
+            let begun = Instant::now();
+            reporter.progress("looking for it", Unit::Items, 0, None);
+            let found = host.locate(request.host.as_ref(), &request.capsule)?;
+            let name = request.tag.or(found.name.clone()).or_else(|| nameless("pulled", &found.capsule));
+            let names: Vec<RefName> = name.into_iter().collect();
+            if let Some(taken) = names.iter().find(|name| !host.may_point(name, &found.capsule)) {
+                return Err(DaemonError::invalid(format!(
+                    "{} is a machine of this host: say with --tag what the capsule is to be called here",
+                    refs::known_as(taken)
+                )));
+            }
+            let sources = host.source(&found.host);
+            let before = sources.bytes();
+            host.describe(&sources, &found.host, &found.capsule, &names)?;
+            let (bytes, pages) = match request.lazy {
+                true => (moved(before, sources.bytes()), 0),
+                false => host.pull_all(&sources, &found.host, found.capsule, &mut |progress| {
+                    reporter.progress(
+                        "fetching",
+                        Unit::Bytes,
+                        progress.received,
+                        Some(progress.received + progress.left),
+                    );
+                    reporter.flow()
+                })?,
+            };
+            Ok(OperationResult::Pull(TransferReport {
+                capsule: found.capsule,
+                whole: !host.is_partial(&found.capsule),
+                host: found.host.to_string(),
+                wire_bytes: bytes,
+                pages,
+                total_ms: begun.elapsed().as_secs_f64() * 1e3,
+            }))
+        }))
+    }
+
+    /// Fetches what describes a capsule, and what its machine starts with, and names it here.
+    pub(crate) fn describe_from(
+        &self,
+        host: &HostName,
+        capsule: &CapsuleId,
+        names: &[RefName],
+    ) -> Result<Manifest, DaemonError> {
+        self.describe(&self.source(host), host, capsule, names)
+    }
+
+    fn describe(
+        &self,
+        sources: &Arc<Holders>,
+        host: &HostName,
+        capsule: &CapsuleId,
+        names: &[RefName],
+    ) -> Result<Manifest, DaemonError> {
+        let remote = DemandFetcher::new(Arc::new(self.store.clone()), sources.clone());
+        let fetch = |kind: Kind, wants: Vec<ObjectWant>| {
+            let missing: Vec<ObjectWant> =
+                wants.into_iter().filter(|want| self.store.has(&[want.digest]) != [true]).collect();
+            if missing.is_empty() {
+                return Ok(());
+            }
+            let objects = remote.objects(kind, &missing).map_err(|error| fetch_error(host, error))?;
+            let objects: Vec<&[u8]> = objects.iter().map(Vec::as_slice).collect();
+            self.store.shadow_writer().store(kind, &objects).map_err(refs::store_error("keep what came"))
+        };
+        // A manifest alone says nothing: it may be what an attempt that failed has left.
+        let was_whole = self.store.is_complete(capsule).map_err(refs::store_error("look for the capsule"))?;
+        if !was_whole {
+            self.store.expect_partial(capsule).map_err(refs::store_error("make room for the capsule"))?;
+        }
+        fetch(Kind::Manifest, vec![ObjectWant { digest: capsule.0, similar: None }])?;
+        self.store.shadow_writer().flush().map_err(refs::store_error("keep the manifest"))?;
+        let manifest = self.store.manifest(capsule).map_err(refs::store_error("read the capsule"))?;
+        // The device state resembles that of the version before.
+        let older = manifest.parents.iter().find_map(|id| self.store.manifest(id).ok());
+        let similar = |at: usize| older.as_ref().and_then(|older| older.device.get(at).copied());
+        let device = manifest.device.iter().enumerate();
+        let mut blobs: Vec<ObjectWant> =
+            device.map(|(at, digest)| ObjectWant { digest: *digest, similar: similar(at) }).collect();
+        let rest = manifest.blobs().filter(|blob| !manifest.device.contains(blob));
+        blobs.extend(rest.map(|digest| ObjectWant { digest, similar: None }));
+        fetch(Kind::Blob, blobs)?;
+        let names: Vec<RefName> =
+            names.iter().filter(|name| self.may_point(name, capsule)).cloned().collect();
+        let named = match was_whole {
+            true => names.iter().try_for_each(|name| self.store.set_ref(name, capsule, Expected::Anything)),
+            false => self.store.adopt_partial(capsule, &names),
+        };
+        named.map_err(refs::store_error("name the capsule"))?;
+        Ok(manifest)
+    }
+
+    /// Whether a capsule from elsewhere may have this name here. The name of a machine's newest capsule is that machine's
+    /// while it lives here: moved to an older version, or to that of a namesake, what it named could be collected.
+    pub(crate) fn may_point(&self, name: &RefName, capsule: &CapsuleId) -> bool {
+        let machine = refs::machine_named(name).and_then(|name| self.machine(&name).ok());
+        let lives_here = |machine: Arc<crate::machine::entry::Machine>| {
+            !matches!(machine.info().state, whimbrel_api::MachineState::Given { .. })
+        };
+        let same = || self.store.get_ref(name).is_ok_and(|now| now == Some(*capsule));
+        !machine.is_some_and(lives_here) || same()
+    }
+
+    /// Fetches all of a capsule that was described before. Returns bytes on the wire and pages that came over it.
+    fn pull_all(
+        &self,
+        sources: &Arc<Holders>,
+        host: &HostName,
+        capsule: CapsuleId,
+        progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<(u64, u64), DaemonError> {
+        let holders = self.holders();
+        let holders: Vec<&dyn PageLookup> = holders.iter().map(|holder| &**holder).collect();
+        let cancel = AtomicBool::new(false);
+        let options = Options {
+            bases: self.bases_of(&capsule),
+            holders: &holders,
+            cancel: &cancel,
+            progress: &mut |now| cancel.store(progress(now).is_break(), Ordering::Release),
+            patience: PATIENCE,
+        };
+        let report = pull(&self.store, sources, capsule, &[], options);
+        let report = report.map_err(|error| pull_error(host, error))?;
+        Ok((report.sent + report.received, report.pages.delta + report.pages.plain))
+    }
+
+    /// Fetches what is missing here of a capsule, from whichever host has it.
+    pub(crate) fn fetch_complete(
+        &self,
+        capsule: CapsuleId,
+        reporter: &ProgressReporter,
+    ) -> Result<(), DaemonError> {
+        self.fetch_from_all(capsule, &mut |progress| {
+            let total = progress.received + progress.left;
+            reporter.progress("fetching", Unit::Bytes, progress.received, Some(total));
+            reporter.flow()
+        })
+    }
+
+    /// The same in the background, then into the memory of the machine; what it touches meanwhile goes first.
+    pub(crate) fn fetch_complete_later(&self, capsule: CapsuleId, machine: PagerView) {
+        let host = self.me.clone();
+        thread::spawn(move || {
+            let Some(host) = host.upgrade() else { return };
+            let going_on = |_: &Progress| match host.sleep_unless_closing(Duration::ZERO) {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break(()),
+            };
+            if let Err(error) = host.fetch_from_all(capsule, &mut { going_on }) {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(%capsule, error, "the rest of a capsule comes when it is touched");
+                return;
+            }
+            machine.prefetch_all();
+        });
+    }
+
+    fn fetch_from_all(
+        &self,
+        capsule: CapsuleId,
+        progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<(), DaemonError> {
+        let going_on = |bytes, whole: u64| {
+            progress(&Progress { received: bytes, left: whole.saturating_sub(bytes), ..Progress::default() })
+        };
+        let pooled = match self.is_partial(&capsule) {
+            true => self.fetch_from_pools(capsule, &mut { going_on }),
+            false => Ok(()),
+        };
+        if matches!(pooled, Err(DaemonError::Cancelled { .. })) || !self.is_partial(&capsule) {
+            return pooled;
+        }
+        let pulled = self.pull_all(&self.sources(), &self.name, capsule, progress).map(drop);
+        pulled.map_err(|error| pooled.err().unwrap_or(error))
+    }
+
+    /// Other places on this host where pages may lie.
+    pub(crate) fn holders(&self) -> Vec<Box<dyn PageLookup>> {
+        let cache = self
+            .page_cache()
+            .map(|cache| Box::new(crate::transfer::hash_cache::HashCachePages(cache)) as Box<dyn PageLookup>);
+        cache.into_iter().collect()
+    }
+
+    /// Capsules that are here and of which this one may be a later version.
+    fn bases_of(&self, capsule: &CapsuleId) -> Vec<CapsuleId> {
+        let ancestors = self.store.log(capsule).unwrap_or_default();
+        let mut bases: Vec<CapsuleId> = ancestors.into_iter().map(|(id, _)| id).skip(1).take(BASES).collect();
+        // The newest one of the same machine, if it is not among them.
+        let machine = self.store.manifest(capsule).ok().and_then(|manifest| refs::machine_of(&manifest).ok());
+        let newest = machine.and_then(|name| self.store.get_ref(&refs::of_machine(&name)).ok().flatten());
+        bases.extend(newest.filter(|id| id != capsule && !bases.contains(id)));
+        bases
+    }
+
+    /// TAKE: another host asks this one to fetch a capsule from it. Asked again while it does, it waits for the first: a
+    /// host whose link was cut asks anew, and nothing is fetched twice.
+    pub(crate) fn take_from(
+        self: &Arc<Self>,
+        from: &HostName,
+        ask: &RemotePullRequest,
+    ) -> Result<(u64, u64), DaemonError> {
+        let taking = self.syncing.start_pull(ask.capsule);
+        let sources = self.source(from);
+        self.describe(&sources, from, &ask.capsule, &ask.refs)?;
+        self.pull_all(&sources, from, ask.capsule, &mut |progress| {
+            taking.note(RemotePullProgress {
+                received: progress.received,
+                left: progress.left,
+                rate: progress.rate.unwrap_or(0),
+            });
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// The host that the user means, if only one is possible.
+    pub(crate) fn other_host(&self, named: Option<HostName>) -> Result<HostName, DaemonError> {
+        if let Some(name) = named {
+            return Ok(name);
+        }
+        let trusted = self.trust.list().unwrap_or_default();
+        match &trusted[..] {
+            [one] => Ok(one.name.clone()),
+            [] => Err(DaemonError::invalid("no host is trusted: add one with `whimbrel trust add`")),
+            _ => Err(DaemonError::invalid("several hosts are trusted: say to which one")),
+        }
+    }
+
+    /// Brings a machine or a capsule to another host.
+    pub(crate) fn push(self: &Arc<Self>, request: PushRequest) -> Result<Operation, DaemonError> {
+        if let Some(pool) = &request.pool {
+            return self.push_to_pool(pool, &request);
+        }
+        let machine = match &request.subject {
+            CapsuleRef::Name(name) => name.as_str().parse().ok().and_then(|name| self.machine(&name).ok()),
+            CapsuleRef::Id(_) | CapsuleRef::Past(_) => None,
+        };
+        if request.follow || request.unfollow {
+            let host = if request.follow { Some(self.other_host(request.host)?) } else { None };
+            return self.start_upload(&request.subject, host.map(UploadTarget::Host));
+        }
+        let to = self.other_host(request.host.clone())?;
+        let capsule = match machine {
+            Some(_) => None,
+            None => Some(self.find(&request.subject)?.0),
+        };
+        let (host, subject) = (self.clone(), request.subject.to_string());
+        Ok(self.operations().start(OperationKind::Push, subject, move |reporter| {
+            let begun = Instant::now();
+            let connection = host.neighbour(&to)?;
+            let mut given = None;
+            let capsule = match (machine, capsule) {
+                (Some(machine), _) => {
+                    let capsule = host.suspend_to_give(&machine, &to, &request, reporter)?;
+                    host.hand_off(&machine, &to, &connection, capsule)?;
+                    given = Some(machine.name().clone());
+                    capsule
+                }
+                (None, Some(capsule)) => capsule,
+                (None, None) => return Err(not_found(&request.subject)),
+            };
+            let names = host.names_to_send(&request.subject, given.as_ref(), &capsule);
+            let (wire_bytes, pages) = host.send(&to, capsule, names, reporter)?;
+            let total_ms = begun.elapsed().as_secs_f64() * 1e3;
+            let host = to.to_string();
+            let report = TransferReport { capsule, host, wire_bytes, pages, whole: true, total_ms };
+            Ok(OperationResult::Push { report, machine: given })
+        }))
+    }
+
+    fn names_to_send(
+        &self,
+        subject: &CapsuleRef,
+        machine: Option<&MachineName>,
+        capsule: &CapsuleId,
+    ) -> Vec<RefName> {
+        match (machine, subject) {
+            (Some(machine), _) => vec![refs::of_machine(machine)],
+            (None, CapsuleRef::Name(name)) if self.store.get_ref(name).is_ok_and(|id| id.is_some()) => {
+                vec![name.clone()]
+            }
+            (None, _) => nameless("pushed", capsule).into_iter().collect(),
+        }
+    }
+
+    /// Suspends a machine that is to be given away; one that is suspended, or was given to the same host, stays so.
+    fn suspend_to_give(
+        self: &Arc<Self>,
+        machine: &crate::machine::entry::Machine,
+        to: &HostName,
+        request: &PushRequest,
+        reporter: &ProgressReporter,
+    ) -> Result<CapsuleId, DaemonError> {
+        let mut turn = machine.try_lock("push", Some(reporter.id))?;
+        match turn.record.phase.clone() {
+            Phase::Suspended { capsule } => Ok(capsule),
+            Phase::Given { to: owner, capsule } if owner == *to => Ok(capsule),
+            _ => {
+                let wanted = CheckpointOptions::nothing_but(request.balloon);
+                Ok(self.suspend_in(&mut turn, &wanted, reporter)?.capsule)
+            }
+        }
+    }
+
+    /// Gives a suspended machine away; see `peers::giving` for the order.
+    fn hand_off(
+        &self,
+        machine: &crate::machine::entry::Machine,
+        to: &HostName,
+        connection: &Connection,
+        capsule: CapsuleId,
+    ) -> Result<(), DaemonError> {
+        let what = HandoffSubject { machine: machine.name().clone(), capsule };
+        let link = WireLink(connection.clone());
+        call::<PrepareHandoff>(&link, &what, Bytes::new()).map_err(|error| sync_error(to, error))?;
+        {
+            let mut turn = machine.try_lock("push", None)?;
+            match &turn.record.phase {
+                Phase::Given { to: owner, .. } if owner == to => {}
+                Phase::Suspended { capsule: now } if *now == capsule => {
+                    self.record_handoff(&mut turn, to, capsule)?
+                }
+                _ => {
+                    let (name, state) = (what.machine, turn.record.phase.word());
+                    return Err(DaemonError::State { name, state, needed: "suspended" });
+                }
+            }
+        }
+        call::<GrantMachine>(&link, &what, Bytes::new()).map_err(|error| sync_error(to, error))?;
+        Ok(())
+    }
+
+    /// Asks the other host to fetch all of a capsule, and tells how far it is. A link that is cut is waited for.
+    pub(crate) fn send(
+        &self,
+        to: &HostName,
+        capsule: CapsuleId,
+        names: Vec<RefName>,
+        reporter: &ProgressReporter,
+    ) -> Result<(u64, u64), DaemonError> {
+        let ask = RemotePullRequest { capsule, refs: names, bases: Vec::new() };
+        let mut lost_since = None;
+        loop {
+            let sent = match self.neighbour(to) {
+                Ok(connection) => {
+                    lost_since = None;
+                    send_over(&Arc::new(WireLink(connection)), &ask, reporter)?
+                }
+                Err(error) => Err(LinkError::lost(crate::server::peer_rpc::chain(&error))),
+            };
+            let error = match sent {
+                Ok(answer) => return Ok((answer.bytes, answer.pages)),
+                Err(error @ LinkError::Lost { .. }) => error,
+                Err(error) => return Err(sync_error(to, error)),
+            };
+            if lost_since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                return Err(sync_error(to, error));
+            }
+            reporter.progress("waiting for the link", Unit::Bytes, 0, None);
+            thread::sleep(STATUS);
+            stop_if_cancelled(reporter)?;
+        }
+    }
+
+    /// Makes a capsule of another host ready to be resumed here, with the right to go on as its machine where that host
+    /// has it and gives it.
+    pub(crate) fn fetch_to_resume(
+        self: &Arc<Self>,
+        host: Option<&HostName>,
+        capsule: &CapsuleRef,
+        as_itself: impl FnOnce(&MachineName) -> bool,
+    ) -> Result<(CapsuleId, Manifest), DaemonError> {
+        let found = self.locate(host, capsule)?;
+        let names: Vec<RefName> = found.name.clone().into_iter().collect();
+        let machine = found.name.as_ref().and_then(refs::machine_named).filter(as_itself);
+        // Before anything is asked: a machine that was given to a host which has no place for it would be nobody's.
+        machine.iter().try_for_each(|machine| self.check_free_for(machine, &found.capsule).map(drop))?;
+        let manifest = self.describe_from(&found.host, &found.capsule, &names)?;
+        if let Some(machine) = machine {
+            let what = HandoffSubject { machine, capsule: found.capsule };
+            let link = WireLink(self.neighbour(&found.host)?);
+            let (given, _) = call::<ClaimMachine>(&link, &what, Bytes::new())
+                .map_err(|error| sync_error(&found.host, error))?;
+            if given {
+                self.accept_handoff(&what)?;
+            }
+        }
+        Ok((found.capsule, manifest))
+    }
+}
+
+/// One TAKE, for as long as the connection lasts.
+fn send_over(
+    link: &Arc<WireLink>,
+    ask: &RemotePullRequest,
+    reporter: &ProgressReporter,
+) -> Result<Result<RemotePullReply, LinkError>, DaemonError> {
+    let taking = {
+        let (link, ask) = (link.clone(), ask.clone());
+        thread::spawn(move || call::<RemotePull>(&*link, &ask, Bytes::new()))
+    };
+    while !taking.is_finished() {
+        if let Ok((Some(progress), _)) = call::<RemotePullStatus>(&**link, &ask.capsule, Bytes::new()) {
+            let total = progress.received + progress.left;
+            reporter.progress("sending", Unit::Bytes, progress.received, Some(total));
+        }
+        stop_if_cancelled(reporter)?;
+        let until = Instant::now() + STATUS;
+        while Instant::now() < until && !taking.is_finished() {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+    let answer = taking.join().map_err(|_| DaemonError::Panicked)?;
+    Ok(answer.map(|(answer, _)| answer))
+}
+
+fn stop_if_cancelled(reporter: &ProgressReporter) -> Result<(), DaemonError> {
+    match reporter.is_cancelled() {
+        true => Err(DaemonError::Cancelled {
+            left: "the other host goes on fetching while it can; push again to see how far it is".to_owned(),
+        }),
+        false => Ok(()),
+    }
+}
+
+/// A name for a capsule that was asked for by its id: without one it would not be listed, and soon be collected.
+fn nameless(how: &str, capsule: &CapsuleId) -> Option<RefName> {
+    format!("{how}.{}", capsule.short()).parse().ok()
+}
+
+fn moved(before: (u64, u64), after: (u64, u64)) -> u64 {
+    (after.0 + after.1).saturating_sub(before.0 + before.1)
+}
+
+fn not_found(capsule: &CapsuleRef) -> DaemonError {
+    DaemonError::NotFound { what: "capsule", name: capsule.to_string() }
+}
+
+/// What went wrong with the other host.
+pub(crate) fn sync_error(host: &HostName, source: LinkError) -> DaemonError {
+    DaemonError::Sync { host: host.clone(), source: source.into() }
+}
+
+pub(crate) fn fetch_error(host: &HostName, source: whimbrel_store::RemoteObjectsError) -> DaemonError {
+    DaemonError::Sync { host: host.clone(), source: source.into() }
+}
+
+fn pull_error(host: &HostName, source: SyncError) -> DaemonError {
+    match source {
+        SyncError::Cancelled => {
+            DaemonError::Cancelled { left: "what came is kept; call it again to go on".to_owned() }
+        }
+        source => DaemonError::Sync { host: host.clone(), source: source.into() },
+    }
+}

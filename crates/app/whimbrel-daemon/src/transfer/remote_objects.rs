@@ -1,0 +1,129 @@
+//! What a machine of this host lacks: from the files here that have it, from the pools that do, then from the hosts.
+
+use super::store_service::TransferState;
+use crate::daemon::Daemon;
+use std::sync::{Arc, PoisonError, Weak};
+use whimbrel_core::PAGE_SIZE;
+use whimbrel_hashcache::HashCache;
+use whimbrel_image::pack_frame::Kind;
+use whimbrel_store::{ObjectWant, PageWant, RemoteObjects, RemoteObjectsError};
+use whimbrel_transfer::DemandFetcher;
+
+/// All trusted hosts as the place where missing objects come from.
+pub(crate) struct PeerObjects(pub(crate) Weak<Daemon>);
+
+impl PeerObjects {
+    fn host(&self) -> Result<Arc<Daemon>, RemoteObjectsError> {
+        let closing = || RemoteObjectsError { source: "the daemon is closing down".into(), retryable: true };
+        self.0.upgrade().ok_or_else(closing)
+    }
+}
+
+impl TransferState {
+    /// The fetcher over the present list of hosts.
+    fn remote(&self, host: &Daemon) -> Arc<DemandFetcher> {
+        let sources = host.sources();
+        let mut kept = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*kept {
+            Some(remote) if Arc::ptr_eq(remote.sources(), &sources) => remote.clone(),
+            _ => kept.insert(Arc::new(DemandFetcher::new(Arc::new(host.store.clone()), sources))).clone(),
+        }
+    }
+}
+
+impl RemoteObjects for PeerObjects {
+    fn objects(&self, kind: Kind, wants: &[ObjectWant]) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {
+        let host = self.host()?;
+        let mut from = host.objects_from_pools(wants);
+        let rest: Vec<ObjectWant> = wants
+            .iter()
+            .zip(&from.found)
+            .filter(|(_, found)| found.is_none())
+            .map(|(want, _)| *want)
+            .collect();
+        if !rest.is_empty() {
+            let fetched = host.syncing.remote(&host).objects(kind, &rest);
+            fill(&mut from.found, fetched.map_err(|error| from.away.unwrap_or(error))?);
+        }
+        all(from.found)
+    }
+
+    fn pages(&self, wants: &[PageWant]) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {
+        let host = self.host()?;
+        let cache = host.page_cache();
+        let look = |digest| cache.as_ref().and_then(|cache| cached(cache, digest));
+        let mut found: Vec<Option<Vec<u8>>> = wants.iter().flat_map(|want| &want.digests).map(look).collect();
+        let rest = missing(wants, &found);
+        let from = host.pages_from_pools(&rest);
+        let mut away = from.away;
+        let mut pooled = from.found.into_iter();
+        for slot in found.iter_mut().filter(|slot| slot.is_none()) {
+            *slot = pooled.next().flatten();
+        }
+        let rest = missing(wants, &found);
+        if !rest.is_empty() {
+            let fetched = host.syncing.remote(&host).pages(&rest);
+            fill(&mut found, fetched.map_err(|error| away.take().unwrap_or(error))?);
+        }
+        all(found)
+    }
+
+    fn cluster(&self) -> u64 {
+        let of =
+            |host: Arc<Daemon>| host.pooled_cluster().unwrap_or(1).max(host.syncing.remote(&host).cluster());
+        self.host().map_or(1, of)
+    }
+}
+
+/// What came goes where something was missing.
+fn fill(found: &mut [Option<Vec<u8>>], came: Vec<Vec<u8>>) {
+    found.iter_mut().filter(|slot| slot.is_none()).zip(came).for_each(|(slot, came)| *slot = Some(came));
+}
+
+fn all(found: Vec<Option<Vec<u8>>>) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {
+    let short = || RemoteObjectsError { source: "less came than was asked for".into(), retryable: false };
+    found.into_iter().collect::<Option<Vec<_>>>().ok_or_else(short)
+}
+
+/// What of `wants` was not found.
+fn missing(wants: &[PageWant], found: &[Option<Vec<u8>>]) -> Vec<PageWant> {
+    let mut at = 0;
+    wants.iter().filter_map(|want| without(want, found, &mut at)).collect()
+}
+
+fn cached(cache: &HashCache, digest: &whimbrel_core::Digest) -> Option<Vec<u8>> {
+    let mut page = [0; PAGE_SIZE];
+    cache.get(digest, &mut page).then(|| page.to_vec())
+}
+
+/// What is left of `want` once the pages found (from `at` on) are taken out of it; none if nothing is.
+fn without(want: &PageWant, found: &[Option<Vec<u8>>], at: &mut usize) -> Option<PageWant> {
+    let slots = (0..256usize).filter(|slot| want.slots[slot / 64] >> (slot % 64) & 1 == 1);
+    let mut left = PageWant { slots: [0; 4], digests: Vec::new(), ..want.clone() };
+    for (slot, digest) in slots.zip(&want.digests) {
+        if found.get(*at).is_some_and(Option::is_none) {
+            left.slots[slot / 64] |= 1 << (slot % 64);
+            left.digests.push(*digest);
+        }
+        *at += 1;
+    }
+    (!left.digests.is_empty()).then_some(left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_core::Digest;
+
+    #[test]
+    fn what_was_found_is_not_asked_for_again() {
+        let digests: Vec<Digest> = (0..3).map(|n| Digest([n; 32])).collect();
+        let want = PageWant { leaf: Digest([9; 32]), slots: [0b1011, 0, 0, 0], digests, similar: None };
+        let found = [None, Some(vec![1]), None];
+        let mut at = 0;
+        let left = without(&want, &found, &mut at).unwrap();
+        assert_eq!((left.slots[0], left.digests.len(), at), (0b1001, 2, 3));
+        assert_eq!(left.digests[1], Digest([2; 32]));
+        assert!(without(&want, &[Some(vec![]), Some(vec![]), Some(vec![])], &mut 0).is_none());
+    }
+}

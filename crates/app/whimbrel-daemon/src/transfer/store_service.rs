@@ -1,0 +1,210 @@
+//! What other hosts ask of the store here, and how this host asks them.
+
+use crate::server::peer_rpc::{REFUSED, chain, refused};
+use crate::{
+    core::{
+        error::DaemonError,
+        rights::{self, Access as Way},
+    },
+    daemon::Daemon,
+};
+use bytes::Bytes;
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    time::{Duration, Instant},
+};
+use whimbrel_core::{CapsuleId, HostName, RefName};
+use whimbrel_transfer::{
+    Access, DemandFetcher, Holders, Holdings, Link, LinkError, Server, WireLink,
+    protocol::{Announce, FindHolders, RemotePull, RemotePullProgress, RemotePullReply, RemotePullStatus},
+};
+use whimbrel_wire::{Answer, Call, Peer, PeerIdentity, Refusal, Reply, Request};
+
+/// How long at least nobody asks a host that sent wrong data.
+const BLAMED: Duration = Duration::from_secs(600);
+
+/// What the sync needs to remember.
+#[derive(Default)]
+pub(crate) struct TransferState {
+    /// Who announced what.
+    pub(crate) holdings: Holdings,
+    sources: Mutex<Option<Asked>>,
+    /// The fetcher over them.
+    pub(super) remote: Mutex<Option<Arc<DemandFetcher>>>,
+    /// Capsules that are being taken from others.
+    taking: Mutex<BTreeMap<CapsuleId, RemotePullProgress>>,
+    taken: Condvar,
+}
+
+/// Whom to ask.
+struct Asked {
+    /// The trusted names that the list was made of.
+    trusted: Vec<HostName>,
+    sources: Arc<Holders>,
+    since: Instant,
+}
+
+/// A capsule that is being taken; ends when dropped.
+pub(crate) struct InboundPull<'a> {
+    syncing: &'a TransferState,
+    capsule: CapsuleId,
+}
+
+impl TransferState {
+    fn taking(&self) -> MutexGuard<'_, BTreeMap<CapsuleId, RemotePullProgress>> {
+        self.taking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to take a capsule, once nobody else does.
+    pub(crate) fn start_pull(&self, capsule: CapsuleId) -> InboundPull<'_> {
+        let taking = self.taking();
+        let waited = self.taken.wait_while(taking, |taking| taking.contains_key(&capsule));
+        waited.unwrap_or_else(PoisonError::into_inner).insert(capsule, RemotePullProgress::default());
+        InboundPull { syncing: self, capsule }
+    }
+}
+
+impl InboundPull<'_> {
+    pub(crate) fn note(&self, progress: RemotePullProgress) {
+        self.syncing.taking().insert(self.capsule, progress);
+    }
+}
+
+impl Drop for InboundPull<'_> {
+    fn drop(&mut self) {
+        self.syncing.taking().remove(&self.capsule);
+        self.syncing.taken.notify_all();
+    }
+}
+
+/// Another host as a holder of objects.
+struct Neighbour {
+    host: Weak<Daemon>,
+    name: HostName,
+}
+
+impl whimbrel_transfer::Holder for Neighbour {
+    fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    fn connect(&self) -> Result<Arc<dyn Link>, LinkError> {
+        let host = self.host.upgrade().ok_or_else(|| LinkError::lost("the daemon is closing down"))?;
+        let connection = host.neighbour(&self.name).map_err(|error| LinkError::lost(chain(&error)))?;
+        Ok(Arc::new(WireLink(connection)))
+    }
+
+    fn round_trip(&self) -> Option<Duration> {
+        self.host.upgrade()?.neighbours.round_trip(&self.name)
+    }
+}
+
+impl Daemon {
+    fn neighbour_of(&self, name: &HostName) -> Box<dyn whimbrel_transfer::Holder> {
+        Box::new(Neighbour { host: self.me.clone(), name: name.clone() })
+    }
+
+    /// All trusted hosts as holders. One list for all who fetch, so that it knows how each of them is doing.
+    pub(crate) fn sources(&self) -> Arc<Holders> {
+        let trusted: Vec<HostName> =
+            self.trust.list().unwrap_or_default().into_iter().map(|peer| peer.name).collect();
+        let mut kept = self.syncing.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*kept {
+            Some(asked)
+                if asked.trusted == trusted
+                    && (asked.sources.blamed().is_empty() || asked.since.elapsed() < BLAMED) =>
+            {
+                asked.sources.clone()
+            }
+            _ => {
+                let peers = trusted.iter().map(|name| self.neighbour_of(name)).collect();
+                let sources = Arc::new(Holders::new(peers));
+                *kept = Some(Asked { trusted, sources: sources.clone(), since: Instant::now() });
+                sources
+            }
+        }
+    }
+
+    /// One host as the only holder.
+    pub(crate) fn source(&self, name: &HostName) -> Arc<Holders> {
+        Arc::new(Holders::new(vec![self.neighbour_of(name)]))
+    }
+}
+
+/// What a peer may see.
+struct Allowed<'a> {
+    host: &'a Daemon,
+    identity: &'a PeerIdentity,
+}
+
+impl Access for Allowed<'_> {
+    /// Capsules that a ref which the peer may read leads to, ancestors included: they are the versions of the same thing.
+    fn allowed(&self, capsule: &CapsuleId) -> bool {
+        let Ok(refs) = self.host.store.list_refs() else { return false };
+        let mut level: Vec<CapsuleId> =
+            refs.iter().filter(|(name, id)| self.may_list(name, id)).map(|(_, id)| *id).collect();
+        let mut seen = HashSet::new();
+        while !level.is_empty() {
+            if level.contains(capsule) {
+                return true;
+            }
+            let manifests = level.drain(..).filter(|id| seen.insert(*id)).collect::<Vec<_>>();
+            let parents = manifests.iter().filter_map(|id| self.host.store.manifest(id).ok());
+            level = parents.flat_map(|manifest| manifest.parents).collect();
+        }
+        false
+    }
+
+    fn may_list(&self, name: &RefName, _: &CapsuleId) -> bool {
+        rights::peer_may(&self.host.trust, self.identity, Way::Read, name)
+    }
+}
+
+/// Who asks: what of a [`Holder`] outlives the call.
+#[derive(Clone)]
+pub(crate) struct Requester {
+    pub(crate) name: HostName,
+    pub(crate) identity: PeerIdentity,
+}
+
+impl Requester {
+    pub(crate) fn of(peer: &Peer) -> Self {
+        Self { name: peer.name.clone(), identity: peer.identity.clone() }
+    }
+}
+
+/// Answers a request of the store's range. Blocks.
+pub(crate) fn answer(host: &Arc<Daemon>, asker: &Requester, request: &Request) -> Answer {
+    match request.kind {
+        RemotePull::KIND => {
+            let ask = request.decode::<RemotePull>()?;
+            let writes = |name: &RefName| rights::peer_may(&host.trust, &asker.identity, Way::Write, name);
+            if let Some(name) = ask.refs.iter().find(|name| !writes(name)) {
+                return Err(Refusal::new(REFUSED, format!("{} may not write {name} here", asker.name)));
+            }
+            let taken = host.take_from(&asker.name, &ask).map_err(|error| refusal(&error))?;
+            Reply::of::<RemotePull>(&RemotePullReply { bytes: taken.0, pages: taken.1 }, Bytes::new())
+        }
+        RemotePullStatus::KIND => {
+            let capsule = request.decode::<RemotePullStatus>()?;
+            let progress = host.syncing.taking().get(&capsule).copied();
+            Reply::of::<RemotePullStatus>(&progress, Bytes::new())
+        }
+        Announce::KIND => {
+            host.syncing.holdings.announced(asker.name.as_str(), &request.decode::<Announce>()?);
+            Reply::of::<Announce>(&(), Bytes::new())
+        }
+        FindHolders::KIND => {
+            let digests = request.decode::<FindHolders>()?;
+            let who = digests.iter().map(|digest| host.syncing.holdings.who_has(digest)).collect();
+            Reply::of::<FindHolders>(&who, Bytes::new())
+        }
+        _ => Server::new(host.store.clone()).answer(&Allowed { host, identity: &asker.identity }, request),
+    }
+}
+
+fn refusal(error: &DaemonError) -> Refusal {
+    tracing::warn!(error = error as &dyn std::error::Error, "a request about capsules was refused");
+    refused(&chain(error))
+}

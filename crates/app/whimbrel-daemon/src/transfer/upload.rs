@@ -1,0 +1,329 @@
+//! Uploading every capsule of a machine to another host or to a pool, in the background, so that it survives the host that made it.
+//!
+//! What is followed is one JSON file, replaced whole. One thread does the uploading: it looks when a capsule was made and, as
+//! long as something is left to do, every few seconds; it goes on after the daemon was restarted. Only the newest capsule of
+//! a machine is sent: those it overtook are its ancestors, and their pages come with it where they are still needed. A pool gets
+//! besides, in the order of their times, those that are kept here of a protected machine, each as a version: by host and standby alike.
+
+use crate::{
+    capsule::history,
+    core::{error::DaemonError, notifier::Notifier, refs},
+    daemon::Daemon,
+    transfer::pool::{PoolPath, SkipIf},
+};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ops::ControlFlow,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use whimbrel_api::{CapsuleRef, MachineInfo, Operation, OperationKind, OperationResult, Uploads};
+use whimbrel_core::{CapsuleId, HostName, MachineName};
+use whimbrel_transfer::{
+    WireLink, announcements, call,
+    protocol::{Announce, Holding, RemotePull, RemotePullRequest},
+};
+use whimbrel_wire::atomic_file;
+
+/// How soon an upload that failed is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Where the capsules of a machine go.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum UploadTarget {
+    /// Another host.
+    Host(HostName),
+    /// A folder of a pool.
+    Pool(PoolPath),
+}
+
+impl fmt::Display for UploadTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host(host) => host.fmt(f),
+            Self::Pool(place) => place.fmt(f),
+        }
+    }
+}
+
+/// A machine whose capsules go somewhere.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Followed {
+    to: UploadTarget,
+    /// The last capsule that is whole there.
+    sent: Option<CapsuleId>,
+    /// Of those that were kept, the time of the last one that is there.
+    #[serde(default)]
+    kept_ms: u64,
+}
+
+/// A capsule that is to be uploaded.
+struct Due {
+    time_ms: u64,
+    capsule: CapsuleId,
+    /// It was kept of a protected machine; else it is a machine's newest.
+    kept: bool,
+}
+
+/// What is followed, and the bell of the thread that does it.
+#[derive(Default)]
+pub(crate) struct UploadService {
+    bell: Notifier,
+    table: Mutex<BTreeMap<MachineName, Followed>>,
+    /// Why the last attempt failed, of machines of which something is left to do. Locked last.
+    stalled: Mutex<BTreeMap<MachineName, String>>,
+}
+
+impl UploadService {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<MachineName, Followed>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stalled(&self) -> MutexGuard<'_, BTreeMap<MachineName, String>> {
+        self.stalled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says of machines where their capsules go, and whether they get there.
+    pub(crate) fn add_to(&self, machines: &mut [MachineInfo]) {
+        let table = self.table();
+        for machine in machines {
+            machine.uploads = table.get(&machine.name).map(|followed| Uploads {
+                to: followed.to.to_string(),
+                stalled: self.stalled().get(&machine.name).cloned(),
+            });
+        }
+    }
+
+    /// There may be something to do.
+    pub(crate) fn notify(&self) {
+        self.bell.notify();
+    }
+}
+
+impl Daemon {
+    /// Reads what was followed before, and goes on with it.
+    pub(crate) fn start_following(self: &Arc<Self>) {
+        let path = self.layout.uploads();
+        match std::fs::read(&path) {
+            Ok(text) => match serde_json::from_slice(&text) {
+                Ok(table) => *self.following.table() = table,
+                Err(error) => {
+                    tracing::error!(path = %path.display(), %error, "it is not known which capsules to upload")
+                }
+            },
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => {
+                tracing::error!(path = %path.display(), %error, "it is not known which capsules to upload")
+            }
+        }
+        self.following.notify();
+        let host = Arc::downgrade(self);
+        std::thread::spawn(move || {
+            while let Some(host) = host.upgrade() {
+                let left = host.upload_what_is_new();
+                // Told again from time to time: a host that was away may have missed it.
+                host.announce();
+                host.following.bell.wait(if left { RETRY } else { Duration::from_secs(60) });
+                if !host.sleep_unless_closing(Duration::ZERO) {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// A capsule is new here, or whole now.
+    pub(crate) fn announce_soon(&self) {
+        self.following.notify();
+    }
+
+    /// Begins or ends following a machine.
+    pub(crate) fn start_upload(
+        self: &Arc<Self>,
+        subject: &CapsuleRef,
+        to: Option<UploadTarget>,
+    ) -> Result<Operation, DaemonError> {
+        let named = match subject {
+            CapsuleRef::Name(name) => name.as_str().parse::<MachineName>().ok(),
+            CapsuleRef::Id(_) | CapsuleRef::Past(_) => None,
+        };
+        // One that was followed and lives elsewhere by now can be let go.
+        let is_ours =
+            |name: &MachineName| self.machine(name).is_ok() || self.following.table().contains_key(name);
+        let name = named.filter(is_ours);
+        let name = name.ok_or_else(|| DaemonError::invalid("only a machine of this host can be followed"))?;
+        if let Some(UploadTarget::Host(to)) = &to {
+            self.route(to)?;
+        }
+        let (host, subject, followed) = (self.clone(), name.to_string(), name.clone());
+        Ok(self.operations().start(OperationKind::Push, subject, move |_| {
+            {
+                let mut table = host.following.table();
+                let before = table.clone();
+                match &to {
+                    // Said again, it goes on where it is.
+                    Some(to) if table.get(&name).is_some_and(|followed| followed.to == *to) => {}
+                    Some(to) => {
+                        drop(table.insert(name, Followed { to: to.clone(), sent: None, kept_ms: 0 }));
+                    }
+                    None => drop(table.remove(&name)),
+                }
+                host.save_following(&table).inspect_err(|_| *table = before)?;
+            }
+            host.following.stalled().remove(&followed);
+            host.following.notify();
+            Ok(OperationResult::Follow { host: to.map(|to| to.to_string()) })
+        }))
+    }
+
+    /// The machine is no longer this host's. What of it is elsewhere stays there, what is here stays here.
+    pub(crate) fn stop_upload(&self, name: &MachineName) {
+        let mut table = self.following.table();
+        if table.remove(name).is_some() {
+            self.following.stalled().remove(name);
+            // Unwritten, it is tried again after the next start, and finds nothing new.
+            let _ = self.save_following(&table);
+        }
+    }
+
+    fn save_following(&self, table: &BTreeMap<MachineName, Followed>) -> Result<(), DaemonError> {
+        let path = self.layout.uploads();
+        let text = serde_json::to_vec_pretty(table).expect("names and ids are always encodable");
+        atomic_file::replace(&path, &text).map_err(|source| DaemonError::io("write", &path, source))
+    }
+
+    /// Uploads what is new of every followed machine. Whether something is left to do.
+    fn upload_what_is_new(&self) -> bool {
+        let table = self.following.table().clone();
+        let mut stalled = BTreeMap::new();
+        for (name, followed) in table {
+            if let Err(error) = self.upload_all(&name, &followed) {
+                tracing::warn!(%name, to = %followed.to, error = &error as &dyn std::error::Error, "not uploaded yet");
+                stalled.insert(name, crate::server::peer_rpc::chain(&error));
+            } else {
+                self.following.stalled().remove(&name);
+            }
+        }
+        let left = !stalled.is_empty();
+        *self.following.stalled() = stalled;
+        left
+    }
+
+    /// Uploads what is due of a machine, one after the other; what was done is done if a later one fails.
+    fn upload_all(&self, name: &MachineName, followed: &Followed) -> Result<(), DaemonError> {
+        for due in self.due(name, followed)? {
+            match &followed.to {
+                UploadTarget::Host(to) => self.upload(name, to, due.capsule)?,
+                UploadTarget::Pool(place) => self.upload_to_pool(name, place, &due)?,
+            }
+            self.note_sent(name, &followed.to, &due);
+        }
+        Ok(())
+    }
+
+    /// Capsules of a followed machine that are not where they are to be, in the order of their times.
+    fn due(&self, name: &MachineName, followed: &Followed) -> Result<Vec<Due>, DaemonError> {
+        let newest =
+            self.store.get_ref(&refs::of_machine(name)).map_err(refs::store_error("read the refs"))?;
+        // What is not whole here cannot go to a pool yet; a host fetches the rest from where it is.
+        let to_host = matches!(followed.to, UploadTarget::Host(_));
+        let newest = newest.filter(|id| Some(*id) != followed.sent && (to_host || !self.is_partial(id)));
+        let time_of = |id: &CapsuleId| self.store.manifest(id).map_or(u64::MAX, |manifest| manifest.time);
+        let newest = newest.map(|capsule| Due { time_ms: time_of(&capsule), capsule, kept: false });
+        let kept = match followed.to {
+            UploadTarget::Host(_) => Vec::new(),
+            UploadTarget::Pool(_) => history::all_of(&self.store, name)?,
+        };
+        let kept = kept.into_iter().filter(|(time, _)| *time > followed.kept_ms);
+        let kept = kept.map(|(time_ms, capsule)| Due { time_ms, capsule, kept: true });
+        let mut due: Vec<Due> = kept.chain(newest).collect();
+        due.sort_by_key(|due| due.time_ms);
+        Ok(due)
+    }
+
+    fn note_sent(&self, name: &MachineName, to: &UploadTarget, due: &Due) {
+        let mut table = self.following.table();
+        if let Some(entry) = table.get_mut(name).filter(|entry| entry.to == *to) {
+            match due.kept {
+                true => entry.kept_ms = due.time_ms,
+                false => entry.sent = Some(due.capsule),
+            }
+        }
+        // Unwritten, it is found to be there the next time.
+        let _ = self.save_following(&table);
+    }
+
+    /// Makes a capsule a version of the machine's file. One that is no longer kept by now is not missed; which those are is looked at
+    /// again before each attempt.
+    fn upload_to_pool(&self, name: &MachineName, place: &PoolPath, due: &Due) -> Result<(), DaemonError> {
+        if due.kept && !history::all_of(&self.store, name)?.contains(&(due.time_ms, due.capsule)) {
+            return Ok(());
+        }
+        let manifest = self.store.manifest(&due.capsule).map_err(refs::store_error("read the capsule"))?;
+        let unless = if due.kept { SkipIf::Any } else { SkipIf::Newest };
+        let going_on = &mut |_| match self.is_open() && self.goes_to_pool(name, place) {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        };
+        self.send_to_pool(place, name.as_str(), (due.capsule, &manifest), unless, going_on).map(drop)
+    }
+
+    fn goes_to_pool(&self, name: &MachineName, place: &PoolPath) -> bool {
+        let table = self.following.table();
+        table.get(name).is_some_and(|now| matches!(&now.to, UploadTarget::Pool(to) if to == place))
+    }
+
+    fn upload(&self, name: &MachineName, to: &HostName, capsule: CapsuleId) -> Result<(), DaemonError> {
+        let link = WireLink(self.neighbour(to)?);
+        let ask = RemotePullRequest { capsule, refs: vec![refs::of_machine(name)], bases: Vec::new() };
+        let taken = call::<RemotePull>(&link, &ask, Bytes::new());
+        taken.map(drop).map_err(|error| crate::transfer::pull::sync_error(to, error))
+    }
+
+    /// Tells the hosts that are connected what this one holds.
+    fn announce(&self) {
+        let connections = self.neighbours.all();
+        if connections.is_empty() {
+            return;
+        }
+        let Ok(capsules) = self.store.capsules() else { return };
+        let partial = self.store.partials().unwrap_or_default();
+        let mut held = Vec::new();
+        for capsule in capsules.iter().filter(|capsule| capsule.reachable) {
+            let whole = !partial.contains(&capsule.id);
+            held.push(Holding { digest: capsule.id.0, whole });
+            let roots = capsule.manifest.images.iter().filter_map(|image| image.root);
+            held.extend(roots.map(|digest| Holding { digest, whole }));
+        }
+        for message in announcements(&held) {
+            for connection in &connections {
+                // Who does not hear it now hears the next one.
+                let _ = call::<Announce>(&WireLink(connection.clone()), &message, Bytes::new());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_wire::PublicKey;
+
+    #[test]
+    fn what_is_followed_comes_back_and_what_was_before_there_were_pools_too() {
+        let before = r#"{"web":{"to":"beta","sent":null}}"#;
+        let table: BTreeMap<MachineName, Followed> = serde_json::from_str(before).unwrap();
+        let web = &table[&"web".parse().unwrap()];
+        assert_eq!(
+            *web,
+            Followed { to: UploadTarget::Host("beta".parse().unwrap()), sent: None, kept_ms: 0 }
+        );
+        let place: PoolPath = format!("10.0.0.1:7500/{}/vms", PublicKey([7; 32])).parse().unwrap();
+        let now = Followed { to: UploadTarget::Pool(place), sent: None, kept_ms: 7 };
+        let text = serde_json::to_string(&now).unwrap();
+        assert_eq!(serde_json::from_str::<Followed>(&text).unwrap(), now);
+    }
+}

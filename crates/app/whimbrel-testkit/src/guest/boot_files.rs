@@ -1,0 +1,123 @@
+//! Kernel and initial RAM disk of the small guest: busybox, the modules, the witness, the program for guests. Boots in two to three
+//! seconds without hardware virtualisation.
+
+use super::{
+    GuestError,
+    artifact_cache::{once, run, workspace},
+    cpio::Archive,
+    kernel::{self, Kernel},
+};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
+
+const INIT: &str = include_str!("init.sh");
+const BUSYBOX: &str = "/bin/busybox";
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// What QEMU needs to start a small guest: `-kernel`, `-initrd`.
+#[derive(Debug)]
+pub struct GuestFiles {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// The initial RAM disk.
+    pub initrd: PathBuf,
+}
+
+impl GuestFiles {
+    /// The files, made on the first use and again whenever the witness or the recipe changed. Later uses, in this
+    /// process or another, cost a few milliseconds.
+    ///
+    /// # Panics
+    /// If they cannot be made: no test has anything to say then.
+    pub fn get() -> &'static GuestFiles {
+        static FILES: OnceLock<GuestFiles> = OnceLock::new();
+        FILES.get_or_init(|| Self::build().unwrap_or_else(|error| panic!("no guest to test with: {error:?}")))
+    }
+
+    fn build() -> Result<Self, GuestError> {
+        let kernel = kernel::get()?;
+        let busybox = read(Path::new(BUSYBOX))?;
+        let name = format!("initrd-{}", key(&[&busybox])?);
+        let place = once("guest-files", &name, |place| {
+            let helper = build("whimbrel-guest-agent", "whimbrel-guest")?;
+            let initrd = archive(&kernel, &busybox, &read(&build_witness()?)?, &read(&helper)?)?;
+            let path = place.join("initrd");
+            fs::write(&path, initrd).map_err(GuestError::file("write", &path))
+        })?;
+        Ok(Self { kernel: kernel.image, initrd: place.join("initrd") })
+    }
+}
+
+/// A short digest of all inputs that are not fetched: the recipe, the sources of the witness, `more`.
+pub(super) fn key(more: &[&[u8]]) -> Result<String, GuestError> {
+    let mut hasher = blake3::Hasher::new();
+    let mut sources = Vec::new();
+    for package in ["guest/test-agent", "guest/agent", "crates/machine/whimbrel-guest-protocol"] {
+        let package = workspace().join(package);
+        sources.push(package.join("Cargo.toml"));
+        files_below(&package.join("src"), &mut sources)?;
+    }
+    sources.sort();
+    for source in sources {
+        hasher.update(blake3::hash(&read(&source)?).as_bytes());
+    }
+    for text in
+        [INIT.as_bytes(), include_bytes!("boot_files.rs"), include_bytes!("kernel.rs")].iter().chain(more)
+    {
+        hasher.update(blake3::hash(text).as_bytes());
+    }
+    Ok(hasher.finalize().to_hex()[..16].to_owned())
+}
+
+/// All files below a directory.
+fn files_below(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), GuestError> {
+    let entries = fs::read_dir(directory).map_err(GuestError::file("list", directory))?;
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if path.is_dir() { files_below(&path, files)? } else { files.push(path) }
+    }
+    Ok(())
+}
+
+/// Compiles the witness as a static program and returns its path.
+pub(super) fn build_witness() -> Result<PathBuf, GuestError> {
+    build("whimbrel-test-agent", "whimbrel-test-agent")
+}
+
+/// Compiles a package of the workspace as a static program and returns the path of `binary`.
+fn build(package: &str, binary: &str) -> Result<PathBuf, GuestError> {
+    let target_dir = workspace().join("target/guest");
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(workspace());
+    // The surrounding build's flags are not the guest's.
+    cargo
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env_remove("RUSTC_BOOTSTRAP")
+        .env("RUSTFLAGS", "-C target-feature=+crt-static");
+    cargo.args(["build", "--quiet", "--release", "--package", package, "--target", TARGET]);
+    cargo.args(["--config", "profile.release.opt-level='s'", "--config", "profile.release.strip=true"]);
+    run(cargo.arg("--target-dir").arg(&target_dir))?;
+    Ok(target_dir.join(TARGET).join("release").join(binary))
+}
+
+/// Not compressed: the few MiB load faster than a guest without hardware virtualisation unpacks them.
+fn archive(kernel: &Kernel, busybox: &[u8], witness: &[u8], helper: &[u8]) -> Result<Vec<u8>, GuestError> {
+    let mut archive = Archive::new();
+    for directory in ["bin", "proc", "sys", "dev", "mnt"] {
+        archive.directory(directory);
+    }
+    archive.file("init", 0o755, INIT.as_bytes());
+    archive.file("bin/busybox", 0o755, busybox);
+    archive.file("bin/witness", 0o755, witness);
+    archive.file("bin/whimbrel-guest", 0o755, helper);
+    archive.symlink("bin/muncher", "witness");
+    kernel.add_modules(&mut archive)?;
+    Ok(archive.finish())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, GuestError> {
+    fs::read(path).map_err(GuestError::file("read", path))
+}

@@ -1,0 +1,76 @@
+//! `whimbrel host`.
+
+use crate::{
+    argument_types::absolute,
+    cli::DEFAULT_SOCKET,
+    error::CliError,
+    settings::{DEFAULT_FILE, Settings},
+};
+use std::{net::SocketAddr, path::PathBuf};
+use whimbrel_core::HostName;
+use whimbrel_daemon::DaemonOptions;
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel host --name alpha --data /var/lib/whimbrel
+  whimbrel host --name alpha --data /var/lib/whimbrel --listen 10.0.0.1:7400
+  whimbrel host --config /etc/whimbrel/alpha.toml
+
+Settings file (TOML); options win over it:
+  name = \"alpha\"
+  data = \"/var/lib/whimbrel\"
+  listen = \"10.0.0.1:7400\"
+  socket = \"/run/whimbrel/host.sock\"
+  run_dir = \"/dev/shm/whimbrel-alpha\"";
+
+/// Run the host daemon; all other verbs are its clients
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Name of this host among those who trust each other
+    #[arg(long)]
+    name: Option<HostName>,
+    /// Directory for its store, its machines and its key
+    #[arg(long, value_name = "DIR", value_parser = absolute)]
+    data: Option<PathBuf>,
+    /// Address for other hosts; without it none can connect
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// Directory on a tmpfs for guest memory, /dev/shm/whimbrel-NAME unless given
+    #[arg(long, value_name = "DIR", value_parser = absolute)]
+    run_dir: Option<PathBuf>,
+    /// Settings file, /etc/whimbrel/host.toml if it exists unless given
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl Args {
+    /// `socket` is the global option.
+    pub(crate) fn run(self, socket: Option<PathBuf>) -> Result<(), CliError> {
+        let options = self.options(socket)?;
+        whimbrel_daemon::run(options).map_err(|error| CliError::Daemon(Box::new(error)))
+    }
+
+    fn options(self, socket: Option<PathBuf>) -> Result<DaemonOptions, CliError> {
+        let file = Settings::read(self.config.as_deref())?;
+        let options =
+            Settings { name: self.name, listen: self.listen, data: self.data, run_dir: self.run_dir, socket };
+        let settings = options.over(file);
+        let name = settings.name.ok_or_else(|| missing("name", "--name alpha"))?;
+        let data = settings.data.ok_or_else(|| missing("data directory", "--data /var/lib/whimbrel"))?;
+        Ok(DaemonOptions {
+            listen: settings.listen,
+            run_dir: settings.run_dir.unwrap_or_else(|| format!("/dev/shm/whimbrel-{name}").into()),
+            socket: settings.socket.unwrap_or_else(|| DEFAULT_SOCKET.into()),
+            name,
+            data,
+        })
+    }
+}
+
+fn missing(what: &str, example: &str) -> CliError {
+    CliError::Usage {
+        problem: format!("the host has no {what}"),
+        hint: format!("give it with `{example}`, or in {DEFAULT_FILE}"),
+    }
+}

@@ -1,0 +1,92 @@
+//! A disk as its cut pages: how the capture engine sees a disk whose image has cuts. [`AlignedPageView`] is for one of several who
+//! follow a disk, [`AlignedPages`] an array of its own.
+//!
+//! Writes are tracked by pages of the disk, so a written file page that lies across two of them makes up to three cut pages
+//! dirty. The contract of a dirty set allows that, and pages that turn out unchanged are not sent.
+
+use crate::{AlignedDisk, AlignmentMismatch, Device, DiskPages, TrackedDevice};
+use std::sync::Arc;
+use whimbrel_alignment::PageAlignment;
+use whimbrel_core::{PageRun, PageSet};
+use whimbrel_machine::{PageArray, PageError, PageView};
+
+/// An array of pages of a disk, seen as cut pages.
+pub struct AlignedPageView {
+    name: String,
+    pages: AlignedDisk,
+}
+
+impl AlignedPageView {
+    /// `device`, called `name`, cut by `cuts`.
+    ///
+    /// # Errors
+    /// If the cuts are for a disk of another size.
+    pub fn new(
+        name: String,
+        device: Arc<dyn Device>,
+        cuts: PageAlignment,
+    ) -> Result<Self, AlignmentMismatch> {
+        Ok(Self { name, pages: AlignedDisk::new(device, cuts)? })
+    }
+}
+
+impl PageView for AlignedPageView {
+    fn page_count(&self) -> u64 {
+        self.pages.cuts().page_count()
+    }
+
+    fn of_array(&self, pages: &PageSet) -> PageSet {
+        self.pages.cuts().to_cut(pages)
+    }
+
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+        self.pages.read_at(run.offset(), out).map_err(|error| PageError::new(&self.name, "read", error))
+    }
+}
+
+/// A disk as an array of cut pages whose base is zeros.
+pub struct AlignedPages {
+    disk: DiskPages,
+    view: AlignedPageView,
+}
+
+impl AlignedPages {
+    /// `device`, called `name`, cut by `cuts`.
+    ///
+    /// # Errors
+    /// If the cuts are for a disk of another size.
+    pub fn new(
+        name: String,
+        device: Arc<TrackedDevice>,
+        cuts: PageAlignment,
+    ) -> Result<Self, AlignmentMismatch> {
+        let view = AlignedPageView::new(name.clone(), device.clone(), cuts)?;
+        Ok(Self { disk: DiskPages { name, device }, view })
+    }
+}
+
+impl PageArray for AlignedPages {
+    fn name(&self) -> &str {
+        self.disk.name()
+    }
+
+    fn page_count(&self) -> u64 {
+        self.view.page_count()
+    }
+
+    fn populated(&mut self) -> Result<PageSet, PageError> {
+        self.disk.populated().map(|pages| self.view.of_array(&pages))
+    }
+
+    fn take_dirty(&mut self) -> Result<PageSet, PageError> {
+        self.disk.take_dirty().map(|pages| self.view.of_array(&pages))
+    }
+
+    fn put_back(&mut self, pages: &PageSet) {
+        self.disk.put_back(&self.view.pages.cuts().to_disk(pages));
+    }
+
+    fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+        self.view.read(run, out)
+    }
+}

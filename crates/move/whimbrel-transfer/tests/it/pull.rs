@@ -1,0 +1,213 @@
+//! Whole pulls between two stores over links that fail.
+//!
+//! The fears: a page that is not what it was, something sent twice, wrong data believed, a holder that could help not asked, a pull
+//! that does not come to an end.
+
+use crate::common::{Fake, Place, get, live, memory, random, try_get};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+use whimbrel_core::{PAGE_SIZE, PageRun};
+use whimbrel_transfer::{DemandFetcher, Holders, SyncError};
+
+const PAGES: usize = 300;
+
+#[test]
+fn a_capsule_arrives_whole_and_zero_pages_cost_nothing() {
+    let (there, here) = (Place::new(), Place::new());
+    let memory = memory(PAGES, 1);
+    let capsule = there.capsule(&memory, &[7; 100_000], None);
+    let (peer, _) = Fake::peer("alpha", &there.store);
+    let report = get(&here.store, &Holders::new(vec![peer]), capsule, &[]).unwrap();
+    assert_eq!(here.memory(&capsule), memory);
+    let verified = here.store.verify(|_, _| ()).unwrap();
+    assert!(verified.damage.is_empty() && verified.broken.is_empty() && verified.partial.is_empty());
+    let used = memory.chunks(PAGE_SIZE).filter(|page| !whimbrel_core::is_zero(page)).count() as u64;
+    assert!(report.pages.plain <= used && report.pages.delta == 0, "{report:?}");
+    let again =
+        get(&here.store, &Holders::new(vec![Fake::peer("alpha", &there.store).0]), capsule, &[]).unwrap();
+    assert_eq!((again.requests, again.received), (0, 0), "nothing is asked of what is here");
+}
+
+#[test]
+fn a_second_version_travels_as_its_difference() {
+    let (there, here) = (Place::new(), Place::new());
+    let mut memory = memory(PAGES * 4, 2);
+    let first = there.capsule(&memory, &[7; 50_000], None);
+    let (peer, _) = Fake::peer("alpha", &there.store);
+    let sources = Holders::new(vec![peer]);
+    get(&here.store, &sources, first, &[]).unwrap();
+    let before = memory.clone();
+    live(&mut memory, 200, 3);
+    let second = there.capsule(&memory, &[[7; 49_000].as_slice(), &[8; 1000]].concat(), Some(first));
+    let report = get(&here.store, &sources, second, &[first]).unwrap();
+    assert_eq!(here.memory(&second), memory);
+    let other = |(old, new): &(&[u8], &[u8])| old.iter().zip(*new).filter(|(a, b)| a != b).count() > 100;
+    let pairs = before.chunks(PAGE_SIZE).zip(memory.chunks(PAGE_SIZE));
+    let altogether = pairs.filter(other).filter(|(_, new)| !whimbrel_core::is_zero(new)).count();
+    let expected = (altogether * (PAGE_SIZE + 16) + 200 * 40) as u64;
+    assert!(report.received < expected, "{expected} for {altogether} new pages: {report:?}");
+    assert!(report.pages.delta > 100 && report.pages.plain == 0, "{report:?}");
+    assert_eq!(
+        here.store.blob(&here.store.manifest(&second).unwrap().device[0]).unwrap()[49_000..],
+        [8; 1000]
+    );
+}
+
+#[test]
+fn a_base_that_only_the_asker_has_does_not_help_and_does_not_harm() {
+    let (there, here) = (Place::new(), Place::new());
+    let mut memory = memory(PAGES, 4);
+    let own = here.capsule(&memory, &[1; 10], None);
+    live(&mut memory, 50, 5);
+    let capsule = there.capsule(&memory, &[2; 10], None);
+    let (peer, _) = Fake::peer("alpha", &there.store);
+    let report = get(&here.store, &Holders::new(vec![peer]), capsule, &[own]).unwrap();
+    assert_eq!(here.memory(&capsule), memory);
+    assert!(
+        report.pages.plain <= 50 && report.pages.had > 100,
+        "pages that stand elsewhere are found: {report:?}"
+    );
+}
+
+#[test]
+fn cuts_at_every_stage_cost_at_most_a_window_each() {
+    let there = Place::new();
+    let mut memory = memory(PAGES * 2, 6);
+    let first = there.capsule(&memory, &[7; 50_000], None);
+    live(&mut memory, 400, 7);
+    let second = there.capsule(&memory, &[9; 50_000], Some(first));
+    for (capsule, base) in [(first, None), (second, Some(first))] {
+        let bases: Vec<_> = base.into_iter().collect();
+        let prepared = |place: &Place| {
+            bases.iter().for_each(|base| {
+                get(&place.store, &Holders::new(vec![Fake::peer("alpha", &there.store).0]), *base, &[])
+                    .unwrap();
+            });
+        };
+        let calm = Place::new();
+        prepared(&calm);
+        let (peer, faults) = Fake::peer("alpha", &there.store);
+        get(&calm.store, &Holders::new(vec![peer]), capsule, &bases).unwrap();
+        let (once, answer) = (faults.arrived.load(Ordering::Acquire), faults.largest.load(Ordering::Acquire));
+        // Fewer than two answers each time would be no progress: so many are under way.
+        for cut in [4, 5, 9] {
+            // The receiver is killed at the cut, and starts again with what its store holds.
+            let mut here = Place::new();
+            prepared(&here);
+            let (mut arrived, mut runs) = (0, 0);
+            loop {
+                let (peer, faults) = Fake::peer("alpha", &there.store);
+                faults.until_cut.store(cut, Ordering::Release);
+                let ended = try_get(&here.store, &Holders::new(vec![peer]), capsule, &bases);
+                arrived += faults.arrived.load(Ordering::Acquire);
+                runs += 1;
+                here.reopen();
+                match ended {
+                    Ok(_) => break,
+                    Err(error) => assert!(error.is_retryable(), "{error:?}"),
+                }
+                assert!(runs < 2000, "no progress with cuts after {cut} requests");
+            }
+            assert_eq!(here.memory(&capsule), there.memory(&capsule));
+            // What had arrived is never sent again; pages compress a little worse in smaller answers.
+            assert!(
+                arrived <= once + once / 4 + answer,
+                "{arrived} bytes instead of {once} after {runs} runs"
+            );
+        }
+    }
+}
+
+#[test]
+fn wrong_data_is_rejected_blamed_and_asked_of_another() {
+    let (there, other, here) = (Place::new(), Place::new(), Place::new());
+    let memory = memory(PAGES, 8);
+    let capsule = there.capsule(&memory, &[7; 5000], None);
+    other.capsule(&memory, &[7; 5000], None);
+    for from in 0..8 {
+        let (liar, lies) = Fake::peer("liar", &there.store);
+        let (honest, _) = Fake::peer("honest", &other.store);
+        lies.spoil_from.store(from, Ordering::Release);
+        let sources = Holders::new(vec![liar, honest]);
+        get(&here.store, &sources, capsule, &[]).unwrap();
+        assert_eq!(here.memory(&capsule), memory);
+        let before = lies.requests.load(Ordering::Acquire);
+        if sources.blamed().is_empty() {
+            assert!(before <= from, "a lie was believed");
+        } else {
+            assert_eq!(sources.blamed()[0].0, "liar");
+        }
+    }
+    let alone = Place::new();
+    let (liar, lies) = Fake::peer("liar", &there.store);
+    lies.spoil_from.store(3, Ordering::Release);
+    match get(&alone.store, &Holders::new(vec![liar]), capsule, &[]) {
+        Err(SyncError::WrongData { peer, .. }) => assert_eq!(peer, "liar"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn two_holders_that_fail_in_turns_are_enough() {
+    for seed in 0..6 {
+        let (there, other, here) = (Place::new(), Place::new(), Place::new());
+        let mut memory = memory(PAGES, seed);
+        let first = there.capsule(&memory, &[7; 5000], None);
+        other.capsule(&memory, &[7; 5000], None);
+        live(&mut memory, 300, seed + 100);
+        let second = there.capsule(&memory, &[8; 5000], Some(first));
+        // The other has the second version without the first one beneath.
+        let partly = Place::new();
+        partly.capsule(&memory, &[8; 5000], None);
+        let second_there = partly.store.manifest(&second).is_ok();
+        let (a, cuts_a) = Fake::peer("a", &there.store);
+        let (b, cuts_b) = Fake::peer("b", &other.store);
+        for (faults, seed) in [(&cuts_a, seed), (&cuts_b, seed + 50)] {
+            let mut next = random(seed + 1);
+            faults.until_cut.store(next() % 9, Ordering::Release);
+            faults.refuse_dials.store(next() % 2, Ordering::Release);
+            *faults.next_cut.lock().unwrap() = Box::new(move || 3 + next() % 9);
+        }
+        let sources = Holders::new(vec![a, b]).retrying_after(Duration::from_millis(1));
+        get(&here.store, &sources, first, &[]).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
+        get(&here.store, &sources, second, &[first]).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
+        assert_eq!(here.memory(&second), memory, "seed {seed}, {second_there}");
+    }
+}
+
+#[test]
+fn a_machine_runs_on_pages_that_are_elsewhere() {
+    let (there, here) = (Place::new(), Place::new());
+    let mut memory = memory(PAGES, 9);
+    let first = there.capsule(&memory, &[7; 5000], None);
+    let (peer, _) = Fake::peer("alpha", &there.store);
+    get(&here.store, &Holders::new(vec![peer]), first, &[]).unwrap();
+    live(&mut memory, 300, 10);
+    let second = there.capsule(&memory, &[8; 5000], Some(first));
+    let (peer, faults) = Fake::peer("alpha", &there.store);
+    let sources = Arc::new(Holders::new(vec![peer]));
+    let remote = Arc::new(DemandFetcher::new(Arc::new(here.store.clone()), sources));
+    here.store.set_elsewhere(remote);
+    let (new, old) = (there.store.manifest(&second).unwrap(), there.store.manifest(&first).unwrap());
+    let image = here.store.image(new.images[0].root, PAGES as u64).or_elsewhere(old.images[0].root);
+    let mut seen = vec![1; memory.len()];
+    let mut next = random(11);
+    for _ in 0..50 {
+        let page = next() % PAGES as u64;
+        let run = PageRun::new(page, (PAGES as u64 - page).min(5));
+        let out = &mut seen[..run.bytes()];
+        image.read(run, out).unwrap();
+        assert!(*out == memory[run.offset() as usize..][..run.bytes()], "pages {run:?}");
+    }
+    let before = faults.requests.load(Ordering::Acquire);
+    image.read(PageRun::new(0, PAGES as u64), &mut seen).unwrap();
+    assert!(seen == memory);
+    let after = faults.requests.load(Ordering::Acquire);
+    image.read(PageRun::new(0, PAGES as u64), &mut seen).unwrap();
+    assert_eq!(after, faults.requests.load(Ordering::Acquire), "what came is kept ({before} before)");
+    faults.until_cut.store(0, Ordering::Release);
+    let gone = here.store.image(Some(whimbrel_core::Digest([5; 32])), 10).or_elsewhere(None);
+    assert!(gone.read(PageRun::new(0, 1), &mut seen[..PAGE_SIZE]).unwrap_err().is_retryable());
+}

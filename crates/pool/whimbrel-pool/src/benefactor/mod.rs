@@ -1,0 +1,21 @@
+//! A benefactor: spare disk given to the pool. It keeps chunks, serves them, and asks the manager which may go.
+
+mod bucket;
+mod chunk_store;
+mod error;
+mod manager_reports;
+mod pool_id_file;
+mod process;
+mod readahead;
+mod remote_segments;
+mod segment;
+mod service;
+
+pub use bucket::{Bucket, TierError, TierOptions, TierUrl, TierUrlError};
+pub use chunk_store::{ChunkStore, Usage};
+pub use error::ChunkError;
+pub use process::{Benefactor, BenefactorError, BenefactorOptions};
+pub use remote_segments::ObjectTier;
+pub(crate) use segment::check_frame;
+pub use segment::{FrameFault, open_frame};
+pub use service::BenefactorService;

@@ -1,0 +1,105 @@
+//! The port to the host: found, opened, read and written without waiting.
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{Mode, OFlags},
+};
+use std::{
+    fs, io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
+    time::Duration,
+};
+use whimbrel_guest_protocol::{
+    PORT,
+    frame::{Decoder, Frame},
+};
+
+/// How long the host may refuse a frame. It reads at once, or is not there.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Read at once.
+const PIECE: usize = 16 << 10;
+
+/// The open port.
+pub(crate) struct Port {
+    fd: OwnedFd,
+    decoder: Decoder,
+}
+
+/// What the port has to say.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    /// Frames of the host, maybe none.
+    Frames(Vec<Frame>),
+    /// Nobody is at the other end.
+    HungUp,
+}
+
+impl Port {
+    /// Opens the port. None while there is none.
+    pub(crate) fn open() -> io::Result<Option<Self>> {
+        let Some(device) = device()? else { return Ok(None) };
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(device, flags, Mode::empty())?;
+        Ok(Some(Self { fd, decoder: Decoder::default() }))
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// All that has come.
+    pub(crate) fn read(&mut self) -> io::Result<Heard> {
+        let mut frames = Vec::new();
+        let mut piece = [0; PIECE];
+        loop {
+            match rustix::io::read(&self.fd, &mut piece) {
+                // Without anybody at the other end a read finds the end of the file at once.
+                Ok(0) if frames.is_empty() => return Ok(Heard::HungUp),
+                Ok(0) | Err(rustix::io::Errno::AGAIN) => return Ok(Heard::Frames(frames)),
+                Ok(len) => {
+                    self.decoder.push(&piece[..len]);
+                    frames.extend(std::iter::from_fn(|| self.decoder.next_frame()));
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Sends a frame. One that nobody takes is dropped: who reads later begins anew.
+    pub(crate) fn write(&self, frame: &Frame) -> io::Result<()> {
+        let bytes = frame.encode();
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            match rustix::io::write(&self.fd, rest) {
+                Ok(len) => rest = &rest[len..],
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => self.wait_writable()?,
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_writable(&self) -> io::Result<()> {
+        let timeout = Timespec::try_from(WRITE_TIMEOUT).map_err(io::Error::other)?;
+        let mut fds = [PollFd::new(&self.fd, PollFlags::OUT)];
+        poll(&mut fds, Some(&timeout))?;
+        let writable = fds[0].revents().contains(PollFlags::OUT);
+        if writable { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+    }
+}
+
+/// The device of our port, by the name that the host gave it.
+fn device() -> io::Result<Option<PathBuf>> {
+    let ports = match fs::read_dir("/sys/class/virtio-ports") {
+        Ok(ports) => ports,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let ours = ports
+        .flatten()
+        .find(|port| fs::read_to_string(port.path().join("name")).is_ok_and(|name| name.trim() == PORT));
+    Ok(ours.map(|port| PathBuf::from("/dev").join(port.file_name())))
+}

@@ -1,0 +1,256 @@
+//! Holding processes that write too fast, for a while.
+//!
+//! What holds: a process is held by ptrace, so it goes on when we die; each holding has a lease that the host must renew, and an
+//! end that nobody can put off. A thread that sleeps where it cannot be stopped is stopped when it wakes, and is then let go
+//! if it should not be held any more: until that was done it is on a list.
+
+mod choose;
+mod writers;
+
+pub(crate) use choose::Bounds;
+pub(crate) use writers::Sample;
+
+use crate::{
+    config::Config,
+    memory::Layout,
+    sys::ptrace::{self, Seen},
+};
+use choose::{Choice, choose};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+use whimbrel_guest_protocol::{PROCESSES_MAX, Process};
+
+/// How long threads of one process may take to stand still before the next one is looked at.
+const STOPS_WITHIN: Duration = Duration::from_millis(20);
+const NAP: Duration = Duration::from_micros(200);
+/// How often it is looked after threads that did not stand still when they were to be let go.
+const LOOK_AFTER: Duration = Duration::from_millis(5);
+
+/// The processes that are held.
+#[derive(Debug, Default)]
+pub(crate) struct Stunned {
+    pids: Vec<u32>,
+    threads: Vec<i32>,
+    /// Threads to let go as soon as they stand still.
+    leaving: Vec<i32>,
+    ends: Option<Ends>,
+}
+
+/// When a holding ends.
+#[derive(Debug, Clone, Copy)]
+struct Ends {
+    lease: Instant,
+    latest: Instant,
+}
+
+impl Stunned {
+    /// Holds processes that wrote most of the sample. Those that are held already stay so.
+    pub(crate) fn hold(
+        &mut self,
+        sample: &Sample,
+        layout: Layout,
+        each: u32,
+        bounds: Bounds,
+        config: &Config,
+    ) -> Choice {
+        let mut writers = writers::of(sample, layout, each);
+        // What is held has written its last pages before, and shares some with others.
+        writers.retain(|process| !self.pids.contains(&process.pid));
+        let room = PROCESSES_MAX.saturating_sub(self.pids.len());
+        let mut choice = choose(writers, bounds, |process| config.allows(&process.name));
+        choice.hold.truncate(room);
+        choice.spare.truncate(PROCESSES_MAX);
+        choice.hold.retain(|process| self.hold_process(process));
+        choice
+    }
+
+    /// Whether any thread of it is held now.
+    fn hold_process(&mut self, process: &Process) -> bool {
+        let before = self.threads.len();
+        let deadline = Instant::now() + STOPS_WITHIN;
+        // Threads that are not held yet may make others, until none is found any more.
+        loop {
+            let new: Vec<i32> =
+                threads_of(process.pid).filter(|thread| !self.threads.contains(thread)).collect();
+            // Somebody else traces it, or it has ended: then it is not ours to hold.
+            let held: Vec<i32> = new.into_iter().filter(|thread| ptrace::hold(*thread).is_ok()).collect();
+            if held.is_empty() {
+                break;
+            }
+            self.threads.extend(&held);
+            for thread in held {
+                while matches!(ptrace::inspect(thread), Ok(Seen::Runs)) && Instant::now() < deadline {
+                    std::thread::sleep(NAP);
+                }
+            }
+        }
+        let is_held = self.threads.len() > before;
+        if is_held {
+            self.pids.push(process.pid);
+        }
+        is_held
+    }
+
+    /// They stay held for so long from now on, but no longer than `most` since the first was.
+    pub(crate) fn extend(&mut self, lease: Duration, most: Duration) {
+        if self.pids.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let latest = self.ends.map_or(now + most, |ends| ends.latest);
+        self.ends = Some(Ends { lease: now + lease, latest });
+    }
+
+    /// Lets all go; how many processes that were.
+    pub(crate) fn release(&mut self) -> u32 {
+        let count = self.pids.len() as u32;
+        self.pids.clear();
+        self.ends = None;
+        self.leaving.append(&mut self.threads);
+        self.detach_stopped();
+        count
+    }
+
+    /// Lets go what stands still of those that are to be let go.
+    fn detach_stopped(&mut self) {
+        self.leaving.retain(|thread| {
+            let done = match ptrace::inspect(*thread) {
+                Ok(Seen::Stopped(signal)) => ptrace::release(*thread, signal).is_ok(),
+                // It has ended, or sleeps where it cannot be stopped.
+                Ok(Seen::Runs) => ptrace::reap(*thread),
+                Err(_) => true,
+            };
+            !done
+        });
+    }
+
+    /// What time brings; how many processes were let go because a lease was over.
+    pub(crate) fn tick(&mut self) -> u32 {
+        self.detach_stopped();
+        let now = Instant::now();
+        let over = self.ends.is_some_and(|ends| now >= ends.lease || now >= ends.latest);
+        if over { self.release() } else { 0 }
+    }
+
+    /// When [`Stunned::tick`] wants to be called; never if nobody is held.
+    pub(crate) fn next_tick(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let end = self.ends.map(|ends| ends.lease.min(ends.latest).saturating_duration_since(now));
+        let soon = (!self.leaving.is_empty()).then_some(LOOK_AFTER);
+        end.into_iter().chain(soon).min()
+    }
+}
+
+fn threads_of(pid: u32) -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        io::{BufRead as _, BufReader},
+        process::{Child, Command, Stdio},
+    };
+
+    /// A process that works, and its parent that waits for it; both end when this is dropped. Its parent is not us: we would see
+    /// as its parent what we do as its tracer.
+    struct Worker {
+        parent: Child,
+        pid: u32,
+    }
+
+    impl Worker {
+        fn start() -> Self {
+            let script = "sh -c 'while :; do :; done' & echo $!; wait";
+            let mut parent = Command::new("sh")
+                .args(["-c", script])
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            let mut line = String::new();
+            BufReader::new(parent.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+            Self { parent, pid: line.trim().parse().unwrap() }
+        }
+
+        fn state(&self) -> String {
+            let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("State:\t")).unwrap();
+            line[..1].to_owned()
+        }
+
+        fn as_process(&self) -> Process {
+            Process { pid: self.pid, pages: 1, name: "sh".into() }
+        }
+
+        fn kill(&self) {
+            Command::new("kill").args(["-9", &self.pid.to_string()]).status().unwrap();
+        }
+
+        /// Its parent has seen its end.
+        fn has_ended(&mut self) -> bool {
+            self.parent.try_wait().unwrap().is_some()
+        }
+    }
+
+    impl Drop for Worker {
+        fn drop(&mut self) {
+            if !self.has_ended() {
+                self.kill();
+                let _ = self.parent.kill();
+                let _ = self.parent.wait();
+            }
+        }
+    }
+
+    fn wait_for(stunned: &mut Stunned, mut what: impl FnMut() -> bool) -> bool {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < deadline {
+            stunned.tick();
+            if what() {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        false
+    }
+
+    #[test]
+    fn who_is_held_stands_still_until_the_lease_is_over_and_its_parent_sees_nothing() {
+        let mut worker = Worker::start();
+        let mut stunned = Stunned::default();
+        assert!(stunned.hold_process(&worker.as_process()));
+        stunned.extend(Duration::from_secs(60), Duration::from_secs(60));
+        assert!(wait_for(&mut stunned, || worker.state() == "t"), "{}", worker.state());
+        assert!(!worker.has_ended(), "to its parent it runs");
+        assert_eq!(stunned.tick(), 0);
+        stunned.extend(Duration::ZERO, Duration::from_secs(60));
+        assert_eq!(stunned.tick(), 1);
+        assert!(wait_for(&mut stunned, || worker.state() == "R"), "{}", worker.state());
+        assert!(stunned.next_tick().is_none());
+    }
+
+    #[test]
+    fn no_lease_is_renewed_beyond_the_end() {
+        let worker = Worker::start();
+        let mut stunned = Stunned::default();
+        assert!(stunned.hold_process(&worker.as_process()));
+        stunned.extend(Duration::from_secs(60), Duration::ZERO);
+        stunned.extend(Duration::from_secs(60), Duration::from_secs(60));
+        assert_eq!(stunned.tick(), 1);
+    }
+
+    #[test]
+    fn one_that_is_killed_while_it_is_held_ends() {
+        let mut worker = Worker::start();
+        let mut stunned = Stunned::default();
+        assert!(stunned.hold_process(&worker.as_process()));
+        worker.kill();
+        stunned.release();
+        assert!(wait_for(&mut stunned, || worker.has_ended()), "a zombie is left");
+    }
+}

@@ -1,0 +1,212 @@
+//! Wishes of those inside: `whimbrel-guest migrate HOST` hands its wish to the program that serves, over a unix socket, and waits.
+//!
+//! Lines of text: one wish in, and out again `begun`, then `done …`, `refused …` or `failed …`. Only root can open the socket.
+//! The wish of a machine that is moved is answered where it arrives: by the hello of its new host.
+
+use std::{
+    fs,
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::{
+            fs::PermissionsExt as _,
+            net::{UnixListener, UnixStream},
+        },
+    },
+    process::ExitCode,
+    time::Duration,
+};
+use whimbrel_guest_protocol::{GuestRequest, RequestOutcome};
+
+const SOCKET: &str = "/run/whimbrel-guest.sock";
+/// Longest wish.
+const LINE_MAX: u64 = 300;
+/// Wishes at the same time.
+const WISHES_MAX: usize = 8;
+/// How long somebody who connects may take to say what it wants.
+const SAY_WITHIN: Duration = Duration::from_secs(1);
+
+/// What became of a wish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Wish {
+    Begun,
+    Done(String),
+    Refused(String),
+    Failed(String),
+}
+
+impl From<RequestOutcome> for Wish {
+    fn from(outcome: RequestOutcome) -> Self {
+        match outcome {
+            RequestOutcome::Begun => Self::Begun,
+            RequestOutcome::Done(what) => Self::Done(what),
+            RequestOutcome::Refused(why) => Self::Refused(why),
+            RequestOutcome::Failed(why) => Self::Failed(why),
+        }
+    }
+}
+
+impl Wish {
+    fn line(&self) -> String {
+        match self {
+            Self::Begun => "begun\n".to_owned(),
+            Self::Done(what) => format!("done {what}\n"),
+            Self::Refused(why) => format!("refused {why}\n"),
+            Self::Failed(why) => format!("failed {why}\n"),
+        }
+    }
+}
+
+/// Somebody who waits for the end of its wish.
+struct Waiting {
+    id: u32,
+    stream: UnixStream,
+    ask: GuestRequest,
+}
+
+/// Where wishes are taken.
+pub(crate) struct Desk {
+    listener: UnixListener,
+    waiting: Vec<Waiting>,
+    next: u32,
+    host: Option<String>,
+}
+
+impl Desk {
+    pub(crate) fn open() -> io::Result<Self> {
+        // `/run` need not be there yet in a guest that has just booted.
+        fs::create_dir_all("/run")?;
+        match fs::remove_file(SOCKET) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(SOCKET)?;
+        fs::set_permissions(SOCKET, fs::Permissions::from_mode(0o600))?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, waiting: Vec::new(), next: 1, host: None })
+    }
+
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        std::iter::once(self.listener.as_fd())
+    }
+
+    /// The next wish that somebody has.
+    pub(crate) fn next_wish(&mut self) -> Option<(u32, GuestRequest)> {
+        loop {
+            let (mut stream, _) = self.listener.accept().ok()?;
+            match read_wish(&stream) {
+                Ok(ask) if self.waiting.len() < WISHES_MAX => {
+                    let id = self.next;
+                    self.next = self.next.wrapping_add(1);
+                    self.waiting.push(Waiting { id, stream, ask: ask.clone() });
+                    return Some((id, ask));
+                }
+                Ok(_) => answer(&mut stream, &Wish::Refused("too many wishes at once".into())),
+                Err(error) => answer(&mut stream, &Wish::Failed(error.to_string())),
+            }
+        }
+    }
+
+    /// Tells who waits what became of its wish.
+    pub(crate) fn answer(&mut self, id: u32, wish: &Wish) {
+        let ended = *wish != Wish::Begun;
+        self.waiting.iter_mut().filter(|waiting| waiting.id == id).for_each(|w| answer(&mut w.stream, wish));
+        self.waiting.retain(|waiting| !(ended && waiting.id == id));
+    }
+
+    /// A host has said hello. Those it comes as an answer to are told; what others waited for has been lost.
+    pub(crate) fn host_is(&mut self, host: &str) {
+        for mut waiting in self.waiting.drain(..) {
+            let wish = match &waiting.ask {
+                GuestRequest::Migrate { host: to } if to == host => Wish::Done(format!("on {host}")),
+                GuestRequest::Migrate { .. } => {
+                    Wish::Failed(format!("{host} says hello: the migration was cut off"))
+                }
+                GuestRequest::Checkpoint { .. } => Wish::Failed(format!(
+                    "{host} says hello: it was cut off, or this is a copy that was resumed"
+                )),
+            };
+            answer(&mut waiting.stream, &wish);
+        }
+        self.host = Some(host.to_owned());
+    }
+
+    /// There is nobody to ask: whoever comes now is told so. Those whose wish is under way wait on.
+    pub(crate) fn refuse_all(&mut self, why: &str) {
+        while let Ok((mut stream, _)) = self.listener.accept() {
+            answer(&mut stream, &Wish::Failed(why.to_owned()));
+        }
+    }
+}
+
+/// Who has gone meanwhile is not told.
+fn answer(stream: &mut UnixStream, wish: &Wish) {
+    let _ = stream.write_all(wish.line().as_bytes());
+}
+
+fn read_wish(stream: &UnixStream) -> io::Result<GuestRequest> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(SAY_WITHIN))?;
+    let mut line = String::new();
+    BufReader::new(stream.take(LINE_MAX)).read_line(&mut line)?;
+    parse(&line).ok_or_else(|| io::Error::other("not understood"))
+}
+
+fn parse(line: &str) -> Option<GuestRequest> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    match words.as_slice() {
+        ["migrate", host] => Some(GuestRequest::Migrate { host: (*host).to_owned() }),
+        ["checkpoint"] => Some(GuestRequest::Checkpoint { tag: String::new() }),
+        ["checkpoint", tag] => Some(GuestRequest::Checkpoint { tag: (*tag).to_owned() }),
+        _ => None,
+    }
+}
+
+/// Hands a wish to the program that serves and waits for its end.
+pub(crate) fn send(wish: &str) -> ExitCode {
+    let mut stream = match UnixStream::connect(SOCKET) {
+        Ok(stream) => stream,
+        Err(error) => {
+            eprintln!("whimbrel-guest: nobody serves here ({SOCKET}: {error}); start whimbrel-guest first");
+            return ExitCode::FAILURE;
+        }
+    };
+    if let Err(error) = stream.write_all(format!("{wish}\n").as_bytes()) {
+        eprintln!("whimbrel-guest: {error}");
+        return ExitCode::FAILURE;
+    }
+    for line in BufReader::new(stream).lines().map_while(Result::ok) {
+        match line.split_once(' ') {
+            Some(("done", what)) => {
+                println!("{what}");
+                return ExitCode::SUCCESS;
+            }
+            Some(("refused", why)) => {
+                eprintln!("whimbrel-guest: refused: {why}");
+                return ExitCode::from(3);
+            }
+            Some(("failed", why)) => {
+                eprintln!("whimbrel-guest: {why}");
+                return ExitCode::FAILURE;
+            }
+            _ => eprintln!("{line}"),
+        }
+    }
+    eprintln!("whimbrel-guest: whoever serves here has ended");
+    ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wishes_are_read_and_nothing_else() {
+        assert_eq!(parse("migrate beta\n"), Some(GuestRequest::Migrate { host: "beta".into() }));
+        assert_eq!(parse("checkpoint"), Some(GuestRequest::Checkpoint { tag: String::new() }));
+        assert_eq!(parse("checkpoint before\n"), Some(GuestRequest::Checkpoint { tag: "before".into() }));
+        for wrong in ["", "migrate", "migrate a b", "reboot"] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+    }
+}
