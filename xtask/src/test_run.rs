@@ -80,7 +80,11 @@ fn test_binary(artifact: Artifact) -> Option<TestBinary> {
     }
     let package_dir = artifact.manifest_path?.parent()?.to_owned();
     let package = package_dir.file_name()?.to_string_lossy().into_owned();
-    let part = if target.kind.iter().any(|kind| kind == "test") { target.name } else { "unit".to_owned() };
+    let part = match target.kind.first().map(String::as_str) {
+        Some("test") => target.name,
+        Some("lib") => "unit".to_owned(),
+        _ => format!("{} unit", target.name),
+    };
     Some(TestBinary { name: format!("{package} {part}"), program: artifact.executable?, package_dir })
 }
 
