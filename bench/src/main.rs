@@ -1,7 +1,7 @@
 //! Named experiments against peers: `cargo xtask bench NAME [--quick] [--record]`. See docs/benchmarks.md.
 //!
-//! Prints a table and writes `target/bench/NAME.json`. A goal that is missed does not fail the command: a measurement is
-//! a finding. An experiment that could not be done does, after the others were.
+//! Prints a table and writes `target/bench/NAME.json`. A goal that is missed does not fail the command: a
+//! measurement is a finding. An experiment that could not be done does, after the others were.
 
 mod capsule;
 mod guest;
@@ -19,7 +19,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
-    /// A row (store.ingest), a family (store), a set (`run`, `pool`, `protect`, `capsule`, `paper`), or `list`.
+    /// A row (store.ingest), a family (store), a set (`run`, `pool`, `protect`, `capsule`, `paper`), or
+    /// `list`.
     name: String,
     /// Fewer repetitions and smaller inputs, under five minutes.
     #[arg(long)]
@@ -27,7 +28,8 @@ struct Arguments {
     /// Repetitions of every case, in place of the row's own; cases and inputs stay those of a full run.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     times: Option<u16>,
-    /// Keep the result in bench/results/ as well. Not with --quick or --times, and only from a clean checkout.
+    /// Keep the result in bench/results/ as well. Not with --quick or --times, and only from a clean
+    /// checkout.
     #[arg(long, conflicts_with_all = ["quick", "times"])]
     record: bool,
     /// Two memory or disk images to keep instead of made ones: the first version and a later one.

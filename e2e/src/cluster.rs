@@ -1,7 +1,7 @@
 //! Some hosts on one network segment, each with a daemon.
 //!
-//! Nothing of a cluster outlives this process, however it ends: processes and networks are the kernel's to end, the
-//! directories are removed by a child that notices.
+//! Nothing of a cluster outlives this process, however it ends: processes and networks are the kernel's to
+//! end, the directories are removed by a child that notices.
 
 use crate::HostProcess;
 use std::{
@@ -49,8 +49,8 @@ impl Cluster {
         Self { hosts, lab, disk, _memory: memory, sweeper }
     }
 
-    /// Ends all processes of all hosts and removes their directories, and waits for both. Dropping the value does the
-    /// same; this is for the end of a program while another of its threads is still using the hosts.
+    /// Ends all processes of all hosts and removes their directories, and waits for both. Dropping the value
+    /// does the same; this is for the end of a program while another of its threads is still using the hosts.
     pub fn end(&self) {
         self.hosts.iter().for_each(HostProcess::end);
         self.sweeper.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -111,11 +111,13 @@ impl Drop for Cluster {
     }
 }
 
-/// Waits for the end of its standard input, which comes from us or from the kernel that ends us, then removes its
-/// arguments. Whoever still writes there was killed with us and may be in the way for a moment, hence the repeats.
+/// Waits for the end of its standard input, which comes from us or from the kernel that ends us, then removes
+/// its arguments. Whoever still writes there was killed with us and may be in the way for a moment, hence the
+/// repeats.
 const SWEEP: &str = r#"cat; for _ in $(seq 100); do rm -rf -- "$@" && exit; sleep 0.1; done"#;
 
-/// A child that removes directories when it is dropped, or when this process is killed and can no longer do so.
+/// A child that removes directories when it is dropped, or when this process is killed and can no longer do
+/// so.
 struct Sweeper(Child);
 
 impl Sweeper {

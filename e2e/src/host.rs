@@ -137,7 +137,8 @@ impl HostProcess {
         }
     }
 
-    /// nsenter stops itself when the daemon is stopped, and then reaps nothing: not the daemon, and so not its namespace.
+    /// nsenter stops itself when the daemon is stopped, and then reaps nothing: not the daemon, and so not
+    /// its namespace.
     fn wake_keeper(&self) {
         if let Some(daemon) = &self.daemon {
             // An error means that it has ended, and there is nobody to wake.
@@ -147,7 +148,8 @@ impl HostProcess {
 
     /// Ends every process of the host and waits until the last one is gone.
     pub(crate) fn end(&self) {
-        // The kernel ends the namespace with its first process, and `unshare` sees that end after all the others.
+        // The kernel ends the namespace with its first process, and `unshare` sees that end after all the
+        // others.
         let Some(first) = children(self.init.id()).pop() else { return };
         if kill(first, Signal::SIGKILL).is_ok() {
             self.wake_keeper();
@@ -239,7 +241,8 @@ impl HostProcess {
         command.output().expect("the whimbrel binary")
     }
 
-    /// Starts a command and does not wait for its end. What it says on standard error is seen with the test's.
+    /// Starts a command and does not wait for its end. What it says on standard error is seen with the
+    /// test's.
     pub fn start_command(&self, arguments: &[&str]) -> Child {
         let mut command = Command::new(binary());
         command.arg("--socket").arg(&self.socket).args(arguments);

@@ -45,7 +45,8 @@ impl Ssh {
         // Where sshd drops its privileges to; a machine without a running sshd may lack it.
         to.exec("mkdir", &["-p", "/run/sshd"]);
         let sshd = to.start_program(SSHD, &["-D", "-e", "-f", text(&sshd_config)]);
-        // ssh finds its user's own configuration by the user, whatever HOME says; the system's can be covered up.
+        // ssh finds its user's own configuration by the user, whatever HOME says; the system's can be covered
+        // up.
         from.exec("mount", &["--bind", text(&client(&dir, address)), "/etc/ssh/ssh_config"]);
         let patience = Duration::from_secs(20);
         let deadline = std::time::Instant::now() + patience;

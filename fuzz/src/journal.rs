@@ -1,4 +1,5 @@
-//! The journal of a session's cache, whole: records of any meaning whose sums are right, read by a cache that is opened on them.
+//! The journal of a session's cache, whole: records of any meaning whose sums are right, read by a cache that
+//! is opened on them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use whimbrel_session::cache::{

@@ -1,9 +1,11 @@
-//! One function for each public parser of bytes from outside: a file, another host, QEMU, an NBD client. Parsers that their
-//! crates keep to themselves (index files, network frames) have property tests of their own there.
+//! One function for each public parser of bytes from outside: a file, another host, QEMU, an NBD client.
+//! Parsers that their crates keep to themselves (index files, network frames) have property tests of their
+//! own there.
 //!
-//! A target takes any bytes and must return: no panic, no endless loop, no memory beyond what the parser promises. Where a
-//! format is canonical it also checks that what was accepted is what would have been written. libFuzzer calls the
-//! functions from `fuzz_targets/`; `tests/seeded.rs` calls them with mutations of [`TARGETS`]' seeds on every test run.
+//! A target takes any bytes and must return: no panic, no endless loop, no memory beyond what the parser
+//! promises. Where a format is canonical it also checks that what was accepted is what would have been
+//! written. libFuzzer calls the functions from `fuzz_targets/`; `tests/seeded.rs` calls them with mutations
+//! of [`TARGETS`]' seeds on every test run.
 
 mod disk;
 mod hash_cache;
@@ -74,8 +76,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "session", run: session, seeds: session::seeds },
 ];
 
-/// What comes through the port of a guest, either way: frames are found in whatever it is, and what is understood is said the
-/// same way again.
+/// What comes through the port of a guest, either way: frames are found in whatever it is, and what is
+/// understood is said the same way again.
 pub fn guest_port(data: &[u8]) {
     let mut decoder = whimbrel_guest_protocol::frame::Decoder::default();
     for piece in data.chunks(61) {
@@ -99,7 +101,8 @@ pub fn guest_port(data: &[u8]) {
     }
 }
 
-/// Frames of a tunnel: a whole number of them up to the first that is none, which is the last thing that is said.
+/// Frames of a tunnel: a whole number of them up to the first that is none, which is the last thing that is
+/// said.
 pub fn tunnel_batch(data: &[u8]) {
     let frames: Vec<_> = whimbrel_net::tunnel::frames(data).collect();
     let bytes: usize = frames.iter().flatten().map(|(_, frame)| 5 + frame.len()).sum();
@@ -177,7 +180,8 @@ pub fn sync_answer(data: &[u8]) {
     whimbrel_transfer::open_anything(data);
 }
 
-/// The trace of a working set, whole and in pieces: canonical up to its last whole record, and fit to be played.
+/// The trace of a working set, whole and in pieces: canonical up to its last whole record, and fit to be
+/// played.
 pub fn wws_trace(data: &[u8]) {
     let whole = DirtyTrace::read(data);
     let mut reader = TraceReader::default();

@@ -1,4 +1,5 @@
-//! Messages of a migration to a host on which one machine is arriving: whatever they say, pages stay inside its memory.
+//! Messages of a migration to a host on which one machine is arriving: whatever they say, pages stay inside
+//! its memory.
 
 use bytes::Bytes;
 use std::sync::Arc;

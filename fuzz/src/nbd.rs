@@ -1,4 +1,5 @@
-//! The NBD server has no public parser, so a whole session goes through a socket to a server that lives as long as the process.
+//! The NBD server has no public parser, so a whole session goes through a socket to a server that lives as
+//! long as the process.
 
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;

@@ -1,5 +1,6 @@
-//! What a target of post-copy decodes: pages that it is owed, as a message and as the file that outlives its daemon, and the reply to
-//! a fetch. Whatever they say, sets stay inside their arrays and a reader gets its pages or an error.
+//! What a target of post-copy decodes: pages that it is owed, as a message and as the file that outlives its
+//! daemon, and the reply to a fetch. Whatever they say, sets stay inside their arrays and a reader gets its
+//! pages or an error.
 
 use bytes::Bytes;
 use std::sync::Arc;
@@ -21,8 +22,8 @@ const READ: PageRun = PageRun { start: 60, len: 8 };
 /// A block of a zstd frame is no longer.
 const BLOCK_MAX: usize = 128 << 10;
 
-/// A byte that says what the rest is: 0 a file without its digest, 1 a message, 2 a message before it is packed, 3 a length
-/// byte, so much of a reply's header, and its payload.
+/// A byte that says what the rest is: 0 a file without its digest, 1 a message, 2 a message before it is
+/// packed, 3 a length byte, so much of a reply's header, and its payload.
 pub fn postcopy(data: &[u8]) {
     let Some((kind, rest)) = data.split_first() else { return };
     match kind {

@@ -70,8 +70,8 @@ impl IncomingMachine for Room {
     fn discard(&mut self) {}
 }
 
-/// Messages one after the other: a byte that says which, two bytes of header length, four of payload length, both. What they
-/// make of a standby is a machine of a whole epoch, or none.
+/// Messages one after the other: a byte that says which, two bytes of header length, four of payload length,
+/// both. What they make of a standby is a machine of a whole epoch, or none.
 pub fn protect(data: &[u8]) {
     let made =
         EpochReceiver::new(Box::new(Room::default()), ARRAYS.to_vec(), Vec::new(), HandoverId([1; 16]));

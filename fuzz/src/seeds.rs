@@ -81,7 +81,8 @@ pub(crate) fn cuts() -> Vec<Vec<u8>> {
     [PageAlignment::identity(1 << 30), fat].into_iter().flatten().map(|cuts| cuts.encode()).collect()
 }
 
-/// Disks behind eight bytes that are their size: a FAT, then tables of every kind. What is not there cannot be read.
+/// Disks behind eight bytes that are their size: a FAT, then tables of every kind. What is not there cannot
+/// be read.
 pub(crate) fn disks() -> Vec<Vec<u8>> {
     let sized = |size: u64, disk: &[u8]| [&size.to_le_bytes(), disk].concat();
     let boot = |fields: &[(usize, &[u8])]| {
@@ -182,7 +183,8 @@ pub(crate) fn nbd_sessions() -> Vec<Vec<u8>> {
     vec![session.concat()]
 }
 
-/// A head with one small block and its one page, then the first byte of a device section, as QEMU writes them.
+/// A head with one small block and its one page, then the first byte of a device section, as QEMU writes
+/// them.
 pub(crate) fn qemu_states() -> Vec<Vec<u8>> {
     let name = |text: &str| [&[text.len() as u8][..], text.as_bytes()].concat();
     let footer = [&[0x7e][..], &2_u32.to_be_bytes()].concat();
@@ -212,8 +214,8 @@ pub(crate) fn qemu_states() -> Vec<Vec<u8>> {
     vec![stream.concat()]
 }
 
-/// The answer to a request for pages that all became zero, one for objects that are there and are not, a piece, and the
-/// difference of a node.
+/// The answer to a request for pages that all became zero, one for objects that are there and are not, a
+/// piece, and the difference of a node.
 pub(crate) fn sync_answers() -> Vec<Vec<u8>> {
     let message = |header: Vec<u8>, payload: &[u8]| {
         [&(header.len() as u16).to_le_bytes()[..], &header, payload].concat()

@@ -1,4 +1,5 @@
-//! Sessions: records of the cache's journal, directory entries, content from the wire, and notes beside files.
+//! Sessions: records of the cache's journal, directory entries, content from the wire, and notes beside
+//! files.
 
 use crate::journal;
 use whimbrel_session::{

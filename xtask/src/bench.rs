@@ -1,6 +1,7 @@
 //! `cargo xtask bench NAME`: builds the harness in the release profile and hands it the arguments.
 //!
-//! The experiments live in the crate `whimbrel-bench`; this file only finds it, so that xtask builds in seconds.
+//! The experiments live in the crate `whimbrel-bench`; this file only finds it, so that xtask builds in
+//! seconds.
 
 use anyhow::{Context, Result, bail};
 use std::path::Path;

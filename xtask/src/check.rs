@@ -1,10 +1,10 @@
-//! `cargo xtask check`: the gate. Each step is a child process whose output is shown as it comes; the first that fails
-//! ends it.
+//! `cargo xtask check`: the gate. Each step is a child process whose output is shown as it comes; the first
+//! that fails ends it.
 //!
-//! Everything is built in the dev profile, so the tests, the programs that they start and a developer's own builds share
-//! one set of artefacts. Tests are compiled before clippy runs: it then finds procedural macros and C code built.
-//! `--changed` is the developer's loop: no documentation, and of the tests those whose binary changed since they
-//! passed. CI runs everything.
+//! Everything is built in the dev profile, so the tests, the programs that they start and a developer's own
+//! builds share one set of artefacts. Tests are compiled before clippy runs: it then finds procedural macros
+//! and C code built. `--changed` is the developer's loop: no documentation, and of the tests those whose
+//! binary changed since they passed. CI runs everything.
 
 use crate::{test_run, tidy};
 use anyhow::{Context, Result, bail};
@@ -23,7 +23,8 @@ pub(crate) enum Scope {
 
 const FMT: &[&str] = &["fmt", "--all", "--check"];
 const CLIPPY: &[&str] = &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
-/// Targets named one by one have the features that the tests were built with; all of them together have others.
+/// Targets named one by one have the features that the tests were built with; all of them together have
+/// others.
 const DOC: &[&str] = &[
     "doc",
     "--workspace",

@@ -1,7 +1,7 @@
 //! `cargo xtask`: the checks and chores of the workspace. The same commands run here and in CI.
 //!
-//! Nothing in this program knows how a part of Whimbrel works; it knows only the rules that hold for all of them.
-//! Exit code 0: done and clean. 1: a check found something, or a step failed; what it was is on stderr.
+//! Nothing in this program knows how a part of Whimbrel works; it knows only the rules that hold for all of
+//! them. Exit code 0: done and clean. 1: a check found something, or a step failed; what it was is on stderr.
 
 mod bench;
 mod check;

@@ -1,8 +1,9 @@
-//! Builds the test binaries of the workspace and runs them one after another, as `cargo test` does, and adds the time of
-//! each case.
+//! Builds the test binaries of the workspace and runs them one after another, as `cargo test` does, and adds
+//! the time of each case.
 //!
-//! A binary runs in its package's folder. One that failed does not stop the rest. [`Scope::Changed`] skips a binary whose
-//! bytes, and those of the programs beside it, are the ones that passed before; what passed is kept below `target/`.
+//! A binary runs in its package's folder. One that failed does not stop the rest. [`Scope::Changed`] skips a
+//! binary whose bytes, and those of the programs beside it, are the ones that passed before; what passed is
+//! kept below `target/`.
 
 use crate::check::Scope;
 use anyhow::{Context, Result, bail};

@@ -1,7 +1,8 @@
-//! `align.found`: files copied into file systems that lie differently on their disks, found again by the digests of their pages.
+//! `align.found`: files copied into file systems that lie differently on their disks, found again by the
+//! digests of their pages.
 //!
-//! File systems and partition tables are those of the test of the same name; the peer is the same disk cut at multiples of
-//! the page size, as one would without looking at it.
+//! File systems and partition tables are those of the test of the same name; the peer is the same disk cut at
+//! multiples of the page size, as one would without looking at it.
 
 #[allow(dead_code, reason = "the test uses more of it")]
 #[path = "../../../crates/disk/whimbrel-block/tests/it/align_found/make.rs"]

@@ -1,7 +1,9 @@
-//! `dsl.*`, `lan.*`: a suspended machine is resumed on the other side of a link; how long until it answers there.
+//! `dsl.*`, `lan.*`: a suspended machine is resumed on the other side of a link; how long until it answers
+//! there.
 //!
-//! From the beginning of `whimbrel resume alpha:NAME` at beta to the first answer that a client beside it gets. The peer does
-//! what people do without us: it fetches the images of memory and disk with rsync and resumes when they are there.
+//! From the beginning of `whimbrel resume alpha:NAME` at beta to the first answer that a client beside it
+//! gets. The peer does what people do without us: it fetches the images of memory and disk with rsync and
+//! resumes when they are there.
 
 use super::awaited::{Arrival, arrive};
 use super::delta::{export_to, located, tag};
@@ -109,7 +111,8 @@ fn resume(sites: &Sites) -> Result<Arrival> {
     arrive(sites, &[&["resume", &format!("alpha:{NAME}")]], PATIENCE)
 }
 
-/// Seconds in which rsync brings the images to a host that has the older ones. A quick run counts the bytes on a fast link.
+/// Seconds in which rsync brings the images to a host that has the older ones. A quick run counts the bytes
+/// on a fast link.
 fn copied(sites: &Sites, context: &Context) -> Result<(&'static str, f64)> {
     let images = sites.disk().join("images");
     let (old, new) = (images.join("0"), images.join("1"));

@@ -1,4 +1,5 @@
-//! Commands at beta after which a guest there should answer: run, timed, and given up as soon as a command fails.
+//! Commands at beta after which a guest there should answer: run, timed, and given up as soon as a command
+//! fails.
 
 use super::sites::Sites;
 use crate::hosts::GUEST;

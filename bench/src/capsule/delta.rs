@@ -1,8 +1,9 @@
 //! `delta.*`: beta has a capsule of a guest that compiles, and fetches the one ten seconds newer.
 //!
-//! Ours is all that crosses the link: memory, disk, device state, what describes them, both ways, headers included. The
-//! peers have the raw images of memory and disk, as they were at the two capsules. `zstd --patch-from` needs both
-//! versions in one place, so it is a bound for those who know everything, not a way to send anything.
+//! Ours is all that crosses the link: memory, disk, device state, what describes them, both ways, headers
+//! included. The peers have the raw images of memory and disk, as they were at the two capsules. `zstd
+//! --patch-from` needs both versions in one place, so it is a bound for those who know everything, not a way
+//! to send anything.
 
 use super::sites::{NAME, Sites, check_whole};
 use super::tools::Rsync;

@@ -11,8 +11,8 @@ use whimbrel_testkit::guest::{DebianGuest, image};
 
 const DISK_MIB: u64 = 1536;
 
-/// A raw disk whose first process is the script `init`. Made once a checkout and kept in `target/bench`, again when the
-/// script changes.
+/// A raw disk whose first process is the script `init`. Made once a checkout and kept in `target/bench`,
+/// again when the script changes.
 pub(super) fn disk(init: &str) -> Result<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target").join("bench");
     fs::create_dir_all(&folder)?;

@@ -1,7 +1,9 @@
-//! `first.bytes`: a guest's first capsule comes to a host that has only the golden disk the guest was made from.
+//! `first.bytes`: a guest's first capsule comes to a host that has only the golden disk the guest was made
+//! from.
 //!
-//! The peer is the guest's memory alone, pages of zeros left out, packed by `zstd -3`; ours is all that crosses the link:
-//! memory, what the guest changed on its disk, and, told apart, the device state. The guest boots from its own disk.
+//! The peer is the guest's memory alone, pages of zeros left out, packed by `zstd -3`; ours is all that
+//! crosses the link: memory, what the guest changed on its disk, and, told apart, the device state. The guest
+//! boots from its own disk.
 
 use super::sites::{NAME, Sites, check_whole};
 use super::tools::{without_zeros, zstd_bytes};

@@ -1,7 +1,8 @@
 //! `hashcache.*`: how fast the table of the hash cache answers, and how large it is.
 //!
-//! The table is made for four million pages (16 GiB of content) and filled with as many digests, so it is far larger than the
-//! processor's caches. Digests are asked for in random order on one thread, in batches as a pull asks.
+//! The table is made for four million pages (16 GiB of content) and filled with as many digests, so it is far
+//! larger than the processor's caches. Digests are asked for in random order on one thread, in batches as a
+//! pull asks.
 
 use crate::harness::{Goal, Row, Samples, scratch};
 use crate::run::Context;

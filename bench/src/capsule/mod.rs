@@ -1,7 +1,7 @@
 //! Capsules over slow links: what travels, and how long a person waits.
 //!
-//! All traffic, ours and that of peers, crosses one emulated link between two hosts (see [`sites`]), and bytes are those that
-//! the link delivered, both ways, headers included. One file an experiment.
+//! All traffic, ours and that of peers, crosses one emulated link between two hosts (see [`sites`]), and
+//! bytes are those that the link delivered, both ways, headers included. One file an experiment.
 
 mod align;
 mod arrive;
@@ -59,7 +59,8 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
     },
 ];
 
-/// The set `paper`: what of the paper's experiments (sections 5.2 to 5.4) no row of the set `capsule` is about.
+/// The set `paper`: what of the paper's experiments (sections 5.2 to 5.4) no row of the set `capsule` is
+/// about.
 pub(crate) const PAPER: &[Experiment] = &[
     Experiment {
         rows: &["service.start"],

@@ -1,9 +1,9 @@
 //! `moving.*`: active capsules move by suspend and resume (the paper's 5.2 and figure 6).
 //!
-//! Workloads: a compiler, a web server with a client, a simulation in memory. What is there before: nothing, or the golden disk
-//! in the hash cache. Ballooned or not. Migration is until the guest answers at the other host, execution until all of it is
-//! there while it works on. Without hashing and demand paging all of its memory would travel first: that is computed from its
-//! memory packed by `zstd -3`.
+//! Workloads: a compiler, a web server with a client, a simulation in memory. What is there before: nothing,
+//! or the golden disk in the hash cache. Ballooned or not. Migration is until the guest answers at the other
+//! host, execution until all of it is there while it works on. Without hashing and demand paging all of its
+//! memory would travel first: that is computed from its memory packed by `zstd -3`.
 
 use super::awaited::arrive;
 use super::desk;

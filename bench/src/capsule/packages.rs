@@ -1,9 +1,10 @@
-//! A Debian disk with older packages on it, and newer ones of the same: what an administrator has before an update.
+//! A Debian disk with older packages on it, and newer ones of the same: what an administrator has before an
+//! update.
 //!
-//! Made of the Debian guest's root by the machine's own package sources: what is in the release is installed, what its security
-//! archive has newer is downloaded and kept on a second disk, as the paper did (section 5.1.2, "a temporary disk"). Takes
-//! minutes, once a checkout; kept in `target/bench/packages`. Nothing is installed on this machine: `apt-get` works below
-//! the new root.
+//! Made of the Debian guest's root by the machine's own package sources: what is in the release is installed,
+//! what its security archive has newer is downloaded and kept on a second disk, as the paper did (section
+//! 5.1.2, "a temporary disk"). Takes minutes, once a checkout; kept in `target/bench/packages`. Nothing is
+//! installed on this machine: `apt-get` works below the new root.
 
 use super::desk::guest_root;
 use super::tools::run;
@@ -19,7 +20,8 @@ use whimbrel_testkit::guest::image;
 const DISK_MIB: u64 = 1536;
 const PACKAGES_MIB: u64 = 192;
 const MIRROR: &str = "http://deb.debian.org";
-/// The first process of the guest: installs the set that the kernel's command line names and switches the machine off.
+/// The first process of the guest: installs the set that the kernel's command line names and switches the
+/// machine off.
 const INIT: &str = include_str!("packages-init.sh");
 /// Servers and tools that many people have, each with newer versions in the security archive.
 const INSTALLED: &str = include_str!("packages.txt");

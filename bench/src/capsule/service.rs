@@ -1,8 +1,9 @@
-//! `service.start`: a service that answers on its network is started on a host that is far from its disk (the paper's 5.3 and
-//! figure 7): booted over plain NBD, booted from an inactive capsule, resumed from an active one.
+//! `service.start`: a service that answers on its network is started on a host that is far from its disk (the
+//! paper's 5.3 and figure 7): booted over plain NBD, booted from an inactive capsule, resumed from an active
+//! one.
 //!
-//! Kernel and initial RAM disk are at the far host in every case, so what is compared is disk and memory. A quick run takes a
-//! line of 10 Mbit/s in place of DSL.
+//! Kernel and initial RAM disk are at the far host in every case, so what is compared is disk and memory. A
+//! quick run takes a line of 10 Mbit/s in place of DSL.
 
 use super::awaited::arrive;
 use super::sites::{ALPHA, DSL, NAME, Sites, gigabit};
@@ -77,7 +78,8 @@ fn options() -> GuestOptions {
     GuestOptions { address: Some(format!("{GUEST}/24")), buffer_mib: 1, ..GuestOptions::default() }
 }
 
-/// At alpha: the inactive capsule `golden`, the active ones `active` and `squeezed`, and `boot`, which has the kernel alone.
+/// At alpha: the inactive capsule `golden`, the active ones `active` and `squeezed`, and `boot`, which has
+/// the kernel alone.
 fn prepare(sites: &Sites, guest: &DebianGuest) -> Result<()> {
     let alpha = sites.alpha();
     Machine::debian(MEMORY, options())?.run(alpha, NAME)?;

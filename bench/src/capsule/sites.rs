@@ -1,7 +1,9 @@
-//! Two places with a host each, `alpha` and `beta`, and one link between them: every byte from one to the other crosses it.
+//! Two places with a host each, `alpha` and `beta`, and one link between them: every byte from one to the
+//! other crosses it.
 //!
-//! The link is the test kit's emulator on the IP layer. The switch that the lab would join them with is unplugged, so
-//! there is no other way. Guests stand on a bridge of their host's with the same addresses at both places.
+//! The link is the test kit's emulator on the IP layer. The switch that the lab would join them with is
+//! unplugged, so there is no other way. Guests stand on a bridge of their host's with the same addresses at
+//! both places.
 
 use crate::harness::{Sweeper, scratch};
 use crate::hosts::{Daemon, introduce};

@@ -1,8 +1,10 @@
-//! `snapshots.*`: somebody works at a desk; snapshots a minute apart go to a host that has all earlier ones (the paper's 5.4).
+//! `snapshots.*`: somebody works at a desk; snapshots a minute apart go to a host that has all earlier ones
+//! (the paper's 5.4).
 //!
-//! Told apart as in the paper's figure 8: raw, packed alone, only what the other side lacks by digests, and both. Ours does
-//! both, and deltas on top; those are bytes on the link. The other three cannot be switched on in the product: they are computed
-//! from the images of two snapshots. The paper's load was an office benchmark on Windows in 256 MB, ballooned before each.
+//! Told apart as in the paper's figure 8: raw, packed alone, only what the other side lacks by digests, and
+//! both. Ours does both, and deltas on top; those are bytes on the link. The other three cannot be switched
+//! on in the product: they are computed from the images of two snapshots. The paper's load was an office
+//! benchmark on Windows in 256 MB, ballooned before each.
 
 use super::desk;
 use super::sites::{NAME, Sites, check_whole};

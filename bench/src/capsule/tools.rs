@@ -45,8 +45,8 @@ impl Rsync {
         Ok(Self { _daemon: daemon })
     }
 
-    /// Fetches the folder `version` of what is offered, at beta, compressed, as difference to the files in `basis` if there
-    /// is one. What came is thrown away.
+    /// Fetches the folder `version` of what is offered, at beta, compressed, as difference to the files in
+    /// `basis` if there is one. What came is thrown away.
     pub(super) fn fetch(
         &self,
         sites: &Sites,
@@ -117,7 +117,8 @@ impl Casync {
         Ok(Self { folder: tempfile::Builder::new().prefix("casync").tempdir_in(folder)? })
     }
 
-    /// Keeps a file; how many bytes that adds, packed chunks and the list of all of them: what another host would fetch.
+    /// Keeps a file; how many bytes that adds, packed chunks and the list of all of them: what another host
+    /// would fetch.
     pub(super) fn keep(&self, file: &Path) -> Result<u64> {
         let (store, index) = (self.folder.path().join("store.castr"), self.folder.path().join("index.caibx"));
         let before = tree_bytes(&store)?;

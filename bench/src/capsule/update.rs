@@ -1,8 +1,9 @@
-//! `update.packages`: packages are upgraded in a child capsule, and a host that has the parent fetches the child (the paper's
-//! figure 5b).
+//! `update.packages`: packages are upgraded in a child capsule, and a host that has the parent fetches the
+//! child (the paper's figure 5b).
 //!
-//! The child boots from the golden capsule, upgrades by `dpkg -i`, switches itself off, and its disks are kept. The peers have the
-//! raw disk before and after; `packages` are the bytes of the package files, what `apt-get` would fetch at each host.
+//! The child boots from the golden capsule, upgrades by `dpkg -i`, switches itself off, and its disks are
+//! kept. The peers have the raw disk before and after; `packages` are the bytes of the package files, what
+//! `apt-get` would fetch at each host.
 
 use super::packages::{Packages, SMALL};
 use super::sites::{Sites, check_whole};

@@ -1,6 +1,8 @@
-//! Numbers that look random and are the same in every run and on every machine, so that a run that went wrong can be repeated.
+//! Numbers that look random and are the same in every run and on every machine, so that a run that went wrong
+//! can be repeated.
 //!
-//! Not for secrets, and no better than experiments need (Knuth's linear congruential generator, its upper half).
+//! Not for secrets, and no better than experiments need (Knuth's linear congruential generator, its upper
+//! half).
 
 /// A generator, begun with its seed.
 pub(crate) struct Chance(pub(crate) u64);

@@ -1,4 +1,5 @@
-//! What every experiment shares: samples and their median, rows with a goal, the report, the machine it ran on.
+//! What every experiment shares: samples and their median, rows with a goal, the report, the machine it ran
+//! on.
 
 mod chance;
 mod machine;

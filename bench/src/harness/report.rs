@@ -1,7 +1,7 @@
 //! A finished experiment: the table for people and the JSON file for the record.
 //!
-//! The shape of the file: `{"bench", "commit", "machine", "quick", "rows": [...]}`, one object a [`Row`]. A file appears
-//! whole or not at all.
+//! The shape of the file: `{"bench", "commit", "machine", "quick", "rows": [...]}`, one object a [`Row`]. A
+//! file appears whole or not at all.
 
 use super::Row;
 use super::machine;

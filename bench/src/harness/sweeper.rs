@@ -5,8 +5,9 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// Waits for the end of its standard input, which comes from us or from the kernel that ends us, then removes its
-/// arguments. Whoever still writes there was killed with us and may be in the way for a moment, hence the repeats.
+/// Waits for the end of its standard input, which comes from us or from the kernel that ends us, then removes
+/// its arguments. Whoever still writes there was killed with us and may be in the way for a moment, hence the
+/// repeats.
 const SWEEP: &str = r#"cat; for _ in $(seq 100); do rm -rf -- "$@" && exit; sleep 0.1; done"#;
 
 /// A child that removes folders when it is dropped, or when this process ends.

@@ -23,16 +23,16 @@ pub(crate) struct Daemon {
     run_dir: PathBuf,
     socket: PathBuf,
     network: Namespace,
-    /// `unshare` over the first process of the PID namespace: when that ends, the kernel ends all the others. Absent only while the
-    /// host is down.
+    /// `unshare` over the first process of the PID namespace: when that ends, the kernel ends all the others.
+    /// Absent only while the host is down.
     init: Option<Process>,
     /// `nsenter`, which waits for the daemon. Absent only while there is none.
     process: Option<Process>,
 }
 
 impl Daemon {
-    /// Starts the daemon of a host, which listens at this address of it; its store lies below `disk`, memory of guests
-    /// below `memory`.
+    /// Starts the daemon of a host, which listens at this address of it; its store lies below `disk`, memory
+    /// of guests below `memory`.
     pub(crate) fn start(place: &Host, address: Ipv4Addr, disk: &Path, memory: &Path) -> Result<Self> {
         let name = place.name();
         let mut daemon = Self {
@@ -153,7 +153,8 @@ impl Daemon {
         child(self.process.as_ref().context("no daemon")?)
     }
 
-    /// Seconds of processor time it has used, all threads, those that have ended too (proc_pid_stat(5): utime, stime).
+    /// Seconds of processor time it has used, all threads, those that have ended too (proc_pid_stat(5):
+    /// utime, stime).
     pub(crate) fn cpu(&self) -> Result<f64> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid()?))?;
         // The second field is a name in parentheses, which may hold anything.

@@ -43,7 +43,8 @@ impl Machine {
         Ok(Self { memory, boot: Some((kernel, initrd)), options, disks: vec![disk] })
     }
 
-    /// The Debian guest as its owner would install it: boot loader and kernel on a disk of its own, made in `folder`.
+    /// The Debian guest as its owner would install it: boot loader and kernel on a disk of its own, made in
+    /// `folder`.
     pub(crate) fn installed(memory: ByteSize, options: GuestOptions, folder: &Path) -> Result<Self> {
         let guest = DebianGuest::get()?;
         let boot = folder.join("boot.raw");

@@ -1,7 +1,8 @@
 //! What processes and a tmpfs hold in memory.
 //!
-//! Guest memory is a file on a tmpfs that several processes map, so it is counted where it lies, once; of a process
-//! only the rest counts: its own pages, and its share of the program and libraries that all of them map.
+//! Guest memory is a file on a tmpfs that several processes map, so it is counted where it lies, once; of a
+//! process only the rest counts: its own pages, and its share of the program and libraries that all of them
+//! map.
 
 use super::Daemon;
 use anyhow::{Context as _, Result};

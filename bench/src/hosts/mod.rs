@@ -1,7 +1,8 @@
 //! Hosts as a user has them: real daemons in network namespaces, driven by the command line.
 //!
-//! A [`Hosts`] and everything it started is gone when it is dropped, and also when this process is killed: each daemon
-//! and its QEMUs are in a PID namespace, whose first process ends with us, and with it all the others.
+//! A [`Hosts`] and everything it started is gone when it is dropped, and also when this process is killed:
+//! each daemon and its QEMUs are in a PID namespace, whose first process ends with us, and with it all the
+//! others.
 
 mod console;
 mod daemon;

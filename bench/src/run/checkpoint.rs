@@ -1,7 +1,7 @@
 //! `checkpoint.*`: what it costs to keep a running Debian guest that compiles, from the second checkpoint on.
 //!
-//! The bytes are those by which the whole store grows: memory, disk, device state, trees. The peer has only the two
-//! memory images, as they were at the two checkpoints, and makes a patch of them.
+//! The bytes are those by which the whole store grows: memory, disk, device state, trees. The peer has only
+//! the two memory images, as they were at the two checkpoints, and makes a patch of them.
 
 use super::{Context, patch};
 use crate::harness::{Goal, Row, Samples};

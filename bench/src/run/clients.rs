@@ -1,5 +1,6 @@
-//! Clients of a guest, as Clark et al. (NSDI 2005, section 6) had them: many that fetch files from a web server (6.2), a few players
-//! of a game who are told what happens some dozen times a second (6.4). What they see is when something came.
+//! Clients of a guest, as Clark et al. (NSDI 2005, section 6) had them: many that fetch files from a web
+//! server (6.2), a few players of a game who are told what happens some dozen times a second (6.4). What they
+//! see is when something came.
 
 use anyhow::{Result, ensure};
 use std::io::{self, Read as _, Write as _};
@@ -184,8 +185,8 @@ impl Game {
         Self { stop, threads }
     }
 
-    /// Ends them. By how much the time between two updates was longer than it should be, at most, of any player between
-    /// these two moments.
+    /// Ends them. By how much the time between two updates was longer than it should be, at most, of any
+    /// player between these two moments.
     pub(super) fn stop(self, from: Instant, to: Instant) -> Result<Duration> {
         self.stop.store(true, Ordering::Relaxed);
         let mut longest = Duration::ZERO;

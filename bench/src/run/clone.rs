@@ -1,7 +1,8 @@
 //! `clone.*`: eight clones of a guest that runs, and what one of them holds in memory when it idles.
 //!
-//! Memory of a clone: of its QEMU what is not on a tmpfs (shared pages of program and libraries divided by those who
-//! map them), plus what its files on the tmpfs occupy (the guest pages it touched), plus an eighth of what the daemon grew by.
+//! Memory of a clone: of its QEMU what is not on a tmpfs (shared pages of program and libraries divided by
+//! those who map them), plus what its files on the tmpfs occupy (the guest pages it touched), plus an eighth
+//! of what the daemon grew by.
 
 use super::Context;
 use crate::harness::{Goal, Row, Samples};

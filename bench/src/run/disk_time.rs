@@ -1,8 +1,9 @@
-//! `migrate.disk.time`: a guest moves with a disk that it writes to, beside QEMU's pre-copy with the disk mirrored over NBD.
+//! `migrate.disk.time`: a guest moves with a disk that it writes to, beside QEMU's pre-copy with the disk
+//! mirrored over NBD.
 //!
-//! The disk has 2 GiB, of them 700 MB used, half of which is noise. The guest writes noise to it all the time, and checks at the end
-//! what it wrote. Hosts of this bench share a file system, so the disk's file is hidden from the target: else nothing of it
-//! would have to travel.
+//! The disk has 2 GiB, of them 700 MB used, half of which is noise. The guest writes noise to it all the
+//! time, and checks at the end what it wrote. Hosts of this bench share a file system, so the disk's file is
+//! hidden from the target: else nothing of it would have to travel.
 
 use super::Context;
 use super::migrate::{linked, on_the_uplink};

@@ -1,9 +1,11 @@
-//! `migrate.downtime.*`: how long clients hear nothing of a machine that moves over a Gbit/s, beside QEMU's own pre-copy.
+//! `migrate.downtime.*`: how long clients hear nothing of a machine that moves over a Gbit/s, beside QEMU's
+//! own pre-copy.
 //!
-//! Idle: a client who asks a thousand times a second. Web: the longest time in which none of many who fetch files got a byte.
-//! Game: by how much the longest time between two updates was longer than it should be, of six players. Of ours the hosts also
-//! say what the machine stood still for; what is left of the client's time is the guest's until its first answer, which a
-//! translated guest spends on translating anew all that an answer takes (`.guest`).
+//! Idle: a client who asks a thousand times a second. Web: the longest time in which none of many who fetch
+//! files got a byte. Game: by how much the longest time between two updates was longer than it should be, of
+//! six players. Of ours the hosts also say what the machine stood still for; what is left of the client's
+//! time is the guest's until its first answer, which a translated guest spends on translating anew all that
+//! an answer takes (`.guest`).
 
 use super::Context;
 use super::clients::{FILES, Game, Web, WebReport};
@@ -26,7 +28,8 @@ const MBIT: u64 = 1000;
 const PEER: &str = "QEMU pre-copy";
 /// Clients of the web server.
 const CLIENTS: u64 = 100;
-/// How long each waits between two files, so that a translated guest on a shared processor is not all that there is to serve them.
+/// How long each waits between two files, so that a translated guest on a shared processor is not all that
+/// there is to serve them.
 const THINK: Duration = Duration::from_millis(1500);
 /// Clients are served for so long before a move and after it.
 const SERVED: Duration = Duration::from_secs(2);

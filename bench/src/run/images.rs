@@ -1,7 +1,8 @@
-//! Two versions of a guest's memory, ten seconds of compiling apart: what a store of machines meets every day.
+//! Two versions of a guest's memory, ten seconds of compiling apart: what a store of machines meets every
+//! day.
 //!
-//! Made once a checkout and kept in `target/bench/images`, because a Debian guest takes minutes to make. Other images
-//! come with `--images`.
+//! Made once a checkout and kept in `target/bench/images`, because a Debian guest takes minutes to make.
+//! Other images come with `--images`.
 
 use super::Context;
 use super::qemu_nbd::QemuNbd;

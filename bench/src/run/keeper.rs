@@ -1,7 +1,8 @@
-//! Programs that keep versions of an image, all behind one contract: ours and its peers do the same job on the same files.
+//! Programs that keep versions of an image, all behind one contract: ours and its peers do the same job on
+//! the same files.
 //!
-//! Each works in a folder of its own with its defaults, except where its name says otherwise. Times include starting the
-//! program, because that is how people use them; for ours that is the opening of the store.
+//! Each works in a folder of its own with its defaults, except where its name says otherwise. Times include
+//! starting the program, because that is how people use them; for ours that is the opening of the store.
 
 use anyhow::{Context as _, Result, ensure};
 use std::path::{Path, PathBuf};

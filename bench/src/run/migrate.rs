@@ -1,8 +1,9 @@
-//! `migrate.*`: a guest moves between two hosts over one Gbit/s, beside QEMU's own pre-copy of the same guest.
+//! `migrate.*`: a guest moves between two hosts over one Gbit/s, beside QEMU's own pre-copy of the same
+//! guest.
 //!
-//! Downtime is the longest silence that a client sees who asks a thousand times a second, whatever its cause. Bytes are what
-//! passes the source's uplink in both directions from the request to the end, the client's few included. Every
-//! measurement has a freshly booted guest.
+//! Downtime is the longest silence that a client sees who asks a thousand times a second, whatever its cause.
+//! Bytes are what passes the source's uplink in both directions from the request to the end, the client's few
+//! included. Every measurement has a freshly booted guest.
 
 use super::Context;
 use super::move_cost::Meter;
@@ -108,7 +109,8 @@ pub(crate) fn slower_and_larger(context: &Context) -> Result<Vec<Row>> {
     Ok(vec![time.goal(Goal::PeerAtMost(0.6)), growth.goal(Goal::PeerAtMost(2.0))])
 }
 
-/// Two hosts with a link between them. Both have the files that the small guest boots from, as QEMU's have theirs.
+/// Two hosts with a link between them. Both have the files that the small guest boots from, as QEMU's have
+/// theirs.
 pub(super) fn linked(mbit: u64) -> Result<Hosts> {
     let hosts = Hosts::start(&["alpha", "beta"])?;
     let (alpha, beta) = (hosts.get("alpha")?, hosts.get("beta")?);

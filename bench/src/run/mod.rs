@@ -275,7 +275,8 @@ pub(crate) const SETS: [(&str, &[Experiment]); 5] = [
     ("paper", capsule::PAPER),
 ];
 
-/// The experiments that `name` means: a set by its name, one by a row of its, a family by what stands before the dot.
+/// The experiments that `name` means: a set by its name, one by a row of its, a family by what stands before
+/// the dot.
 pub(crate) fn select(name: &str) -> Result<Vec<&'static Experiment>> {
     let is_meant = |row: &&str| *row == name || row.split_once('.').is_some_and(|(family, _)| family == name);
     let chosen: Vec<_> = SETS

@@ -1,6 +1,7 @@
 //! What a move costs the daemons of its hosts, looked at while it lasts.
 //!
-//! Memory is what is theirs alone (`RssAnon`, proc_pid_status(5)): guests' memory is on a tmpfs and counts elsewhere.
+//! Memory is what is theirs alone (`RssAnon`, proc_pid_status(5)): guests' memory is on a tmpfs and counts
+//! elsewhere.
 
 use super::migrate::Cost;
 use crate::hosts::Daemon;

@@ -1,8 +1,9 @@
-//! What `migrate.postgres`, `.redis` and `.mix` have in common: a server at work in a Debian guest moves with its disk while clients outside are
-//! at it, beside QEMU's pre-copy with the disk mirrored over NBD.
+//! What `migrate.postgres`, `.redis` and `.mix` have in common: a server at work in a Debian guest moves with
+//! its disk while clients outside are at it, beside QEMU's pre-copy with the disk mirrored over NBD.
 //!
-//! Downtime is the longest time in which nothing came to any client; the dip is what they got less of while the machine moved, its
-//! downtime included. The disk's file is hidden from the target. Each move has a freshly booted guest.
+//! Downtime is the longest time in which nothing came to any client; the dip is what they got less of while
+//! the machine moved, its downtime included. The disk's file is hidden from the target. Each move has a
+//! freshly booted guest.
 
 use super::Context;
 use super::clients::Events;
@@ -83,7 +84,8 @@ pub(super) fn compare(
     in_turn(context.times(20, 1), ours, theirs).map(Into::into)
 }
 
-/// The rows: what was not served is called `dip`, what was lost in all moves together `lost`; none of that may be.
+/// The rows: what was not served is called `dip`, what was lost in all moves together `lost`; none of that
+/// may be.
 pub(super) fn rows(name: &'static str, moves: &[Vec<Moved>; 2], [dip, lost]: [&str; 2]) -> Vec<Row> {
     let [ours, theirs] = moves;
     let row = |case: &str, unit, of: fn(&Moved) -> f64| {

@@ -1,7 +1,9 @@
-//! `migrate.postgres` and `migrate.redis`: a database at work moves with its disk while clients outside check their own history.
+//! `migrate.postgres` and `migrate.redis`: a database at work moves with its disk while clients outside check
+//! their own history.
 //!
-//! PostgreSQL is asked by `pgbench` and by clients of ours that insert rows, redis (`appendfsync always`) by clients that set keys
-//! sixteen at a time. What was acknowledged must be there on the other side, and every connection must hold.
+//! PostgreSQL is asked by `pgbench` and by clients of ours that insert rows, redis (`appendfsync always`) by
+//! clients that set keys sixteen at a time. What was acknowledged must be there on the other side, and every
+//! connection must hold.
 
 use super::Context;
 use super::clients::Events;
@@ -37,7 +39,8 @@ fn under_load(lab: &Lab, store: Kind, migrate: Migrate<'_>) -> Result<Moved> {
     client.ip("neigh flush all")?;
     let histories = Histories::start(client, &[store]);
     histories.check()?;
-    // From here on every client has its connection; those that were refused while the server came up are not counted.
+    // From here on every client has its connection; those that were refused while the server came up are not
+    // counted.
     let broken_before = histories.broken();
     let pgbench = (store == Kind::Postgres).then(|| Pgbench::start(client)).transpose()?;
     sleep(WARM);

@@ -1,7 +1,9 @@
-//! `migrate.muncher.*`: the diabolical case of Clark et al. (NSDI 2005, section 6.5). A process writes 256 MiB of a guest of 512 as fast as
-//! it goes, faster than a Gbit/s carries away; the paper's machine stood still for 3.5 s.
+//! `migrate.muncher.*`: the diabolical case of Clark et al. (NSDI 2005, section 6.5). A process writes 256
+//! MiB of a guest of 512 as fast as it goes, faster than a Gbit/s carries away; the paper's machine stood
+//! still for 3.5 s.
 //!
-//! With the program for guests inside the process is held; without it the virtual CPUs are throttled, as QEMU's `auto-converge` does.
+//! With the program for guests inside the process is held; without it the virtual CPUs are throttled, as
+//! QEMU's `auto-converge` does.
 
 use super::Context;
 use super::migrate::{Moved, linked, watch};
@@ -44,7 +46,8 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
 }
 
 pub(super) fn options(helper: bool) -> GuestOptions {
-    // Whole pages. The paper's program writes one word of each, which travels as a difference of a few bytes: we get ahead of that.
+    // Whole pages. The paper's program writes one word of each, which travels as a difference of a few bytes:
+    // we get ahead of that.
     let work = Work::Munch { region_mib: 256, bytes_per_page: 4096, helper };
     GuestOptions { address: Some(format!("{GUEST}/24")), buffer_mib: 16, work }
 }

@@ -1,7 +1,8 @@
 //! `nbd.*`: how fast a disk is that we serve, beside `qemu-nbd` on the same raw file.
 //!
-//! The file lies in the page cache for both, so that the servers are measured and not the disk under them. Two clients:
-//! fio with libnbd, which adds little of its own, and `qemu-img bench`, which is the block layer that a guest goes through.
+//! The file lies in the page cache for both, so that the servers are measured and not the disk under them.
+//! Two clients: fio with libnbd, which adds little of its own, and `qemu-img bench`, which is the block layer
+//! that a guest goes through.
 
 use super::Context;
 use super::qemu_nbd::QemuNbd;

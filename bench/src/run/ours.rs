@@ -1,4 +1,5 @@
-//! The capsule store as a keeper of images: each version is a capsule with one image, written over the version before.
+//! The capsule store as a keeper of images: each version is a capsule with one image, written over the
+//! version before.
 
 use super::keeper::{Keeper, timed};
 use anyhow::{Context as _, Result};

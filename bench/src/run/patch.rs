@@ -1,4 +1,5 @@
-//! `zstd --patch-from`: what a program says that has both versions of an image before it and all the time it wants.
+//! `zstd --patch-from`: what a program says that has both versions of an image before it and all the time it
+//! wants.
 
 use anyhow::{Context as _, Result, ensure};
 use std::path::Path;
@@ -8,7 +9,8 @@ use std::process::Command;
 pub(crate) fn bytes(before: &Path, after: &Path) -> Result<u64> {
     let patch = after.with_extension("patch");
     let mut command = Command::new("zstd");
-    // The window must hold an image and the part of the other one that has been read: 1 GiB for half of it each.
+    // The window must hold an image and the part of the other one that has been read: 1 GiB for half of it
+    // each.
     command
         .args(["-q", "-f", "-3", "--long=30", "--patch-from"])
         .arg(before)

@@ -1,7 +1,8 @@
 //! `migrate.peers.*`: QEMU's other ways to move a guest, each beside the way of ours that does the same.
 //!
-//! `auto-converge` differs from plain pre-copy only for guests that write faster than the link takes it; an idle one shows what it
-//! costs to have it on. Post-copy stands beside `--mode lazy`: time is up to when the last page is there.
+//! `auto-converge` differs from plain pre-copy only for guests that write faster than the link takes it; an
+//! idle one shows what it costs to have it on. Post-copy stands beside `--mode lazy`: time is up to when the
+//! last page is there.
 
 use super::Context;
 use super::migrate::{Moved, linked, watch};

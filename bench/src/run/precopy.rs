@@ -1,7 +1,9 @@
-//! The peer of `migrate.*`: QEMU's own pre-copy, between two QEMUs with the command line that the product uses.
+//! The peer of `migrate.*`: QEMU's own pre-copy, between two QEMUs with the command line that the product
+//! uses.
 //!
-//! Two differences, both in its favour: memory is not shared with anybody, and the network port is a tap device in the
-//! host's bridge without a process between. Its settings are the defaults, but for the bandwidth, which is the link's.
+//! Two differences, both in its favour: memory is not shared with anybody, and the network port is a tap
+//! device in the host's bridge without a process between. Its settings are the defaults, but for the
+//! bandwidth, which is the link's.
 
 use super::migrate::{Moved, watch};
 use crate::guest::GuestPlan;
@@ -28,8 +30,8 @@ const MAC: &str = "52:54:00:77:00:01";
 /// Where the target waits for the state.
 const PORT: u16 = 7500;
 const TAP: &str = "guest0";
-/// High, for a bridge takes the lowest address of its ports as its own: with a lower one the host itself would change its
-/// address when the port comes and goes, and be lost to its neighbours for a while.
+/// High, for a bridge takes the lowest address of its ports as its own: with a lower one the host itself
+/// would change its address when the port comes and goes, and be lost to its neighbours for a while.
 const TAP_MAC: &str = "fe:54:00:77:00:01";
 
 /// One of the two QEMUs. Ended with the value.
@@ -57,8 +59,8 @@ pub(super) fn moved(lab: &Lab, plan: &GuestPlan, mbit: u64) -> Result<Moved> {
     watch(lab, || pair.migrate())
 }
 
-/// The same with `auto-converge`: QEMU throttles the guest's CPUs more and more while it dirties faster than can be sent. The guest
-/// has `settle` before.
+/// The same with `auto-converge`: QEMU throttles the guest's CPUs more and more while it dirties faster than
+/// can be sent. The guest has `settle` before.
 pub(super) fn moved_converging(lab: &Lab, plan: &GuestPlan, mbit: u64, settle: Duration) -> Result<Moved> {
     let pair = Pair::start(lab, [plan, plan], mbit)?;
     let on = json!({ "capabilities": [{ "capability": "auto-converge", "state": true }] });
@@ -67,8 +69,8 @@ pub(super) fn moved_converging(lab: &Lab, plan: &GuestPlan, mbit: u64, settle: D
     watch(lab, || pair.migrate())
 }
 
-/// The same with `postcopy-ram`: the guest runs on the target as soon as the migration has begun, and its pages follow. Bytes and
-/// time are up to when all of them are there.
+/// The same with `postcopy-ram`: the guest runs on the target as soon as the migration has begun, and its
+/// pages follow. Bytes and time are up to when all of them are there.
 pub(super) fn moved_lazily(lab: &Lab, plan: &GuestPlan, mbit: u64, settle: Duration) -> Result<Moved> {
     let pair = Pair::start(lab, [plan, plan], mbit)?;
     let on = json!({ "capabilities": [{ "capability": "postcopy-ram", "state": true }] });
@@ -115,8 +117,9 @@ impl Pair {
         self.source.wait_for("completed")
     }
 
-    /// Moves the guest with its disk as QEMU's documentation has it (live block operations, "drive-mirror and NBD"): mirrored until
-    /// both are equal, the guest writing to both from the start (else a disk that is written flat out is never mirrored), then memory, then the mirror is ended before the target runs.
+    /// Moves the guest with its disk as QEMU's documentation has it (live block operations, "drive-mirror and
+    /// NBD"): mirrored until both are equal, the guest writing to both from the start (else a disk that is
+    /// written flat out is never mirrored), then memory, then the mirror is ended before the target runs.
     pub(super) fn migrate_with_disk(&self, lab: &Lab) -> Result<()> {
         let (host, port) = (lab.host("beta").address().to_string(), DISK_PORT.to_string());
         let server = json!({ "type": "inet", "host": host, "port": port });
@@ -183,7 +186,8 @@ impl Side {
         }
     }
 
-    /// Waits until the migration is in this state; the downtime that QEMU believes in, in milliseconds, or none yet.
+    /// Waits until the migration is in this state; the downtime that QEMU believes in, in milliseconds, or
+    /// none yet.
     fn wait_for(&self, state: &str) -> Result<f64> {
         let wanted = state;
         let deadline = Instant::now() + MIGRATE_PATIENCE;

@@ -1,7 +1,9 @@
-//! `migrate.rates`: an idle guest and one that writes, over links from 128 Mbit/s to 10 Gbit/s, beside each of QEMU's own ways to move them.
+//! `migrate.rates`: an idle guest and one that writes, over links from 128 Mbit/s to 10 Gbit/s, beside each
+//! of QEMU's own ways to move them.
 //!
-//! Total time, bytes and the downtime that a client sees. Of post-copy, time and bytes are up to when the last page is there. A full run
-//! takes some three hours: 800 moves, each of a freshly booted guest. Of a peer that does not come to its end in two minutes there is no row.
+//! Total time, bytes and the downtime that a client sees. Of post-copy, time and bytes are up to when the
+//! last page is there. A full run takes some three hours: 800 moves, each of a freshly booted guest. Of a
+//! peer that does not come to its end in two minutes there is no row.
 
 use super::Context;
 use super::migrate::{Moved, linked};
@@ -17,7 +19,8 @@ use whimbrel_testkit::guest::{GuestOptions, Work};
 /// Of the cables, in Mbit/s. The fastest is more than two processors fill.
 const RATES: [u64; 5] = [128, 256, 512, 1000, 10_000];
 const QUICK: [u64; 2] = [128, 10_000];
-/// Both guests. The second writes half of what the slowest link carries, so that plain pre-copy could end there too.
+/// Both guests. The second writes half of what the slowest link carries, so that plain pre-copy could end
+/// there too.
 const GUESTS: [(&str, Work); 2] = [
     ("idle", Work::Idle),
     (

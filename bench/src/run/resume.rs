@@ -1,8 +1,8 @@
 //! `resume.*`: from a capsule in the local store to a running guest, its memory read when it is touched.
 //!
-//! Three moments count: the first guest instruction (as the daemon saw it), the return of the command, the first
-//! answer of the guest. Cold: the daemon has just started and no QEMU waits. Warm: a QEMU started ahead of time waits, as
-//! after every resume. The time must not depend on the size of the guest.
+//! Three moments count: the first guest instruction (as the daemon saw it), the return of the command, the
+//! first answer of the guest. Cold: the daemon has just started and no QEMU waits. Warm: a QEMU started ahead
+//! of time waits, as after every resume. The time must not depend on the size of the guest.
 
 use super::Context;
 use crate::harness::{Goal, Row, Samples};

@@ -1,7 +1,8 @@
 //! `scan.*`: what it costs to learn which pages of a running guest were written.
 //!
-//! The peer is the plain way to the same answer: read the whole page table as `/proc/PID/pagemap` shows it and test the
-//! bit of each page (Linux Documentation/admin-guide/mm/pagemap.rst). It does not even re-arm the pages.
+//! The peer is the plain way to the same answer: read the whole page table as `/proc/PID/pagemap` shows it
+//! and test the bit of each page (Linux Documentation/admin-guide/mm/pagemap.rst). It does not even re-arm
+//! the pages.
 
 use super::Context;
 use crate::guest::{Guest, GuestPlan};

@@ -1,4 +1,5 @@
-//! `store.peers`: what it costs to keep a machine's memory and a later version of it, beside programs that keep files.
+//! `store.peers`: what it costs to keep a machine's memory and a later version of it, beside programs that
+//! keep files.
 //!
 //! The same two images for all; each repetition begins with an empty repository.
 
@@ -41,7 +42,8 @@ pub(crate) fn peers(context: &Context) -> Result<Vec<Row>> {
 
 fn compare(ours: &[Outcome], name: &str, theirs: &[Outcome]) -> Vec<Row> {
     type Measure = fn(&Outcome) -> f64;
-    // What is kept of the first image may be a tenth more than the smallest peer's; all else at most the peer's.
+    // What is kept of the first image may be a tenth more than the smallest peer's; all else at most the
+    // peer's.
     let cases: [(&str, &'static str, Measure, f64); 5] = [
         ("first image, kept", "MB", |outcome| outcome.first_bytes as f64 / 1e6, 1.1),
         ("later image, added", "MB", |outcome| outcome.added_bytes as f64 / 1e6, 1.0),

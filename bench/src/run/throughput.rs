@@ -1,9 +1,10 @@
 //! `store.ingest`, `store.restore`: how fast memory goes into a store and comes back, on all processors.
 //!
-//! The content is that of a real guest's pages, each made unique by a number in its last words so that nothing is
-//! found twice, and none is zero: every byte counted was hashed, compressed and written. Into the store means
-//! durable, the commit included. Back means from the page cache of the packs into memory that is allocated already, as a
-//! guest's is that was touched before, digests checked. (Into a new file on a tmpfs, half of the time goes into the file.)
+//! The content is that of a real guest's pages, each made unique by a number in its last words so that
+//! nothing is found twice, and none is zero: every byte counted was hashed, compressed and written. Into the
+//! store means durable, the commit included. Back means from the page cache of the packs into memory that is
+//! allocated already, as a guest's is that was touched before, digests checked. (Into a new file on a tmpfs,
+//! half of the time goes into the file.)
 
 use super::{Context, images, ours::manifest};
 use crate::harness::{Goal, Row, Samples, scratch};

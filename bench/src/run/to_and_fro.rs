@@ -1,7 +1,9 @@
-//! `migrate.web.dip` and `migrate.thousand`: what clients of a web server notice of moves beside the silence at their end.
+//! `migrate.web.dip` and `migrate.thousand`: what clients of a web server notice of moves beside the silence
+//! at their end.
 //!
-//! The dip: how much less they get while the first round goes at its least rate, 100 Mbit/s as in Clark et al. (NSDI 2005, section
-//! 6.2). The thousand: requests that fail and connections that break while the machine goes to and fro.
+//! The dip: how much less they get while the first round goes at its least rate, 100 Mbit/s as in Clark et
+//! al. (NSDI 2005, section 6.2). The thousand: requests that fail and connections that break while the
+//! machine goes to and fro.
 
 use super::Context;
 use super::clients::{FILES, Web};

@@ -1,7 +1,9 @@
-//! `migrate.mix`: a web server with pages that are made anew moves with its disk while many clients are at it.
+//! `migrate.mix`: a web server with pages that are made anew moves with its disk while many clients are at
+//! it.
 //!
-//! Like the dynamic web workload of Clark et al. (NSDI 2005, section 6.3, figure 9), with packaged programs: Apache, files of two
-//! sizes, a CGI program that keeps baskets. The clients wait for nothing between two requests, so the guest has no time left.
+//! Like the dynamic web workload of Clark et al. (NSDI 2005, section 6.3, figure 9), with packaged programs:
+//! Apache, files of two sizes, a CGI program that keeps baskets. The clients wait for nothing between two
+//! requests, so the guest has no time left.
 
 use super::Context;
 use super::clients::{Asked, Web, web_mix};
@@ -31,7 +33,8 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     Ok(rows("migrate.mix", &moves, ["bytes not served while it moves", lost]))
 }
 
-/// The guest. The kernel's command line has no other place for a word of the guest's than behind the last option.
+/// The guest. The kernel's command line has no other place for a word of the guest's than behind the last
+/// option.
 fn machine() -> Result<Machine> {
     let DebianGuest { kernel, initrd, .. } = DebianGuest::get()?;
     let address = Some(format!("{GUEST}/24 load=web"));

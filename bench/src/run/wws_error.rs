@@ -1,7 +1,9 @@
-//! `migrate.wws.error`: how far `whimbrel wws` is off with the downtime it predicts, over guests that write in several ways and two links.
+//! `migrate.wws.error`: how far `whimbrel wws` is off with the downtime it predicts, over guests that write
+//! in several ways and two links.
 //!
-//! `wws` takes what pages and stops cost from migrations that its host remembers, so the guests first move to and fro a few times.
-//! Then each is sampled where it is, the downtime of its move back is predicted from that, and compared with what the hosts say of it.
+//! `wws` takes what pages and stops cost from migrations that its host remembers, so the guests first move to
+//! and fro a few times. Then each is sampled where it is, the downtime of its move back is predicted from
+//! that, and compared with what the hosts say of it.
 
 use super::Context;
 use super::migrate::linked;

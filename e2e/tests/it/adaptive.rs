@@ -1,4 +1,5 @@
-//! Migrations whose rate follows the guest, on the lab's real link: limits on the wire, rounds while they happen, records.
+//! Migrations whose rate follows the guest, on the lab's real link: limits on the wire, rounds while they
+//! happen, records.
 
 use serde_json::Value;
 use std::{

@@ -1,5 +1,5 @@
-//! Disks whose files lie at odd places: a partition at sector 63, as was the habit for decades. Their images are cut where
-//! the files' pages are, and no byte of them may get lost or lie elsewhere for it.
+//! Disks whose files lie at odd places: a partition at sector 63, as was the habit for decades. Their images
+//! are cut where the files' pages are, and no byte of them may get lost or lie elsewhere for it.
 
 use serde_json::Value;
 use std::{

@@ -57,8 +57,8 @@ fn a_squeezed_machine_is_small_in_the_store_and_whole_when_it_runs_on() {
     assert!(taken["result"]["squeezed"].as_u64() > Some(100 * MIB), "{taken}");
     let squeezed = bytes_of_memory(&cluster, alpha, "squeezed");
     assert!(squeezed * 2 < full, "squeezed to {} MiB of {}", squeezed / MIB, full / MIB);
-    // Again while it is still taking its memory back: what it had is not what it has at the moment. With much less than this the
-    // guest's kernel, which needs 40 MiB for itself, may end a program.
+    // Again while it is still taking its memory back: what it had is not what it has at the moment. With much
+    // less than this the guest's kernel, which needs 40 MiB for itself, may end a program.
     alpha.json(&["checkpoint", "web", "--balloon", "96M"]);
     alpha.json(&["checkpoint", "web", "--balloon", "auto"]);
     wait_whole(&mut witness, &before);

@@ -1,5 +1,6 @@
-//! A capsule is written against the one before it. What the machine went through between the two must not make the
-//! wrong one of them its base: these cases compare every page, zeros included, with what the machine really had.
+//! A capsule is written against the one before it. What the machine went through between the two must not
+//! make the wrong one of them its base: these cases compare every page, zeros included, with what the machine
+//! really had.
 
 use std::{fs, time::Duration};
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console};

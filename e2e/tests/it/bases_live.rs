@@ -1,7 +1,8 @@
-//! A running machine moves to a host that has something of it already: an older capsule, or the file under its disk.
+//! A running machine moves to a host that has something of it already: an older capsule, or the file under
+//! its disk.
 //!
-//! The fears: a page of the older version that stays where it changed, or a zero that was something before; a disk that lies
-//! over a capsule nobody keeps; another file taken for the shared one.
+//! The fears: a page of the older version that stays where it changed, or a zero that was something before; a
+//! disk that lies over a capsule nobody keeps; another file taken for the shared one.
 
 use serde_json::Value;
 use std::path::Path;
@@ -138,7 +139,8 @@ fn a_machine_that_writes_to_its_disk_faster_than_it_is_copied_moves_all_the_same
     let born = write(&cluster, 500);
     let mut witness = cluster.witness(GUEST_ADDRESS);
     let stop = AtomicBool::new(false);
-    // It writes 4 MB/s, half of that where others want the processors too, and all of it noise; half of what travels is 1.
+    // It writes 4 MB/s, half of that where others want the processors too, and all of it noise; half of what
+    // travels is 1.
     let (moved, before) = std::thread::scope(|scope| {
         let writes = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {

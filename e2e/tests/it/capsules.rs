@@ -1,4 +1,5 @@
-//! Capsules between two hosts: pulled, resumed from afar, pushed with their machine, uploaded in the background.
+//! Capsules between two hosts: pulled, resumed from afar, pushed with their machine, uploaded in the
+//! background.
 
 use nix::sys::signal::Signal;
 use std::time::{Duration, Instant};
@@ -87,7 +88,8 @@ fn a_machine_is_resumed_from_another_host_before_it_has_come_and_waits_when_that
     let there = check(&cluster, &born);
     assert_eq!(state(beta, "web"), "lazy", "most of it was never touched");
 
-    // The holder goes away in the middle: the machine stands still where it misses something, and goes on later.
+    // The holder goes away in the middle: the machine stands still where it misses something, and goes on
+    // later.
     cluster.lab.unplug("alpha").expect("a cable to pull");
     cluster.host("beta").signal_daemon(Signal::SIGKILL);
     cluster.host_mut("beta").kill_daemon();

@@ -1,5 +1,5 @@
-//! A host is emptied, on its own word or on another host's: all of its machines move, those that write least first, to hosts that
-//! have room.
+//! A host is emptied, on its own word or on another host's: all of its machines move, those that write least
+//! first, to hosts that have room.
 
 use nix::{
     sys::signal::{Signal, kill},
@@ -104,8 +104,8 @@ fn three_machines_leave_for_where_there_is_room_and_what_stays_is_named() {
     }
 }
 
-/// Of what runs on gamma a host moves what it may, and learns of nothing else; one that may all of it empties gamma without taking
-/// anything itself.
+/// Of what runs on gamma a host moves what it may, and learns of nothing else; one that may all of it empties
+/// gamma without taking anything itself.
 fn gamma_is_emptied_from_elsewhere(cluster: &Cluster) {
     let (alpha, beta, gamma) = (cluster.host("alpha"), cluster.host("beta"), cluster.host("gamma"));
     let unknown = alpha.refuse(&["evacuate", "delta"]);

@@ -1,5 +1,5 @@
-//! The program inside a guest helps a migration that cannot get ahead of what the guest writes, frees caches, announces the guest, and
-//! asks for its own migration. Without it the host throttles.
+//! The program inside a guest helps a migration that cannot get ahead of what the guest writes, frees caches,
+//! announces the guest, and asks for its own migration. Without it the host throttles.
 
 use serde_json::Value;
 use std::{
@@ -12,7 +12,8 @@ use whimbrel_e2e::{Cluster, GUEST_ADDRESS, HostProcess};
 use whimbrel_testkit::guest::{CheckResult, GuestOptions, Work, assert_same_life, image};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A region that is written flat out, larger than the sender remembers versions of, so that copying never gets ahead of it.
+/// A region that is written flat out, larger than the sender remembers versions of, so that copying never
+/// gets ahead of it.
 const MUNCH: &str = "munch=128:0:4096";
 
 struct Inside<'a> {
@@ -153,7 +154,8 @@ fn a_process_that_writes_too_fast_is_held_and_goes_on_where_it_arrives() {
 
 #[test]
 fn a_migration_that_is_cut_off_lets_go_of_whom_it_held() {
-    // On a busy machine a guest may get too little of the processors to write more than is copied: then nobody is held.
+    // On a busy machine a guest may get too little of the processors to write more than is copied: then
+    // nobody is held.
     assert!((0..3).any(|_| a_migration_is_cut_off()), "nobody was held in three migrations");
 }
 

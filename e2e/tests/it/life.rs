@@ -192,7 +192,8 @@ fn machines_outlive_their_daemon_and_are_taken_up_again() {
     assert!(matches!(copy.disk, CheckResult::Good(_)), "{copy:?}");
 }
 
-/// Tells a machine's QEMU to stop while a read of its disk is under way, and leaves before it answers: it waits for the disk.
+/// Tells a machine's QEMU to stop while a read of its disk is under way, and leaves before it answers: it
+/// waits for the disk.
 fn stop_amid_a_read(slot: &Path) {
     let mut qmp = UnixStream::connect(slot.join("qmp")).expect("the control socket of a QEMU");
     qmp.set_read_timeout(Some(Duration::from_secs(1))).expect("a timeout");

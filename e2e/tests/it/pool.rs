@@ -176,7 +176,8 @@ impl<'a> PoolOn<'a> {
         self.managed = Some(self.host.start_program(text(&binary()), &args));
     }
 
-    /// What the manager answers to `whimbrel pool …`, asked from the network of the host; nothing if it does not.
+    /// What the manager answers to `whimbrel pool …`, asked from the network of the host; nothing if it does
+    /// not.
     fn ask(&self, args: &[&str]) -> serde_json::Value {
         let (out, keys) = (self.dir.join("answer"), self.dir.join("keys"));
         let command = format!(
@@ -214,8 +215,9 @@ fn check(cluster: &Cluster, before: &Identity) -> Identity {
     after
 }
 
-/// What alpha takes of web goes to the pool by itself, and so does what gamma keeps of it while it is protected, though the pool is away for
-/// a while and a daemon is killed. So many bytes travelled for the first version.
+/// What alpha takes of web goes to the pool by itself, and so does what gamma keeps of it while it is
+/// protected, though the pool is away for a while and a daemon is killed. So many bytes travelled for the
+/// first version.
 fn capsules_come_by_themselves(alpha: &HostProcess, gamma: &mut HostProcess, pool: &mut PoolOn, first: u64) {
     let web = |host: &HostProcess| host.json(&["ps"])[0].clone();
     alpha.json(&["push", "web", &pool.name("vms"), "--follow"]);

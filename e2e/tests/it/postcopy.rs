@@ -1,5 +1,5 @@
-//! Machines that run on the target before all of them is there: what they hold is right, and stays so when the link or a
-//! daemon fails meanwhile.
+//! Machines that run on the target before all of them is there: what they hold is right, and stays so when
+//! the link or a daemon fails meanwhile.
 
 use serde_json::Value;
 use std::{
@@ -16,7 +16,8 @@ use whimbrel_testkit::guest::{
 const PATIENCE: Duration = Duration::from_secs(90);
 /// Of a disk's content.
 const SEED: u64 = 77;
-/// The stage of a target before the background fetches anything: what arrives there is what the guest touches.
+/// The stage of a target before the background fetches anything: what arrives there is what the guest
+/// touches.
 const FETCH: &str = "fetch";
 
 fn dirtying(name: &str) -> Guest {
@@ -46,8 +47,8 @@ fn assert_whole(before: &Identity, after: &Identity) {
     );
 }
 
-/// Begins a move, and returns once the machine runs on the target with pages missing; they stay so until [`FETCH`] is
-/// released there.
+/// Begins a move, and returns once the machine runs on the target with pages missing; they stay so until
+/// [`FETCH`] is released there.
 fn move_and_hold(from: &HostProcess, to: &HostProcess) -> Child {
     to.hold_at(FETCH);
     let child = from.begin(&["migrate", "web", to.name(), "--mode", "lazy"]);

@@ -1,8 +1,8 @@
-//! Machines with a hot standby: whatever of the primary's host dies, the machine goes on at the other one, its clients see a
-//! short pause, and nobody ever sees two of it.
+//! Machines with a hot standby: whatever of the primary's host dies, the machine goes on at the other one,
+//! its clients see a short pause, and nobody ever sees two of it.
 //!
-//! The open TCP stream is the strictest witness of all: were anything seen outside that the standby did not have, its guest
-//! would get acknowledgements for what it never sent, and the connection would break.
+//! The open TCP stream is the strictest witness of all: were anything seen outside that the standby did not
+//! have, its guest would get acknowledgements for what it never sent, and the connection would break.
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -257,7 +257,8 @@ fn a_standby_that_dies_leaves_the_machine_running_and_is_filled_again() {
     wait_epochs(cluster.host("alpha"), 10);
     let lived_on = assert_whole(&lived_on, &cluster);
 
-    // Cut off for a while it still has its pages, also after attempts that did not reach it: only what differs is sent.
+    // Cut off for a while it still has its pages, also after attempts that did not reach it: only what
+    // differs is sent.
     cluster.lab.unplug("beta").expect("a cable to pull");
     for _ in 0..3 {
         let logged = cluster.host("alpha").log_text().len();
@@ -269,8 +270,8 @@ fn a_standby_that_dies_leaves_the_machine_running_and_is_filled_again() {
     assert_eq!(stream.stop().end, StreamEnd::Stopped);
     let lived_on = assert_whole(&lived_on, &cluster);
 
-    // It dies between loading the machine that was given to it and saying so: the machine goes on where it was, and nothing of
-    // it waits at the other one for ever.
+    // It dies between loading the machine that was given to it and saying so: the machine goes on where it
+    // was, and nothing of it waits at the other one for ever.
     cluster.host("beta").hold_at("ready");
     let failover = cluster.host("alpha").begin(&["failover", "web"]);
     cluster.host("beta").wait_held("ready");
@@ -294,7 +295,8 @@ fn cut_off_from_both_the_primary_stops_and_one_side_answers() {
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
     cluster.lab.unplug("alpha").expect("a cable to pull");
     beta.wait_state("web", &["running"]);
-    // By now the lease has run out there, and nothing of the machine is seen: not even by neighbours on its own bridge.
+    // By now the lease has run out there, and nothing of the machine is seen: not even by neighbours on its
+    // own bridge.
     assert!(alpha.log_text().contains("the lease has run out"), "{}", alpha.log_text());
     let after = assert_whole(&before, &cluster);
     cluster.lab.replug("alpha").expect("a cable to put back");
@@ -331,7 +333,8 @@ fn two_that_lose_each_other_ask_the_witness_and_one_that_slept_finds_itself_repl
     wait_epochs(alpha, 10);
     let before = assert_whole(&before, &cluster);
 
-    // A daemon that is stopped has shut its machine off; one that goes on looks at the clock before anything else.
+    // A daemon that is stopped has shut its machine off; one that goes on looks at the clock before anything
+    // else.
     alpha.signal_daemon(Signal::SIGSTOP);
     beta.wait_state("web", &["running"]);
     let after = assert_whole(&before, &cluster);

@@ -1,8 +1,8 @@
-//! Moves with a third host behind them: while pages are missing on the target, whichever of the hosts dies, the machine goes on, and
-//! what it had answered it still knows.
+//! Moves with a third host behind them: while pages are missing on the target, whichever of the hosts dies,
+//! the machine goes on, and what it had answered it still knows.
 //!
-//! The open TCP stream is the strictest witness of it: were anything seen outside that the third host did not have, the connection
-//! would break.
+//! The open TCP stream is the strictest witness of it: were anything seen outside that the third host did not
+//! have, the connection would break.
 
 use serde_json::Value;
 use std::{
@@ -17,7 +17,8 @@ use whimbrel_testkit::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The stage of a target before the background fetches anything: what arrives there is what the guest touches.
+/// The stage of a target before the background fetches anything: what arrives there is what the guest
+/// touches.
 const FETCH: &str = "fetch";
 
 fn machine(host: &HostProcess) -> Value {
@@ -47,8 +48,8 @@ fn dirtying(cluster: &Cluster) {
     Guest { work, ..Guest::small("web") }.run(cluster, cluster.host("alpha"));
 }
 
-/// Begins a move, and returns once the machine runs on the target with pages missing, protected; they stay missing until
-/// [`FETCH`] is released there.
+/// Begins a move, and returns once the machine runs on the target with pages missing, protected; they stay
+/// missing until [`FETCH`] is released there.
 fn move_and_hold(from: &HostProcess, to: &HostProcess, third: &str) -> Child {
     to.hold_at(FETCH);
     let child = from.begin(&["migrate", "web", to.name(), "--mode", "lazy", "--safe", third]);
@@ -102,7 +103,8 @@ fn whichever_host_dies_while_pages_are_missing_the_machine_goes_on_where_all_of_
     assert_eq!(stream.stop().end, StreamEnd::Stopped, "the TCP stream broke");
 }
 
-/// Ends every process of a host while the machine runs on `on` with pages missing: it goes on at `third`, as what is answered.
+/// Ends every process of a host while the machine runs on `on` with pages missing: it goes on at `third`, as
+/// what is answered.
 fn dies(
     cluster: &Cluster,
     witness: &mut TestAgent,

@@ -1,4 +1,5 @@
-//! A directory of beta mounted on alpha, by ssh and by TLS: files, a machine from a disk there, crashes of either side.
+//! A directory of beta mounted on alpha, by ssh and by TLS: files, a machine from a disk there, crashes of
+//! either side.
 
 use std::{
     fs,

@@ -39,7 +39,8 @@ fn a_machine_moves_over_ssh_where_no_key_is_trusted_and_over_both_carriers_where
     };
     move_over(alpha, beta);
 
-    // One way by ssh, the other way by TLS: alpha knows beta's key for that, and goes there by ssh all the same.
+    // One way by ssh, the other way by TLS: alpha knows beta's key for that, and goes there by ssh all the
+    // same.
     alpha.run(&["trust", "rm", "beta"]);
     alpha.run(&["trust", "add", "beta", &beta.key(), "ssh:restricted"]);
     beta.run(&["trust", "add", "alpha", &alpha.key(), &alpha.address()]);

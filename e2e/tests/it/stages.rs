@@ -1,7 +1,9 @@
-//! Either daemon, either QEMU and the link break at each stage of a migration. Before the commit point the source goes on
-//! and the next migration loses no page; after it the target runs; at the end there is one copy.
+//! Either daemon, either QEMU and the link break at each stage of a migration. Before the commit point the
+//! source goes on and the next migration loses no page; after it the target runs; at the end there is one
+//! copy.
 //!
-//! The target is held at the stage while the thing is broken, so nothing here depends on how quick anything is.
+//! The target is held at the stage while the thing is broken, so nothing here depends on how quick anything
+//! is.
 
 use nix::{
     sys::signal::{Signal, kill},
@@ -44,7 +46,8 @@ impl Scene {
         self.cluster.host(self.away)
     }
 
-    /// Migrates, breaks something at a stage, mends it and waits for the end of the command. Whether it succeeded.
+    /// Migrates, breaks something at a stage, mends it and waits for the end of the command. Whether it
+    /// succeeded.
     fn break_at(&mut self, stage: &str, victim: Victim) -> bool {
         self.target().hold_at(stage);
         let logged = self.source().log_text().len();

@@ -1,4 +1,5 @@
-//! A machine that runs on a host of another network keeps its address and its connections, by a tunnel to its home.
+//! A machine that runs on a host of another network keeps its address and its connections, by a tunnel to its
+//! home.
 
 use serde_json::Value;
 use std::{

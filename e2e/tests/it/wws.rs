@@ -39,8 +39,8 @@ fn a_known_load_is_seen_as_what_it_is_and_predicted_from_the_trace_alone() {
         assert!(Instant::now() < deadline, "the guest never comes to its rate");
     }
     let seen = sample(alpha, &["--duration", "5s", "--save", &trace, "--svg", &picture]);
-    // How long they were, the trace says itself. On a machine with other work the guest is late and makes up for it, so
-    // this is about the order of magnitude; the small region below is exact.
+    // How long they were, the trace says itself. On a machine with other work the guest is late and makes up
+    // for it, so this is about the order of magnitude; the small region below is exact.
     let seconds = number(&seen["duration_ms"]) / 1e3;
     let expected = different(16_384.0, 2000.0 * seconds);
     let unique = number(&seen["unique_pages"]);

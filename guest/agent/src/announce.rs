@@ -1,7 +1,8 @@
-//! Tells the network where the guest is: gratuitous ARP (RFC 5227 section 3) and unsolicited neighbour advertisements (RFC
-//! 4861 section 7.2.6), for every address of every interface that is up.
+//! Tells the network where the guest is: gratuitous ARP (RFC 5227 section 3) and unsolicited neighbour
+//! advertisements (RFC 4861 section 7.2.6), for every address of every interface that is up.
 //!
-//! The host announces too, from what it has seen pass. The guest knows all of its addresses, those that were silent too.
+//! The host announces too, from what it has seen pass. The guest knows all of its addresses, those that were
+//! silent too.
 
 use crate::sys::{
     interfaces::{self, Interface},

@@ -1,6 +1,7 @@
 //! The settings of a guest's owner: `/etc/whimbrel-guest.conf`.
 //!
-//! One setting a line, `#` begins a comment. A line that makes no sense is told and passed over: the rest still holds.
+//! One setting a line, `#` begins a comment. A line that makes no sense is told and passed over: the rest
+//! still holds.
 
 use std::time::Duration;
 
@@ -9,7 +10,8 @@ pub(crate) const PATH: &str = "/etc/whimbrel-guest.conf";
 
 /// Longest a process is held in one stretch unless the settings say otherwise.
 const STUN_MAX: Duration = Duration::from_secs(60);
-/// Never held, whatever the settings add: without them nobody gets into the guest, and services lose their parent.
+/// Never held, whatever the settings add: without them nobody gets into the guest, and services lose their
+/// parent.
 const ALWAYS_ALLOWED: &[&str] = &["systemd*", "init", "dbus-*", "sshd*", "agetty", "login"];
 /// The kernel keeps so much of a name (`TASK_COMM_LEN`).
 const COMM_MAX: usize = 15;

@@ -1,11 +1,12 @@
 //! `whimbrel-guest`, the optional program inside a guest.
 //!
-//! Run without arguments, as root, it waits for orders of the host on the virtio port `org.whimbrel.guest.0` (`serve`): it holds
-//! processes that write too fast to be copied (`stun`), drops caches (`memory`), and tells the network where the guest is
-//! (`announce`). With a verb it hands a wish of somebody inside to the one that serves (`wish`), which asks the host.
+//! Run without arguments, as root, it waits for orders of the host on the virtio port `org.whimbrel.guest.0`
+//! (`serve`): it holds processes that write too fast to be copied (`stun`), drops caches (`memory`), and
+//! tells the network where the guest is (`announce`). With a verb it hands a wish of somebody inside to the
+//! one that serves (`wish`), which asks the host.
 //!
-//! A guest without it moves all the same. Whatever becomes of it, of the host or of the port, no process stays held: a
-//! lease ends, a port hangs up, and the kernel lets go what a dead tracer held.
+//! A guest without it moves all the same. Whatever becomes of it, of the host or of the port, no process
+//! stays held: a lease ends, a port hangs up, and the kernel lets go what a dead tracer held.
 
 mod announce;
 mod config;

@@ -9,7 +9,8 @@ pub(crate) const PAGE: u64 = 4096;
 /// Drops clean page cache, dentries and inodes; free memory before and after, in bytes.
 pub(crate) fn drop_caches() -> io::Result<(u64, u64)> {
     let before = free()?;
-    // What is dirty cannot be dropped, and is soon dirty again if it is written out now: only what is clean goes.
+    // What is dirty cannot be dropped, and is soon dirty again if it is written out now: only what is clean
+    // goes.
     fs::write("/proc/sys/vm/drop_caches", "3")?;
     Ok((before, free()?))
 }

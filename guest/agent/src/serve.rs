@@ -1,7 +1,7 @@
 //! The loop of the program that serves the host: orders in, words out, wishes from inside, and time.
 //!
-//! One thread, because whoever traces a process is a thread. If the port is gone or hangs up, whoever is held goes on, and the port
-//! is tried again.
+//! One thread, because whoever traces a process is a thread. If the port is gone or hangs up, whoever is held
+//! goes on, and the port is tried again.
 
 use crate::{
     announce,
@@ -116,7 +116,8 @@ impl Server {
         }
     }
 
-    /// Nobody is at the other end: nobody may hold anything. A port that hangs up is always ready, so this sleeps instead.
+    /// Nobody is at the other end: nobody may hold anything. A port that hangs up is always ready, so this
+    /// sleeps instead.
     fn wait_for_host(&mut self, port: &Port) -> io::Result<()> {
         let released = self.stunned.release();
         if released > 0 {

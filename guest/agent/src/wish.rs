@@ -1,7 +1,9 @@
-//! Wishes of those inside: `whimbrel-guest migrate HOST` hands its wish to the program that serves, over a unix socket, and waits.
+//! Wishes of those inside: `whimbrel-guest migrate HOST` hands its wish to the program that serves, over a
+//! unix socket, and waits.
 //!
-//! Lines of text: one wish in, and out again `begun`, then `done …`, `refused …` or `failed …`. Only root can open the socket.
-//! The wish of a machine that is moved is answered where it arrives: by the hello of its new host.
+//! Lines of text: one wish in, and out again `begun`, then `done …`, `refused …` or `failed …`. Only root can
+//! open the socket. The wish of a machine that is moved is answered where it arrives: by the hello of its new
+//! host.
 
 use std::{
     fs,

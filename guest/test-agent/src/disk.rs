@@ -1,9 +1,9 @@
 //! Blocks on the disk whose content the witness remembers.
 //!
-//! Blocks go to `/mnt/witness.dat` when a file system is mounted on `/mnt`, else straight to `/dev/vda`, always past
-//! the page cache: a check that the guest's own memory answers would prove nothing about the disk. Every
-//! block holds its sequence number and noise of nonce and number; a later write to the same place replaces
-//! the expectation.
+//! Blocks go to `/mnt/witness.dat` when a file system is mounted on `/mnt`, else straight to `/dev/vda`,
+//! always past the page cache: a check that the guest's own memory answers would prove nothing about the
+//! disk. Every block holds its sequence number and noise of nonce and number; a later write to the same place
+//! replaces the expectation.
 
 use crate::{
     life::Verdict,

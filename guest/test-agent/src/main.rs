@@ -1,9 +1,9 @@
 //! The witness: a program inside a test guest that can tell whether the guest is still the one it was.
 //!
-//! It keeps what only an unbroken life can keep: a random nonce, a counter that only grows, a buffer of
-//! known content and the memory of what it wrote to the disk. A guest that was silently rebooted instead of
-//! resumed has another nonce; one with a lost page has a bad checksum. It answers one-line requests on the
-//! serial console and on TCP port 7000 (`request`), and offers traffic to be watched from outside (`traffic`).
+//! It keeps what only an unbroken life can keep: a random nonce, a counter that only grows, a buffer of known
+//! content and the memory of what it wrote to the disk. A guest that was silently rebooted instead of resumed
+//! has another nonce; one with a lost page has a bad checksum. It answers one-line requests on the serial
+//! console and on TCP port 7000 (`request`), and offers traffic to be watched from outside (`traffic`).
 //!
 //! It trusts nobody with bad input (lines are bounded) but gives everyone full power over the guest: for
 //! tests only. If a port or the console cannot be had it says so on standard error and does without.
@@ -28,7 +28,8 @@ fn kernel_option(cmdline: &str, key: &str) -> Option<String> {
     values.next_back().map(str::to_owned)
 }
 
-/// Called `muncher`, the program does nothing but dirty memory, as a process of its own: `muncher MIB PAGES_PER_SECOND BYTES_PER_PAGE`.
+/// Called `muncher`, the program does nothing but dirty memory, as a process of its own: `muncher MIB
+/// PAGES_PER_SECOND BYTES_PER_PAGE`.
 fn munch(arguments: &[String]) -> ! {
     let load = load::Load::from_words(arguments.iter().map(String::as_str));
     let _munching = load.unwrap_or_else(|| panic!("no load in {arguments:?}")).start();

@@ -1,6 +1,6 @@
-//! Traffic to be watched from outside: a numbered stream (TCP 7001), echoes (TCP 7002, UDP 7003), a server that tells its
-//! players what happens as games do (UDP 7004) and a tiny HTTP server of `/bytes/N` (TCP 7080). A port that cannot be had is
-//! reported and left out.
+//! Traffic to be watched from outside: a numbered stream (TCP 7001), echoes (TCP 7002, UDP 7003), a server
+//! that tells its players what happens as games do (UDP 7004) and a tiny HTTP server of `/bytes/N` (TCP
+//! 7080). A port that cannot be had is reported and left out.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},

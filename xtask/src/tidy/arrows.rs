@@ -1,7 +1,8 @@
 //! Arrows between crates point downward only. This file is the one place that says what "down" is.
 //!
-//! A crate may use every crate of a lower layer that its own layer may see, plus the sideways edges listed with their
-//! reason. A workspace crate that stands in no layer is a violation too, so a new crate cannot slip past.
+//! A crate may use every crate of a lower layer that its own layer may see, plus the sideways edges listed
+//! with their reason. A workspace crate that stands in no layer is a violation too, so a new crate cannot
+//! slip past.
 
 use super::Finding;
 use super::metadata::{Dependency, Graph, Package};

@@ -1,8 +1,8 @@
 //! Every package in the product may be shipped under Apache-2.0 OR MIT.
 //!
-//! A licence expression is read as SPDX 2.3 annex D defines it (`AND`, `OR`, `WITH`, parentheses; `AND` binds tighter),
-//! plus the `/` that old manifests use for `OR`. It fits if it can be satisfied with licences of [`ALLOWED`] alone. What
-//! cannot be read does not fit.
+//! A licence expression is read as SPDX 2.3 annex D defines it (`AND`, `OR`, `WITH`, parentheses; `AND` binds
+//! tighter), plus the `/` that old manifests use for `OR`. It fits if it can be satisfied with licences of
+//! [`ALLOWED`] alone. What cannot be read does not fit.
 
 use super::Finding;
 use super::metadata::Graph;

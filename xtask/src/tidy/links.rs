@@ -1,7 +1,8 @@
-//! Links in documents lead somewhere, the pages that code names exist, and every page on a format or protocol is named
-//! by the code that parses it.
+//! Links in documents lead somewhere, the pages that code names exist, and every page on a format or protocol
+//! is named by the code that parses it.
 //!
-//! Only targets inside the checkout are looked at; whether a web page still stands is not this check's business.
+//! Only targets inside the checkout are looked at; whether a web page still stands is not this check's
+//! business.
 
 use super::Finding;
 use super::source::SourceFile;

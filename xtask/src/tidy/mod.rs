@@ -1,7 +1,7 @@
 //! House rules that a compiler does not know. Each rule is one file here with one entry function.
 //!
-//! A rule gets the tracked text of the workspace or the package graph and returns findings; it prints nothing.
-//! A finding names the place, the rule and how to mend it. A note is shown and fails nothing.
+//! A rule gets the tracked text of the workspace or the package graph and returns findings; it prints
+//! nothing. A finding names the place, the rule and how to mend it. A note is shown and fails nothing.
 
 mod arrows;
 mod dependencies;

@@ -1,8 +1,8 @@
 //! Files stay small enough to read at one sitting, functions small enough to see at once.
 //!
-//! Over [`FILE_NOTE`] lines a file is named, over [`FILE_LIMIT`] it fails unless [`LONG_FILES`] gives a reason. A
-//! function fails over [`FUNCTION_LIMIT`] lines. Functions are found by indentation, which is exact for text that
-//! rustfmt made: the closing brace of a body stands in the column of its `fn` line.
+//! Over [`FILE_NOTE`] lines a file is named, over [`FILE_LIMIT`] it fails unless [`LONG_FILES`] gives a
+//! reason. A function fails over [`FUNCTION_LIMIT`] lines. Functions are found by indentation, which is exact
+//! for text that rustfmt made: the closing brace of a body stands in the column of its `fn` line.
 
 use super::Finding;
 use super::source::SourceFile;

@@ -1,4 +1,5 @@
-//! The text files of the checkout: tracked ones and new ones that are not ignored, so a rule speaks before a commit.
+//! The text files of the checkout: tracked ones and new ones that are not ignored, so a rule speaks before a
+//! commit.
 
 use anyhow::{Context, Result, bail};
 use std::path::Path;

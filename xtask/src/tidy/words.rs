@@ -59,7 +59,8 @@ fn foreign_packages(file: &SourceFile) -> Vec<Finding> {
         .collect()
 }
 
-/// Whether `word` stands in `line` as a word of its own. A path counts only where it begins, not further down in one.
+/// Whether `word` stands in `line` as a word of its own. A path counts only where it begins, not further down
+/// in one.
 fn contains_word(line: &str, word: &str) -> bool {
     let joins = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || "_.".contains(c));
     let ends_open = word.ends_with(['/', '!']);

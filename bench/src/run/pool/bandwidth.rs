@@ -15,7 +15,8 @@ use whimbrel_fuse::{
 };
 use whimbrel_pool::{chunk::Chunking, policy::Policy};
 
-/// Application bandwidth of a write of new data, and of reading it back through a mount that has nothing cached.
+/// Application bandwidth of a write of new data, and of reading it back through a mount that has nothing
+/// cached.
 pub(crate) fn bandwidth(context: &Context) -> Result<Vec<Row>> {
     let members = Members::start(4)?;
     let pool = members.pool()?;

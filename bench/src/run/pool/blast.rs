@@ -1,7 +1,9 @@
-//! A real program that computes for long, and its checkpoints: BLAST, as in section V of the paper, over proteins that are made up.
+//! A real program that computes for long, and its checkpoints: BLAST, as in section V of the paper, over
+//! proteins that are made up.
 //!
-//! A checkpoint is what BLCR would write of it: the process stopped, its private writable memory in the order of addresses. (CRIU,
-//! which is packaged, does not start on every kernel that this runs on.) The data base is mapped from files and no part of it.
+//! A checkpoint is what BLCR would write of it: the process stopped, its private writable memory in the order
+//! of addresses. (CRIU, which is packaged, does not start on every kernel that this runs on.) The data base
+//! is mapped from files and no part of it.
 
 use crate::harness::{Chance, scratch};
 use anyhow::{Context as _, Result, ensure};

@@ -1,8 +1,9 @@
-//! `capsules`: a machine's versions into a pool, and a machine that lives from it, beside one that lives from the host it was on.
+//! `capsules`: a machine's versions into a pool, and a machine that lives from it, beside one that lives from
+//! the host it was on.
 //!
-//! Hosts, manager and two benefactors on one switch, 1 Gbit/s each both ways. The guest has a disk and 64 MiB that do not compress. Both
-//! hosts that it resumes on have nothing of it before; each is asked for it as a person would, and waits for nothing but an answer on the
-//! machine's console.
+//! Hosts, manager and two benefactors on one switch, 1 Gbit/s each both ways. The guest has a disk and 64 MiB
+//! that do not compress. Both hosts that it resumes on have nothing of it before; each is asked for it as a
+//! person would, and waits for nothing but an answer on the machine's console.
 
 use super::{Context, Place, Processes, admit};
 use crate::{

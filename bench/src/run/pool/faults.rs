@@ -1,9 +1,11 @@
-//! `faults`: members are killed (SIGKILL) at random instants while `cp` writes files to a mount; what it said it wrote is there.
+//! `faults`: members are killed (SIGKILL) at random instants while `cp` writes files to a mount; what it said
+//! it wrote is there.
 //!
-//! A run writes one file and kills a benefactor, the manager, the client, or any two of these, two benefactors too; then they start
-//! again on what their disks have. Replication is 2, pessimistic. A file that `cp` could not write is not there, or whole: the
-//! answer of its commit may be what was lost. In the end repair must have brought every chunk to two copies, which is proved by
-//! reading everything with each benefactor away in turn.
+//! A run writes one file and kills a benefactor, the manager, the client, or any two of these, two
+//! benefactors too; then they start again on what their disks have. Replication is 2, pessimistic. A file
+//! that `cp` could not write is not there, or whole: the answer of its commit may be what was lost. In the
+//! end repair must have brought every chunk to two copies, which is proved by reading everything with each
+//! benefactor away in turn.
 
 use super::{Context, Processes, noise, processes::Mount};
 use crate::harness::{Chance, Goal, Row, Samples};

@@ -1,8 +1,10 @@
-//! `stripes`, `buffers`, `dedup`: figures 2 to 7 of the paper. Manager, benefactors and client are hosts on one switch.
+//! `stripes`, `buffers`, `dedup`: figures 2 to 7 of the paper. Manager, benefactors and client are hosts on
+//! one switch.
 //!
-//! OAB is what the program sees until `close` has returned, ASB what is stored until the file can be seen by others. With the sliding window and
-//! the incremental protocol ours are the same: `close` returns when every chunk is stored and the map committed, where the paper's
-//! returned with data still in the buffer. Local files are on the disk of this machine, benefactors' data on a tmpfs.
+//! OAB is what the program sees until `close` has returned, ASB what is stored until the file can be seen by
+//! others. With the sliding window and the incremental protocol ours are the same: `close` returns when every
+//! chunk is stored and the map committed, where the paper's returned with data still in the buffer. Local
+//! files are on the disk of this machine, benefactors' data on a tmpfs.
 
 use super::{BLOCK, Context, Place, Processes, noise, processes::Mount};
 use crate::harness::{Row, Samples, scratch};

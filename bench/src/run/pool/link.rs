@@ -1,5 +1,6 @@
-//! `oab.1g`: the client, two benefactors and the manager are hosts on one switch, each with 1 Gbit/s both ways, as in figures 2
-//! and 3 of the paper. What crosses is TLS over TCP over Ethernet, so 108 MB/s of a client's data is 0.92 of the line.
+//! `oab.1g`: the client, two benefactors and the manager are hosts on one switch, each with 1 Gbit/s both
+//! ways, as in figures 2 and 3 of the paper. What crosses is TLS over TCP over Ethernet, so 108 MB/s of a
+//! client's data is 0.92 of the line.
 
 use super::{BLOCK, Context, GIB, Place, Processes, noise, rate};
 use crate::harness::{Goal, Row, Samples};

@@ -1,5 +1,5 @@
-//! A pool in this process: manager and benefactors with real sockets and TLS, their data on a tmpfs, so that the disk of the
-//! machine is not what is measured.
+//! A pool in this process: manager and benefactors with real sockets and TLS, their data on a tmpfs, so that
+//! the disk of the machine is not what is measured.
 
 use anyhow::{Result, ensure};
 use std::{

@@ -1,7 +1,7 @@
 //! The checkpoint pool, beside what its paper measured and beside programs people use for the same.
 //!
-//! Where only our own work counts, manager and benefactors are in this process (`members`); where processes are killed, limited
-//! or measured from outside, they are the program as people start it (`processes`).
+//! Where only our own work counts, manager and benefactors are in this process (`members`); where processes
+//! are killed, limited or measured from outside, they are the program as people start it (`processes`).
 
 mod bandwidth;
 mod blast;

@@ -1,8 +1,9 @@
 //! A model of who waits for which link when many clients stripe their files over many benefactors.
 //!
-//! A client has a stream to each benefactor of its stripe. Chunks go to them in turn, as many under way as the window takes, and
-//! the streams share the links of clients and benefactors as TCP would in the long run: max-min fair. Two calls of every file
-//! (session, commit) are work of the manager, one at a time. There is no disk, no processor and no loss in it: it says what the network allows.
+//! A client has a stream to each benefactor of its stripe. Chunks go to them in turn, as many under way as
+//! the window takes, and the streams share the links of clients and benefactors as TCP would in the long run:
+//! max-min fair. Two calls of every file (session, commit) are work of the manager, one at a time. There is
+//! no disk, no processor and no loss in it: it says what the network allows.
 
 /// What is modelled. Rates in bytes a second of content, sizes in bytes, times in seconds.
 #[derive(Debug, Clone)]
@@ -161,7 +162,8 @@ impl<'a> World<'a> {
         self.fill(at);
     }
 
-    /// Puts chunks into the window, each to the next benefactor; a client whose last chunk is stored asks for the commit.
+    /// Puts chunks into the window, each to the next benefactor; a client whose last chunk is stored asks for
+    /// the commit.
     fn fill(&mut self, at: usize) {
         let client = &mut self.clients[at];
         let under_way: f64 = client.streams.iter().map(|stream| stream.queued).sum();
@@ -187,7 +189,8 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Max-min fair rates: the link that gives its streams least is settled first, then the rest share what is left.
+    /// Max-min fair rates: the link that gives its streams least is settled first, then the rest share what
+    /// is left.
     fn share(&mut self) {
         let members = self.setting.benefactors;
         let mut left: Vec<f64> = vec![self.setting.benefactor_rate; members];

@@ -1,8 +1,9 @@
-//! MooseFS as a peer: a master, chunk servers and a mount of their own, in a network namespace and folders of their own.
+//! MooseFS as a peer: a master, chunk servers and a mount of their own, in a network namespace and folders of
+//! their own.
 //!
-//! It stripes files over chunk servers as a pool does, goal 1 is one copy. Its servers sync chunks only when told to, which
-//! they are, since a pool does. They refuse the loopback address, and its tools speak to the master past the mount, so all of it
-//! runs in the namespace.
+//! It stripes files over chunk servers as a pool does, goal 1 is one copy. Its servers sync chunks only when
+//! told to, which they are, since a pool does. They refuse the loopback address, and its tools speak to the
+//! master past the mount, so all of it runs in the namespace.
 
 use super::processes::detach;
 use anyhow::{Context as _, Result, ensure};

@@ -1,8 +1,10 @@
-//! `peers`: a series of images of a guest that compiles, written to a pool and to what people use for the same.
+//! `peers`: a series of images of a guest that compiles, written to a pool and to what people use for the
+//! same.
 //!
-//! All on one disk of this machine, everything durable when the clock stops: a pool of four benefactors and MooseFS of four chunk
-//! servers, both with one copy; sshfs; the disk itself; restic and borg. sshfs stands for the mount of one server: a kernel
-//! with an NFS client is rare where this runs, and the client in user space does not write (`session::nfs` says why).
+//! All on one disk of this machine, everything durable when the clock stops: a pool of four benefactors and
+//! MooseFS of four chunk servers, both with one copy; sshfs; the disk itself; restic and borg. sshfs stands
+//! for the mount of one server: a kernel with an NFS client is rare where this runs, and the client in user
+//! space does not write (`session::nfs` says why).
 
 use super::{Context, Processes, images, moosefs::MooseFs, sftp::Sftp, write};
 use crate::{
@@ -84,7 +86,8 @@ const WAYS: [Way; 5] = [
     ("borg", |series| series.to_keeper(PeerKind::Borg)),
 ];
 
-/// Wall time of the series, ours and theirs in turn. Who is not installed, or does not run here, is named and left out.
+/// Wall time of the series, ours and theirs in turn. Who is not installed, or does not run here, is named and
+/// left out.
 pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let series = Series::new(context)?;
     let case = format!("{} images of {} MB", series.length, series.content[0].len() / 1_000_000);

@@ -1,5 +1,5 @@
-//! A pool of processes as people start them: `whimbrel pool manager`, `whimbrel pool benefactor`, `whimbrel mount pool:`. Each can be
-//! killed and started again, and may be a host in a network namespace of its own.
+//! A pool of processes as people start them: `whimbrel pool manager`, `whimbrel pool benefactor`, `whimbrel
+//! mount pool:`. Each can be killed and started again, and may be a host in a network namespace of its own.
 
 use super::{admit, s3};
 use crate::hosts::program;
@@ -76,7 +76,8 @@ pub(super) struct Processes {
     client: Place,
 }
 
-/// Addresses on the loopback device of this machine that nobody listens on; all are held until all are chosen.
+/// Addresses on the loopback device of this machine that nobody listens on; all are held until all are
+/// chosen.
 fn free_addresses(count: usize) -> Result<Vec<String>> {
     let held: Vec<TcpListener> =
         (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;

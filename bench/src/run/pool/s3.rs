@@ -1,7 +1,8 @@
-//! An S3 server in a process of its own, for a pool's tier: the one that the pool's tests use, with a log of the requests.
+//! An S3 server in a process of its own, for a pool's tier: the one that the pool's tests use, with a log of
+//! the requests.
 //!
-//! Its program is an example of `whimbrel-pool`, which nothing else here builds; so it is built when it is needed, in the profile of this
-//! program and beside it.
+//! Its program is an example of `whimbrel-pool`, which nothing else here builds; so it is built when it is
+//! needed, in the profile of this program and beside it.
 
 use crate::hosts::program;
 use anyhow::{Context as _, Result, ensure};

@@ -1,4 +1,5 @@
-//! `scale.files`, `scale.clients`: what a manager of many files needs, and how several clients share many benefactors (figure 8).
+//! `scale.files`, `scale.clients`: what a manager of many files needs, and how several clients share many
+//! benefactors (figure 8).
 
 use super::{Context, Processes, noise, processes::Mount, rate, write};
 use crate::harness::{Goal, Row, Samples, scratch};
@@ -33,7 +34,8 @@ fn digest(chunk: u64) -> Digest {
     Digest::of(&chunk.to_le_bytes())
 }
 
-/// A benefactor that says it holds ten million chunks: metadata is what is measured, so there is nothing behind it.
+/// A benefactor that says it holds ten million chunks: metadata is what is measured, so there is nothing
+/// behind it.
 async fn claim(pool: &Pool) -> Result<u16> {
     let (name, address) = ("claims".to_owned(), "127.0.0.1:1".to_owned());
     let (capacity, free) = (1 << 50, 1 << 50);

@@ -1,7 +1,7 @@
 //! sshfs as a peer: the mount of one file server that needs no kernel with NFS.
 //!
-//! The server of OpenSSH is its other end, over a pipe and without ssh between: nobody pays for encryption, which is to the
-//! peer's favour. It makes a file durable when `fsync` asks.
+//! The server of OpenSSH is its other end, over a pipe and without ssh between: nobody pays for encryption,
+//! which is to the peer's favour. It makes a file durable when `fsync` asks.
 
 use super::processes::detach;
 use anyhow::{Context as _, Result, ensure};

@@ -1,4 +1,5 @@
-//! `model.error`, `model.scale`: hundreds of members in a model ([`super::model`]), after the same model was checked against real ones.
+//! `model.error`, `model.scale`: hundreds of members in a model ([`super::model`]), after the same model was
+//! checked against real ones.
 
 use super::{
     Context,

@@ -1,4 +1,5 @@
-//! `similarity`, `application`: tables 3, 4 and 5 of the paper, over checkpoints of a BLAST that runs ([`super::blast`]).
+//! `similarity`, `application`: tables 3, 4 and 5 of the paper, over checkpoints of a BLAST that runs
+//! ([`super::blast`]).
 
 use super::{Context, Place, Processes, blast::Blast, cutting::digests, rate, write};
 use crate::harness::{Row, Samples, scratch};
@@ -75,7 +76,8 @@ pub(crate) fn similarity(context: &Context) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// A run of the program with checkpoints in `folder`: seconds in all, seconds that it stood still, bytes written.
+/// A run of the program with checkpoints in `folder`: seconds in all, seconds that it stood still, bytes
+/// written.
 fn run(questions: usize, folder: &Path) -> Result<(f64, f64, u64)> {
     let mut blast = Blast::start(questions)?;
     let (begun, mut stood, mut bytes, mut number) = (Instant::now(), Duration::ZERO, 0, 0);
@@ -98,7 +100,8 @@ fn run(questions: usize, folder: &Path) -> Result<(f64, f64, u64)> {
     }
 }
 
-/// Table 5: the same program to the end, with checkpoints on the disk and in a pool of four benefactors behind 1 Gbit/s each.
+/// Table 5: the same program to the end, with checkpoints on the disk and in a pool of four benefactors
+/// behind 1 Gbit/s each.
 pub(crate) fn application(context: &Context) -> Result<Vec<Row>> {
     let questions = context.times(400, 100);
     let disk = scratch("application")?;

@@ -1,10 +1,11 @@
 //! `tier`: checkpoints into a pool whose chunks lie in an S3 store, beside the same pool without one.
 //!
-//! Two benefactors, one copy, a series of files of which three quarters were in the one before. Everything is on one tmpfs of this machine,
-//! so that what is compared is the way and not a disk that two kinds of pool use a different number of times. A file counts as
-//! written when `close` has returned: it is durable at the benefactors then, and full packs travel meanwhile and afterwards. It is
-//! read back by a mount that has nothing cached, when every full pack is where it belongs. The last pack of each benefactor,
-//! 8 MiB at most, is not full and lies with it.
+//! Two benefactors, one copy, a series of files of which three quarters were in the one before. Everything is
+//! on one tmpfs of this machine, so that what is compared is the way and not a disk that two kinds of pool
+//! use a different number of times. A file counts as written when `close` has returned: it is durable at the
+//! benefactors then, and full packs travel meanwhile and afterwards. It is read back by a mount that has
+//! nothing cached, when every full pack is where it belongs. The last pack of each benefactor, 8 MiB at most,
+//! is not full and lies with it.
 
 use super::{
     BLOCK, Context, Processes, noise,
@@ -147,7 +148,8 @@ fn with(series: &Series, keep_here: u64, speed: &mut Speed, store: &mut Store) -
     Ok(())
 }
 
-/// All packs in the store and nowhere else, and the newest of them here too: what it costs beside the same pool without a store.
+/// All packs in the store and nowhere else, and the newest of them here too: what it costs beside the same
+/// pool without a store.
 pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let series = Series { length: context.times(8, 3), size: context.times(256, 128) * MIB };
     let keeps = [("in the store alone", 0), ("the newest 64 MiB of each here", 64 * MIB as u64)];

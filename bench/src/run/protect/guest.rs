@@ -1,8 +1,8 @@
-//! The guest that is protected: the Debian guest's root with Apache and redis of the distribution, and small programs of ours
-//! where no package has the work (`compute.c`, `web-page.c`).
+//! The guest that is protected: the Debian guest's root with Apache and redis of the distribution, and small
+//! programs of ours where no package has the work (`compute.c`, `web-page.c`).
 //!
-//! Packages are fetched from the mirror once a checkout, by `apt-get` below the new root; the disk is kept in `target/bench`, and made
-//! again when what it is made of changes.
+//! Packages are fetched from the mirror once a checkout, by `apt-get` below the new root; the disk is kept in
+//! `target/bench`, and made again when what it is made of changes.
 
 use crate::capsule::{guest_root, run_command};
 use crate::run::stores::{below, install, program};

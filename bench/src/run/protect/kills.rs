@@ -1,11 +1,14 @@
-//! `lost`, `split`: hosts of a redis and a PostgreSQL die at random instants, over and over, and clients check their own histories.
+//! `lost`, `split`: hosts of a redis and a PostgreSQL die at random instants, over and over, and clients
+//! check their own histories.
 //!
-//! Victims in turn: the QEMU, the daemon alone, the host with all its processes, its cable for a while (a partition of the primary
-//! from everybody). What takes over is protected by the host that died, once it is back. Lost is a write that was acknowledged and is not
-//! there afterwards. Whether both hosts answered is read from the switch, which learns on which port a sender is: after the guest's
-//! address has come to the new host's port it must not be seen on the old one's again.
+//! Victims in turn: the QEMU, the daemon alone, the host with all its processes, its cable for a while (a
+//! partition of the primary from everybody). What takes over is protected by the host that died, once it is
+//! back. Lost is a write that was acknowledged and is not there afterwards. Whether both hosts answered is
+//! read from the switch, which learns on which port a sender is: after the guest's address has come to the
+//! new host's port it must not be seen on the old one's again.
 //!
-//! A cycle waits for nothing but what it is about: a takeover, all histories, the old host's word that it has let go, a first copy.
+//! A cycle waits for nothing but what it is about: a takeover, all histories, the old host's word that it has
+//! let go, a first copy.
 
 use super::site::{NAME, Site, protect_for};
 use super::takeover::wait_running;

@@ -1,6 +1,8 @@
-//! `link.*`: epochs over a link of 1 Gbit/s and of 100 Mbit/s to the standby's host: what they come to, how late output leaves, and how long they get.
+//! `link.*`: epochs over a link of 1 Gbit/s and of 100 Mbit/s to the standby's host: what they come to, how
+//! late output leaves, and how long they get.
 //!
-//! The link is a token bucket at both ends of the cable of the standby's host; clients of the guest have another way.
+//! The link is a token bucket at both ends of the cable of the standby's host; clients of the guest have
+//! another way.
 
 use super::pause::{LEASE, WARM_UP, clients};
 use super::site::{Site, figure};

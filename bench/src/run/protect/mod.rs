@@ -1,7 +1,8 @@
 //! The set `protect`: what a hot standby costs while nothing fails, and what happens when something does.
 //!
-//! Three hosts on this machine: the guest's, its standby, a witness. The guest is the Debian guest with packaged servers and a few
-//! programs of ours (see `guest`), 512 MiB, one processor. Epochs of 50 ms and blocks of 64 bytes where nothing else is said.
+//! Three hosts on this machine: the guest's, its standby, a witness. The guest is the Debian guest with
+//! packaged servers and a few programs of ours (see `guest`), 512 MiB, one processor. Epochs of 50 ms and
+//! blocks of 64 bytes where nothing else is said.
 
 mod clients;
 mod guest;

@@ -1,4 +1,5 @@
-//! `modes.ping`, `modes.pause`: whole pages as in Remus, epochs as they are usually, and inputs that are played again as in LLM, side by side.
+//! `modes.ping`, `modes.pause`: whole pages as in Remus, epochs as they are usually, and inputs that are
+//! played again as in LLM, side by side.
 
 use super::clients::pings;
 use super::pause::{CALM, WARM_UP, clients};

@@ -71,7 +71,8 @@ pub(crate) fn pauses(context: &Context) -> Result<Vec<Row>> {
     Ok(done)
 }
 
-/// What an epoch comes to on the wire against its whole pages, and what each step brings (the paper's figure 5b).
+/// What an epoch comes to on the wire against its whole pages, and what each step brings (the paper's figure
+/// 5b).
 pub(crate) fn bytes(context: &Context) -> Result<Vec<Row>> {
     let window = Duration::from_secs(context.times(60, 15) as u64);
     let mut rows = Vec::new();
@@ -130,7 +131,8 @@ pub(crate) fn kept(context: &Context) -> Result<Vec<Row>> {
     Ok(cases.into_iter().zip(&with).zip(&without).map(row).collect())
 }
 
-/// What each step brings, alone and together: the paper's figure 5b, in bytes. One guest, protected in one way after the other.
+/// What each step brings, alone and together: the paper's figure 5b, in bytes. One guest, protected in one
+/// way after the other.
 pub(crate) fn steps(context: &Context) -> Result<Vec<Row>> {
     let window = Duration::from_secs(context.times(30, 6) as u64);
     let ways: [(&str, &[&str]); 7] = [

@@ -1,6 +1,8 @@
-//! `share.first`: two machines from one disk are protected at one host, and the second first copy names what the first one sent.
+//! `share.first`: two machines from one disk are protected at one host, and the second first copy names what
+//! the first one sent.
 //!
-//! Both have redis and PostgreSQL in them ([`crate::run::stores`]), an address each and a life of their own since they booted.
+//! Both have redis and PostgreSQL in them ([`crate::run::stores`]), an address each and a life of their own
+//! since they booted.
 
 use super::site::{NAME, Site};
 use crate::harness::{Goal, Row, Samples};

@@ -1,9 +1,11 @@
-//! `slowdown.*`: how much less a machine gets done under protection, against the same machine unprotected in the same run.
+//! `slowdown.*`: how much less a machine gets done under protection, against the same machine unprotected in
+//! the same run.
 //!
-//! On a machine of few processors the standby's daemon competes with the guest, which on hosts of their own it would not. So each
-//! row comes twice for each way to cut (every 50 ms, and seldom while nothing waits to leave): as it is, and with the time that the guest's virtual processor waited for a real one (schedstat of its thread)
-//! given back as far as it was the standby's doing: its share of what both daemons used. The case says how much of a processor the
-//! standby took.
+//! On a machine of few processors the standby's daemon competes with the guest, which on hosts of their own
+//! it would not. So each row comes twice for each way to cut (every 50 ms, and seldom while nothing waits to
+//! leave): as it is, and with the time that the guest's virtual processor waited for a real one (schedstat of
+//! its thread) given back as far as it was the standby's doing: its share of what both daemons used. The case
+//! says how much of a processor the standby took.
 //!
 //! The quick form measures each work once, over windows of a fifth: a direction, not a figure.
 
@@ -67,8 +69,8 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// In percent: how much less is done under protection, how much of the time was waited for the standby, and how much of a processor
-/// that took.
+/// In percent: how much less is done under protection, how much of the time was waited for the standby, and
+/// how much of a processor that took.
 fn slower(site: &Site, window: Duration, more: &[&str], done: &dyn Fn() -> Result<u64>) -> Result<[f64; 3]> {
     // Before and after, so that work which changes as it goes does it to both alike.
     let first = pace(site, window / 2, done)?;
@@ -101,8 +103,8 @@ fn pace(site: &Site, window: Duration, done: &dyn Fn() -> Result<u64>) -> Result
     Ok(Pace { rate, standby: waited * share, standby_cpus: used[1] / seconds })
 }
 
-/// How far the work is at the instant at which it gets on, so that a window holds whole rounds: of some work there is hardly one
-/// a second.
+/// How far the work is at the instant at which it gets on, so that a window holds whole rounds: of some work
+/// there is hardly one a second.
 fn next_round(done: &dyn Fn() -> Result<u64>) -> Result<(u64, Instant)> {
     let (before, deadline) = (done()?, Instant::now() + PATIENCE);
     loop {
@@ -115,7 +117,8 @@ fn next_round(done: &dyn Fn() -> Result<u64>) -> Result<(u64, Instant)> {
     }
 }
 
-/// Seconds that the guest's virtual processor has waited for a real one: the thread of its QEMU that has run most.
+/// Seconds that the guest's virtual processor has waited for a real one: the thread of its QEMU that has run
+/// most.
 fn waited(site: &Site) -> Result<f64> {
     let alpha = site.alpha()?;
     let machines = alpha.json(&["ps"])?;

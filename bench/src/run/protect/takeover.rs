@@ -1,7 +1,9 @@
-//! `takeover`, `takeover.detected`: a host is gone from one instant to the next, and a client is answered again by the other.
+//! `takeover`, `takeover.detected`: a host is gone from one instant to the next, and a client is answered
+//! again by the other.
 //!
-//! Default settings. The host's cable is pulled and all of its processes are killed, so that nothing of it says that it is gone. The client
-//! asks a thousand times a second; detection is when the standby asks the witness, by its log.
+//! Default settings. The host's cable is pulled and all of its processes are killed, so that nothing of it
+//! says that it is gone. The client asks a thousand times a second; detection is when the standby asks the
+//! witness, by its log.
 
 use super::site::{NAME, Site};
 use crate::harness::{Goal, Row, Samples};

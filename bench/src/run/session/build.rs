@@ -1,6 +1,8 @@
-//! `session.build`: a C library of some hundred files built on a mount, beside the same build on a local disk.
+//! `session.build`: a C library of some hundred files built on a mount, beside the same build on a local
+//! disk.
 //!
-//! The source is what this workspace's own TLS depends on (`aws-lc-sys`), so it is there wherever this program was built.
+//! The source is what this workspace's own TLS depends on (`aws-lc-sys`), so it is there wherever this
+//! program was built.
 
 use super::{
     far::Line,

@@ -1,7 +1,8 @@
-//! `session.clone.images`: different golden machines, each cloned once on a host that has none of them (WAN-S2 and WAN-S3 of figure 6).
+//! `session.clone.images`: different golden machines, each cloned once on a host that has none of them
+//! (WAN-S2 and WAN-S3 of figure 6).
 //!
-//! Each was booted by itself from the same distribution, with some noise in its memory that no other has. What they have in common, a
-//! later clone finds on its host by its content: that is not kept from it.
+//! Each was booted by itself from the same distribution, with some noise in its memory that no other has.
+//! What they have in common, a later clone finds on its host by its content: that is not kept from it.
 
 use super::clones::{Campus, LAN, MACHINE, WAN};
 use super::far::ONE_WAY;

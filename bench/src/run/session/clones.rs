@@ -1,9 +1,9 @@
-//! `session.clone.*`: golden machines of a state server 32 ms and 30 Mbit/s away are cloned on a host that lacks them (figure 6 and
-//! table 2 of the paper).
+//! `session.clone.*`: golden machines of a state server 32 ms and 30 Mbit/s away are cloned on a host that
+//! lacks them (figure 6 and table 2 of the paper).
 //!
-//! Three hosts: `alpha` has the golden machines and lies behind the line; `beta` and `gamma` are on one LAN of 100 Mbit/s. A
-//! router joins both, so what gamma asks of alpha shares the line with everybody else. Time is from the begin of
-//! `whimbrel clone --match` at gamma until the last clone answers on its console.
+//! Three hosts: `alpha` has the golden machines and lies behind the line; `beta` and `gamma` are on one LAN
+//! of 100 Mbit/s. A router joins both, so what gamma asks of alpha shares the line with everybody else. Time
+//! is from the begin of `whimbrel clone --match` at gamma until the last clone answers on its console.
 
 use super::far::ONE_WAY;
 use crate::harness::{Goal, Row, Samples, Sweeper, scratch};
@@ -85,8 +85,8 @@ impl Campus {
         Ok(())
     }
 
-    /// A Debian guest that has been up, under this tag and with these labels at alpha. It was tried once: what it touches when it goes
-    /// on is known.
+    /// A Debian guest that has been up, under this tag and with these labels at alpha. It was tried once:
+    /// what it touches when it goes on is known.
     pub(super) fn register(&self, tag: &str, labels: &[&str]) -> Result<()> {
         let alpha = &self.daemons[0];
         let options = GuestOptions { buffer_mib: 1, ..GuestOptions::default() };
@@ -172,8 +172,8 @@ fn round(campus: &mut Campus, times: &mut Times) -> Result<()> {
     Ok(())
 }
 
-/// The rows: first and next clone over the line, eight one after the other and at once with caches cold and warm, and the first one beside a
-/// host that has the golden machine.
+/// The rows: first and next clone over the line, eight one after the other and at once with caches cold and
+/// warm, and the first one beside a host that has the golden machine.
 pub(crate) fn clones(context: &Context) -> Result<Vec<Row>> {
     let mut campus = Campus::start()?;
     campus.register("debian-base", &[])?;

@@ -1,7 +1,8 @@
 //! `session.copy`: `cp` of a disk on the mount, until the server has the copy.
 //!
-//! The first copy is of a file that was never read here; the others of one that sshfs and rclone have in their caches by then. Ours is
-//! made by the server each time. A `cp` on the server itself, over ssh, says what there is to win at most.
+//! The first copy is of a file that was never read here; the others of one that sshfs and rclone have in
+//! their caches by then. Ours is made by the server each time. A `cp` on the server itself, over ssh, says
+//! what there is to win at most.
 
 use super::{
     far::{Far, ONE_WAY, SERVER, seconds},

@@ -1,5 +1,5 @@
-//! `session.documents`: many runs of a document build on small files: read all inputs, think, write and replace what is made of
-//! them.
+//! `session.documents`: many runs of a document build on small files: read all inputs, think, write and
+//! replace what is made of them.
 
 use super::{
     far::{Line, seconds},
@@ -14,8 +14,8 @@ const INPUTS: usize = 120;
 const SMALL: [&str; 4] = ["main.aux", "main.toc", "main.log", "main.out"];
 const RESULT: &str = "main.dvi";
 
-/// Passes of a typesetter over its text. Three megabytes are some hundred pages with their macros and fonts, of which pdflatex
-/// sets some hundreds a second: about a third of a second of a processor.
+/// Passes of a typesetter over its text. Three megabytes are some hundred pages with their macros and fonts,
+/// of which pdflatex sets some hundreds a second: about a third of a second of a processor.
 const PASSES: u8 = 100;
 
 /// Work that depends on every byte and on the one before.
@@ -39,7 +39,8 @@ pub(super) fn inputs(server: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs as of a document: read all inputs, think, write small files and one large one, by way of a temporary name. Seconds of each.
+/// Runs as of a document: read all inputs, think, write small files and one large one, by way of a temporary
+/// name. Seconds of each.
 fn each(dir: &Path, rounds: usize) -> Result<Vec<f64>> {
     (0..rounds).map(|round| seconds(|| one(dir, round))).collect()
 }

@@ -1,5 +1,5 @@
-//! A server behind a link, and a mount of it: each in a network namespace of its own, TLS with pinned keys, as
-//! `whimbrel mount --key` does it.
+//! A server behind a link, and a mount of it: each in a network namespace of its own, TLS with pinned keys,
+//! as `whimbrel mount --key` does it.
 
 use crate::harness::scratch;
 use anyhow::{Result, anyhow, ensure};

@@ -1,9 +1,11 @@
-//! `session.faults`: what a program synced under write-back, while client, server and link die at random instants.
+//! `session.faults`: what a program synced under write-back, while client, server and link die at random
+//! instants.
 //!
-//! Both sides are the released program in processes of their own. A writer overwrites pages, replaces files by way of
-//! temporary names, and rewrites one from its begin; what it has synced is promised. After each death of the client the
-//! next mount writes back first, and then the server's files are compared with the promises; at the end, with
-//! everything that was written. What lies in `kept` was taken for a conflict though nobody else wrote, and counts as lost.
+//! Both sides are the released program in processes of their own. A writer overwrites pages, replaces files
+//! by way of temporary names, and rewrites one from its begin; what it has synced is promised. After each
+//! death of the client the next mount writes back first, and then the server's files are compared with the
+//! promises; at the end, with everything that was written. What lies in `kept` was taken for a conflict
+//! though nobody else wrote, and counts as lost.
 
 use super::far::{CLIENT, ONE_WAY, SERVER};
 use crate::harness::{Chance, Goal, Row, Samples, scratch};
@@ -26,16 +28,16 @@ use std::{
 use tempfile::TempDir;
 use whimbrel_testkit::lab::{LinkConfig, LinkEmulator, Namespace, Process};
 
-/// A mount first writes back what an earlier one left, which is some megabytes of content at most: changes of names, of which 3,000 were
-/// seen, are folded before.
+/// A mount first writes back what an earlier one left, which is some megabytes of content at most: changes of
+/// names, of which 3,000 were seen, are folded before.
 const PATIENCE: Duration = Duration::from_secs(180);
 const FILES: u64 = 4;
 const PAGES: u64 = 96;
 const PAGE: usize = 4096;
 const LARGE: usize = 300_000;
 
-/// What a page or a whole file was given last, and what of it was synced. A file that is rewritten in place is nothing certain
-/// before its sync.
+/// What a page or a whole file was given last, and what of it was synced. A file that is rewritten in place
+/// is nothing certain before its sync.
 #[derive(Debug, Clone, Copy, Default)]
 struct Version {
     written: u64,
@@ -166,8 +168,8 @@ impl Place {
 }
 
 impl Promises {
-    /// Mistakes of what the server has. With `all` everything that was written must be there; else the client has died, and what
-    /// is there of what was not synced is what there is from here on.
+    /// Mistakes of what the server has. With `all` everything that was written must be there; else the client
+    /// has died, and what is there of what was not synced is what there is from here on.
     fn mistakes(&mut self, server: &Path, all: bool) -> Vec<String> {
         let pages = self.pages.iter_mut().map(|((name, page), version)| (Place::Page(*name, *page), version));
         let replaced = self.replaced.iter_mut().map(|(name, version)| (Place::Replaced(*name), version));

@@ -1,9 +1,10 @@
-//! `session.guest`: document runs and a seismic trace in a guest whose disk lies on a mount, or is an NBD export of the session
-//! (section 7.3 of the paper, figures 3 and 4).
+//! `session.guest`: document runs and a seismic trace in a guest whose disk lies on a mount, or is an NBD
+//! export of the session (section 7.3 of the paper, figures 3 and 4).
 //!
-//! The monitor is QEMU as it is packaged, started by hand. Its kernel is local, so what goes through the session is the disk: the
-//! program, its inputs, what it makes, and the file system's own. Time runs from the mount of the disk in the guest to its unmount, by
-//! this host's clock. The guest takes away at its begin what it made the last time, so the disk is the same for all, and nobody else writes to it.
+//! The monitor is QEMU as it is packaged, started by hand. Its kernel is local, so what goes through the
+//! session is the disk: the program, its inputs, what it makes, and the file system's own. Time runs from the
+//! mount of the disk in the guest to its unmount, by this host's clock. The guest takes away at its begin
+//! what it made the last time, so the disk is the same for all, and nobody else writes to it.
 
 use super::{
     far::{Line, Near, WAN_100},
@@ -149,8 +150,8 @@ impl Work for OnMount<'_> {
     }
 
     fn fill(&self, dir: &Path) -> Result<()> {
-        // Program, texts, the model, and room; blocks as a disk of the paper's size has them. A guest with smaller ones writes parts
-        // of pages, and waits for what was around them.
+        // Program, texts, the model, and room; blocks as a disk of the paper's size has them. A guest with
+        // smaller ones writes parts of pages, and waits for what was around them.
         let content = tempfile::tempdir()?;
         super::documents::inputs(content.path())?;
         super::io::velocities(content.path())?;

@@ -1,5 +1,5 @@
-//! `session.io`: a benchmark in the manner of SPECseis: a trace is generated with much I/O, then read and computed on in several
-//! phases with less and less of it.
+//! `session.io`: a benchmark in the manner of SPECseis: a trace is generated with much I/O, then read and
+//! computed on in several phases with less and less of it.
 
 use super::{
     documents::think,

@@ -1,8 +1,8 @@
-//! `session.*`: a mounted directory of a server 32 ms and 30 or 100 Mbit/s away, or on a LAN, beside a local disk and other people's
-//! mounts.
+//! `session.*`: a mounted directory of a server 32 ms and 30 or 100 Mbit/s away, or on a LAN, beside a local
+//! disk and other people's mounts.
 //!
-//! Server and mount are in network namespaces of their own with the test kit's link between them. Every figure is seconds by
-//! the clock, unless the row says otherwise.
+//! Server and mount are in network namespaces of their own with the test kit's link between them. Every
+//! figure is seconds by the clock, unless the row says otherwise.
 
 mod build;
 mod clone_images;

@@ -1,9 +1,10 @@
-//! NFSv4 as a peer, all of it in user space: NFS-Ganesha on the server's side, `nfs-cat` of libnfs on ours. Neither kernel takes part,
-//! for few have both ends, and ports of the kernel's server are not those of a namespace.
+//! NFSv4 as a peer, all of it in user space: NFS-Ganesha on the server's side, `nfs-cat` of libnfs on ours.
+//! Neither kernel takes part, for few have both ends, and ports of the kernel's server are not those of a
+//! namespace.
 //!
-//! Ganesha has a configuration of its own, speaks NFSv4 alone, so that nobody asks rpcbind, and ends with the value. `nfs-cat`
-//! mounts, reads from begin to end, and keeps nothing: its second time is its first. It does not write here: Debian's `nfs-cp`
-//! (libnfs 4.0) makes the file over NFSv4 and then sends no byte of it.
+//! Ganesha has a configuration of its own, speaks NFSv4 alone, so that nobody asks rpcbind, and ends with the
+//! value. `nfs-cat` mounts, reads from begin to end, and keeps nothing: its second time is its first. It does
+//! not write here: Debian's `nfs-cp` (libnfs 4.0) makes the file over NFSv4 and then sends no byte of it.
 
 use super::far::{CLIENT, Far, SERVER};
 use anyhow::{Context as _, Result, ensure};

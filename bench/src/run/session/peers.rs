@@ -1,9 +1,10 @@
-//! `session.peers`: other people's ways to use a directory of another host, in the same namespaces over the same link.
+//! `session.peers`: other people's ways to use a directory of another host, in the same namespaces over the
+//! same link.
 //!
-//! sshfs and rclone mount the same directory through a real sshd, with the caches they have; nbdkit serves the large file
-//! and a second nbdkit caches it; NFSv4 is a server and a client of user space (`nfs`), so the large file is all that is read there.
-//! Each does the same work twice on one mount: the first is cold, the second warm. What is not installed is not measured and has
-//! no row.
+//! sshfs and rclone mount the same directory through a real sshd, with the caches they have; nbdkit serves
+//! the large file and a second nbdkit caches it; NFSv4 is a server and a client of user space (`nfs`), so the
+//! large file is all that is read there. Each does the same work twice on one mount: the first is cold, the
+//! second warm. What is not installed is not measured and has no row.
 
 use super::{
     documents::{documents, inputs},
@@ -193,7 +194,8 @@ fn rclone(far: &Far, sshd: &Sshd) -> Result<Mounted> {
     Mounted::start(far, "rclone", command)
 }
 
-/// What comes of the same work on each peer's mount. Who is not installed has none, and who fails is told and has none either.
+/// What comes of the same work on each peer's mount. Who is not installed has none, and who fails is told and
+/// has none either.
 pub(super) fn on_mounts<T>(
     far: &Far,
     sshd: &Sshd,
@@ -255,7 +257,8 @@ fn nbdkit(far: &Far) -> Result<Twice> {
     })
 }
 
-/// Mounts and reads, each time anew. A file system whose files cannot be opened by handle is none that Ganesha serves.
+/// Mounts and reads, each time anew. A file system whose files cannot be opened by handle is none that
+/// Ganesha serves.
 fn nfs(far: &Far) -> Result<Twice> {
     let nfs = Nfs::start(far)?;
     twice(|| {

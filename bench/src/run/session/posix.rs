@@ -1,5 +1,5 @@
-//! `session.posix`: wrong bytes and unexpected errors of programs on a mount, while links are cut and pages of the cache are
-//! damaged: fio's own verification, random operations against a model, git and a compiler.
+//! `session.posix`: wrong bytes and unexpected errors of programs on a mount, while links are cut and pages
+//! of the cache are damaged: fio's own verification, random operations against a model, git and a compiler.
 
 use super::{
     build,

@@ -1,7 +1,8 @@
-//! `session.save`: a file of the server's is written anew with little changed, until the server has it as it is now.
+//! `session.save`: a file of the server's is written anew with little changed, until the server has it as it
+//! is now.
 //!
-//! That is what editors, compilers and converters of images do. sshfs and rclone are mounts of the same directory over the same
-//! link; rsync is given the new file on this side, and sends what differs.
+//! That is what editors, compilers and converters of images do. sshfs and rclone are mounts of the same
+//! directory over the same link; rsync is given the new file on this side, and sends what differs.
 
 use super::{
     far::{Far, ONE_WAY, SERVER, seconds},

@@ -1,9 +1,10 @@
-//! Where the same work is done, as in table 1 and figures 3 to 5 of the paper: on a local disk, and on a mount over a LAN and over a
-//! WAN, without a cache, with an empty one, and with one that has seen the work before.
+//! Where the same work is done, as in table 1 and figures 3 to 5 of the paper: on a local disk, and on a
+//! mount over a LAN and over a WAN, without a cache, with an empty one, and with one that has seen the work
+//! before.
 //!
-//! One list of places for all kinds of work. Every run begins without what an earlier one made, and what comes about on the server is
-//! compared with what came about on the local disk. Without a cache writes go through; with one they go back afterwards, in a time of
-//! its own that the paper adds to the total.
+//! One list of places for all kinds of work. Every run begins without what an earlier one made, and what
+//! comes about on the server is compared with what came about on the local disk. Without a cache writes go
+//! through; with one they go back afterwards, in a time of its own that the paper adds to the total.
 
 use super::far::{Far, LAN_100, LAN_1000, Line, Near, WAN_30, WAN_100, seconds};
 use crate::harness::{Goal, Row, Samples, scratch};

@@ -1,8 +1,8 @@
-//! `session.clone.scp`: what a golden machine costs that is copied whole, as the paper's people did before: its memory and its disk by
-//! scp, from a server 32 ms and 30 Mbit/s away.
+//! `session.clone.scp`: what a golden machine costs that is copied whole, as the paper's people did before:
+//! its memory and its disk by scp, from a server 32 ms and 30 Mbit/s away.
 //!
-//! scp sends every byte, so what the files hold does not matter. A full run copies all of it; a short one the first part of the memory
-//! alone, and says so.
+//! scp sends every byte, so what the files hold does not matter. A full run copies all of it; a short one the
+//! first part of the memory alone, and says so.
 
 use super::{
     far::{Far, WAN_30, seconds},

@@ -1,7 +1,8 @@
-//! The disk: redis and PostgreSQL of the distribution, and nothing else, so that a copy of the guest takes a second.
+//! The disk: redis and PostgreSQL of the distribution, and nothing else, so that a copy of the guest takes a
+//! second.
 //!
-//! Its root is what those two need of a Debian root (`trim.sh`), with a database in it that has pgbench's tables; made
-//! once a checkout.
+//! Its root is what those two need of a Debian root (`trim.sh`), with a database in it that has pgbench's
+//! tables; made once a checkout.
 
 use super::packages::{below, install, program};
 use crate::capsule::{guest_root, run_command};

@@ -1,7 +1,9 @@
-//! Clients that check their own history: what a store has acknowledged must be there, whatever became of its host since.
+//! Clients that check their own history: what a store has acknowledged must be there, whatever became of its
+//! host since.
 //!
-//! Each client keeps in mind what it was told. Asked to ([`Histories::check`]), every one of them looks for all of it and writes more before
-//! the caller goes on. A write without an answer may be there or not; one with an answer must be, and what was never sent must not.
+//! Each client keeps in mind what it was told. Asked to ([`Histories::check`]), every one of them looks for
+//! all of it and writes more before the caller goes on. A write without an answer may be there or not; one
+//! with an answer must be, and what was never sent must not.
 
 use crate::hosts::GUEST;
 use anyhow::{Result, ensure};

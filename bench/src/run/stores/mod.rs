@@ -1,5 +1,5 @@
-//! A guest with redis and PostgreSQL of the distribution in it, and clients outside that check their own history: for experiments in which
-//! its hosts die, and for such in which it moves.
+//! A guest with redis and PostgreSQL of the distribution in it, and clients outside that check their own
+//! history: for experiments in which its hosts die, and for such in which it moves.
 
 mod disk;
 mod histories;

@@ -1,8 +1,9 @@
-//! `pgbench` of the distribution, outside the guest: its transactions, when each of them was committed, and whether its own books balance
-//! afterwards.
+//! `pgbench` of the distribution, outside the guest: its transactions, when each of them was committed, and
+//! whether its own books balance afterwards.
 //!
-//! Each of its transactions moves an amount in three tables and writes it down in a fourth ("TPC-B (sort of)" in its manual), so the sums of all
-//! four are the same whatever was committed, and the fourth has at least as many rows as transactions were answered.
+//! Each of its transactions moves an amount in three tables and writes it down in a fourth ("TPC-B (sort of)"
+//! in its manual), so the sums of all four are the same whatever was committed, and the fourth has at least
+//! as many rows as transactions were answered.
 
 use crate::hosts::GUEST;
 use anyhow::{Context as _, Result, ensure};
@@ -84,7 +85,8 @@ impl Pgbench {
         Ok(Transactions { committed, lost, broke })
     }
 
-    /// When each transaction was committed, from its log: `client number latency script seconds microseconds`.
+    /// When each transaction was committed, from its log: `client number latency script seconds
+    /// microseconds`.
     fn committed(&self) -> Result<Vec<Instant>> {
         let (now, here) = (SystemTime::now(), Instant::now());
         let mut committed = Vec::new();

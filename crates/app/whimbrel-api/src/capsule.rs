@@ -11,7 +11,8 @@ use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, MachineName, NameErro
 /// How a caller names a capsule: by its full id, or by a name.
 ///
 /// In a URL and in JSON it is one string. A name is a tag, the name of a machine (its newest capsule), or the
-/// first digits of an id, in that order; the daemon looks it up. `NAME@-5m` is a protected machine as it was then.
+/// first digits of an id, in that order; the daemon looks it up. `NAME@-5m` is a protected machine as it was
+/// then.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum CapsuleRef {
@@ -172,7 +173,8 @@ fn is_true(value: &bool) -> bool {
 pub struct ImageInfo {
     /// `memory`, `disk0`, …
     pub name: String,
-    /// Its length in pages of 4 KiB, empty ones counted. A disk whose files lie at odd places has some more than its size says.
+    /// Its length in pages of 4 KiB, empty ones counted. A disk whose files lie at odd places has some more
+    /// than its size says.
     pub pages: u64,
     /// Bytes of the memory or disk that it is an image of.
     #[schema(value_type = u64)]

@@ -5,7 +5,8 @@ use utoipa::ToSchema;
 
 /// Body of `POST /v1/machines/{name}/wws`: sample what a machine dirties.
 ///
-/// The answer is a trace that grows until the time is over, the caller hangs up, or the machine is no longer here.
+/// The answer is a trace that grows until the time is over, the caller hangs up, or the machine is no longer
+/// here.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DirtyTraceRequest {

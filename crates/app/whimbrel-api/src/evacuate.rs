@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use whimbrel_core::{ByteSize, HostName, MachineName};
 
-/// Body of `POST /v1/evacuate`: move every machine that runs on a host to other hosts, those that dirty least first.
+/// Body of `POST /v1/evacuate`: move every machine that runs on a host to other hosts, those that dirty least
+/// first.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EvacuateRequest {
@@ -13,7 +14,8 @@ pub struct EvacuateRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host: Option<HostName>,
-    /// Where to, by the names that the host to empty has for them; every host that it trusts and can reach if empty.
+    /// Where to, by the names that the host to empty has for them; every host that it trusts and can reach if
+    /// empty.
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub to: Vec<HostName>,
@@ -44,7 +46,8 @@ pub struct EvacuateReport {
     pub dry_run: bool,
     /// In the order in which they were to move; then those that were not to.
     pub machines: Vec<EvacuatedMachine>,
-    /// Machines that run there still, since the host that was asked may not read and write them there. It does not learn which.
+    /// Machines that run there still, since the host that was asked may not read and write them there. It
+    /// does not learn which.
     #[serde(default, skip_serializing_if = "is_none")]
     pub withheld: u32,
 }

@@ -1,7 +1,7 @@
 //! Golden machines: capsules that are found by what they are and not by what they are called.
 //!
-//! A capsule is registered by a tag, on this host or on one that is trusted; its attributes are its size and the labels
-//! that were written on it. Matching is pure: attributes in, yes or no and an order out.
+//! A capsule is registered by a tag, on this host or on one that is trusted; its attributes are its size and
+//! the labels that were written on it. Matching is pure: attributes in, yes or no and an order out.
 
 use serde::{Deserialize, Serialize};
 use std::{cmp::Reverse, collections::BTreeMap, fmt, str::FromStr};

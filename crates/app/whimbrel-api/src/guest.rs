@@ -1,5 +1,5 @@
-//! What concerns the optional program inside a guest: what a guest may ask for, and what was done to a machine that wrote faster
-//! than it could be copied.
+//! What concerns the optional program inside a guest: what a guest may ask for, and what was done to a
+//! machine that wrote faster than it could be copied.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

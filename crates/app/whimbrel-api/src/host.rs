@@ -62,12 +62,12 @@ pub struct TrustEntry {
     /// vouches for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// Where it listens, `address:port`, or how ssh reaches it, `ssh:destination`. Without one it can come here
-    /// but not be sent to.
+    /// Where it listens, `address:port`, or how ssh reaches it, `ssh:destination`. Without one it can come
+    /// here but not be sent to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Refs of this host that it may read, patterns with `*` and `?`. Without this and `write` it may use all; with one
-    /// of them only what they say.
+    /// Refs of this host that it may read, patterns with `*` and `?`. Without this and `write` it may use
+    /// all; with one of them only what they say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read: Option<Vec<String>>,
     /// Refs of this host that it may write.

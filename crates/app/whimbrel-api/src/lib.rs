@@ -1,11 +1,11 @@
 //! Types of the HTTP API of a host, its paths, and the OpenAPI document generated from both.
 //!
-//! The daemon and its clients share this crate and nothing else: a path is written once, in [`routes`], a body
-//! once, as a Rust type. There is no I/O here. Rules that hold everywhere:
+//! The daemon and its clients share this crate and nothing else: a path is written once, in [`routes`], a
+//! body once, as a Rust type. There is no I/O here. Rules that hold everywhere:
 //!
 //! - sizes are whole bytes, times are milliseconds since 1970 (UTC), durations milliseconds;
-//! - a request with a field the daemon does not know is refused, a reply with one is read (so an old client can
-//!   talk to a new daemon, and a typing error never passes silently);
+//! - a request with a field the daemon does not know is refused, a reply with one is read (so an old client
+//!   can talk to a new daemon, and a typing error never passes silently);
 //! - work that can take long answers with an [`Operation`] at once and goes on in the daemon;
 //! - every failure is an [`ApiError`] with a stable [`ErrorCode`].
 

@@ -1,5 +1,5 @@
-//! Parents and children: machines derived from capsules, the tree of capsules, what refs named before, and which children
-//! still stand on an old version.
+//! Parents and children: machines derived from capsules, the tree of capsules, what refs named before, and
+//! which children still stand on an old version.
 
 use crate::{CapsuleInfo, CapsuleRef, NicRequest};
 use serde::{Deserialize, Serialize};
@@ -36,12 +36,13 @@ pub struct GraphNode {
     /// The capsule.
     #[serde(flatten)]
     pub capsule: CapsuleInfo,
-    /// Bytes of pages that it has and its nearest parent does not, equal ones counted once, before compression. Without a
-    /// parent that is still here all of it counts. None if not all of it is on this host.
+    /// Bytes of pages that it has and its nearest parent does not, equal ones counted once, before
+    /// compression. Without a parent that is still here all of it counts. None if not all of it is on this
+    /// host.
     #[schema(value_type = Option<u64>)]
     pub adds: Option<ByteSize>,
-    /// Capsules of this host that it belongs under: its parents, or where they are gone the one that its machine was
-    /// derived from.
+    /// Capsules of this host that it belongs under: its parents, or where they are gone the one that its
+    /// machine was derived from.
     #[schema(value_type = Vec<String>)]
     pub under: Vec<CapsuleId>,
     /// Capsules of this host that belong under it, oldest first.
@@ -65,7 +66,8 @@ pub struct MachineOnCapsule {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PromoteRequest {
-    /// What to detach from its parents. A ref that is named here moves to the new capsule, unless `tag` is given.
+    /// What to detach from its parents. A ref that is named here moves to the new capsule, unless `tag` is
+    /// given.
     pub capsule: CapsuleRef,
     /// A tag for the new capsule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -190,8 +192,8 @@ pub struct DiskRebase {
 
 /// Body of `PUT /v1/trust/{name}`: which refs of this host a trusted host may use.
 ///
-/// Patterns with `*` and `?` over names as people see them. Without both lists it may use all refs; as soon as one is
-/// there, the other one being absent means none.
+/// Patterns with `*` and `?` over names as people see them. Without both lists it may use all refs; as soon
+/// as one is there, the other one being absent means none.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RefRights {

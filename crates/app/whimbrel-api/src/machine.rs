@@ -33,7 +33,8 @@ pub struct MachineInfo {
     /// The capsule it was resumed or cloned from.
     #[schema(value_type = Option<String>)]
     pub origin: Option<CapsuleId>,
-    /// The capsule that its next one will be a child of: the last one taken from it, or the one it was made from.
+    /// The capsule that its next one will be a child of: the last one taken from it, or the one it was made
+    /// from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub follows: Option<CapsuleId>,
@@ -262,8 +263,8 @@ pub struct BalloonRequest {
     pub size: ByteSize,
 }
 
-/// How far a guest is squeezed before its state is kept. What it gives up is zero in the capsule; it gets all of it back
-/// when it runs on.
+/// How far a guest is squeezed before its state is kept. What it gives up is zero in the capsule; it gets all
+/// of it back when it runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum BalloonTarget {
@@ -331,7 +332,8 @@ pub enum MigrateMode {
     Live,
     /// Stop, copy, start there.
     Stop,
-    /// Stop, start there at once, and let it fetch its pages from here when it touches them and in the background.
+    /// Stop, start there at once, and let it fetch its pages from here when it touches them and in the
+    /// background.
     Lazy,
     /// Copy rounds while it runs, as many as `rounds`; then like `lazy` with what is left.
     Hybrid,
@@ -354,8 +356,9 @@ pub struct MigrateRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub rate_max: Option<ByteSize>,
-    /// Bytes a second of the first round; each next goes as fast as the machine writes, and a step faster, but not above
-    /// `rate_max`. If absent and not `adaptive`, every round goes as fast as the link and `rate_max` let it.
+    /// Bytes a second of the first round; each next goes as fast as the machine writes, and a step faster,
+    /// but not above `rate_max`. If absent and not `adaptive`, every round goes as fast as the link and
+    /// `rate_max` let it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub rate_min: Option<ByteSize>,
@@ -363,23 +366,24 @@ pub struct MigrateRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub rate_step: Option<ByteSize>,
-    /// Rounds of the mode `hybrid` before it runs there; 2 if absent. Fewer if the machine would stand still no longer than
-    /// allowed before that, or if rounds do not help.
+    /// Rounds of the mode `hybrid` before it runs there; 2 if absent. Fewer if the machine would stand still
+    /// no longer than allowed before that, or if rounds do not help.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<u32>,
-    /// Rates that follow the machine also without a `rate_min`: 100 Mbit/s then, or `rate_max` if that is less.
+    /// Rates that follow the machine also without a `rate_min`: 100 Mbit/s then, or `rate_max` if that is
+    /// less.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adaptive: bool,
-    /// What its ports join there. If absent, a machine whose network is tunnelled keeps its tunnel unless it moves home,
-    /// and any other is local.
+    /// What its ports join there. If absent, a machine whose network is tunnelled keeps its tunnel unless it
+    /// moves home, and any other is local.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<MoveNetwork>,
-    /// The least part of the time, 20 to 100 percent, for which its virtual CPUs run while it writes faster than it can be
-    /// copied. 20 if absent; 100 never slows it down.
+    /// The least part of the time, 20 to 100 percent, for which its virtual CPUs run while it writes faster
+    /// than it can be copied. 20 if absent; 100 never slows it down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttle: Option<u8>,
-    /// In mode `lazy`: a third host that gets all of it before the pause ends, and what it writes while pages are missing on the target.
-    /// Then the death of any one of the three loses nothing that left the machine.
+    /// In mode `lazy`: a third host that gets all of it before the pause ends, and what it writes while pages
+    /// are missing on the target. Then the death of any one of the three loses nothing that left the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub safe: Option<HostName>,
@@ -408,7 +412,8 @@ pub enum ResumeMode {
 pub struct ResumeRequest {
     /// What to resume. An inactive capsule boots instead.
     pub capsule: CapsuleRef,
-    /// The host that has it: pages come from there when they are touched. Here, or any trusted one, if absent.
+    /// The host that has it: pages come from there when they are touched. Here, or any trusted one, if
+    /// absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host: Option<HostName>,
@@ -428,8 +433,8 @@ pub struct ResumeRequest {
     /// After a lazy start go on reading in the background until all of it is here.
     #[serde(default)]
     pub then_full: bool,
-    /// What its ports join. If absent, a machine that was suspended here with its network elsewhere has it there again,
-    /// and any other is local.
+    /// What its ports join. If absent, a machine that was suspended here with its network elsewhere has it
+    /// there again, and any other is local.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<MoveNetwork>,
 }

@@ -66,7 +66,8 @@ pub enum MigrationEnd {
     },
 }
 
-/// What the time went to in which no CPU of a machine ran that moved: its parts, in this order, in milliseconds.
+/// What the time went to in which no CPU of a machine ran that moved: its parts, in this order, in
+/// milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct DowntimeInfo {
     /// Until the CPUs stood still.

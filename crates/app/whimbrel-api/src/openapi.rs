@@ -1,8 +1,8 @@
 //! The OpenAPI document: schemas from the types, operations from one table.
 //!
-//! A table and not attributes on handlers, because the handlers live in the daemon and clients need no server to
-//! know the API. The table names paths by the constants of [`routes`]; a test of this crate
-//! compares the document with the one that is checked in.
+//! A table and not attributes on handlers, because the handlers live in the daemon and clients need no server
+//! to know the API. The table names paths by the constants of [`routes`]; a test of this crate compares the
+//! document with the one that is checked in.
 
 use crate::{routes::*, *};
 use utoipa::{

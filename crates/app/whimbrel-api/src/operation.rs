@@ -1,7 +1,7 @@
 //! Operations: work that goes on in the daemon after the request was answered.
 //!
-//! An operation runs until it is succeeded, failed or cancelled, and then never changes again. The daemon keeps
-//! ended ones for a while, so that a caller who lost its connection can still ask how it ended.
+//! An operation runs until it is succeeded, failed or cancelled, and then never changes again. The daemon
+//! keeps ended ones for a while, so that a caller who lost its connection can still ask how it ended.
 
 use crate::{ApiError, DowntimeInfo, EvacuateReport, ThrottleReport, TransferReport};
 use serde::{Deserialize, Serialize};
@@ -104,7 +104,8 @@ impl fmt::Display for OperationKind {
     }
 }
 
-/// Whether an operation goes on, and how it ended. In JSON: a field `state` and, beside it, what belongs to it.
+/// Whether an operation goes on, and how it ended. In JSON: a field `state` and, beside it, what belongs to
+/// it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "state", rename_all = "lowercase")]
 pub enum OperationState {
@@ -152,7 +153,8 @@ pub struct Progress {
     /// Rounds that have ended, of a migration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rounds: Vec<RoundInfo>,
-    /// What the machine still lacks, of a migration that has let it run on the target before all of it was there.
+    /// What the machine still lacks, of a migration that has let it run on the target before all of it was
+    /// there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub postcopy: Option<PostcopyInfo>,
 }

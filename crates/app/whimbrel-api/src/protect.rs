@@ -11,8 +11,8 @@ pub struct ProtectRequest {
     /// The host that keeps the standby.
     #[schema(value_type = String)]
     pub host: HostName,
-    /// Who decides who may run the machine when the two lose each other: a third host, or an etcd as `etcd://HOST:PORT[,HOST:PORT]`. Without
-    /// one nothing is taken over by itself.
+    /// Who decides who may run the machine when the two lose each other: a third host, or an etcd as
+    /// `etcd://HOST:PORT[,HOST:PORT]`. Without one nothing is taken over by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub witness: Option<WitnessAddress>,
@@ -22,14 +22,16 @@ pub struct ProtectRequest {
     /// Time between two cuts, 25 to 1000; 50 if absent. In mode replay 100 to 10000; 1000 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch_ms: Option<u64>,
-    /// How many times as long an epoch may last while nothing that the machine sent waits for it, 1 to 20, though never over a second: 4 if
-    /// absent, 1 in a group and in the other modes. It is cut the moment something waits and the usual length has passed.
+    /// How many times as long an epoch may last while nothing that the machine sent waits for it, 1 to 20,
+    /// though never over a second: 4 if absent, 1 in a group and in the other modes. It is cut the moment
+    /// something waits and the usual length has passed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stretch: Option<u32>,
     /// The unit in which changes are found; 64 bytes if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<ProtectBlock>,
-    /// How long a lease lasts, 200 to 60000; 400 if absent. A standby takes over no earlier than that after the last word.
+    /// How long a lease lasts, 200 to 60000; 400 if absent. A standby takes over no earlier than that after
+    /// the last word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
     /// Steps of the code that are left out, to see what each brings.
@@ -38,18 +40,21 @@ pub struct ProtectRequest {
     /// What blocks go through that no cheaper step has shrunk.
     #[serde(default, skip_serializing_if = "is_usual")]
     pub codec: ProtectCodec,
-    /// Where whoever takes the machine over protects it, with the same settings. May be the host that it is taken from, once that is back.
+    /// Where whoever takes the machine over protects it, with the same settings. May be the host that it is
+    /// taken from, once that is back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub then: Option<HostName>,
     /// Which epochs the standby's host keeps as capsules; none if absent. `NAME@-5m` names one of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<SnapshotRule>,
-    /// Machines of this host that are protected in a group of one name stand still at one instant for each epoch, and what any of them
-    /// sends leaves when the standbys of all have it. The slowest of them sets the pace.
+    /// Machines of this host that are protected in a group of one name stand still at one instant for each
+    /// epoch, and what any of them sends leaves when the standbys of all have it. The slowest of them sets
+    /// the pace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// Bytes a second that go to the standby at most; as many as the link takes if absent. Output waits for epochs that take longer so.
+    /// Bytes a second that go to the standby at most; as many as the link takes if absent. Output waits for
+    /// epochs that take longer so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub rate_max: Option<ByteSize>,
@@ -74,8 +79,8 @@ pub enum ProtectMode {
     Epoch,
     /// Whole pages as they are: the base line.
     Remus,
-    /// As the first, but seldom; what the machine sends waits only for what reached it before to be at the standby, where it is played again after a
-    /// takeover.
+    /// As the first, but seldom; what the machine sends waits only for what reached it before to be at the
+    /// standby, where it is played again after a takeover.
     Replay,
 }
 
@@ -130,7 +135,8 @@ pub enum CodeStep {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FailoverRequest {
-    /// On the standby, without a witness: whoever asks answers for it that the other host does not run the machine any more.
+    /// On the standby, without a witness: whoever asks answers for it that the other host does not run the
+    /// machine any more.
     #[serde(default)]
     pub primary_is_dead: bool,
 }

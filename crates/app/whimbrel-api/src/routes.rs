@@ -1,7 +1,7 @@
 //! Every path of the API, once.
 //!
-//! The constants are templates in the form that both axum and OpenAPI use (`{name}`); the functions fill one in
-//! for a client. All parameters are types whose text is safe in a URL as it is (letters, digits, `-_.`).
+//! The constants are templates in the form that both axum and OpenAPI use (`{name}`); the functions fill one
+//! in for a client. All parameters are types whose text is safe in a URL as it is (letters, digits, `-_.`).
 
 use crate::{CapsuleRef, OperationId};
 use whimbrel_core::{HostName, MachineName, RefName};

@@ -32,21 +32,22 @@ pub struct PullRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PushRequest {
-    /// A machine, which is suspended first and belongs to the other host afterwards, or a capsule, which is copied.
+    /// A machine, which is suspended first and belongs to the other host afterwards, or a capsule, which is
+    /// copied.
     pub subject: CapsuleRef,
     /// Where to; the one host that is trusted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host: Option<HostName>,
-    /// Where to instead: a folder of a pool, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`. What the newest
-    /// capsule of the machine is, or the capsule, is copied.
+    /// Where to instead: a folder of a pool, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`.
+    /// What the newest capsule of the machine is, or the capsule, is copied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     /// How far the guest is squeezed before it is suspended.
     #[serde(default)]
     pub balloon: BalloonTarget,
-    /// Do not suspend the machine: upload every capsule that is taken of it from now on, in the background, also after
-    /// the daemon was restarted.
+    /// Do not suspend the machine: upload every capsule that is taken of it from now on, in the background,
+    /// also after the daemon was restarted.
     #[serde(default)]
     pub follow: bool,
     /// End the following.

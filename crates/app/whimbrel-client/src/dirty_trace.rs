@@ -7,7 +7,8 @@ use hyper::{Method, body::Incoming};
 use whimbrel_api::{DirtyTraceRequest, routes};
 use whimbrel_core::MachineName;
 
-/// Pieces of a trace. It ends when its time is over or the machine is no longer there; dropping it ends the sampling.
+/// Pieces of a trace. It ends when its time is over or the machine is no longer there; dropping it ends the
+/// sampling.
 #[derive(Debug)]
 pub struct TraceStream {
     label: String,

@@ -1,8 +1,9 @@
 //! Typed calls of the HTTP API of a host, over its unix socket.
 //!
 //! One method a route, in [`Client`]. Every call opens a connection of its own: on a unix socket that costs
-//! microseconds, and a call that hangs never holds up another. Nothing here prints, retries or waits longer than
-//! the daemon takes. Replies are bounded before they are kept; what exceeds a bound is [`ClientError::TooLarge`].
+//! microseconds, and a call that hangs never holds up another. Nothing here prints, retries or waits longer
+//! than the daemon takes. Replies are bounded before they are kept; what exceeds a bound is
+//! [`ClientError::TooLarge`].
 
 mod client;
 mod connection;

@@ -9,9 +9,11 @@ use whimbrel_api::{Operation, OperationId, routes};
 const LINE_MAX: usize = 4 << 20;
 
 impl Client {
-    /// Watches an operation until it has ended and returns how. `on_progress` sees every snapshot, the last one too.
+    /// Watches an operation until it has ended and returns how. `on_progress` sees every snapshot, the last
+    /// one too.
     ///
-    /// Dropping the future stops watching and nothing else: the operation goes on. [`Client::cancel`] ends it.
+    /// Dropping the future stops watching and nothing else: the operation goes on. [`Client::cancel`] ends
+    /// it.
     ///
     /// # Errors
     /// [`ClientError::Lost`] if the daemon goes away first; a failed operation is no error here.

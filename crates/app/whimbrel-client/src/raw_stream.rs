@@ -1,5 +1,5 @@
-//! Connections that stop being HTTP and become a raw byte stream (RFC 9110, 7.8): the console of a machine, and
-//! the protocol between hosts.
+//! Connections that stop being HTTP and become a raw byte stream (RFC 9110, 7.8): the console of a machine,
+//! and the protocol between hosts.
 
 use crate::{Client, ClientError, connection::Call};
 use hyper::{Method, StatusCode, header, upgrade::Upgraded};
@@ -23,7 +23,8 @@ impl Client {
         self.upgrade(routes::machine(routes::MACHINE_CONSOLE, name), routes::CONSOLE_PROTOCOL).await
     }
 
-    /// Opens a stream of the protocol between hosts. It ends when the daemon is done with the peer, or itself ends.
+    /// Opens a stream of the protocol between hosts. It ends when the daemon is done with the peer, or itself
+    /// ends.
     pub async fn wire(&self) -> Result<RawStream, ClientError> {
         self.upgrade(routes::WIRE.to_owned(), routes::WIRE_PROTOCOL).await
     }

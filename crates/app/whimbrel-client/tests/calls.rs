@@ -1,4 +1,5 @@
-//! The client against scripted daemons on real unix sockets: what it sends, what it makes of every kind of answer.
+//! The client against scripted daemons on real unix sockets: what it sends, what it makes of every kind of
+//! answer.
 
 use axum::{
     Json, Router,

@@ -218,7 +218,8 @@ impl Daemon {
         self.table().remove(name);
     }
 
-    /// Takes a name for a machine that is being made, or says that it is in use. Of two that want it at once, one gets it.
+    /// Takes a name for a machine that is being made, or says that it is in use. Of two that want it at once,
+    /// one gets it.
     pub(crate) fn claim_name(
         &self,
         name: &MachineName,
@@ -252,7 +253,8 @@ impl Daemon {
         if suspended { Ok(()) } else { Err(DaemonError::NameTaken { name: name.clone() }) }
     }
 
-    /// Refuses a machine that is another one in the table by now: it was resumed or started while its turn was waited for.
+    /// Refuses a machine that is another one in the table by now: it was resumed or started while its turn
+    /// was waited for.
     pub(crate) fn check_current(&self, machine: &Arc<Machine>) -> Result<(), DaemonError> {
         let name = machine.name();
         match self.table().get(name) {
@@ -334,7 +336,8 @@ impl Daemon {
         })
     }
 
-    /// The same for a machine that this host knew before, as `before` says: that is what it is again if it fails.
+    /// The same for a machine that this host knew before, as `before` says: that is what it is again if it
+    /// fails.
     pub(crate) fn register_restarted(
         self: &Arc<Self>,
         record: Record,
@@ -408,7 +411,8 @@ impl Daemon {
         };
         let mut turn = machine.try_lock_in_any_phase("removal", None)?;
         self.check_current(&machine)?;
-        // One that was handed over and killed here is the target's. One that is arriving is not to be touched.
+        // One that was handed over and killed here is the target's. One that is arriving is not to be
+        // touched.
         if turn.live.is_some() || matches!(turn.record.phase, Phase::Prepared { .. }) {
             let state = turn.record.phase.word();
             return Err(DaemonError::State { name: name.clone(), state, needed: "stopped" });

@@ -3,9 +3,10 @@
 //! The only crate that introduces the engines to each other. What survives what: machines survive the daemon
 //! (their QEMU lives on and is taken up again by the next one), capsules and records survive the host.
 //!
-//! Start: [`run`] with [`DaemonOptions`]. Inside: `host` holds everything and does the short requests; `capture`,
-//! `resume` and `migrate` the long ones; `machine` says who may work on a machine; `live` and its parts
-//! are what a running machine is made of; `take_up` finds machines again; `http` and `peers` are the faces.
+//! Start: [`run`] with [`DaemonOptions`]. Inside: `host` holds everything and does the short requests;
+//! `capture`, `resume` and `migrate` the long ones; `machine` says who may work on a machine; `live` and its
+//! parts are what a running machine is made of; `take_up` finds machines again; `http` and `peers` are the
+//! faces.
 
 mod capsule;
 mod core;

@@ -87,7 +87,8 @@ impl FakeMachine {
         lock(&self.0).arrays[index].content.clone()
     }
 
-    /// Pages of array number `index` that were written and not taken: what a failed attempt must leave behind.
+    /// Pages of array number `index` that were written and not taken: what a failed attempt must leave
+    /// behind.
     pub fn dirty(&self, index: usize) -> PageSet {
         lock(&self.0).arrays[index].dirty.clone()
     }

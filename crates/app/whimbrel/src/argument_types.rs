@@ -1,4 +1,5 @@
-//! Values that people type: rates, durations, disks, ports, settings of labels. Each says what it wanted instead.
+//! Values that people type: rates, durations, disks, ports, settings of labels. Each says what it wanted
+//! instead.
 
 use std::{
     path::{Path, PathBuf},
@@ -86,7 +87,8 @@ pub(crate) struct RateArg(pub(crate) ByteSize);
 impl FromStr for RateArg {
     type Err = ValueError;
 
-    /// Bytes with the suffixes of sizes (powers of 1024), bits with `bit` (powers of 1000, as links are sold).
+    /// Bytes with the suffixes of sizes (powers of 1024), bits with `bit` (powers of 1000, as links are
+    /// sold).
     fn from_str(text: &str) -> Result<Self, ValueError> {
         let example = "bytes a second like 100M or 100MiB/s, or bits like 800Mbit";
         let fail = || ValueError { text: text.to_owned(), what: "rate", example };

@@ -1,7 +1,8 @@
 //! The tree beside `log --graph`: every capsule under the one it follows.
 //!
-//! Pure text. Nodes come parents first. A line of descent stays in its column; where it forks, the branches are set in by
-//! one step. A capsule with several parents stands under the first. No recursion: a line may be as long as it likes.
+//! Pure text. Nodes come parents first. A line of descent stays in its column; where it forks, the branches
+//! are set in by one step. A capsule with several parents stands under the first. No recursion: a line may be
+//! as long as it likes.
 
 use std::collections::{HashMap, HashSet};
 use whimbrel_api::GraphNode;

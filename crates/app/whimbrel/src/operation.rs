@@ -1,7 +1,8 @@
 //! Long work: begin it, show its progress, cancel it on Ctrl-C, say how it ended.
 //!
-//! The daemon owns the operation; losing this process changes nothing for it. The first Ctrl-C asks the daemon to
-//! cancel and goes on watching, because only the daemon knows what state is left. The second one just leaves.
+//! The daemon owns the operation; losing this process changes nothing for it. The first Ctrl-C asks the
+//! daemon to cancel and goes on watching, because only the daemon knows what state is left. The second one
+//! just leaves.
 
 use crate::{context::Context, error::CliError, progress::Display, result_text, round_text};
 use std::future::Future;
@@ -47,7 +48,8 @@ pub(crate) async fn complete(
     }
 }
 
-/// A verification that found damage has succeeded, and its answer is no; so has an evacuation that left a machine.
+/// A verification that found damage has succeeded, and its answer is no; so has an evacuation that left a
+/// machine.
 fn verdict(subject: &str, result: &OperationResult) -> Result<(), CliError> {
     match result {
         OperationResult::Verify { damaged, .. } if !damaged.is_empty() => {
@@ -104,7 +106,8 @@ fn tell_rounds(context: &Context, operation: &Operation, told: &mut usize, displ
     *told = known.len().max(*told);
 }
 
-/// Tells programs how much of a machine that runs elsewhere is still to come, whenever that has changed. People see a bar.
+/// Tells programs how much of a machine that runs elsewhere is still to come, whenever that has changed.
+/// People see a bar.
 fn tell_rest(context: &Context, operation: &Operation, told: &mut Option<PostcopyInfo>) {
     let Some(rest) = operation.progress.postcopy.as_ref().filter(|_| context.output.json) else { return };
     if told.as_ref() != Some(rest) {

@@ -31,8 +31,8 @@ impl Output {
         write(text.as_bytes())
     }
 
-    /// A part of the result before its end, one line, for programs that read along. Nothing if quiet: then the result is
-    /// the one value.
+    /// A part of the result before its end, one line, for programs that read along. Nothing if quiet: then
+    /// the result is the one value.
     pub(crate) fn event<T: Serialize>(&self, value: &T) -> Result<(), CliError> {
         if !self.json || self.quiet {
             return Ok(());

@@ -63,8 +63,8 @@ fn own_dir(dir: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Whether somebody but root could put another folder in the place of `dir`: who owns a folder above it could, and who
-/// may write there, unless only owners may take names away.
+/// Whether somebody but root could put another folder in the place of `dir`: who owns a folder above it
+/// could, and who may write there, unless only owners may take names away.
 fn others_may_replace(dir: &Path, own: u32) -> io::Result<bool> {
     let whole = dir.canonicalize()?;
     let found = fs::metadata(&whole)?;

@@ -11,7 +11,8 @@ pub struct MachineConfig {
     pub memory: ByteSize,
     /// Virtual CPUs.
     pub cpus: u32,
-    /// QEMU machine type. Versioned (`pc-q35-7.2`) once the machine has run, so that another QEMU can load it.
+    /// QEMU machine type. Versioned (`pc-q35-7.2`) once the machine has run, so that another QEMU can load
+    /// it.
     pub machine: String,
     /// QEMU CPU model.
     pub cpu: String,

@@ -34,7 +34,8 @@ pub trait PageArray: Send {
     fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError>;
 }
 
-/// An array as somebody sees it who cuts it into other pages: the same bytes in the same order, other pages, maybe more of them.
+/// An array as somebody sees it who cuts it into other pages: the same bytes in the same order, other pages,
+/// maybe more of them.
 pub trait PageView: Send {
     /// Length in pages of the view.
     fn page_count(&self) -> u64;
@@ -42,24 +43,26 @@ pub trait PageView: Send {
     /// The pages of the view that share bytes with the pages `pages` of the array.
     fn of_array(&self, pages: &PageSet) -> PageSet;
 
-    /// Copies the view's pages of `run`, as they are in the array now, into `out`, which is exactly `run.bytes()` long.
+    /// Copies the view's pages of `run`, as they are in the array now, into `out`, which is exactly
+    /// `run.bytes()` long.
     fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError>;
 }
 
 /// A machine as the engines see it. Its arrays are handed out apart, so that they can be read while it runs.
 pub trait Machine: Send {
-    /// How its device state will begin, as far as that is known while the machine runs: to be sent ahead. What really comes may
-    /// differ.
+    /// How its device state will begin, as far as that is known while the machine runs: to be sent ahead.
+    /// What really comes may differ.
     fn device_state_ahead(&mut self) -> Option<Vec<u8>> {
         None
     }
 
-    /// Called while the machine still runs, right before it is paused: a chance to do ahead what would otherwise
-    /// prolong the pause.
+    /// Called while the machine still runs, right before it is paused: a chance to do ahead what would
+    /// otherwise prolong the pause.
     fn about_to_pause(&mut self) {}
 
-    /// Rounds of copying no longer help, and paused now it would stand still for `predicted`: a chance to have it write
-    /// less. Whether rounds may help again; asked each time they do not, and says yes only so many times.
+    /// Rounds of copying no longer help, and paused now it would stand still for `predicted`: a chance to
+    /// have it write less. Whether rounds may help again; asked each time they do not, and says yes only so
+    /// many times.
     fn slow_down(&mut self, _predicted: Duration) -> bool {
         false
     }
@@ -79,7 +82,8 @@ pub trait Machine: Send {
         self.pause()
     }
 
-    /// Takes the state and lets the machine go on, as soon as that may be. It is let go on also if its state cannot be taken.
+    /// Takes the state and lets the machine go on, as soon as that may be. It is let go on also if its state
+    /// cannot be taken.
     fn unpause_with_state(&mut self) -> UnpauseReport {
         state_then_unpause(self)
     }

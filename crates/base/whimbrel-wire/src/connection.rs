@@ -1,9 +1,10 @@
 //! A connection as its users see it: calls, pending replies, counters, the end.
 //!
-//! Handles are cheap clones. The connection closes politely when the last [`Connection`] and the last [`Pending`]
-//! of it are gone; what was sent before still goes out. Dropping a `Pending` only forgets the reply: the
-//! request is carried out, and nothing gets out of step. Replies come in any order and may be awaited in any;
-//! one that came is kept until its `Pending` is awaited, so a caller bounds them by how many it keeps.
+//! Handles are cheap clones. The connection closes politely when the last [`Connection`] and the last
+//! [`Pending`] of it are gone; what was sent before still goes out. Dropping a `Pending` only forgets the
+//! reply: the request is carried out, and nothing gets out of step. Replies come in any order and may be
+//! awaited in any; one that came is kept until its `Pending` is awaited, so a caller bounds them by how many
+//! it keeps.
 
 use crate::{
     Call, CallError, CloseReason, Refusal, Reply, Request, RequestOrder,
@@ -108,7 +109,8 @@ impl Shared {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection is over: every waiting and every later call fails with `reason`. The first reason counts.
+    /// The connection is over: every waiting and every later call fails with `reason`. The first reason
+    /// counts.
     pub(crate) fn end(&self, reason: CloseReason) {
         let mut calls = self.calls();
         self.ended.send_if_modified(|ended| {

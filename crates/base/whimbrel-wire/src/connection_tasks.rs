@@ -1,8 +1,8 @@
 //! The tasks of a connection: one reads and hands out, one gathers and writes, one watches the clock.
 //!
-//! They never wait for a service or a caller, so a busy side still answers pings. The watch ends the connection
-//! when nothing is heard, or a write makes no progress, for `dead_after`. It does not ask how much is heard:
-//! a slow line is not a dead one, and a peer that trickles holds one frame of memory at most.
+//! They never wait for a service or a caller, so a busy side still answers pings. The watch ends the
+//! connection when nothing is heard, or a write makes no progress, for `dead_after`. It does not ask how much
+//! is heard: a slow line is not a dead one, and a peer that trickles holds one frame of memory at most.
 
 use crate::{
     CloseReason, Connection, Endpoint, WireFrameError,

@@ -1,14 +1,14 @@
 //! Flow control: how many bytes may be under way, each way, in two classes.
 //!
-//! **Bulk** is every frame with a payload and every ordered request; **control** is the rest. Classes have windows
-//! of their own, so a cancel gets through while page batches wait. A frame costs its whole length, so
+//! **Bulk** is every frame with a payload and every ordered request; **control** is the rest. Classes have
+//! windows of their own, so a cancel gets through while page batches wait. A frame costs its whole length, so
 //! headers cannot be used to get around the limit. The sender takes credit before a frame is queued. The
-//! receiver gives it back for a request when it has been answered, so a busy service holds a window and no more;
-//! for a reply when it has arrived: it was asked for, and a caller that awaits its replies in another order
-//! than they come must not be stuck for want of the one at the far side of a full window.
+//! receiver gives it back for a request when it has been answered, so a busy service holds a window and no
+//! more; for a reply when it has arrived: it was asked for, and a caller that awaits its replies in another
+//! order than they come must not be stuck for want of the one at the far side of a full window.
 //!
-//! No deadlock by hoarding: a receiver keeps back less than a quarter of a window before it sends a grant, and
-//! the other three quarters hold the largest frame (see [`MIN_WINDOW`]).
+//! No deadlock by hoarding: a receiver keeps back less than a quarter of a window before it sends a grant,
+//! and the other three quarters hold the largest frame (see [`MIN_WINDOW`]).
 
 use crate::frame::{Flags, FrameHead, HEAD_SIZE, MAX_HEADER, MAX_PAYLOAD, WireFrameError};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -2,8 +2,8 @@
 //!
 //! Unordered requests run at once, up to a number of handlers; those of one stream run one after the other. A
 //! request's bytes stay on the peer's account until its answer has left, and no new handler starts while
-//! answers of a whole window wait for a peer that does not take them. Handlers are dropped when the connection
-//! ends: what must be finished then belongs into a task of its own.
+//! answers of a whole window wait for a peer that does not take them. Handlers are dropped when the
+//! connection ends: what must be finished then belongs into a task of its own.
 
 use crate::{
     Answer, Connection, PublicKey, Refusal, Request, Rights, Role,

@@ -1,9 +1,10 @@
 //! Frames: a fixed head, a small header, a raw payload. Pure: bytes in, frames out.
 //!
-//! Invariants: a length is checked before anything is allocated for it; a payload is received straight into the
-//! buffer it stays in; the decoder gives the same frames however the bytes were cut. There is no checksum: both
-//! carriers authenticate every byte already. The magic catches what they cannot, a program that prints into
-//! the stream (a login script behind ssh). After an error a stream is out of step and must be closed.
+//! Invariants: a length is checked before anything is allocated for it; a payload is received straight into
+//! the buffer it stays in; the decoder gives the same frames however the bytes were cut. There is no
+//! checksum: both carriers authenticate every byte already. The magic catches what they cannot, a program
+//! that prints into the stream (a login script behind ssh). After an error a stream is out of step and must
+//! be closed.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
@@ -17,7 +18,8 @@ pub const HEAD_SIZE: usize = 24;
 pub const MAX_HEADER: u32 = 64 << 10;
 /// Longest payload in bytes: two 4 MiB batches of pages; more would let one frame block a slow line for long.
 pub const MAX_PAYLOAD: u32 = 8 << 20;
-/// What the decoder reads ahead: enough for hundreds of small frames a system call, little to copy for large ones.
+/// What the decoder reads ahead: enough for hundreds of small frames a system call, little to copy for large
+/// ones.
 const READ_AHEAD: usize = 32 << 10;
 
 /// Flag bits of a frame.
@@ -220,7 +222,8 @@ impl Filling {
     }
 }
 
-/// Cuts a stream of bytes into frames. Put bytes into [`Decoder::space`], then take frames until there is none.
+/// Cuts a stream of bytes into frames. Put bytes into [`Decoder::space`], then take frames until there is
+/// none.
 ///
 /// It holds at most one frame and 32 KiB.
 #[derive(Debug, Default)]

@@ -1,7 +1,8 @@
 //! The first message of both sides, and the choice of a version. Pure.
 //!
 //! Both send at once, so agreeing costs one trip. The layout is frozen: every future version must be able to
-//! parse it, if only to say which versions it speaks. New fields go behind the name, where old hosts skip them.
+//! parse it, if only to say which versions it speaks. New fields go behind the name, where old hosts skip
+//! them.
 //!
 //! ```text
 //! 0  magic "WHIMBREL"   8   u16 length of the whole hello, 24..=1024

@@ -1,7 +1,8 @@
 //! The identity of a host: an ed25519 key it made itself, and the certificate that carries it through TLS.
 //!
 //! The certificate is only an envelope, made anew at every start: no authority, name or date in it is ever
-//! looked at. The secret is `identity.key` (PKCS #8 in PEM, mode 0600); like ssh, we refuse one others can read.
+//! looked at. The secret is `identity.key` (PKCS #8 in PEM, mode 0600); like ssh, we refuse one others can
+//! read.
 
 use crate::{IdentityError, PublicKey, atomic_file};
 use rcgen::{CertificateParams, KeyPair, PKCS_ED25519};

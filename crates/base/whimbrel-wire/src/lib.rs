@@ -5,9 +5,9 @@
 //! `connection`, `dispatch` and `pump` run them over any byte stream; `tls` and `ssh` make such streams.
 //! What the calls mean is no business of this crate: an engine owns a range of kinds and its own headers.
 //!
-//! Invariants: nothing is read from a peer before its length was checked; no peer can make this side hold more
-//! for a connection than its windows of requests and one reply for each call it made; a call ends in a reply or in a typed error, never in silence.
-//! The bytes are described in `docs/protocols/wire.md`.
+//! Invariants: nothing is read from a peer before its length was checked; no peer can make this side hold
+//! more for a connection than its windows of requests and one reply for each call it made; a call ends in a
+//! reply or in a typed error, never in silence. The bytes are described in `docs/protocols/wire.md`.
 
 pub mod atomic_file;
 mod call;

@@ -15,7 +15,8 @@ const MAX: usize = 320;
 pub enum PeerAddress {
     /// TLS over TCP, as `host:port`.
     Tcp(String),
-    /// ssh, as ssh reads a destination: `user@host`, a name from its configuration, or `ssh://user@host:port`.
+    /// ssh, as ssh reads a destination: `user@host`, a name from its configuration, or
+    /// `ssh://user@host:port`.
     Ssh(String),
 }
 

@@ -1,7 +1,8 @@
 //! The public key of a host and its text form.
 //!
-//! `whk1-` and 56 letters of base32 (RFC 4648 alphabet, lower case, no padding) over 35 bytes: the ed25519 key
-//! and three bytes of checksum, so that a slip in copying is noticed before a handshake fails for a riddle.
+//! `whk1-` and 56 letters of base32 (RFC 4648 alphabet, lower case, no padding) over 35 bytes: the ed25519
+//! key and three bytes of checksum, so that a slip in copying is noticed before a handshake fails for a
+//! riddle.
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};

@@ -1,7 +1,7 @@
 //! Patterns over the names of capsules: which refs of ours a trusted host may read or write. Pure.
 //!
-//! `*` stands for any run of characters, `?` for one; everything else for itself. A pattern that no ref can match
-//! (a slash in it, or a blank) is refused when it is read: in a list of rights it could only mislead.
+//! `*` stands for any run of characters, `?` for one; everything else for itself. A pattern that no ref can
+//! match (a slash in it, or a blank) is refused when it is read: in a list of rights it could only mislead.
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};

@@ -1,7 +1,7 @@
 //! What a connection has yet to send. Everything in it has credit already, so it is bounded by the windows.
 //!
-//! Order: the connection's own frames, then control, then bulk, each first in first out. One large bulk frame at
-//! a time leaves, so control waits for at most one of them. After a goodbye nothing more is taken in.
+//! Order: the connection's own frames, then control, then bulk, each first in first out. One large bulk frame
+//! at a time leaves, so control waits for at most one of them. After a goodbye nothing more is taken in.
 
 use crate::{
     credit::Class,

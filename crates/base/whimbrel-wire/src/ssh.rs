@@ -1,7 +1,8 @@
-//! The user's own ssh as a carrier: `ssh DESTINATION whimbrel serve --stdio`, frames over its standard input and
-//! output. No TLS inside: ssh has proved who is there, and the login says what they may do (everything).
+//! The user's own ssh as a carrier: `ssh DESTINATION whimbrel serve --stdio`, frames over its standard input
+//! and output. No TLS inside: ssh has proved who is there, and the login says what they may do (everything).
 //!
-//! ssh runs without a terminal and never asks: what it cannot do without a password fails, with its own words.
+//! ssh runs without a terminal and never asks: what it cannot do without a password fails, with its own
+//! words.
 
 use crate::{
     ConnectError, ConnectStep, Connection, Endpoint, PeerIdentity, Rights, connection, endpoint::connect_io,
@@ -132,8 +133,8 @@ pub type StdioReader = Pin<Box<dyn AsyncRead + Send>>;
 /// Bytes to whoever started this process.
 pub type StdioWriter = Pin<Box<dyn AsyncWrite + Send>>;
 
-/// Standard input and output of this process as a stream. The caller must print nothing to standard output from
-/// here on. Must be called inside a runtime.
+/// Standard input and output of this process as a stream. The caller must print nothing to standard output
+/// from here on. Must be called inside a runtime.
 pub fn stdio() -> io::Result<(StdioReader, StdioWriter)> {
     let input = io::stdin().as_fd().try_clone_to_owned()?;
     let output = io::stdout().as_fd().try_clone_to_owned()?;

@@ -1,7 +1,7 @@
 //! TLS 1.3 over TCP with pinned keys: no authorities, no names, no dates, no resumption.
 //!
-//! Both sides present a certificate that is only an envelope for an ed25519 key. Whom to believe is decided by
-//! that key alone; that the peer has its secret is proved by the handshake signature, which rustls checks.
+//! Both sides present a certificate that is only an envelope for an ed25519 key. Whom to believe is decided
+//! by that key alone; that the peer has its secret is proved by the handshake signature, which rustls checks.
 //! A stranger costs a handshake and holds nothing: their number at once and their time are bounded.
 
 use crate::{
@@ -253,8 +253,8 @@ fn tune(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Connects to `address` (`host:port`), where the host with the key `expected` must answer. Several connections
-/// for bulk are several calls.
+/// Connects to `address` (`host:port`), where the host with the key `expected` must answer. Several
+/// connections for bulk are several calls.
 pub async fn connect_tls(
     address: &str,
     expected: PublicKey,

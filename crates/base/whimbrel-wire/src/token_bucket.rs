@@ -1,7 +1,8 @@
 //! A token bucket for sending. Pure: time comes in as a number, the answer is how long to wait.
 //!
-//! It works by debt: a piece may go when there is no debt, and its bytes become debt. Waits that last a little
-//! too long (timers tick in milliseconds) are made up for by the next, up to [`BURST`], so the mean is exact.
+//! It works by debt: a piece may go when there is no debt, and its bytes become debt. Waits that last a
+//! little too long (timers tick in milliseconds) are made up for by the next, up to [`BURST`], so the mean is
+//! exact.
 
 use std::time::Duration;
 

@@ -3,7 +3,8 @@
 //! A host that is only gone to, over ssh, needs no key: ssh knows its own. Every other entry has one.
 //!
 //! The file is the truth: every look-up notices a changed file, so `whimbrel trust add` needs no restart. It
-//! is replaced atomically under a lock on `trust.lock`. A damaged file trusts nobody and is never overwritten.
+//! is replaced atomically under a lock on `trust.lock`. A damaged file trusts nobody and is never
+//! overwritten.
 
 use crate::{PeerAddress, PublicKey, RefPatterns, Rights, TrustError, atomic_file};
 use serde::{Deserialize, Serialize};
@@ -34,8 +35,8 @@ pub struct TrustedPeer {
     /// What it may ask of us.
     #[serde(default = "Rights::all")]
     pub rights: Rights,
-    /// Which refs of ours it may read. Without this and `write` it may read and write all; with one of them only what
-    /// they say.
+    /// Which refs of ours it may read. Without this and `write` it may read and write all; with one of them
+    /// only what they say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read: Option<RefPatterns>,
     /// Which refs of ours it may write.
@@ -170,7 +171,8 @@ impl Trust {
         })
     }
 
-    /// Says anew which refs the host called `name` may read and write, and returns its entry. Durable when it returns.
+    /// Says anew which refs the host called `name` may read and write, and returns its entry. Durable when it
+    /// returns.
     pub fn limit(
         &self,
         name: &HostName,

@@ -1,7 +1,9 @@
-//! Measures a table: `cargo run --release -p whimbrel-hashcache --example lookup -- [pages of content] [folder]`.
+//! Measures a table: `cargo run --release -p whimbrel-hashcache --example lookup -- [pages of content]
+//! [folder]`.
 //!
-//! Fills a table that was made for that many pages with as many digests, then looks up digests that are there and digests that
-//! are not, in random order, on one core; then the same with a table that is full. Then pages are really read from a file.
+//! Fills a table that was made for that many pages with as many digests, then looks up digests that are there
+//! and digests that are not, in random order, on one core; then the same with a table that is full. Then
+//! pages are really read from a file.
 
 use std::hint::black_box;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Which pages of an image lie in a stretch of it, given how the image is cut. Pure.
 //!
-//! Cuts say where file pages begin in each part of a disk image, since partitions may begin at an odd sector. Only pages that
-//! lie whole in one part are looked at; the few that are cut short at a border are left out.
+//! Cuts say where file pages begin in each part of a disk image, since partitions may begin at an odd sector.
+//! Only pages that lie whole in one part are looked at; the few that are cut short at a border are left out.
 
 use whimbrel_alignment::PageAlignment;
 use whimbrel_core::PAGE_SIZE;

@@ -1,8 +1,8 @@
 //! The table file: made, opened, looked into.
 //!
-//! It is made as a file without a name, with all of its blocks allocated, and linked to its name when it is whole; so there is a
-//! whole table or none, and nothing is left behind. A table that cannot be used is an error that says so, or is replaced
-//! if the caller wishes. A file that never was a table is not replaced.
+//! It is made as a file without a name, with all of its blocks allocated, and linked to its name when it is
+//! whole; so there is a whole table or none, and nothing is left behind. A table that cannot be used is an
+//! error that says so, or is replaced if the caller wishes. A file that never was a table is not replaced.
 
 use crate::SourceKind;
 use crate::error::{CacheError, Result, io_at};
@@ -121,13 +121,14 @@ impl HashCache {
         found
     }
 
-    /// Reads the page of `digest` from wherever it lies and checks it. Entries that turn out wrong are dropped. If it
-    /// returns false, `page` holds anything.
+    /// Reads the page of `digest` from wherever it lies and checks it. Entries that turn out wrong are
+    /// dropped. If it returns false, `page` holds anything.
     pub fn get(&self, digest: &Digest, page: &mut [u8; PAGE_SIZE]) -> bool {
         self.stream().get(self, &PageQuery::Digest(*digest), page)
     }
 
-    /// The same for a page of which only the first half of the digest is known: reads the first page found whose digest begins so.
+    /// The same for a page of which only the first half of the digest is known: reads the first page found
+    /// whose digest begins so.
     pub fn get_by_half(&self, half: &[u8; 16], page: &mut [u8; PAGE_SIZE]) -> bool {
         let mut digest = Digest([0; 32]);
         digest.0[..half.len()].copy_from_slice(half);
@@ -143,13 +144,15 @@ impl HashCache {
         Reader::new(self)
     }
 
-    /// Closes the source files that are kept open, so that deleted ones free their space. They are opened again when needed.
+    /// Closes the source files that are kept open, so that deleted ones free their space. They are opened
+    /// again when needed.
     pub fn close_files(&self) {
         self.files.close();
         *self.shared.lock().unwrap_or_else(|e| e.into_inner()) = Stream::default();
     }
 
-    /// Writes the table to the disk now. Without it the kernel does so in its own time, also after the process died.
+    /// Writes the table to the disk now. Without it the kernel does so in its own time, also after the
+    /// process died.
     pub fn flush(&self) -> Result<()> {
         io_at("write", &self.path, self.map.flush())
     }
@@ -196,7 +199,8 @@ fn open_table(path: &Path) -> Result<(File, Header)> {
     let file = io_at("open", path, File::options().read(true).write(true).open(path))?;
     let found = io_at("measure", path, file.metadata())?.len();
     if found < HEADER_SIZE as u64 {
-        // Nothing of the size of a page can tell what it was; an empty file is what is left of a table or of nothing.
+        // Nothing of the size of a page can tell what it was; an empty file is what is left of a table or of
+        // nothing.
         let foreign = found > 0 && !begins_like_a_table(&file);
         let short = HeaderError::Length { found, wanted: HEADER_SIZE as u64 };
         return Err(if foreign { CacheError::Foreign { path: path.to_owned() } } else { unusable(short) });

@@ -21,7 +21,8 @@ pub enum CacheError {
         #[source]
         source: io::Error,
     },
-    /// The table file cannot be used. It is only a cache: remove it, or open it with [`Missing::Recreate`](crate::Missing::Recreate).
+    /// The table file cannot be used. It is only a cache: remove it, or open it with
+    /// [`Missing::Recreate`](crate::Missing::Recreate).
     #[error("the hash cache {} cannot be used and has to be made anew", path.display())]
     Unusable {
         /// The table file.

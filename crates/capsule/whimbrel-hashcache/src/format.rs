@@ -8,9 +8,9 @@
 //! then                   buckets, one page each
 //! ```
 //!
-//! Invariant: a [`Header`] that was decoded describes a file whose length fits into the address space and whose parts do
-//! not overlap. A header fails by its magic, its version, its checksum or a field that makes no sense; a record that
-//! fails is no source.
+//! Invariant: a [`Header`] that was decoded describes a file whose length fits into the address space and
+//! whose parts do not overlap. A header fails by its magic, its version, its checksum or a field that makes
+//! no sense; a record that fails is no source.
 
 use crate::SourceKind;
 use std::{ffi::OsString, os::unix::ffi::OsStringExt as _, path::PathBuf};
@@ -48,7 +48,8 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// A table that holds about `pages` pages of content: 84 % full then, so that few are lost to full neighbourhoods.
+    /// A table that holds about `pages` pages of content: 84 % full then, so that few are lost to full
+    /// neighbourhoods.
     pub fn for_pages(pages: u64) -> Self {
         let buckets =
             pages.min(MAX_BUCKETS * BUCKET_ENTRIES).saturating_mul(100).div_ceil(84 * BUCKET_ENTRIES);

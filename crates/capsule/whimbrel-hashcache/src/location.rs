@@ -6,8 +6,8 @@
 //! bits  0..8   use count
 //! ```
 //!
-//! A word of zero is no place. Units are sectors, not pages: a partition may begin at an odd sector, and the pages of its files
-//! with it.
+//! A word of zero is no place. Units are sectors, not pages: a partition may begin at an odd sector, and the
+//! pages of its files with it.
 
 /// Number of a source file, an index into the table of sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

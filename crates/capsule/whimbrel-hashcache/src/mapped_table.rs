@@ -1,9 +1,9 @@
 //! The table file as words in memory: a shared mapping. The only unsafe code of this crate.
 //!
-//! An access past the end of a mapped file kills the process (SIGBUS), and so does one that needs a block on a full disk.
-//! So the file is private (mode 0600), its blocks are allocated before it gets its name, its length is checked
-//! before it is mapped, and nothing of ours ever shortens it: another table takes its name by rename, and whoever still maps
-//! the old one keeps the old one.
+//! An access past the end of a mapped file kills the process (SIGBUS), and so does one that needs a block on
+//! a full disk. So the file is private (mode 0600), its blocks are allocated before it gets its name, its
+//! length is checked before it is mapped, and nothing of ours ever shortens it: another table takes its name
+//! by rename, and whoever still maps the old one keeps the old one.
 
 use memmap2::{MmapOptions, MmapRaw};
 use std::{fs::File, io, sync::atomic::AtomicU64};
@@ -28,9 +28,9 @@ impl Mapped {
 
     /// The words of the whole file.
     pub(crate) fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is `words * 8` bytes long, aligned to a page, readable and writable, and lives as long as
-        // `self`, to which the slice is tied. All access in this process is through these atomics; other processes
-        // that map the file race on atomics of the same width only.
+        // SAFETY: the mapping is `words * 8` bytes long, aligned to a page, readable and writable, and lives
+        // as long as `self`, to which the slice is tied. All access in this process is through these atomics;
+        // other processes that map the file race on atomics of the same width only.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast(), self.words) }
     }
 
@@ -44,7 +44,8 @@ impl Mapped {
 #[inline(always)]
 pub(crate) fn prefetch(word: &AtomicU64) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch is a hint that reads nothing into the program and never faults; the pointer is a live reference's.
+    // SAFETY: a prefetch is a hint that reads nothing into the program and never faults; the pointer is a
+    // live reference's.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(word.as_ptr().cast());
     }

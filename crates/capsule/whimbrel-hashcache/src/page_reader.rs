@@ -1,8 +1,9 @@
 //! Getting a page: the place from the table, the bytes from the file, the proof from the digest.
 //!
-//! Two files that share a page mostly share the next ones too, so a second hit behind the first reads a window of 64 KiB, which
-//! serves the following requests without a system call. A request that the table does not know is also compared with
-//! the page behind the last hit, once: its entry may have been evicted while its neighbours stayed.
+//! Two files that share a page mostly share the next ones too, so a second hit behind the first reads a
+//! window of 64 KiB, which serves the following requests without a system call. A request that the table does
+//! not know is also compared with the page behind the last hit, once: its entry may have been evicted while
+//! its neighbours stayed.
 //!
 //! Invariant: bytes are handed out only after the digest of the very copy that is handed out was found right.
 

@@ -1,4 +1,5 @@
-//! Numbers that only have to be spread well: which entries are drawn for eviction. SplitMix64 over a shared counter.
+//! Numbers that only have to be spread well: which entries are drawn for eviction. SplitMix64 over a shared
+//! counter.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

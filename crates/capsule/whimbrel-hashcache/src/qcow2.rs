@@ -1,13 +1,13 @@
 //! Where the clusters of a qcow2 image lie in its file (versions 2 and 3, QEMU's `docs/interop/qcow2.txt`).
 //!
-//! Only what a hash cache needs: plain clusters of the active layer. Compressed and zero clusters, backing files and snapshots
-//! are left out, for a page that is not found costs only a transfer. Images that keep their data elsewhere or encrypted are
-//! refused.
+//! Only what a hash cache needs: plain clusters of the active layer. Compressed and zero clusters, backing
+//! files and snapshots are left out, for a page that is not found costs only a transfer. Images that keep
+//! their data elsewhere or encrypted are refused.
 //!
-//! The image may be hostile or change while it is read: every offset is checked against the file, every table is
-//! bounded by the file's length before it is allocated, and a walk ends when tables or data add up to more than the
-//! file holds, so tables that point at each other cost no more than one pass over the file. A single entry that makes no sense
-//! is skipped.
+//! The image may be hostile or change while it is read: every offset is checked against the file, every table
+//! is bounded by the file's length before it is allocated, and a walk ends when tables or data add up to more
+//! than the file holds, so tables that point at each other cost no more than one pass over the file. A single
+//! entry that makes no sense is skipped.
 
 use std::{fs::File, io, os::unix::fs::FileExt as _};
 
@@ -172,8 +172,8 @@ fn check_features(header: &[u8; 104], version: u32) -> Result<(), Qcow2Error> {
     if be32(header, 32) != 0 {
         return feature("encryption");
     }
-    // Version 2 has no such field; its bytes were not read and are zero. Bit 0 (refcounts may be wrong), bit 1 (marked
-    // corrupt) and bit 3 (another compression) do not change what plain clusters mean.
+    // Version 2 has no such field; its bytes were not read and are zero. Bit 0 (refcounts may be wrong), bit
+    // 1 (marked corrupt) and bit 3 (another compression) do not change what plain clusters mean.
     let incompatible = be64(header, 72);
     match incompatible & !0b1011 {
         0 => Ok(()),

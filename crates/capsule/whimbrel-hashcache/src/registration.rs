@@ -1,8 +1,9 @@
 //! Files that come and go: `add`, `register`, `note`, `forget`.
 //!
-//! A file has one record, found by its path, or by its inode when it got another name. Adding it again scans it again, unless
-//! nothing about it changed; its pages then get new places instead of second entries. A record is reused when its
-//! file was forgotten, or, when there is no free one, when its file does not exist any more.
+//! A file has one record, found by its path, or by its inode when it got another name. Adding it again scans
+//! it again, unless nothing about it changed; its pages then get new places instead of second entries. A
+//! record is reused when its file was forgotten, or, when there is no free one, when its file does not exist
+//! any more.
 
 use crate::HashCache;
 use crate::aligned_ranges::AlignedRanges;
@@ -54,13 +55,15 @@ impl HashCache {
         Ok(added)
     }
 
-    /// Makes a file known without reading it, for a caller that has digests of its pages already and [notes](Self::note) them.
+    /// Makes a file known without reading it, for a caller that has digests of its pages already and
+    /// [notes](Self::note) them.
     pub fn register(&self, path: &Path, kind: SourceKind) -> Result<SourceId> {
         let (_, _, record) = examine(path, kind)?;
         self.insert_record(&record).map(|(source, _)| source)
     }
 
-    /// Notes that the page of `digest` lies at a byte offset of a file, a multiple of 512. Nothing is checked now.
+    /// Notes that the page of `digest` lies at a byte offset of a file, a multiple of 512. Nothing is checked
+    /// now.
     pub fn note(&self, digest: &Digest, location: Location) {
         self.insert(digest, location, |id| self.is_volatile(id));
     }
@@ -86,7 +89,8 @@ impl HashCache {
         Ok((SourceLock::take(self.file(), self.path())?, thread))
     }
 
-    /// The slot of a file, its record written as not scanned; or as it is, and true, if the file is known and unchanged.
+    /// The slot of a file, its record written as not scanned; or as it is, and true, if the file is known and
+    /// unchanged.
     fn insert_record(&self, record: &SourceRecord) -> Result<(SourceId, bool)> {
         let _lock = self.lock_sources()?;
         let sources = self.sources();
@@ -172,7 +176,8 @@ fn walk(file: &File, path: &Path, kind: SourceKind, size: u64) -> Result<(Walk, 
 }
 
 impl source_files::SourceKind {
-    /// What a file looks like: a qcow2 image by its first bytes, anything else is raw. For paths that people name.
+    /// What a file looks like: a qcow2 image by its first bytes, anything else is raw. For paths that people
+    /// name.
     pub fn guess(path: &Path) -> Result<Self> {
         let (file, _, _) = examine(path, Self::Raw)?;
         let mut magic = [0; 4];

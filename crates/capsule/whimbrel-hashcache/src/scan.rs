@@ -1,8 +1,8 @@
 //! Digesting a source and noting its pages, with all cores but never more than [`MAX_WORKERS`].
 //!
-//! Workers take pieces from one walk, read them into memory of their own and note what is not zero. A piece that comes short
-//! (the file shrank) is taken for as long as it is. The caller's callback is called from the workers, one call at a time a
-//! worker, and ends the scan by `Break`; what was noted stays.
+//! Workers take pieces from one walk, read them into memory of their own and note what is not zero. A piece
+//! that comes short (the file shrank) is taken for as long as it is. The caller's callback is called from the
+//! workers, one call at a time a worker, and ends the scan by `Break`; what was noted stays.
 
 use crate::HashCache;
 use crate::error::{CacheError, Result};

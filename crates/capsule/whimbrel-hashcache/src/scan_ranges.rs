@@ -1,8 +1,8 @@
 //! What of a source is to be digested: runs of pages in pieces of at most a mebibyte, holes left out.
 //!
-//! A raw file is walked by its data extents (SEEK_DATA), widened by a page on both sides, since a page whose grid is not that of
-//! the file system may begin in a hole. A qcow2 image is walked by its tables; a page whose two halves lie apart in the
-//! file is left out.
+//! A raw file is walked by its data extents (SEEK_DATA), widened by a page on both sides, since a page whose
+//! grid is not that of the file system may begin in a hole. A qcow2 image is walked by its tables; a page
+//! whose two halves lie apart in the file is left out.
 
 use crate::aligned_ranges::AlignedRanges;
 use crate::qcow2::{Extent, Extents, Qcow2Error};

@@ -1,8 +1,8 @@
 //! Source files: opened when a page of them is wanted, kept open for the next.
 //!
-//! Nothing is mapped: a file that shrinks or changes under us gives a short read or other bytes, never a signal. Memory of
-//! machines is not kept open, because an open descriptor would keep the memory of a machine that is gone; a deleted
-//! image is let go at the next read of it, and all of them by [`SourceFiles::close`].
+//! Nothing is mapped: a file that shrinks or changes under us gives a short read or other bytes, never a
+//! signal. Memory of machines is not kept open, because an open descriptor would keep the memory of a machine
+//! that is gone; a deleted image is let go at the next read of it, and all of them by [`SourceFiles::close`].
 
 use crate::format::SourceRecord;
 use crate::location::SourceId;
@@ -66,7 +66,8 @@ impl SourceFiles {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Reads what there is from `offset`; the number of bytes. `stamp` and `record` are those of the source now.
+    /// Reads what there is from `offset`; the number of bytes. `stamp` and `record` are those of the source
+    /// now.
     pub(crate) fn read(
         &self,
         id: SourceId,
@@ -125,8 +126,8 @@ impl SourceFiles {
     }
 }
 
-/// Opens a regular file or block device for reading. Anything else is refused as invalid input before it is opened, since
-/// opening a pipe or a tape does things.
+/// Opens a regular file or block device for reading. Anything else is refused as invalid input before it is
+/// opened, since opening a pipe or a tape does things.
 pub(crate) fn open_source(path: &Path) -> io::Result<(File, Metadata)> {
     let usable = |meta: &Metadata| meta.is_file() || meta.file_type().is_block_device();
     let refused = || io::Error::from(io::ErrorKind::InvalidInput);

@@ -1,8 +1,9 @@
 //! The records of source files in the table, read and written word by word.
 //!
-//! A record is written with its checksum last, after the checksum was cleared, so whoever reads a record that is just being
-//! written finds none. Two processes could still choose the same free record: [`SourceLock`] keeps them apart for as
-//! long as all of them take it; without it the loser's entries point into the winner's file and are dropped on use.
+//! A record is written with its checksum last, after the checksum was cleared, so whoever reads a record that
+//! is just being written finds none. Two processes could still choose the same free record: [`SourceLock`]
+//! keeps them apart for as long as all of them take it; without it the loser's entries point into the
+//! winner's file and are dropped on use.
 
 use crate::error::{CacheError, Result, io_at};
 use crate::format::{Geometry, RECORD_SIZE, RECORD_SUM_AT, SourceRecord};
@@ -19,7 +20,8 @@ const WORDS: usize = RECORD_SIZE / 8;
 const HITS: usize = 0;
 const DROPPED: usize = 1;
 const SUM: usize = RECORD_SUM_AT / 8;
-/// How long another process may hold the lock: it does so for a few reads and writes, or a walk over the table.
+/// How long another process may hold the lock: it does so for a few reads and writes, or a walk over the
+/// table.
 const TRIES: u32 = 1000;
 
 /// The records of a mapped table.
@@ -107,8 +109,8 @@ impl<'a> SourceRecords<'a> {
     }
 }
 
-/// Held while the list of sources changes. Between threads of this process a mutex must be held as well: the lock belongs to
-/// the open file.
+/// Held while the list of sources changes. Between threads of this process a mutex must be held as well: the
+/// lock belongs to the open file.
 #[derive(Debug)]
 pub(crate) struct SourceLock<'a>(&'a File);
 

@@ -1,5 +1,5 @@
-//! What a cache can say of itself. Counters are kept in the table file, so they go on over restarts and processes; they are
-//! not checked and worth what a damaged file makes of them.
+//! What a cache can say of itself. Counters are kept in the table file, so they go on over restarts and
+//! processes; they are not checked and worth what a damaged file makes of them.
 
 use crate::location::SourceId;
 use crate::{HashCache, SourceKind};

@@ -1,15 +1,18 @@
-//! The buckets: which digest stands for which place. Lock-free, and wrong at worst: whoever uses a place checks the content.
+//! The buckets: which digest stands for which place. Lock-free, and wrong at worst: whoever uses a place
+//! checks the content.
 //!
-//! A bucket is one page, chosen by the first bits of the digest: 32 groups of eight entries, a group being a cache line of
-//! eight tags and the line of their eight places. The tag, bytes 8 to 16 of the digest, also chooses the group where
-//! the search begins; it goes on through the groups of the bucket, wrapping round, for at most [`WINDOW`] groups, and
-//! ends early at an entry that was never used, because insertion takes the first free entry of the same way.
+//! A bucket is one page, chosen by the first bits of the digest: 32 groups of eight entries, a group being a
+//! cache line of eight tags and the line of their eight places. The tag, bytes 8 to 16 of the digest, also
+//! chooses the group where the search begins; it goes on through the groups of the bucket, wrapping round,
+//! for at most [`WINDOW`] groups, and ends early at an entry that was never used, because insertion takes the
+//! first free entry of the same way.
 //!
-//! Tags and places are loaded and stored with relaxed order and never together, by any number of threads and processes. Two
-//! writers can lose an entry or join the tag of one to the place of another; both are found when the place is used.
+//! Tags and places are loaded and stored with relaxed order and never together, by any number of threads and
+//! processes. Two writers can lose an entry or join the tag of one to the place of another; both are found
+//! when the place is used.
 //!
-//! Entries go from virgin (both words zero) to used to dropped (place zero, tag kept) and never back to virgin, so
-//! that the early end stays right.
+//! Entries go from virgin (both words zero) to used to dropped (place zero, tag kept) and never back to
+//! virgin, so that the early end stays right.
 
 use crate::format::{BUCKET_ENTRIES, Geometry};
 use crate::location::{Location, PackedLocation, SourceId};
@@ -84,7 +87,8 @@ impl<'a> Table<'a> {
         prefetch(&self.words[group + GROUP]);
     }
 
-    /// Asks for the tags of the other groups if the search will not end in the first, which should be here by now.
+    /// Asks for the tags of the other groups if the search will not end in the first, which should be here by
+    /// now.
     #[inline(always)]
     pub(crate) fn prefetch_rest(&self, key: &TableKey) {
         let mut groups = self.window(key);
@@ -148,7 +152,8 @@ impl<'a> Table<'a> {
         found.into_iter().flatten()
     }
 
-    /// Notes that `digest` lies at `place`. `volatile` says which sources change all the time; they give way to others.
+    /// Notes that `digest` lies at `place`. `volatile` says which sources change all the time; they give way
+    /// to others.
     pub(crate) fn insert(
         &self,
         key: &TableKey,
@@ -208,8 +213,8 @@ impl<'a> Table<'a> {
         Inserted::Moved
     }
 
-    /// The entry of the window that goes: the least used of a random sample. Each of the others loses one use with a
-    /// chance of 1 in 8, so a use is worth about one whole turnover of the window.
+    /// The entry of the window that goes: the least used of a random sample. Each of the others loses one use
+    /// with a chance of 1 in 8, so a use is worth about one whole turnover of the window.
     fn victim(&self, key: &TableKey, mut random: impl FnMut() -> u64) -> usize {
         let (mut draw, mut age) = (random(), random());
         let mut slots = [0; SAMPLE];
@@ -267,7 +272,8 @@ impl<'a> Table<'a> {
         dropped
     }
 
-    /// Entries of each source, by number; those of numbers past `sources`, which damage made up, under 0. Walks over the table.
+    /// Entries of each source, by number; those of numbers past `sources`, which damage made up, under 0.
+    /// Walks over the table.
     pub(crate) fn count_by_source(&self, sources: u32) -> Vec<u64> {
         let mut counts = vec![0; sources as usize + 1];
         for slot in self.place_words() {

@@ -1,13 +1,14 @@
-//! Changed pages as what they differ by from older pages that the reader has as well: a store's delta frames, and a
-//! transfer between two hosts that hold the same older image.
+//! Changed pages as what they differ by from older pages that the reader has as well: a store's delta frames,
+//! and a transfer between two hosts that hold the same older image.
 //!
-//! [`plan`] sorts changed pages into parts and chooses the bases of each: the older version of a page where enough of
-//! it stayed, and that of the old pages at hand which resembles it most, wherever it lay. [`encode`] compresses one part with its bases as
-//! prefix (zstd `refPrefix`), [`decode`] undoes that. Pure functions; whoever carries a part also says which bases it has.
+//! [`plan`] sorts changed pages into parts and chooses the bases of each: the older version of a page where
+//! enough of it stayed, and that of the old pages at hand which resembles it most, wherever it lay.
+//! [`encode`] compresses one part with its bases as prefix (zstd `refPrefix`), [`decode`] undoes that. Pure
+//! functions; whoever carries a part also says which bases it has.
 //!
-//! Measured on a Debian guest that compiles, 3,000 changed pages ten seconds apart: 1.07 MB in 0.18 s on one core, where
-//! `zstd -3 --patch-from` of the whole images makes 1.29 MB, plain frames of 16 pages 1.55 MB, and bases in place alone,
-//! in parts as large, 1.28 MB.
+//! Measured on a Debian guest that compiles, 3,000 changed pages ten seconds apart: 1.07 MB in 0.18 s on one
+//! core, where `zstd -3 --patch-from` of the whole images makes 1.29 MB, plain frames of 16 pages 1.55 MB,
+//! and bases in place alone, in parts as large, 1.28 MB.
 
 use crate::{
     pack_frame::PackFrameError,
@@ -27,7 +28,8 @@ pub const PART_PAGES: usize = 32;
 pub struct OldPages<'a> {
     /// What it holds.
     pub bytes: &'a [u8; PAGE_SIZE],
-    /// How many deltas the reader must undo to get at it. Parts are kept apart by it, so that depth spreads little.
+    /// How many deltas the reader must undo to get at it. Parts are kept apart by it, so that depth spreads
+    /// little.
     pub depth: u8,
 }
 
@@ -49,8 +51,8 @@ pub struct Part {
     pub bases: Vec<usize>,
 }
 
-/// Sorts `changed` into parts of at most `pages` pages and chooses their bases among `old`: the older versions of the
-/// changed pages and whatever else is at hand, best what lay near them.
+/// Sorts `changed` into parts of at most `pages` pages and chooses their bases among `old`: the older
+/// versions of the changed pages and whatever else is at hand, best what lay near them.
 pub fn plan(changed: &[ChangedPages<'_>], old: &[OldPages<'_>], pages: usize) -> Vec<Part> {
     let mut similar = SimilarityIndex::default();
     old.iter().enumerate().for_each(|(number, old)| similar.add(number as u32, old.bytes));
@@ -86,8 +88,8 @@ pub fn encode(raw: &[u8], bases: &[u8], level: i32) -> Result<Vec<u8>, PackFrame
     Ok(payload)
 }
 
-/// Undoes [`encode`] with the same `bases` into `raw`, which is as long as what was encoded. Bytes that do not fit give an
-/// error or other bytes than were encoded, never more than `raw` holds.
+/// Undoes [`encode`] with the same `bases` into `raw`, which is as long as what was encoded. Bytes that do
+/// not fit give an error or other bytes than were encoded, never more than `raw` holds.
 pub fn decode(payload: &[u8], bases: &[u8], raw: &mut [u8]) -> Result<(), PackFrameError> {
     let fail = |code| PackFrameError::Payload { reason: get_error_name(code) };
     let mut context = DCtx::create();

@@ -1,9 +1,9 @@
 //! Digests of many pages at once.
 //!
-//! A page is four chunks of BLAKE3's tree, which fills a quarter of the lanes that wide registers have; the chunks of
-//! sixteen pages fill them all. On AVX-512 that is two and a half times as fast as page after page, and the digests are
-//! those of [`Digest::of`]. It rests on a part of the `blake3` crate that its authors keep public for measurements only,
-//! hence the pinned version and the test against the plain function.
+//! A page is four chunks of BLAKE3's tree, which fills a quarter of the lanes that wide registers have; the
+//! chunks of sixteen pages fill them all. On AVX-512 that is two and a half times as fast as page after page,
+//! and the digests are those of [`Digest::of`]. It rests on a part of the `blake3` crate that its authors
+//! keep public for measurements only, hence the pinned version and the test against the plain function.
 
 use blake3::{IncrementCounter, platform::Platform};
 use whimbrel_core::{Digest, PAGE_SIZE};

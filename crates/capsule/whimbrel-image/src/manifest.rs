@@ -1,7 +1,8 @@
 //! What a capsule is made of. Its id is the digest of this, so the encoding is canonical.
 //!
-//! JSON without spaces, fields in the order of the types, maps ordered by key, absent options as `null` (absent cuts not
-//! at all). A manifest is accepted only if encoding it again gives the same bytes: two spellings of one capsule cannot exist.
+//! JSON without spaces, fields in the order of the types, maps ordered by key, absent options as `null`
+//! (absent cuts not at all). A manifest is accepted only if encoding it again gives the same bytes: two
+//! spellings of one capsule cannot exist.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,8 +24,8 @@ pub struct Manifest {
     pub format: u32,
     /// How to build the machine again.
     pub machine: MachineConfig,
-    /// Blobs that, one after the other, are the state of CPUs and devices; none make the capsule inactive (it boots
-    /// instead of continuing). Several, so that the part that seldom changes is stored once.
+    /// Blobs that, one after the other, are the state of CPUs and devices; none make the capsule inactive (it
+    /// boots instead of continuing). Several, so that the part that seldom changes is stored once.
     pub device: Vec<Digest>,
     /// `memory`, `disk0`, …
     pub images: Vec<ImageRef>,
@@ -50,7 +51,8 @@ pub struct ImageRef {
     pub pages: u64,
     /// Root of its tree; none when every page is zero.
     pub root: Option<Digest>,
-    /// How its pages were cut from a disk; none if from byte 0 on. Manifests from before there were cuts stay as they are.
+    /// How its pages were cut from a disk; none if from byte 0 on. Manifests from before there were cuts stay
+    /// as they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuts: Option<PageAlignment>,
 }

@@ -1,8 +1,8 @@
 //! One node of an image tree: which of its 256 children are there, and their digests.
 //!
-//! Layout: version (1), level (0 lists pages), presence map (32 bytes, child `i` is bit `i % 8` of byte `i / 8`),
-//! then the digest of every present child in order. Canonical: the length follows from the map, an empty node has no
-//! encoding (its parent leaves it out), so one content has one digest.
+//! Layout: version (1), level (0 lists pages), presence map (32 bytes, child `i` is bit `i % 8` of byte `i /
+//! 8`), then the digest of every present child in order. Canonical: the length follows from the map, an empty
+//! node has no encoding (its parent leaves it out), so one content has one digest.
 
 use whimbrel_core::Digest;
 

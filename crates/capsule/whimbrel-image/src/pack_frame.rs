@@ -8,9 +8,10 @@
 //! 8   raw length, u32         20  xxh3 of all other bytes, u64      integers little-endian
 //! ```
 //!
-//! A delta is compressed with the concatenation of its bases as prefix (zstd `refPrefix`); its depth is one more
-//! than that of its deepest base. Frames carry no digests: they follow from the content, so an index can always be made
-//! again, and 32 bytes an object are saved. The checksum finds damage cheaply; the digest check is the reader's.
+//! A delta is compressed with the concatenation of its bases as prefix (zstd `refPrefix`); its depth is one
+//! more than that of its deepest base. Frames carry no digests: they follow from the content, so an index can
+//! always be made again, and 32 bytes an object are saved. The checksum finds damage cheaply; the digest
+//! check is the reader's.
 
 use crate::{ShortDigest, delta};
 use std::{cell::RefCell, ops::Range};
@@ -52,8 +53,8 @@ impl Kind {
         [Self::Pages, Self::Nodes, Self::Blob, Self::Manifest].into_iter().find(|kind| *kind as u8 == number)
     }
 
-    /// How deep deltas may rest on deltas. A page read alone pays for every step; nodes are few, small and cached, and a
-    /// node stored whole costs as much as all its differences of eight versions.
+    /// How deep deltas may rest on deltas. A page read alone pays for every step; nodes are few, small and
+    /// cached, and a node stored whole costs as much as all its differences of eight versions.
     pub fn max_depth(self) -> u8 {
         match self {
             Self::Nodes => 8,
@@ -308,7 +309,8 @@ impl Encoder {
         Self { context: CCtx::create(), level }
     }
 
-    /// `objects`, given as their concatenation and lengths, as a frame of their own. Stored when they do not shrink.
+    /// `objects`, given as their concatenation and lengths, as a frame of their own. Stored when they do not
+    /// shrink.
     pub fn encode(&mut self, kind: Kind, raw: &[u8], lengths: &[usize]) -> Result<Vec<u8>, PackFrameError> {
         let head = new_head(kind, raw, lengths)?;
         let mut payload = Vec::with_capacity(compress_bound(raw.len()));

@@ -1,8 +1,9 @@
 //! Which pages of a capsule are wanted first: those its machine touched in the first seconds after a resume.
 //!
-//! A blob that the manifest names. Layout, integers as LEB128 variable-length numbers: version (1), images; for each image the
-//! length of its name, the name, its pages, runs, then for each run the gap since the end of the last one and its length.
-//! Gaps between runs and lengths are at least 1. It is advice: a set that is wrong costs time and nothing else.
+//! A blob that the manifest names. Layout, integers as LEB128 variable-length numbers: version (1), images;
+//! for each image the length of its name, the name, its pages, runs, then for each run the gap since the end
+//! of the last one and its length. Gaps between runs and lengths are at least 1. It is advice: a set that is
+//! wrong costs time and nothing else.
 
 use std::collections::BTreeMap;
 use whimbrel_core::{PageRun, PageSet};

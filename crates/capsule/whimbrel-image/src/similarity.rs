@@ -1,9 +1,9 @@
-//! Finding, among many pages, one that resembles a given page: the pages that moved, and those of a program that runs
-//! again at other addresses.
+//! Finding, among many pages, one that resembles a given page: the pages that moved, and those of a program
+//! that runs again at other addresses.
 //!
-//! A page's features are the sixteen smallest hashes of its 16-byte pieces at every eighth byte (min-hash: Broder, "On the
-//! resemblance and containment of documents", 1997). Two pages that share features share about that part of their pieces.
-//! Nothing rests on it but the size of what is compressed.
+//! A page's features are the sixteen smallest hashes of its 16-byte pieces at every eighth byte (min-hash:
+//! Broder, "On the resemblance and containment of documents", 1997). Two pages that share features share
+//! about that part of their pieces. Nothing rests on it but the size of what is compressed.
 
 use std::collections::HashMap;
 use whimbrel_core::PAGE_SIZE;
@@ -66,7 +66,8 @@ fn features(page: &[u8; PAGE_SIZE]) -> Vec<u64> {
     all
 }
 
-/// Multiplicative hashing with the golden ratio (Knuth, 6.4), twice: the order of hashes must not follow that of values.
+/// Multiplicative hashing with the golden ratio (Knuth, 6.4), twice: the order of hashes must not follow that
+/// of values.
 fn piece(a: [u8; 8], b: [u8; 8]) -> u64 {
     const RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
     let mixed = u64::from_le_bytes(a).wrapping_mul(RATIO).rotate_left(31) ^ u64::from_le_bytes(b);

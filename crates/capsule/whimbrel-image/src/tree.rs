@@ -1,8 +1,9 @@
 //! Walking, comparing and rewriting image trees.
 //!
 //! A tree over `pages` pages has the least height `h >= 1` with `256^h >= pages`; its root is a node of level
-//! `h - 1`, or absent when every page is zero. Nodes come from a [`Nodes`] source, new ones go to a closure, so nothing
-//! here knows where they are kept. Work is proportional to the nodes that differ, never to the image.
+//! `h - 1`, or absent when every page is zero. Nodes come from a [`Nodes`] source, new ones go to a closure,
+//! so nothing here knows where they are kept. Work is proportional to the nodes that differ, never to the
+//! image.
 
 use crate::node::{FAN_OUT, MAX_LEVELS, Node, NodeError};
 use std::sync::Arc;
@@ -195,8 +196,8 @@ fn diff_node<N: Nodes>(
     Ok(())
 }
 
-/// The root after `changes` (ordered by page, each page once; none is a zero page), rewriting only the paths to them.
-/// Every node that is new goes to `emit`, children before parents.
+/// The root after `changes` (ordered by page, each page once; none is a zero page), rewriting only the paths
+/// to them. Every node that is new goes to `emit`, children before parents.
 pub fn update<N: Nodes>(
     nodes: &N,
     root: Option<Digest>,

@@ -1,7 +1,8 @@
-//! Measures a store on memory-like data: `cargo run --release -p whimbrel-store --example ingest -- DIR [MiB]`.
+//! Measures a store on memory-like data: `cargo run --release -p whimbrel-store --example ingest -- DIR
+//! [MiB]`.
 //!
-//! The image is 35 % zero pages; the rest is text, pointer tables, code from /usr and a little noise. Then a second
-//! checkpoint of it with 1,845 changed pages, as a compiling guest leaves after ten seconds.
+//! The image is 35 % zero pages; the rest is text, pointer tables, code from /usr and a little noise. Then a
+//! second checkpoint of it with 1,845 changed pages, as a compiling guest leaves after ten seconds.
 
 use std::{
     collections::BTreeMap,

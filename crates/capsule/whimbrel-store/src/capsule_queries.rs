@@ -153,9 +153,9 @@ impl Store {
         Ok(children)
     }
 
-    /// How many bytes of pages a capsule has that its parent does not have at the same place, equal ones counted once: what it
-    /// costs beside that parent, before compression. Of several parents the nearest counts; without one that is
-    /// still here, everything does.
+    /// How many bytes of pages a capsule has that its parent does not have at the same place, equal ones
+    /// counted once: what it costs beside that parent, before compression. Of several parents the nearest
+    /// counts; without one that is still here, everything does.
     pub fn added(&self, id: &CapsuleId) -> Result<ByteSize> {
         let manifest = self.manifest(id)?;
         let mut least = None;
@@ -184,8 +184,8 @@ impl Store {
         Ok(contents.len() as u64)
     }
 
-    /// How the image `name` of `ours` and of `theirs` went from that of `base`. None if it is not in all three with one
-    /// length.
+    /// How the image `name` of `ours` and of `theirs` went from that of `base`. None if it is not in all
+    /// three with one length.
     pub fn divergence(
         &self,
         name: &str,
@@ -223,8 +223,8 @@ impl Store {
         Ok(changed)
     }
 
-    /// What differs between two capsules, image by image. An image that only one of them has, or that changed its
-    /// length, differs in all pages that are not zero.
+    /// What differs between two capsules, image by image. An image that only one of them has, or that changed
+    /// its length, differs in all pages that are not zero.
     pub fn diff(&self, old: &CapsuleId, new: &CapsuleId) -> Result<Vec<ImageChange>> {
         let (old, new) = (self.manifest(old)?, self.manifest(new)?);
         let names: BTreeSet<&str> =

@@ -4,8 +4,9 @@
 //! "WHCAPS" 0 1, id of the capsule (32 bytes), then records: 1 and a plain frame, …, 0
 //! ```
 //!
-//! The manifest comes last. Nothing in a stream is believed: frames are bounded before they are read, objects are stored
-//! under the digest that is computed here, and the capsule is committed only if it is whole and has the id named.
+//! The manifest comes last. Nothing in a stream is believed: frames are bounded before they are read, objects
+//! are stored under the digest that is computed here, and the capsule is committed only if it is whole and
+//! has the id named.
 
 use crate::{
     capsule_writer::CapsuleWriter,

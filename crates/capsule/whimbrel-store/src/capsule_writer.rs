@@ -1,7 +1,8 @@
 //! A writing session: images and blobs go in, a commit makes them a capsule.
 //!
-//! The session holds a lease from begin to end, so that collection leaves alone what it wrote and what it found there
-//! already. A commit is: flush (packs durable, index durable), check that the capsule is whole, set the refs.
+//! The session holds a lease from begin to end, so that collection leaves alone what it wrote and what it
+//! found there already. A commit is: flush (packs durable, index durable), check that the capsule is whole,
+//! set the refs.
 
 use crate::{
     changed_pages,
@@ -126,8 +127,8 @@ impl Store {
 }
 
 impl CapsuleWriter {
-    /// Begins an image of `pages` pages: all zeros, or all of `base` (the root of an image as long), until pages are put.
-    /// Several images may be written at once.
+    /// Begins an image of `pages` pages: all zeros, or all of `base` (the root of an image as long), until
+    /// pages are put. Several images may be written at once.
     pub fn image(&self, base: Option<Digest>, pages: u64) -> Result<ImageWriter> {
         self.pool.session.check()?;
         if let Some(root) = base {
@@ -189,8 +190,8 @@ impl CapsuleWriter {
         self.pool.session.check()
     }
 
-    /// Makes the capsule and points `refs` at it. When this returns, all of it is durable, but for what it shares with
-    /// a capsule that is not whole here: then it is not whole either.
+    /// Makes the capsule and points `refs` at it. When this returns, all of it is durable, but for what it
+    /// shares with a capsule that is not whole here: then it is not whole either.
     pub fn commit(&self, manifest: &Manifest, refs: &[RefName]) -> Result<CapsuleId> {
         let bytes = manifest.encode()?;
         let id = CapsuleId(self.put_object(Kind::Manifest, &bytes)?);

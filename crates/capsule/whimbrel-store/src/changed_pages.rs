@@ -1,11 +1,12 @@
 //! Changed pages of a session on their way to delta frames.
 //!
-//! How small a changed page gets depends on which older pages may be its bases, so pages written over an older version
-//! are not framed batch by batch: they are gathered, whichever image they belong to, and framed together once there are
-//! many, when an image is finished, and before every flush. They were claimed, so others count on them already; that
-//! is sound because a flush frames them first, and a failure to do so fails the whole session. A page that was put
-//! again in the meantime is not stored at all, unless somebody else found it and counts on it: of what a running guest
-//! writes, a tenth changes again before the last round.
+//! How small a changed page gets depends on which older pages may be its bases, so pages written over an
+//! older version are not framed batch by batch: they are gathered, whichever image they belong to, and framed
+//! together once there are many, when an image is finished, and before every flush. They were claimed, so
+//! others count on them already; that is sound because a flush frames them first, and a failure to do so
+//! fails the whole session. A page that was put again in the meantime is not stored at all, unless somebody
+//! else found it and counts on it: of what a running guest writes, a tenth changes again before the last
+//! round.
 
 use crate::{
     error::{Result, StoreError},
@@ -29,7 +30,8 @@ use whimbrel_image::{
     pack_frame::Bases,
 };
 
-/// Pages framed together, and old pages beside their older versions, at most: 48 MiB for as long as that takes.
+/// Pages framed together, and old pages beside their older versions, at most: 48 MiB for as long as that
+/// takes.
 const MANY: usize = 4096;
 
 pub(crate) type Page = Box<[u8; PAGE_SIZE]>;

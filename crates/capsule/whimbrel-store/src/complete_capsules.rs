@@ -1,7 +1,8 @@
 //! Capsules known to be whole, so that using one again does not look at every page of it.
 //!
-//! Only a collection takes objects away, and each that may do so raises the generation first, alone behind the gate. So a
-//! capsule that was whole in this generation is whole as long as it lasts. Lost with the process: then it is looked at again.
+//! Only a collection takes objects away, and each that may do so raises the generation first, alone behind
+//! the gate. So a capsule that was whole in this generation is whole as long as it lasts. Lost with the
+//! process: then it is looked at again.
 
 use crate::{error::Result, gc_lease::Condemned, reachability, store::Store};
 use std::{

@@ -1,9 +1,10 @@
 //! Reading whole extents fast: frame after frame instead of page after page.
 //!
-//! The pages of an extent are looked up at once and sorted by frame; each plain frame is read and decoded once, into place
-//! where its pages lie in order, and its pages are hashed together. The cache is passed by: everything is read just once.
-//! This is only a short cut. Pages it does not find, deltas, and pages that do not match their digest are left to the
-//! caller's way of reading single pages, which knows about other copies and says what is wrong.
+//! The pages of an extent are looked up at once and sorted by frame; each plain frame is read and decoded
+//! once, into place where its pages lie in order, and its pages are hashed together. The cache is passed by:
+//! everything is read just once. This is only a short cut. Pages it does not find, deltas, and pages that do
+//! not match their digest are left to the caller's way of reading single pages, which knows about other
+//! copies and says what is wrong.
 
 use crate::{
     file_names::PackId,
@@ -45,7 +46,8 @@ impl<'a> ExtentReader<'a> {
         Self { objects, indexes: objects.catalog.snapshot(), pack: None, encoded, raw }
     }
 
-    /// Fills in the pages of `leaf` that can be had this way, each checked. Says which ones (by slot) are missing.
+    /// Fills in the pages of `leaf` that can be had this way, each checked. Says which ones (by slot) are
+    /// missing.
     pub(crate) fn read(&mut self, leaf: &Node, extent: &mut [u8]) -> Vec<(usize, Digest)> {
         let (mut wanted, mut missing) = (Vec::with_capacity(EXTENT_PAGES), Vec::new());
         for (slot, digest) in leaf.children() {

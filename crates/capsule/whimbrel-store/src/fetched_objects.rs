@@ -1,9 +1,9 @@
 //! What was fetched from elsewhere and is kept for everybody who shares it.
 //!
-//! Fetched objects are readable at once, from memory; a thread writes them to packs in batches, each in a session of its
-//! own, since a session that never ends would hold collection back. A crash loses at most the last batch, which is
-//! fetched again. Nothing here is acknowledged to anyone: a disk that is full or failing costs the shadow, not the
-//! reader, and past [`LIMIT`] what cannot be written is let go.
+//! Fetched objects are readable at once, from memory; a thread writes them to packs in batches, each in a
+//! session of its own, since a session that never ends would hold collection back. A crash loses at most the
+//! last batch, which is fetched again. Nothing here is acknowledged to anyone: a disk that is full or failing
+//! costs the shadow, not the reader, and past [`LIMIT`] what cannot be written is let go.
 
 use crate::{
     error::Result,
@@ -162,7 +162,8 @@ impl Store {
 }
 
 impl FetchedObjectsWriter {
-    /// Keeps objects under the digests that are computed here. They can be read at once and are durable after a flush.
+    /// Keeps objects under the digests that are computed here. They can be read at once and are durable after
+    /// a flush.
     pub fn store(&self, kind: Kind, objects: &[&[u8]]) -> Result<()> {
         let inner = &self.store.inner;
         inner.check_latch()?;

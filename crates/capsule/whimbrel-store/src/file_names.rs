@@ -1,7 +1,7 @@
 //! Names of the files of a store, and the small checksummed files among them.
 //!
-//! Small files (refs, leases, the list of condemned packs) are lines of text, the last one the xxh3 of the lines before. They
-//! are published whole: written under a temporary name, synced, renamed, directory synced.
+//! Small files (refs, leases, the list of condemned packs) are lines of text, the last one the xxh3 of the
+//! lines before. They are published whole: written under a temporary name, synced, renamed, directory synced.
 
 use crate::{
     error::{Result, StoreError},

@@ -1,8 +1,8 @@
 //! Garbage collection beside readers and writers of any process.
 //!
-//! One collection runs at a time (`gc.lock`). It marks what refs and pins need, moves the live frames out of packs that are
-//! mostly dead, *condemns* those packs, and removes the condemned ones that nobody can rely on any more. Packs
-//! that have to wait are taken up by a later collection. Why nothing that is needed can go:
+//! One collection runs at a time (`gc.lock`). It marks what refs and pins need, moves the live frames out of
+//! packs that are mostly dead, *condemns* those packs, and removes the condemned ones that nobody can rely on
+//! any more. Packs that have to wait are taken up by a later collection. Why nothing that is needed can go:
 //!
 //! | beside | what could go wrong | why it does not |
 //! |---|---|---|
@@ -102,7 +102,8 @@ impl Store {
         sessions.pins.iter().try_for_each(|pinned| mark.pinned(pinned))
     }
 
-    /// Copies live frames out of `victims`; a pack with a frame that cannot be copied is spared. Returns the bytes.
+    /// Copies live frames out of `victims`; a pack with a frame that cannot be copied is spared. Returns the
+    /// bytes.
     fn move_live(
         &self,
         lease: &GcLease,
@@ -162,7 +163,8 @@ impl Store {
         inner.objects.catalog.refresh()?;
         let known = std::mem::take(&mut mark.live);
         self.mark_roots(&mut mark, keep, &sessions)?;
-        // What only became needed while frames were moved stays where it is, and so do its pack and what that rests on.
+        // What only became needed while frames were moved stays where it is, and so do its pack and what that
+        // rests on.
         loop {
             mark.deltas_that_stay()?;
             let spared: HashSet<PackId> = mark.live.iter().map(|place| place.pack).collect();
@@ -227,8 +229,8 @@ impl Store {
     }
 }
 
-/// Packs worth emptying: those without a living session that are more dead than alive, small ones once there are
-/// many, and what earlier collections condemned.
+/// Packs worth emptying: those without a living session that are more dead than alive, small ones once there
+/// are many, and what earlier collections condemned.
 fn victims(
     packs: &BTreeMap<PackId, u32>,
     live: &HashSet<PackLocation>,
@@ -254,8 +256,8 @@ fn victims(
     victims
 }
 
-/// Manifests nobody needs in packs that stay: the index lets go of them, or a capsule would be listed whose pages are
-/// gone. Only while no session lives that may have found one.
+/// Manifests nobody needs in packs that stay: the index lets go of them, or a capsule would be listed whose
+/// pages are gone. Only while no session lives that may have found one.
 fn dead_manifests(store: &Store, mark: &Mark<'_>, sessions: &LiveGcLeases) -> HashSet<PackLocation> {
     if sessions.oldest != u64::MAX {
         return HashSet::new();

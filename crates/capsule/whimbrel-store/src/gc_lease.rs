@@ -1,8 +1,9 @@
 //! Leases: how collection knows which sessions live and what they hold.
 //!
-//! A lease is a file locked for as long as its holder lives; the kernel drops the lock when the process dies, so a
-//! dead lease is one that can be locked. It is made under the shared `gate`, which collection holds exclusively
-//! for its last step, and notes the collection generation of its birth. See `gc` for the argument.
+//! A lease is a file locked for as long as its holder lives; the kernel drops the lock when the process dies,
+//! so a dead lease is one that can be locked. It is made under the shared `gate`, which collection holds
+//! exclusively for its last step, and notes the collection generation of its birth. See `gc` for the
+//! argument.
 
 use crate::{
     error::{Result, StoreError},
@@ -38,7 +39,8 @@ pub(crate) enum Pinned {
     Object(Digest),
 }
 
-/// The generation of collection and the packs that no new session may rely on, with the generation of their sentence.
+/// The generation of collection and the packs that no new session may rely on, with the generation of their
+/// sentence.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Condemned {
     pub(crate) generation: u64,

@@ -1,7 +1,8 @@
 //! Writing one image of a capsule: pages in any order, the last one put wins.
 //!
-//! `put` copies pages into batches for the workers and returns; it waits only when the workers are behind. Digests come
-//! back tagged with the order of their batch, so `finish` can tell which version of a page is the last.
+//! `put` copies pages into batches for the workers and returns; it waits only when the workers are behind.
+//! Digests come back tagged with the order of their batch, so `finish` can tell which version of a page is
+//! the last.
 
 use crate::{
     capsule_writer::WorkerThreads,
@@ -140,7 +141,8 @@ impl ImageWriter {
         self.state.pages
     }
 
-    /// Stores the pages of `run`, which `data` holds one after the other. Any order; the last put of a page wins.
+    /// Stores the pages of `run`, which `data` holds one after the other. Any order; the last put of a page
+    /// wins.
     pub fn put(&mut self, run: PageRun, data: &[u8]) -> Result<()> {
         self.check(run)?;
         assert_eq!(data.len(), run.bytes(), "data of the length of the run");

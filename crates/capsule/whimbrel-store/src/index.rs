@@ -9,9 +9,10 @@
 //! 32  xxh3 of frames, keys and values, u64          integers little-endian
 //! ```
 //!
-//! Keys are halves of digests, hence uniform: interpolation lands within a few entries of the place, about one cache miss
-//! for the guess and one for the value. The head is checked when a file is opened, the body (which may be gigabytes)
-//! by `verify` and before a merge; every number taken from the body is bounded where it is used.
+//! Keys are halves of digests, hence uniform: interpolation lands within a few entries of the place, about
+//! one cache miss for the guess and one for the value. The head is checked when a file is opened, the body
+//! (which may be gigabytes) by `verify` and before a merge; every number taken from the body is bounded where
+//! it is used.
 
 use crate::{file_names::PackId, vfs::Mapping};
 use std::ops::Range;
@@ -201,7 +202,8 @@ fn head_sum(bytes: &[u8], packs: usize) -> u64 {
     hash.digest()
 }
 
-/// The bytes of an index over `packs` (with their lengths) that hold `entries`. The caller keeps to the limits.
+/// The bytes of an index over `packs` (with their lengths) that hold `entries`. The caller keeps to the
+/// limits.
 pub(crate) fn encode(packs: &[(PackId, u32)], entries: &[Entry]) -> Vec<u8> {
     let mut numbers: Vec<_> = packs.iter().enumerate().map(|(i, (id, _))| (*id, i as u16)).collect();
     numbers.sort_unstable();

@@ -1,8 +1,9 @@
 //! All index files of a store together: look-ups, refresh, log-structured merging.
 //!
-//! Merging keeps the number of files a look-up visits small: an index is merged with the newer ones as soon as these
-//! together are a third of its size, so sizes grow geometrically. A merged file is published before those it replaces
-//! are removed; a crash between leaves duplicates, which answer alike. Processes that see a file vanish list again.
+//! Merging keeps the number of files a look-up visits small: an index is merged with the newer ones as soon
+//! as these together are a third of its size, so sizes grow geometrically. A merged file is published before
+//! those it replaces are removed; a crash between leaves duplicates, which answer alike. Processes that see a
+//! file vanish list again.
 
 use crate::{
     error::{Result, StoreError},
@@ -111,7 +112,8 @@ impl IndexSet {
         self.replace(&indexes[first..], &HashSet::new(), &HashSet::new())
     }
 
-    /// Rewrites every index file that covers one of the packs `gone` or lists one of the frames `dead`, without them.
+    /// Rewrites every index file that covers one of the packs `gone` or lists one of the frames `dead`,
+    /// without them.
     pub(crate) fn forget(&self, gone: &HashSet<PackId>, dead: &HashSet<PackLocation>) -> Result<()> {
         let lock = self.files.lock(INDEX_LOCK, LockMode::Exclusive, LockWait::Wait);
         let _lock = lock.map_err(StoreError::io("lock", INDEX_LOCK))?;

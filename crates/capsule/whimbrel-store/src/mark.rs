@@ -52,8 +52,9 @@ impl<'a> Mark<'a> {
         self.image(root, pages, partial)
     }
 
-    /// A node that cannot be read stops everything: what lies below it is unknown and must not be removed. Only where the
-    /// image is known to be partial, a node may be absent; then nothing below it is kept for this image's sake.
+    /// A node that cannot be read stops everything: what lies below it is unknown and must not be removed.
+    /// Only where the image is known to be partial, a node may be absent; then nothing below it is kept for
+    /// this image's sake.
     fn image(&mut self, root: Digest, pages: u64, partial: bool) -> Result<()> {
         let store = self.store;
         walk(&store.inner.objects, Some(root), pages, &mut |visit| match visit {
@@ -84,8 +85,8 @@ impl<'a> Mark<'a> {
         }
     }
 
-    /// Marks what the deltas in packs that stay rest on, needed or not: an object that the index knows can be found by a
-    /// session at any time, so it has to be readable.
+    /// Marks what the deltas in packs that stay rest on, needed or not: an object that the index knows can be
+    /// found by a session at any time, so it has to be readable.
     pub(crate) fn deltas_that_stay(&mut self) -> Result<()> {
         for index in self.store.inner.objects.catalog.snapshot().iter() {
             for place in index.places().filter(|place| place.depth > 0) {

@@ -1,7 +1,8 @@
 //! Decoded frames and tree nodes that were read lately, bounded in bytes.
 //!
-//! Sixteen shards, each a clock: an entry that was used since the hand last passed it gets another round. A shard is
-//! locked for a map access only, never while a frame is read or decoded; two threads may decode one frame at once.
+//! Sixteen shards, each a clock: an entry that was used since the hand last passed it gets another round. A
+//! shard is locked for a map access only, never while a frame is read or decoded; two threads may decode one
+//! frame at once.
 
 use std::{
     collections::{HashMap, VecDeque},

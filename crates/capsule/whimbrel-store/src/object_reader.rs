@@ -1,8 +1,8 @@
 //! Reading objects: find, read, decode, check.
 //!
-//! Every object handed out was hashed and compared with the digest asked for, once per decoded frame. Where several packs
-//! hold an object, a damaged or vanished copy is passed over for the next one. Recursion ends because a delta's base is
-//! only looked for in frames of less depth.
+//! Every object handed out was hashed and compared with the digest asked for, once per decoded frame. Where
+//! several packs hold an object, a damaged or vanished copy is passed over for the next one. Recursion ends
+//! because a delta's base is only looked for in frames of less depth.
 
 use crate::{
     error::{Result, StoreError},
@@ -217,8 +217,8 @@ impl Objects {
         Ok(Decoded { raw, ranges, digests })
     }
 
-    /// The concatenated bases of a delta. They are fetched frame by frame: a frame that holds several is decoded once,
-    /// however small the cache is and however deep the frame lies.
+    /// The concatenated bases of a delta. They are fetched frame by frame: a frame that holds several is
+    /// decoded once, however small the cache is and however deep the frame lies.
     fn bases(
         &self,
         frame: &PackFrame<'_>,

@@ -63,8 +63,9 @@ impl Vfs for OsVfs {
             return Ok(Arc::new(Vec::new()));
         }
         // SAFETY: the bytes behind the map must not change while it is borrowed. Files that are mapped (index
-        // files) are written under a temporary name, synced, renamed and from then on only ever removed, which leaves
-        // a map intact. Whoever truncates one from outside breaks this as they would by deleting the store.
+        // files) are written under a temporary name, synced, renamed and from then on only ever removed,
+        // which leaves a map intact. Whoever truncates one from outside breaks this as they would by deleting
+        // the store.
         let map = unsafe { memmap2::Mmap::map(&file) }?;
         Ok(Arc::new(map))
     }

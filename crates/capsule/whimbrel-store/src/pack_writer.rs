@@ -1,8 +1,8 @@
 //! The one thread of a session that writes packs.
 //!
-//! Frames arrive over a bounded channel and are appended; a full pack is synced by a thread of its own while the next
-//! one fills. A flush waits for all syncs, makes the directory durable, then publishes one index over the
-//! packs since the last flush: what a flush acknowledged is findable and survives a power failure.
+//! Frames arrive over a bounded channel and are appended; a full pack is synced by a thread of its own while
+//! the next one fills. A flush waits for all syncs, makes the directory durable, then publishes one index
+//! over the packs since the last flush: what a flush acknowledged is findable and survives a power failure.
 
 use crate::{
     error::{Result, StoreError},
@@ -58,7 +58,8 @@ struct Appender {
     publishing: bool,
 }
 
-/// Starts the thread for the session of `lease`. It ends when the sender is dropped; what was not flushed is lost.
+/// Starts the thread for the session of `lease`. It ends when the sender is dropped; what was not flushed is
+/// lost.
 pub(crate) fn start(inner: Arc<Inner>, lease: u64) -> (SyncSender<Message>, JoinHandle<()>) {
     let (sender, receiver) = sync_channel(QUEUE);
     let (syncing, packs, entries) = Default::default();
@@ -139,9 +140,9 @@ impl Appender {
         Ok(())
     }
 
-    /// Removes packs that no index will ever name, so that a session that filled the disk gives the space back. If
-    /// publishing was tried that is not certain (a failed sync of the directory may still have published the index), so
-    /// they stay for the next collection to look at.
+    /// Removes packs that no index will ever name, so that a session that filled the disk gives the space
+    /// back. If publishing was tried that is not certain (a failed sync of the directory may still have
+    /// published the index), so they stay for the next collection to look at.
     fn abandon(mut self) {
         let open = self.open.take().map(|open| open.id);
         self.syncing.drain(..).for_each(|syncing| drop(syncing.join()));

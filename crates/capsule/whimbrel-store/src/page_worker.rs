@@ -1,8 +1,9 @@
 //! What happens to a batch of pages: zero test, digest, dedup, grouping, compression.
 //!
-//! Workers share nothing but the session's set of claimed keys: the first to claim a key stores the object, everybody
-//! else counts on it, which is sound because nothing is acknowledged before the whole session was flushed. Pages of an
-//! image that is written over an older one are gathered with their older versions, to be framed together later.
+//! Workers share nothing but the session's set of claimed keys: the first to claim a key stores the object,
+//! everybody else counts on it, which is sound because nothing is acknowledged before the whole session was
+//! flushed. Pages of an image that is written over an older one are gathered with their older versions, to be
+//! framed together later.
 
 use crate::{
     changed_pages::{self, ChangedPage, OldPage, PendingPages},
@@ -259,7 +260,8 @@ pub(crate) fn run(
     }
 }
 
-/// Digests of the pages of a batch, none for zeros, and the changed pages of the session if they should be framed now.
+/// Digests of the pages of a batch, none for zeros, and the changed pages of the session if they should be
+/// framed now.
 type Stored = (Vec<Option<Digest>>, changed_pages::UnpackedPages);
 
 fn store_batch(session: &WriteContext, framer: &mut Framer, batch: &PageBatch) -> Result<Stored> {
@@ -341,8 +343,8 @@ impl OldPages<'_> {
     }
 }
 
-/// The object as the base of a delta; none when it is too deep or in a condemned pack, or damaged, which must not stop a new
-/// checkpoint.
+/// The object as the base of a delta; none when it is too deep or in a condemned pack, or damaged, which must
+/// not stop a new checkpoint.
 pub(crate) fn usable_base(session: &WriteContext, digest: &Digest, kind: Kind) -> Result<Option<Object>> {
     let usable = |old: &Object| {
         let place = &old.location.place;

@@ -1,8 +1,9 @@
 //! Capsules that are not whole here: the rest of them lies on other hosts.
 //!
-//! An empty file `partial/ID` says of a capsule that objects may be missing. It is published before the first ref that
-//! names the capsule and removed when all of it is here. Collection keeps of such a capsule what there is, verification
-//! does not call it broken, a capsule written on top of one of its images is partial too.
+//! An empty file `partial/ID` says of a capsule that objects may be missing. It is published before the first
+//! ref that names the capsule and removed when all of it is here. Collection keeps of such a capsule what
+//! there is, verification does not call it broken, a capsule written on top of one of its images is partial
+//! too.
 
 use crate::{
     error::{Result, StoreError},
@@ -17,8 +18,8 @@ use std::collections::BTreeSet;
 use whimbrel_core::{CapsuleId, Digest, RefName};
 
 impl Store {
-    /// Names a capsule of which the manifest is here, and the rest as far as it came. Objects kept before are durable
-    /// when this returns.
+    /// Names a capsule of which the manifest is here, and the rest as far as it came. Objects kept before are
+    /// durable when this returns.
     pub fn adopt_partial(&self, id: &CapsuleId, refs: &[RefName]) -> Result<()> {
         self.shadow_writer().flush()?;
         let _gate = gate(&*self.inner.files, LockMode::Shared)?;
@@ -27,8 +28,8 @@ impl Store {
         refs.iter().try_for_each(|name| self.write_ref(name, id, Expected::Anything))
     }
 
-    /// Says of a capsule that is about to come that it is not whole here, so that its manifest is never taken for one of a
-    /// whole capsule, however the coming ends.
+    /// Says of a capsule that is about to come that it is not whole here, so that its manifest is never taken
+    /// for one of a whole capsule, however the coming ends.
     pub fn expect_partial(&self, id: &CapsuleId) -> Result<()> {
         let _gate = gate(&*self.inner.files, LockMode::Shared)?;
         if self.is_partial(id)? { Ok(()) } else { self.mark_partial(id) }
@@ -46,8 +47,8 @@ impl Store {
         }
     }
 
-    /// Whether a ref names a capsule that is whole: known without looking at it, for a ref names only whole capsules and
-    /// partial ones. Of one without a ref, parts may be collected already.
+    /// Whether a ref names a capsule that is whole: known without looking at it, for a ref names only whole
+    /// capsules and partial ones. Of one without a ref, parts may be collected already.
     pub fn is_named_whole(&self, id: &CapsuleId) -> Result<bool> {
         Ok(!self.is_partial(id)? && self.list_refs()?.values().any(|named| named == id))
     }

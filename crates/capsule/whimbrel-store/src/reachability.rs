@@ -1,4 +1,5 @@
-//! What a capsule consists of, and whether all of it is here (by the index; contents are `verify`'s business).
+//! What a capsule consists of, and whether all of it is here (by the index; contents are `verify`'s
+//! business).
 
 use crate::{
     error::{Result, StoreError},
@@ -27,8 +28,9 @@ pub(crate) fn check_capsule(store: &Store, id: &CapsuleId) -> Result<()> {
     Ok(())
 }
 
-/// The same for a capsule that has just come, looking only at what no whole capsule that a ref names has in the same place: a
-/// version costs what it changed and not what it holds. The caller holds the gate, so those capsules stay.
+/// The same for a capsule that has just come, looking only at what no whole capsule that a ref names has in
+/// the same place: a version costs what it changed and not what it holds. The caller holds the gate, so those
+/// capsules stay.
 pub(crate) fn check_later(store: &Store, id: &CapsuleId) -> Result<()> {
     let not_whole = |source| StoreError::NotWhole { source: Box::new(source) };
     let manifest = store.manifest(id)?;

@@ -1,8 +1,8 @@
 //! Refs: names of capsules, the only thing in a store that changes, and what each named before.
 //!
-//! One small file each, replaced whole under a lock that all processes share, so a reader sees the old or the new one.
-//! The history of a ref lies in its own file: both change together, at no cost of their own, and go together. It
-//! names capsules and keeps none of them.
+//! One small file each, replaced whole under a lock that all processes share, so a reader sees the old or the
+//! new one. The history of a ref lies in its own file: both change together, at no cost of their own, and go
+//! together. It names capsules and keeps none of them.
 
 use crate::{
     error::{Result, StoreError},

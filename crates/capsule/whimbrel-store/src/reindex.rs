@@ -1,7 +1,7 @@
 //! Making the index of packs again that no index covers: left by a crash, or their index was lost or damaged.
 //!
-//! Frames carry no digests, so they are decoded and hashed. Bytes that are no frame (a torn tail, damage) are skipped to
-//! the next frame that checks. Packs of living sessions are left alone: they are being written.
+//! Frames carry no digests, so they are decoded and hashed. Bytes that are no frame (a torn tail, damage) are
+//! skipped to the next frame that checks. Packs of living sessions are left alone: they are being written.
 
 use crate::{
     error::{Result, StoreError},

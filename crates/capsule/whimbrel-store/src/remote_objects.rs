@@ -1,9 +1,9 @@
 //! Objects that this store lacks and others have.
 //!
-//! A capsule may be *partial* here (see `partial`): its manifest lies here, of its images only what was needed so far.
-//! Whoever reads such an image through [`crate::StoredImage`] gets what is missing from the one [`RemoteObjects`] that the
-//! store was given, and what came is kept for everybody (see `shadow`). Collection, verification and export never ask
-//! elsewhere: they look at what is here.
+//! A capsule may be *partial* here (see `partial`): its manifest lies here, of its images only what was
+//! needed so far. Whoever reads such an image through [`crate::StoredImage`] gets what is missing from the
+//! one [`RemoteObjects`] that the store was given, and what came is kept for everybody (see `shadow`).
+//! Collection, verification and export never ask elsewhere: they look at what is here.
 //!
 //! Everything that comes is compared with the digest it was asked by before it is kept or handed on.
 
@@ -30,9 +30,9 @@ pub struct ObjectWant {
 
 /// Pages of one extent that are wanted.
 ///
-/// A holder that knows the leaf can be asked by leaf and slots, which is short. It may not know the leaf: a capsule
-/// written here over a partial one has leaves of its own, whose other pages lie with the holders of the older one. Then
-/// the digests say what is wanted.
+/// A holder that knows the leaf can be asked by leaf and slots, which is short. It may not know the leaf: a
+/// capsule written here over a partial one has leaves of its own, whose other pages lie with the holders of
+/// the older one. Then the digests say what is wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageWant {
     /// The tree node that lists them.

@@ -27,8 +27,8 @@ pub struct Options {
     pub level: i32,
     /// zstd level of deltas; they are few, so it may be higher.
     pub delta_level: i32,
-    /// Pages of one image written against a base that are tried as deltas; more are stored plain, at full speed. Those
-    /// tried are held in memory with their older versions for a while, a few thousand at a time.
+    /// Pages of one image written against a base that are tried as deltas; more are stored plain, at full
+    /// speed. Those tried are held in memory with their older versions for a while, a few thousand at a time.
     pub delta_pages: u64,
     /// Threads that digest and compress for one writer.
     pub workers: usize,
@@ -149,8 +149,8 @@ impl Store {
         self.inner.objects.digest_of(*key)
     }
 
-    /// Keeps a capsule whole, whatever happens to its refs, for as long as the pin lives: for a machine that reads
-    /// its pages lazily.
+    /// Keeps a capsule whole, whatever happens to its refs, for as long as the pin lives: for a machine that
+    /// reads its pages lazily.
     pub fn pin(&self, id: &CapsuleId) -> Result<Pin> {
         let inner = &self.inner;
         let _gate = gate(&*inner.files, LockMode::Shared)?;

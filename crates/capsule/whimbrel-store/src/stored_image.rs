@@ -1,7 +1,7 @@
 //! Reading an image: random access to pages, presence, restoring whole.
 //!
-//! Opening reads nothing. Nodes and frames are loaded when first needed and kept in the store's caches; any number of
-//! threads may read at once.
+//! Opening reads nothing. Nodes and frames are loaded when first needed and kept in the store's caches; any
+//! number of threads may read at once.
 
 use crate::{
     error::{Result, StoreError},
@@ -44,7 +44,8 @@ impl std::fmt::Debug for StoredImage {
 }
 
 impl Store {
-    /// The image of `pages` pages with this root. Costs nothing; a root that is not here fails the first read.
+    /// The image of `pages` pages with this root. Costs nothing; a root that is not here fails the first
+    /// read.
     pub fn image(&self, root: Option<Digest>, pages: u64) -> StoredImage {
         StoredImage { inner: self.inner.clone(), root, pages, elsewhere: false, similar: None }
     }
@@ -61,8 +62,8 @@ impl StoredImage {
         self.root
     }
 
-    /// The same image; what is missing of it here is fetched from elsewhere, as difference to the image `similar` of the
-    /// same length where that is here.
+    /// The same image; what is missing of it here is fetched from elsewhere, as difference to the image
+    /// `similar` of the same length where that is here.
     pub fn or_elsewhere(self, similar: Option<Digest>) -> Self {
         Self { elsewhere: true, similar: similar.filter(|root| Some(*root) != self.root), ..self }
     }
@@ -106,7 +107,8 @@ impl StoredImage {
         fetch_pages(&self.inner, &missing)
     }
 
-    /// Fetches what is missing here of `pages`: first the nodes that list them, then the pages, in large requests.
+    /// Fetches what is missing here of `pages`: first the nodes that list them, then the pages, in large
+    /// requests.
     pub fn fetch(&self, pages: &PageSet) -> Result<()> {
         self.fetch_leaves(pages)?;
         self.fetch_runs(pages.runs())
@@ -147,7 +149,8 @@ impl StoredImage {
         Ok(set)
     }
 
-    /// How many pages are known to be missing here, and whether there may be more under nodes that are missing.
+    /// How many pages are known to be missing here, and whether there may be more under nodes that are
+    /// missing.
     pub fn missing(&self) -> Result<(u64, bool)> {
         let (here, mut pages, mut more) = (LocalNodes(&self.inner), 0, false);
         tree::walk(&here, self.root, self.pages, &mut |visit| match visit {
@@ -171,7 +174,8 @@ impl StoredImage {
         }
     }
 
-    /// Reads the pages of `run` into `out`, which is `run.bytes()` long. Every page was checked against its digest.
+    /// Reads the pages of `run` into `out`, which is `run.bytes()` long. Every page was checked against its
+    /// digest.
     pub fn read(&self, run: PageRun, out: &mut [u8]) -> Result<()> {
         self.check(run)?;
         assert_eq!(out.len(), run.bytes(), "a buffer of the length of the run");
@@ -237,8 +241,8 @@ impl StoredImage {
         Ok(set)
     }
 
-    /// The pages around `page` that lie in the same frame, so that they come almost for free with it. Zero pages between
-    /// them are included. A page that is zero or not found stands alone.
+    /// The pages around `page` that lie in the same frame, so that they come almost for free with it. Zero
+    /// pages between them are included. A page that is zero or not found stands alone.
     pub fn preferred_run(&self, page: u64) -> Result<PageRun> {
         self.check(PageRun::new(page, 1))?;
         let (extent, slot) = (page / EXTENT, (page % EXTENT) as usize);
@@ -268,8 +272,8 @@ impl StoredImage {
         PageRun::new(start, pages.min(self.pages - start).min(EXTENT - start % EXTENT))
     }
 
-    /// Hands every page that is not zero to `receive`, in runs within an extent, from `threads` threads at once.
-    /// `receive` gets each page once, in no order.
+    /// Hands every page that is not zero to `receive`, in runs within an extent, from `threads` threads at
+    /// once. `receive` gets each page once, in no order.
     pub fn restore<E>(
         &self,
         threads: usize,

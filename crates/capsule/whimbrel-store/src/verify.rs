@@ -68,8 +68,8 @@ impl Report {
 const MAX_LISTED: usize = 100;
 
 impl Store {
-    /// Reads every frame, computes every digest and looks whether every capsule is whole. `progress` is told the bytes
-    /// read and the bytes there are.
+    /// Reads every frame, computes every digest and looks whether every capsule is whole. `progress` is told
+    /// the bytes read and the bytes there are.
     pub fn verify(&self, mut progress: impl FnMut(u64, u64)) -> Result<Report> {
         let catalog = &self.inner.objects.catalog;
         catalog.refresh()?;
@@ -116,7 +116,8 @@ impl Store {
     }
 
     fn verify_capsules(&self, good: &HashSet<ShortDigest>, report: &mut Report) -> Result<()> {
-        // A manifest that is damaged is in the list of damage, and if a ref names it also in that of the broken.
+        // A manifest that is damaged is in the list of damage, and if a ref names it also in that of the
+        // broken.
         let mut ids: HashSet<CapsuleId> = self.manifest_ids()?.into_iter().collect();
         match self.list_refs() {
             Ok(refs) => ids.extend(refs.into_values()),

@@ -1,7 +1,8 @@
 //! Every file operation of the store, so that a disk that loses power can be put in its place.
 //!
-//! Paths are relative to the store's directory and use `/`. What durability means here: appended bytes survive a
-//! power failure after [`Append::sync`], a created, renamed or removed name after [`Vfs::sync_dir`] of its directory.
+//! Paths are relative to the store's directory and use `/`. What durability means here: appended bytes
+//! survive a power failure after [`Append::sync`], a created, renamed or removed name after [`Vfs::sync_dir`]
+//! of its directory.
 
 use std::{io, sync::Arc};
 

@@ -1,13 +1,15 @@
 //! How an array of bytes is cut into pages: segments, each with the phase at which its pages begin.
 //!
-//! A disk has *disk bytes* `0..size`, as its guest sees them. The *cut array* is what is digested and kept: pages in the order of
-//! the disk, in which every disk byte lies exactly once, in order. A page that a border crosses is two cut pages, each with its own
-//! bytes at the offset they have in a page and zeros (padding) around them. So inside a segment the two arrays differ by a constant,
-//! and a range of any length is one piece for each segment that it touches.
+//! A disk has *disk bytes* `0..size`, as its guest sees them. The *cut array* is what is digested and kept:
+//! pages in the order of the disk, in which every disk byte lies exactly once, in order. A page that a border
+//! crosses is two cut pages, each with its own bytes at the offset they have in a page and zeros (padding)
+//! around them. So inside a segment the two arrays differ by a constant, and a range of any length is one
+//! piece for each segment that it touches.
 //!
-//! A [`PageAlignment`] that exists is valid: it covers the array without gaps, starts and phases are whole sectors, every cut page
-//! holds at least one disk byte, and neighbours differ in phase, so one way of cutting has one description. What it does not do is choose the
-//! borders (see `layout`), or read anything. Making one fails on input that is out of these bounds.
+//! A [`PageAlignment`] that exists is valid: it covers the array without gaps, starts and phases are whole
+//! sectors, every cut page holds at least one disk byte, and neighbours differ in phase, so one way of
+//! cutting has one description. What it does not do is choose the borders (see `layout`), or read anything.
+//! Making one fails on input that is out of these bounds.
 
 use crate::{PAGE, SECTOR};
 use std::{fmt, ops::Range};
@@ -132,8 +134,8 @@ impl PageAlignment {
     /// An array of `size` bytes, cut at `borders`.
     ///
     /// # Errors
-    /// If the first border is not at byte 0, or they do not ascend, are not on sectors, lie past the end, or a neighbour
-    /// repeats a phase.
+    /// If the first border is not at byte 0, or they do not ascend, are not on sectors, lie past the end, or
+    /// a neighbour repeats a phase.
     pub fn new(
         size: u64,
         borders: impl IntoIterator<Item = AlignmentChange>,
@@ -198,7 +200,8 @@ impl PageAlignment {
         Some(segment.data().start + (offset - segment.start))
     }
 
-    /// The disk bytes that cut page `page` holds: never none of them for a page of the array, and at most 4096.
+    /// The disk bytes that cut page `page` holds: never none of them for a page of the array, and at most
+    /// 4096.
     pub fn bytes_of(&self, page: u64) -> Option<Range<u64>> {
         if page >= self.page_count() {
             return None;

@@ -1,7 +1,8 @@
 //! Reading a disk that cannot be trusted: in whole sectors, inside its bounds, and only so many of them.
 //!
-//! A read that is not answered (past the end, refused by the disk, over the limit) is `None`, which every parser takes for
-//! "nothing is here". Only the latter two leave the picture incomplete, and the reader remembers that.
+//! A read that is not answered (past the end, refused by the disk, over the limit) is `None`, which every
+//! parser takes for "nothing is here". Only the latter two leave the picture incomplete, and the reader
+//! remembers that.
 
 use crate::SECTOR;
 use std::{fs::File, io, os::unix::fs::FileExt};

@@ -1,7 +1,7 @@
 //! The bytes of [`PageAlignment`], and their text in a manifest. Layout: docs/formats/image.md.
 //!
-//! Canonical: numbers have one spelling, and nothing may follow the last segment; what decodes encodes to the same bytes. Decoding
-//! allocates only what [`PageAlignment`] allows, whatever the bytes say.
+//! Canonical: numbers have one spelling, and nothing may follow the last segment; what decodes encodes to the
+//! same bytes. Decoding allocates only what [`PageAlignment`] allows, whatever the bytes say.
 
 use crate::{AlignmentChange, AlignmentError, PageAlignment, SECTOR};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -68,7 +68,8 @@ impl PageAlignment {
                 return Err(AlignmentFormatError::Cuts { source: AlignmentError::Segments });
             }
             let number = take_number(&mut rest)?;
-            // Below 2^61 sectors each, and past the first sum that is too large `Cuts::new` would refuse anyway.
+            // Below 2^61 sectors each, and past the first sum that is too large `Cuts::new` would refuse
+            // anyway.
             start = (number / PHASES).checked_mul(SECTOR).and_then(|delta| start.checked_add(delta)).ok_or(
                 AlignmentFormatError::Cuts { source: AlignmentError::Border { start: u64::MAX, phase: 0 } },
             )?;

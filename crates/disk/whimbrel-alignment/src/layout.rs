@@ -1,7 +1,8 @@
 //! What is where on a disk, and the cuts that follow from it.
 //!
-//! [`inspect`] cannot fail: what cannot be read or believed is not there. It reads at most [`MAX_SECTORS`](crate::MAX_SECTORS)
-//! sectors and gives at most [`MAX_REGIONS`] regions, sorted, apart from each other and inside the disk.
+//! [`inspect`] cannot fail: what cannot be read or believed is not there. It reads at most
+//! [`MAX_SECTORS`](crate::MAX_SECTORS) sectors and gives at most [`MAX_REGIONS`] regions, sorted, apart from
+//! each other and inside the disk.
 
 use crate::{
     AlignmentChange, AlignmentError, FileSystem, PAGE, PageAlignment, ReadAt, RegionKind,

@@ -1,11 +1,11 @@
 //! Where file pages lie on a disk, and how its bytes are cut into pages so that equal files give equal pages.
 //!
-//! [`inspect`] reads partition tables and superblocks and says for each region at which offset modulo 4096 file pages lie;
-//! [`PageAlignment`] is what an image keeps of that: how an array of bytes is cut into pages, both ways. Nothing here opens a file
-//! or knows a block device; content is read through [`ReadAt`].
+//! [`inspect`] reads partition tables and superblocks and says for each region at which offset modulo 4096
+//! file pages lie; [`PageAlignment`] is what an image keeps of that: how an array of bytes is cut into pages,
+//! both ways. Nothing here opens a file or knows a block device; content is read through [`ReadAt`].
 //!
-//! What is read comes from a guest and may lie. A lie can only make cuts at places where no file lies, which costs savings:
-//! [`PageAlignment`] checks itself and loses no byte wherever they are.
+//! What is read comes from a guest and may lie. A lie can only make cuts at places where no file lies, which
+//! costs savings: [`PageAlignment`] checks itself and loses no byte wherever they are.
 
 mod alignment;
 mod bounded_reader;

@@ -1,7 +1,9 @@
-//! Page sets across cuts: a page of one array is in the set if it shares a byte with a page that is in the other's.
+//! Page sets across cuts: a page of one array is in the set if it shares a byte with a page that is in the
+//! other's.
 //!
-//! Translation only widens: going there and back gives a superset. That is right for dirty and populated pages, where one too
-//! many costs a look and one too few would lose a write; it is wrong for "these pages are present".
+//! Translation only widens: going there and back gives a superset. That is right for dirty and populated
+//! pages, where one too many costs a look and one too few would lose a write; it is wrong for "these pages
+//! are present".
 
 use crate::{PAGE, PageAlignment};
 use whimbrel_core::{PageRun, PageSet};

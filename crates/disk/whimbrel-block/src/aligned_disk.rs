@@ -1,8 +1,9 @@
 //! A disk as its cut pages, and cut pages as the disk they were: the two directions of [`PageAlignment`].
 //!
-//! [`AlignedDisk`] shows a disk as the array that is digested and kept, [`RawDisk`] shows such an array as the disk again. A range of any
-//! length is one call of the device below for each segment that it touches, never one for each page. Padding reads as zeros; it is a
-//! hole of the recut disk, and no byte of an uncut one. Neither keeps anything: they fail as what is below fails.
+//! [`AlignedDisk`] shows a disk as the array that is digested and kept, [`RawDisk`] shows such an array as
+//! the disk again. A range of any length is one call of the device below for each segment that it touches,
+//! never one for each page. Padding reads as zeros; it is a hole of the recut disk, and no byte of an uncut
+//! one. Neither keeps anything: they fail as what is below fails.
 
 use crate::{BlockError, Device, Extent, ExtentKind, device::push_extent};
 use std::{io, sync::Arc};

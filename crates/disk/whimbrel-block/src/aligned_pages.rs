@@ -1,8 +1,9 @@
-//! A disk as its cut pages: how the capture engine sees a disk whose image has cuts. [`AlignedPageView`] is for one of several who
-//! follow a disk, [`AlignedPages`] an array of its own.
+//! A disk as its cut pages: how the capture engine sees a disk whose image has cuts. [`AlignedPageView`] is
+//! for one of several who follow a disk, [`AlignedPages`] an array of its own.
 //!
-//! Writes are tracked by pages of the disk, so a written file page that lies across two of them makes up to three cut pages
-//! dirty. The contract of a dirty set allows that, and pages that turn out unchanged are not sent.
+//! Writes are tracked by pages of the disk, so a written file page that lies across two of them makes up to
+//! three cut pages dirty. The contract of a dirty set allows that, and pages that turn out unchanged are not
+//! sent.
 
 use crate::{AlignedDisk, AlignmentMismatch, Device, DiskPages, TrackedDevice};
 use std::sync::Arc;

@@ -1,10 +1,11 @@
 //! A set of pages that many threads add to while one takes it away whole.
 //!
-//! Two levels: one bit a page, and above it one bit for each word of 64 pages, so that taking the set of a nearly
-//! idle terabyte reads a few kilobytes. A page is added below first, then above; the taker swaps above first, then
-//! below. So an addition that returned before the take began is taken, and one that overlaps it is taken now or
-//! stays with its upper bit set for the next take: none is lost. (If the adder still saw the upper bit, the taker had not
-//! swapped it, so its later swap of the word finds the page. This needs the single order of `SeqCst`.)
+//! Two levels: one bit a page, and above it one bit for each word of 64 pages, so that taking the set of a
+//! nearly idle terabyte reads a few kilobytes. A page is added below first, then above; the taker swaps above
+//! first, then below. So an addition that returned before the take began is taken, and one that overlaps it
+//! is taken now or stays with its upper bit set for the next take: none is lost. (If the adder still saw the
+//! upper bit, the taker had not swapped it, so its later swap of the word finds the page. This needs the
+//! single order of `SeqCst`.)
 
 use crate::bitmap;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -27,8 +28,8 @@ impl AtomicPageSet {
 
     /// Adds the pages of `run`.
     pub(crate) fn insert(&self, run: PageRun) {
-        // The upper level is looked at even when the words gained nothing: a taker may have cleared it already
-        // and not yet come to the words.
+        // The upper level is looked at even when the words gained nothing: a taker may have cleared it
+        // already and not yet come to the words.
         if run.len != 0 {
             bitmap::set(&self.words, run, |_| ());
             let (first, last) = (run.start / 64, (run.end() - 1) / 64);

@@ -1,7 +1,8 @@
 //! Bitmaps that many threads set at once: one bit a page, in words of 64.
 //!
 //! Functions over `&[AtomicU64]`, wherever the words live (heap or a mapped file). All accesses are
-//! sequentially consistent: sets of two levels (see `atomic_pages`) need one order for both, and on x86-64 it is free.
+//! sequentially consistent: sets of two levels (see `atomic_pages`) need one order for both, and on x86-64 it
+//! is free.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use whimbrel_core::{PageRun, PageSet};

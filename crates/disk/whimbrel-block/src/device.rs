@@ -4,9 +4,9 @@ use std::io;
 
 /// A block device: bytes at offsets, shared by any number of threads.
 ///
-/// Ranges are checked by the callers at the edge (`whimbrel-nbd`); a device given a range past its end answers
-/// [`BlockError::OutOfRange`] and changes nothing. A write is visible to every read that starts after it
-/// returned, and durable when a later `flush` returned.
+/// Ranges are checked by the callers at the edge (`whimbrel-nbd`); a device given a range past its end
+/// answers [`BlockError::OutOfRange`] and changes nothing. A write is visible to every read that starts after
+/// it returned, and durable when a later `flush` returned.
 pub trait Device: Send + Sync {
     /// Size in bytes.
     fn size(&self) -> u64;
@@ -19,8 +19,9 @@ pub trait Device: Send + Sync {
     /// Fills `out` from `offset`.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BlockError>;
 
-    /// Fills `out` from `offset` if that needs no waiting at all; `false` says it would, and leaves `out` as it
-    /// may. A server answers such reads where they were received and gives the others a thread of their own.
+    /// Fills `out` from `offset` if that needs no waiting at all; `false` says it would, and leaves `out` as
+    /// it may. A server answers such reads where they were received and gives the others a thread of their
+    /// own.
     fn try_read_at(&self, offset: u64, out: &mut [u8]) -> Result<bool, BlockError> {
         if self.may_wait(offset, out.len() as u64) {
             return Ok(false);
@@ -48,8 +49,8 @@ pub trait Device: Send + Sync {
         Ok(vec![Extent { len, kind: ExtentKind::Data }])
     }
 
-    /// Whether reading or writing the range may wait for something slow (a network). Such requests are given a
-    /// thread of their own; the others are answered where they were received.
+    /// Whether reading or writing the range may wait for something slow (a network). Such requests are given
+    /// a thread of their own; the others are answered where they were received.
     fn may_wait(&self, offset: u64, len: u64) -> bool {
         let _ = (offset, len);
         false

@@ -1,6 +1,7 @@
 //! A layer that fails on purpose, to prove that the layers above survive it.
 //!
-//! Failures are counted, not random: the plan names the n-th write or flush, so a test that fails fails again.
+//! Failures are counted, not random: the plan names the n-th write or flush, so a test that fails fails
+//! again.
 
 use crate::{BlockError, Device, Extent};
 use std::io;

@@ -1,9 +1,10 @@
 //! A raw image file or block device.
 //!
-//! The size is the file's length rounded up to whole pages; bytes past the end of the file read as zeros and come
-//! into being when they are written. Invariant: a write is acknowledged when the kernel has it (it survives this
-//! process), a flush when `fdatasync` returned (it survives the power). Holes are never guessed: they are what
-//! `SEEK_DATA` and `SEEK_HOLE` say. After a failed write or sync the device is latched.
+//! The size is the file's length rounded up to whole pages; bytes past the end of the file read as zeros and
+//! come into being when they are written. Invariant: a write is acknowledged when the kernel has it (it
+//! survives this process), a flush when `fdatasync` returned (it survives the power). Holes are never
+//! guessed: they are what `SEEK_DATA` and `SEEK_HOLE` say. After a failed write or sync the device is
+//! latched.
 
 use crate::device::push_extent;
 use crate::{BlockError, Device, Extent, ExtentKind, group_commit::GroupCommit, latch::Latch};

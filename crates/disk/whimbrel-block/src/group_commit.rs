@@ -1,8 +1,8 @@
 //! Group commit: flushes that arrive while one is running share the next one.
 //!
-//! A flush covers what was written before it *began*, so a caller that arrives while a round is under way waits for
-//! the round after it. However many callers wait, at most two rounds separate a call from its answer. A caller
-//! that finds everything written already synced returns at once.
+//! A flush covers what was written before it *began*, so a caller that arrives while a round is under way
+//! waits for the round after it. However many callers wait, at most two rounds separate a call from its
+//! answer. A caller that finds everything written already synced returns at once.
 
 use crate::{BlockError, latch::Latch};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};

@@ -2,8 +2,8 @@
 //!
 //! A kernel that reported a failed sync has marked the lost pages clean: the next sync would succeed and say
 //! nothing. So the first failure is remembered for the life of the device, and every later write or flush is
-//! refused with it. Reads go on. A file system that is merely full is no such failure for a *write*: nothing that was
-//! acknowledged is lost, and a machine paused for lack of space goes on once there is some.
+//! refused with it. Reads go on. A file system that is merely full is no such failure for a *write*: nothing
+//! that was acknowledged is lost, and a machine paused for lack of space goes on once there is some.
 
 use crate::BlockError;
 use rustix::io::Errno;

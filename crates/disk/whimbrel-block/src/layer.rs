@@ -1,7 +1,8 @@
-//! What a layer passes on that only minds writes: size, reads, flushes and extents are those of the device below.
+//! What a layer passes on that only minds writes: size, reads, flushes and extents are those of the device
+//! below.
 //!
-//! A macro, since a trait with these as defaults would have to be a [`Device`](crate::Device) itself, and every device would have
-//! to say what lies below it.
+//! A macro, since a trait with these as defaults would have to be a [`Device`](crate::Device) itself, and
+//! every device would have to say what lies below it.
 
 /// The methods of `Device` that the device in field `$below` answers alone.
 macro_rules! all_but_writes {

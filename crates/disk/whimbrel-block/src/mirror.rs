@@ -1,19 +1,23 @@
-//! Writing to a device and to its copy elsewhere: which pages of the copy are as here, and what has to wait for what.
+//! Writing to a device and to its copy elsewhere: which pages of the copy are as here, and what has to wait
+//! for what.
 //!
-//! Three parties meet here. Writers change the device ([`Mirrored`](crate::Mirrored)). Whoever copies it round after round says which pages a
-//! round has ([`Mirror::collected`]), that it is about to read some ([`Mirror::about_to_read`]) and that they have arrived
-//! ([`Mirror::arrived`]). Whoever carries written pages takes them ([`Mirror::take`]) and says the same of them.
+//! Three parties meet here. Writers change the device ([`Mirrored`](crate::Mirrored)). Whoever copies it
+//! round after round says which pages a round has ([`Mirror::collected`]), that it is about to read some
+//! ([`Mirror::about_to_read`]) and that they have arrived ([`Mirror::arrived`]). Whoever carries written
+//! pages takes them ([`Mirror::take`]) and says the same of them.
 //!
-//! A page is in one of three states. *Waiting*: the copy has an old version, and a round will read the page; a write stays here alone.
-//! *Flying*: a version is under way, or is being written; whoever has a newer one waits, so two versions of a page never travel at
-//! once and their order needs no numbers. Neither: the copy has the page, and a write is carried there.
+//! A page is in one of three states. *Waiting*: the copy has an old version, and a round will read the page;
+//! a write stays here alone. *Flying*: a version is under way, or is being written; whoever has a newer one
+//! waits, so two versions of a page never travel at once and their order needs no numbers. Neither: the copy
+//! has the page, and a write is carried there.
 //!
-//! So from the first [`Mirror::collected`] after [`Mirror::arm`] on, a page that a round has delivered stays delivered. What a round
-//! leaves is what was being written in the very moment when it was read, and ranges that were zeroed.
+//! So from the first [`Mirror::collected`] after [`Mirror::arm`] on, a page that a round has delivered stays
+//! delivered. What a round leaves is what was being written in the very moment when it was read, and ranges
+//! that were zeroed.
 //!
-//! A write returns when it is done here and set aside for the way, of which there are at most so many bytes. Invariants: a page that
-//! was written and is neither carried nor read later is in `missed`; a writer is failed by nothing that happens elsewhere:
-//! once [`Mirror::end`] was called all of them go on, here alone.
+//! A write returns when it is done here and set aside for the way, of which there are at most so many bytes.
+//! Invariants: a page that was written and is neither carried nor read later is in `missed`; a writer is
+//! failed by nothing that happens elsewhere: once [`Mirror::end`] was called all of them go on, here alone.
 
 use crate::BlockError;
 use std::{
@@ -100,8 +104,9 @@ impl Mirror {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From the next [`Mirror::collected`] on writes are carried, of which at most `bound` bytes are under way, and one piece more. All
-    /// that was written before this call must be known to whoever copies, or come to be known by its next look.
+    /// From the next [`Mirror::collected`] on writes are carried, of which at most `bound` bytes are under
+    /// way, and one piece more. All that was written before this call must be known to whoever copies, or
+    /// come to be known by its next look.
     pub fn arm(&self, bound: u64) {
         let mut state = self.state();
         if state.mode == Mode::Off {
@@ -127,8 +132,8 @@ impl Mirror {
         self.state().cost
     }
 
-    /// A round is about to begin with `left`, which is what was found written since the last one. Takes out what was carried, and
-    /// puts in what has to be in it.
+    /// A round is about to begin with `left`, which is what was found written since the last one. Takes out
+    /// what was carried, and puts in what has to be in it.
     pub fn collected(&self, left: &mut PageSet) {
         let mut state = self.state();
         let missed = match state.mode {
@@ -145,7 +150,8 @@ impl Mirror {
         self.changed.notify_all();
     }
 
-    /// Pages of a round are about to be read, for the copy: nothing older of them is under way when this returns.
+    /// Pages of a round are about to be read, for the copy: nothing older of them is under way when this
+    /// returns.
     pub fn about_to_read(&self, run: PageRun) {
         let mut state = self.state();
         while state.mode == Mode::On && overlaps(&state.flying, run) {

@@ -1,7 +1,7 @@
 //! A layer whose writes also go to a copy elsewhere, while there is one that asks for it.
 //!
-//! What zeroes or frees a range is not carried: it may be long, and the next round has it for next to nothing. A mirror comes and goes
-//! between writes, never during one.
+//! What zeroes or frees a range is not carried: it may be long, and the next round has it for next to
+//! nothing. A mirror comes and goes between writes, never during one.
 
 use crate::{BlockError, Device, Mirror, layer::all_but_writes, tracked_device::pages_of};
 use std::sync::{
@@ -24,8 +24,8 @@ impl MirrorLayer {
         Self { inner, mirror: RwLock::new(None), is_mirrored: AtomicBool::new(false) }
     }
 
-    /// Writes that begin from now on go through `mirror`, if there is one; those before have ended when this returns. A mirror that
-    /// was there must have ended.
+    /// Writes that begin from now on go through `mirror`, if there is one; those before have ended when this
+    /// returns. A mirror that was there must have ended.
     pub fn set(&self, mirror: Option<Arc<Mirror>>) {
         let mut held = self.mirror.write().unwrap_or_else(PoisonError::into_inner);
         self.is_mirrored.store(mirror.is_some(), Ordering::Relaxed);

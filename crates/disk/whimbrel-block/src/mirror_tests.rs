@@ -1,4 +1,5 @@
-//! The mirror under threads that write, copy and carry at once: is the copy the device? What does a failure of the carrier leave?
+//! The mirror under threads that write, copy and carry at once: is the copy the device? What does a failure
+//! of the carrier leave?
 
 use super::*;
 use crate::{Device, MemDevice, MirrorLayer, TrackedDevice};
@@ -111,8 +112,9 @@ impl Pair {
     }
 }
 
-/// Copies a device round after round while two threads write to it; the mirror is armed after the first round. What carries writes
-/// fails after `most` messages. Whether the mirror lived, and how many pages the last pause had.
+/// Copies a device round after round while two threads write to it; the mirror is armed after the first
+/// round. What carries writes fails after `most` messages. Whether the mirror lived, and how many pages the
+/// last pause had.
 fn copied(seed: u64, bound: u64, most: u64) -> (bool, u64) {
     let (pair, stop) = (Pair::new(), AtomicBool::new(false));
     let mut left_at_last = 0;

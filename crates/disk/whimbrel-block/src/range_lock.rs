@@ -1,7 +1,7 @@
 //! Locks on ranges of pages, held across I/O on exactly those pages and no others.
 //!
-//! The list of held ranges is short (one entry a request in flight), so it is a plain vector behind a mutex that
-//! is only ever held to look at it.
+//! The list of held ranges is short (one entry a request in flight), so it is a plain vector behind a mutex
+//! that is only ever held to look at it.
 
 use std::{
     ops::Range,

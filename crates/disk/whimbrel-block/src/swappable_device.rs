@@ -1,8 +1,9 @@
 //! A device whose content is chosen later, or exchanged, while clients are connected.
 //!
-//! A QEMU started ahead of time is connected to a `Switch` and learns nothing but its size. A request that starts
-//! after [`SwappableDevice::set`] returned goes to the new device; one that was under way ends on the old one, so exchange
-//! only while the machine is paused or before it ran. No lock is held while a device works.
+//! A QEMU started ahead of time is connected to a `Switch` and learns nothing but its size. A request that
+//! starts after [`SwappableDevice::set`] returned goes to the new device; one that was under way ends on the
+//! old one, so exchange only while the machine is paused or before it ran. No lock is held while a device
+//! works.
 
 use crate::{BlockError, Device, Extent, ExtentKind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -57,7 +58,8 @@ impl SwappableDevice {
         Ok(self.replace(Target::Set(device)))
     }
 
-    /// Refuses requests from now on, also those that wait. Call it before stopping a server whose clients may wait.
+    /// Refuses requests from now on, also those that wait. Call it before stopping a server whose clients may
+    /// wait.
     pub fn close(&self) -> Option<Arc<dyn Device>> {
         self.replace(Target::Closed)
     }

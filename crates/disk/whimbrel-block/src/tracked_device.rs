@@ -1,9 +1,9 @@
 //! A layer that remembers which pages were written.
 //!
-//! A page is marked *after* the write below returned, failed or not. So whoever takes the marks and then reads the
-//! pages sees every write that returned before; a write still under way during that read is marked later and is in
-//! the next set, together with whatever half of it the reader saw. Marking before the write would lose it: the mark could
-//! be taken, the old page read, and the new data land unmarked.
+//! A page is marked *after* the write below returned, failed or not. So whoever takes the marks and then
+//! reads the pages sees every write that returned before; a write still under way during that read is marked
+//! later and is in the next set, together with whatever half of it the reader saw. Marking before the write
+//! would lose it: the mark could be taken, the old page read, and the new data land unmarked.
 
 use crate::{BlockError, Device, atomic_page_set::AtomicPageSet, layer::all_but_writes};
 use std::sync::Arc;

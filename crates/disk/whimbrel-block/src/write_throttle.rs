@@ -1,6 +1,8 @@
-//! A layer that holds writes to a rate, while one is set: for a machine whose disk is copied slower than it writes.
+//! A layer that holds writes to a rate, while one is set: for a machine whose disk is copied slower than it
+//! writes.
 //!
-//! Reads, flushes and what frees blocks pass. A rate that changes is felt at once, also by a write that waits.
+//! Reads, flushes and what frees blocks pass. A rate that changes is felt at once, also by a write that
+//! waits.
 
 use crate::{BlockError, Device, layer::all_but_writes};
 use std::{

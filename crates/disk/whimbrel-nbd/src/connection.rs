@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use whimbrel_block::Device;
 
-/// Kernel buffer of replies: several large reads in flight without a wake-up for each piece. The kernel bounds it.
+/// Kernel buffer of replies: several large reads in flight without a wake-up for each piece. The kernel
+/// bounds it.
 const SEND_BUFFER: usize = 1 << 20;
 
 /// Why a connection ended badly.

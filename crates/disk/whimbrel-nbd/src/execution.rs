@@ -1,7 +1,8 @@
 //! Carries out checked requests on the device and writes the replies.
 //!
-//! Reads have two speeds: *now*, where a device that would wait says so and the rest of the read is left for a
-//! worker, and *patient*. With structured replies a read goes out in pieces, so its memory is bounded by a piece.
+//! Reads have two speeds: *now*, where a device that would wait says so and the rest of the read is left for
+//! a worker, and *patient*. With structured replies a read goes out in pieces, so its memory is bounded by a
+//! piece.
 
 use crate::constants::*;
 use crate::handshake::{Agreed, Export};

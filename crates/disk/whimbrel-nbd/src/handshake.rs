@@ -7,8 +7,8 @@
 //!    replies ->                        until EXPORT_NAME or GO is accepted (transmission begins) or ABORT
 //! ```
 //!
-//! A broken option that can be skipped gets an error reply and the handshake goes on; wrong magic, an oversize
-//! option or an unknown name for `EXPORT_NAME` (which has no error reply) ends the connection.
+//! A broken option that can be skipped gets an error reply and the handshake goes on; wrong magic, an
+//! oversize option or an unknown name for `EXPORT_NAME` (which has no error reply) ends the connection.
 
 use crate::constants::*;
 
@@ -143,7 +143,8 @@ impl<'a> Handshake<'a> {
                 Ok(Progress::Used(4))
             }
             Phase::Options { no_zeroes } => {
-                // Magic is judged as soon as it is there: a client that speaks something else must not be waited for.
+                // Magic is judged as soon as it is there: a client that speaks something else must not be
+                // waited for.
                 match fields.u64() {
                     None => return Ok(Progress::More),
                     Some(IHAVEOPT) => {}

@@ -58,8 +58,8 @@ impl<'a> Input<'a> {
         Ok(&self.buffer[self.start..self.start + count])
     }
 
-    /// Passes the next `len` bytes to `each` in pieces. All but the last end where `offset` plus the bytes so far is
-    /// a multiple of a page, so that no piece splits one.
+    /// Passes the next `len` bytes to `each` in pieces. All but the last end where `offset` plus the bytes so
+    /// far is a multiple of a page, so that no piece splits one.
     pub(crate) fn each_piece(
         &mut self,
         offset: u64,

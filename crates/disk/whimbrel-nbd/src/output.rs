@@ -1,4 +1,5 @@
-//! Replies on their way out: a reused buffer that devices read into, and the socket that several threads share.
+//! Replies on their way out: a reused buffer that devices read into, and the socket that several threads
+//! share.
 
 use rustix::{io::retry_on_intr, net::SendFlags};
 use std::io;

@@ -137,7 +137,8 @@ impl Server {
     }
 
     /// Cuts all clients off and returns when the last of their requests has ended: the device is not touched
-    /// afterwards. Does not flush. Close a [`Switch`](whimbrel_block::Switch) first, or its waiting requests are waited for.
+    /// afterwards. Does not flush. Close a [`Switch`](whimbrel_block::Switch) first, or its waiting requests
+    /// are waited for.
     pub fn stop(self) {}
 }
 

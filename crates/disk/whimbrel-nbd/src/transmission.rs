@@ -1,8 +1,9 @@
-//! The transmission phase of one connection: receive many requests with one call, answer at once what need not
-//! wait, hand the rest to workers, send many replies with one call.
+//! The transmission phase of one connection: receive many requests with one call, answer at once what need
+//! not wait, hand the rest to workers, send many replies with one call.
 //!
-//! Replies may overtake each other (the protocol allows it). A flush covers writes that were *answered*, and a write
-//! is answered only after the device has it, so a flush in a worker needs no order with writes in this thread.
+//! Replies may overtake each other (the protocol allows it). A flush covers writes that were *answered*, and
+//! a write is answered only after the device has it, so a flush in a worker needs no order with writes in
+//! this thread.
 
 use crate::constants::CMD_FUA;
 use crate::execution::{Executor, ReadMode, Work};

@@ -1,7 +1,7 @@
 //! Requests of one connection that may wait, and the few threads that wait for them.
 //!
-//! Bounded twice: by requests and by bytes. The receiving thread reserves room before it takes a payload in, so a
-//! client that asks for more than is there waits in its own socket.
+//! Bounded twice: by requests and by bytes. The receiving thread reserves room before it takes a payload in,
+//! so a client that asks for more than is there waits in its own socket.
 
 use crate::execution::Work;
 use crate::request::Request;

@@ -11,7 +11,8 @@ pub const SAMPLE_MAX: usize = 4096;
 /// What the host asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// The host is here; answered by [`crate::Word::Here`]. Whatever was asked for before by whomever is over: who is stunned goes on.
+    /// The host is here; answered by [`crate::Word::Here`]. Whatever was asked for before by whomever is
+    /// over: who is stunned goes on.
     Hello {
         /// The host's name.
         host: String,
@@ -22,7 +23,8 @@ pub enum Command {
     },
     /// Drop what caches hold and disks have too; answered by [`crate::Word::Freed`].
     FreeCaches,
-    /// Hold the processes that write most of these pages; answered by [`crate::Word::Stunned`]. For `lease_ms`, unless [`Command::ExtendStun`] comes.
+    /// Hold the processes that write most of these pages; answered by [`crate::Word::Stunned`]. For
+    /// `lease_ms`, unless [`Command::ExtendStun`] comes.
     Stun {
         /// For how long, if nothing more is heard.
         lease_ms: u32,
@@ -32,7 +34,8 @@ pub enum Command {
         spare: u32,
         /// So many pages were written for each of the sample.
         each: u32,
-        /// Some of the pages that were written in the time of a look, as places in memory; at most [`SAMPLE_MAX`].
+        /// Some of the pages that were written in the time of a look, as places in memory; at most
+        /// [`SAMPLE_MAX`].
         sample: Vec<u32>,
     },
     /// Hold on for so much longer. Not answered.

@@ -1,8 +1,8 @@
 //! Frames, and finding them in a stream that may begin in the middle of one.
 //!
-//! Either end of a port may come and go while the other one writes, and a migration cuts the stream where it pleases. So a
-//! frame begins with four bytes that are looked for and ends with a checksum; what is none is skipped byte by byte. A decoder
-//! keeps at most one frame.
+//! Either end of a port may come and go while the other one writes, and a migration cuts the stream where it
+//! pleases. So a frame begins with four bytes that are looked for and ends with a checksum; what is none is
+//! skipped byte by byte. A decoder keeps at most one frame.
 
 use crate::VERSION;
 

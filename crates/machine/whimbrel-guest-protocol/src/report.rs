@@ -7,7 +7,8 @@ use crate::{
 
 /// Most processes of a list.
 pub const PROCESSES_MAX: usize = 64;
-/// All that a guest of this version can do, for [`Report::Ready`]: bit 0 frees caches, bit 1 stuns, bit 2 announces.
+/// All that a guest of this version can do, for [`Report::Ready`]: bit 0 frees caches, bit 1 stuns, bit 2
+/// announces.
 pub const FEATURES: u32 = 0b111;
 
 /// What the guest says.

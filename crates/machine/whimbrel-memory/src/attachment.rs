@@ -27,7 +27,8 @@ const MAX_BYTES: u64 = 16 << 40;
 /// Which memory of the target.
 #[derive(Debug)]
 pub enum RamTarget {
-    /// What it maps from the file at this path; the whole mapping. The path must lead to the file from here too.
+    /// What it maps from the file at this path; the whole mapping. The path must lead to the file from here
+    /// too.
     Path(PathBuf),
     /// What it maps from this open file, found by device and inode.
     File(File),
@@ -40,9 +41,10 @@ pub enum RamTarget {
 pub enum Mode {
     /// Dirty sets of memory that is all there. Costs some 10 ms a GiB once, for arming.
     Track,
-    /// Dirty sets, and pages that a [`Pager`](crate::Pager) brings when they are touched. Costs nothing a page. A file
-    /// mapped shared is emptied first; one mapped privately is a template that the pager fills for all who map it,
-    /// and the target's descriptors of it are replaced by those of an empty file so that it cannot change it.
+    /// Dirty sets, and pages that a [`Pager`](crate::Pager) brings when they are touched. Costs nothing a
+    /// page. A file mapped shared is emptied first; one mapped privately is a template that the pager fills
+    /// for all who map it, and the target's descriptors of it are replaced by those of an empty file so that
+    /// it cannot change it.
     Lazy,
 }
 
@@ -76,8 +78,8 @@ pub(crate) struct Inner {
 }
 
 impl Attachment {
-    /// Takes over an earlier attachment of the same memory, or makes a new one, with [`Mode::Track`]. Not for lazy memory,
-    /// which a new attachment would empty.
+    /// Takes over an earlier attachment of the same memory, or makes a new one, with [`Mode::Track`]. Not for
+    /// lazy memory, which a new attachment would empty.
     pub fn open(pid: i32, target: RamTarget) -> Result<Self, AttachError> {
         let found = Found::find(pid, target, Mode::Track)?;
         match found.registered()? {
@@ -86,11 +88,11 @@ impl Attachment {
         }
     }
 
-    /// Makes a new attachment: injects a userfaultfd into the target, then registers and arms its memory. With
-    /// [`Mode::Track`], dirty sets hold the pages written from now on.
+    /// Makes a new attachment: injects a userfaultfd into the target, then registers and arms its memory.
+    /// With [`Mode::Track`], dirty sets hold the pages written from now on.
     ///
-    /// When the target is our child, nobody may wait for it (`waitpid`, `Child::try_wait`) during the call: such a wait
-    /// would be told of the stops and could take one for the end.
+    /// When the target is our child, nobody may wait for it (`waitpid`, `Child::try_wait`) during the call:
+    /// such a wait would be told of the stops and could take one for the end.
     pub fn attach(pid: i32, target: RamTarget, mode: Mode) -> Result<Self, AttachError> {
         let found = Found::find(pid, target, mode)?;
         if found.registered()?.is_some() {
@@ -99,9 +101,10 @@ impl Attachment {
         found.attach()
     }
 
-    /// Takes over the attachment that an earlier process of ours made. What its last dirty set held is not known
-    /// here: a caller that cannot tell must treat every page as written. Memory that was attached with [`Mode::Lazy`]
-    /// must be adopted so, and a pager started, even if all its pages had come: zero pages still have to.
+    /// Takes over the attachment that an earlier process of ours made. What its last dirty set held is not
+    /// known here: a caller that cannot tell must treat every page as written. Memory that was attached with
+    /// [`Mode::Lazy`] must be adopted so, and a pager started, even if all its pages had come: zero pages
+    /// still have to.
     pub fn adopt(pid: i32, target: RamTarget, mode: Mode) -> Result<Self, AttachError> {
         let found = Found::find(pid, target, mode)?;
         let uffd = found.registered()?.ok_or(AttachError::NothingToAdopt { pid })?;
@@ -124,8 +127,8 @@ impl Attachment {
         self.inner.page_count()
     }
 
-    /// Ends tracking and lazy pages: pages not here yet read as zeros from then on. The empty descriptor stays in the
-    /// target and is used again by the next [`open`](Self::open).
+    /// Ends tracking and lazy pages: pages not here yet read as zeros from then on. The empty descriptor
+    /// stays in the target and is used again by the next [`open`](Self::open).
     pub fn release(self) -> Result<(), AttachError> {
         let pid = self.pid();
         self.inner.uffd.unregister(self.inner.span).map_err(AttachError::io(pid, "release the memory"))
@@ -191,7 +194,8 @@ impl Found {
         Err(AttachError::Attached { pid })
     }
 
-    /// The target's userfaultfds on which the handshake was made with all that we need. Its own have other features.
+    /// The target's userfaultfds on which the handshake was made with all that we need. Its own have other
+    /// features.
     fn ours(&self) -> Result<Vec<Userfaultfd>, AttachError> {
         let mut found = Vec::new();
         for fd in self.process.userfaultfds()? {
@@ -230,8 +234,8 @@ impl Found {
                 if let Backing::Template(file, _) = &self.backing {
                     template_guard::take_from(&self.process, file)?;
                 }
-                // Emptied before, so that dying after the registration leaves nothing that would pass for filled
-                // pages; and after, because the target may have touched some in between.
+                // Emptied before, so that dying after the registration leaves nothing that would pass for
+                // filled pages; and after, because the target may have touched some in between.
                 self.empty()?;
                 self.register(&uffd)?;
                 self.empty()?;
@@ -271,7 +275,8 @@ impl Found {
     }
 }
 
-/// The mapping of `file` in the target: neighbouring pieces that continue each other in the file count as one.
+/// The mapping of `file` in the target: neighbouring pieces that continue each other in the file count as
+/// one.
 fn mapped(process: &Process, file: File) -> Result<(Span, Backing), AttachError> {
     let pid = process.number();
     let meta = file.metadata().map_err(AttachError::io(pid, "look at the RAM file"))?;
@@ -286,7 +291,8 @@ fn mapped(process: &Process, file: File) -> Result<(Span, Backing), AttachError>
     Ok((span, backing(file, first.offset)))
 }
 
-/// Features agreed in the handshake, from `/proc/PID/fdinfo/FD`: `API:` protocol, features, ioctls, in hexadecimal.
+/// Features agreed in the handshake, from `/proc/PID/fdinfo/FD`: `API:` protocol, features, ioctls, in
+/// hexadecimal.
 fn features(info: &str) -> u32 {
     let api = info.lines().find_map(|line| line.strip_prefix("API:"));
     let field = api.and_then(|api| api.trim().split(':').nth(1));

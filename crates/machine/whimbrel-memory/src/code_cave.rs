@@ -1,8 +1,9 @@
-//! Finds unused executable bytes in a process: the padding between the end of a program's code and the end of its page.
+//! Finds unused executable bytes in a process: the padding between the end of a program's code and the end of
+//! its page.
 //!
-//! ELF maps whole pages, so behind the last byte of an executable segment there is up to a page that no code can ever
-//! reach. It must be all zero to be taken, so a slot used before (whose code a thread might still stand in) is never
-//! taken again.
+//! ELF maps whole pages, so behind the last byte of an executable segment there is up to a page that no code
+//! can ever reach. It must be all zero to be taken, so a slot used before (whose code a thread might still
+//! stand in) is never taken again.
 
 use crate::{
     AttachError,
@@ -39,7 +40,8 @@ fn is_head_of(head: &Mapping, code: &Mapping) -> bool {
     is_file && same && head.offset == 0 && head.readable && head.start <= code.start
 }
 
-/// The address behind the last byte of the executable segment that `code` maps, if its padding lies in `code`.
+/// The address behind the last byte of the executable segment that `code` maps, if its padding lies in
+/// `code`.
 fn code_end(memory: &File, head: u64, code: &Mapping) -> Option<u64> {
     let mut header = [0; HEADER_LEN];
     memory.read_exact_at(&mut header, head).ok()?;

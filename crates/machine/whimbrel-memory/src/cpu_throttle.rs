@@ -1,10 +1,10 @@
 //! Threads of another process that run for a part of the time only.
 //!
-//! Again and again each thread is held by ptrace for a while and left alone for a while; in between nobody traces it. That
-//! works the same for translated and for hardware-run virtual CPUs, needs no cgroup to move threads into, and lets go by
-//! itself: a tracer is a thread of ours, and when that ends, however it does, the kernel detaches and wakes what it held.
-//! The other threads of the process (its main loop, its disks) are not held, but one that needs a lock which a held
-//! thread has waits with it, for at most one hold.
+//! Again and again each thread is held by ptrace for a while and left alone for a while; in between nobody
+//! traces it. That works the same for translated and for hardware-run virtual CPUs, needs no cgroup to move
+//! threads into, and lets go by itself: a tracer is a thread of ours, and when that ends, however it does,
+//! the kernel detaches and wakes what it held. The other threads of the process (its main loop, its disks)
+//! are not held, but one that needs a lock which a held thread has waits with it, for at most one hold.
 //!
 //! A thread that ends meanwhile, or that somebody else traces, is passed over.
 
@@ -19,7 +19,8 @@ use std::{
 
 /// Threads run for this long at a time, as with QEMU's own throttle (`system/cpu-throttle.c`).
 const RUN: Duration = Duration::from_millis(10);
-/// How long a thread may take to stand still. One that sleeps in a driver takes longer, and is then left running.
+/// How long a thread may take to stand still. One that sleeps in a driver takes longer, and is then left
+/// running.
 const STOPS_WITHIN: Duration = Duration::from_millis(5);
 const NAP: Duration = Duration::from_micros(50);
 

@@ -88,7 +88,8 @@ pub enum AttachError {
         /// The process.
         pid: i32,
     },
-    /// The memory was attached with [`Mode::Lazy`](crate::Mode::Lazy); without a pager its threads would wait for ever.
+    /// The memory was attached with [`Mode::Lazy`](crate::Mode::Lazy); without a pager its threads would wait
+    /// for ever.
     #[error("the memory of process {pid} is filled lazily and must be adopted as such")]
     Lazy {
         /// The process.

@@ -1,14 +1,15 @@
 //! A target's memory as an array of pages: dirty sets and checked copies.
 //!
-//! Never a reference into guest memory, and no mapping of it either: `pread` on the RAM file does not allocate what it
-//! finds missing, and a file cut short or a full tmpfs is an error here where a mapping would raise `SIGBUS` and end the
-//! daemon with all its machines. It costs about 1 us a page more than a copy from a mapping, a millisecond an epoch.
+//! Never a reference into guest memory, and no mapping of it either: `pread` on the RAM file does not
+//! allocate what it finds missing, and a file cut short or a full tmpfs is an error here where a mapping
+//! would raise `SIGBUS` and end the daemon with all its machines. It costs about 1 us a page more than a copy
+//! from a mapping, a millisecond an epoch.
 //!
-//! Not yet filled pages of lazy memory are read from the pager's source; see [`crate::residency`] for why that is
-//! right at every instant. Such a read waits as long as the source does.
+//! Not yet filled pages of lazy memory are read from the pager's source; see [`crate::residency`] for why
+//! that is right at every instant. Such a read waits as long as the source does.
 //!
-//! A page that a balloon gives away is not in the dirty set (the kernel keeps its mark through `fallocate`): what the
-//! guest called free may have any content later, the old one included.
+//! A page that a balloon gives away is not in the dirty set (the kernel keeps its mark through `fallocate`):
+//! what the guest called free may have any content later, the old one included.
 
 use crate::{
     AttachError,
@@ -176,10 +177,10 @@ impl PageArray for GuestRam {
     }
 }
 
-/// The first scan of lazy memory, which nobody armed at the start because that would cost something a page: it returns
-/// what is not here as written. Such pages are holes in the file and are left out again. The file is asked
-/// after the scan, so that a page brought and written in between is not left out. When the file cannot be asked they stay
-/// in, which is safe.
+/// The first scan of lazy memory, which nobody armed at the start because that would cost something a page:
+/// it returns what is not here as written. Such pages are holes in the file and are left out again. The file
+/// is asked after the scan, so that a page brought and written in between is not left out. When the file
+/// cannot be asked they stay in, which is safe.
 fn first_scan(pagemap: &mut Pagemap, file: &File, offset: u64, owed: &mut PageSet) -> io::Result<()> {
     let mut scanned = PageSet::empty(owed.len());
     let result = pagemap.scan(Scan::TakeWritten, &mut scanned);

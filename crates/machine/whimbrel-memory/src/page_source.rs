@@ -16,8 +16,8 @@ pub trait PageSource: Send + Sync {
     /// Copies the pages of `run` into `out`, which is exactly `run.bytes()` long. Zero pages are zeros.
     fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError>;
 
-    /// What is cheap to fetch together with `page`: the frame it is stored in, say. It contains `page`; what lies past
-    /// the end or further than 256 pages away is not used.
+    /// What is cheap to fetch together with `page`: the frame it is stored in, say. It contains `page`; what
+    /// lies past the end or further than 256 pages away is not used.
     fn preferred_run(&self, page: u64) -> PageRun {
         PageRun::new(page, 1)
     }

@@ -1,5 +1,5 @@
-//! `PAGEMAP_SCAN` (Linux 6.7, Documentation/admin-guide/mm/pagemap.rst): finds pages by state, and re-arms write
-//! tracking in the same step, so that no write falls between the two.
+//! `PAGEMAP_SCAN` (Linux 6.7, Documentation/admin-guide/mm/pagemap.rst): finds pages by state, and re-arms
+//! write tracking in the same step, so that no write falls between the two.
 
 use crate::userfaultfd::Span;
 use linux_raw_sys::general as sys;
@@ -14,8 +14,8 @@ const BATCH: usize = 4096;
 /// Which pages a scan returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scan {
-    /// Written since they were last armed; arms them again. A page that was never armed and is not there counts too,
-    /// since one that was written and then taken out of the page table looks the same.
+    /// Written since they were last armed; arms them again. A page that was never armed and is not there
+    /// counts too, since one that was written and then taken out of the page table looks the same.
     TakeWritten,
     /// The same for private mappings of a file: a page only read still shows the file, and a page of
     /// one's own is in memory or swapped out with its mark.
@@ -79,8 +79,8 @@ impl Pagemap {
             return_mask: all & written,
             ..argument(start, end)
         };
-        // SAFETY: PAGEMAP_SCAN reads and writes one `pm_scan_arg` and writes at most `vec_len` regions at `vec`,
-        // which is the vector that we hold alone.
+        // SAFETY: PAGEMAP_SCAN reads and writes one `pm_scan_arg` and writes at most `vec_len` regions at
+        // `vec`, which is the vector that we hold alone.
         let found = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut argument) };
         if found < 0 { Err(io::Error::last_os_error()) } else { Ok((found as usize, argument.walk_end)) }
     }
@@ -97,7 +97,8 @@ pub(crate) fn is_tracked(pagemap: &File, span: Span) -> io::Result<bool> {
         return_mask: allowed,
         ..argument(span.start, span.start + PAGE_SIZE as u64)
     };
-    // SAFETY: PAGEMAP_SCAN reads and writes one `pm_scan_arg` and writes at most one region at `vec`, a live local.
+    // SAFETY: PAGEMAP_SCAN reads and writes one `pm_scan_arg` and writes at most one region at `vec`, a live
+    // local.
     let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut argument) };
     if found < 0 { Err(io::Error::last_os_error()) } else { Ok(found > 0) }
 }

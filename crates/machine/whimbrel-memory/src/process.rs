@@ -1,4 +1,5 @@
-//! One process, held by a pidfd so that its number cannot come to mean another one, and what `/proc` tells of it.
+//! One process, held by a pidfd so that its number cannot come to mean another one, and what `/proc` tells of
+//! it.
 
 use crate::AttachError;
 use rustix::{
@@ -97,7 +98,8 @@ impl Process {
         Ok((letter, field("TracerPid:").and_then(|value| value.parse().ok()).filter(|by| *by != 0)))
     }
 
-    /// Whether the mapping that begins at or spans `address` is registered for missing pages (`um` in its flags).
+    /// Whether the mapping that begins at or spans `address` is registered for missing pages (`um` in its
+    /// flags).
     pub(crate) fn has_missing_pages(&self, address: u64) -> Result<bool, AttachError> {
         let mut inside = false;
         for line in BufReader::new(self.file("smaps")?).lines() {

@@ -1,8 +1,9 @@
 //! The few ptrace requests that injection needs, as checked calls.
 //!
-//! Not nix: its `Signal` has no real-time signals, and one that arrives while we hold the thread must be passed on.
-//! Nothing here waits with `waitpid`: that would consume the stop, and with it a signal that is about to be delivered
-//! would be lost if we died before passing it on. [`stop`] looks at the stop without consuming it.
+//! Not nix: its `Signal` has no real-time signals, and one that arrives while we hold the thread must be
+//! passed on. Nothing here waits with `waitpid`: that would consume the stop, and with it a signal that is
+//! about to be delivered would be lost if we died before passing it on. [`stop`] looks at the stop without
+//! consuming it.
 
 use crate::arch::Registers;
 use rustix::process::Pid;
@@ -29,8 +30,9 @@ const SYSCALL_TRAP: c_int = libc::SIGTRAP | 0x80;
 
 /// `PTRACE_SEIZE`.
 ///
-/// `TRACESYSGOOD` is not for convenience: a tracer that dies at a system call stop leaves the stop's code behind as a
-/// signal to be sent, and a bare `SIGTRAP` would kill the target. With the mark it is no valid signal and is dropped.
+/// `TRACESYSGOOD` is not for convenience: a tracer that dies at a system call stop leaves the stop's code
+/// behind as a signal to be sent, and a bare `SIGTRAP` would kill the target. With the mark it is no valid
+/// signal and is dropped.
 pub(crate) fn seize(pid: Pid) -> io::Result<()> {
     request(libc::PTRACE_SEIZE, pid, 0, libc::PTRACE_O_TRACESYSGOOD as usize)
 }
@@ -88,7 +90,8 @@ pub(crate) fn set_registers(pid: Pid, regs: &Registers) -> io::Result<()> {
     request(libc::PTRACE_SETREGSET, pid, libc::NT_PRSTATUS as usize, &raw mut area as usize)
 }
 
-/// Writes code. Unlike `/proc/PID/mem` this always passes write protection, whatever `proc_mem.force_override` says.
+/// Writes code. Unlike `/proc/PID/mem` this always passes write protection, whatever
+/// `proc_mem.force_override` says.
 pub(crate) fn write_code(pid: Pid, at: u64, code: &[u8]) -> io::Result<()> {
     for (index, chunk) in code.chunks(8).enumerate() {
         let mut word = [0; 8];
@@ -112,8 +115,9 @@ pub(crate) fn syscall_result(pid: Pid, counter: u64) -> io::Result<Option<i64>> 
 }
 
 fn request(request: libc::c_uint, pid: Pid, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: every caller above passes for `data` either a plain number or the address of a live, writable local of
-    // the size its request calls for; `address` is a number or an address in the other process, never one of ours.
+    // SAFETY: every caller above passes for `data` either a plain number or the address of a live, writable
+    // local of the size its request calls for; `address` is a number or an address in the other process,
+    // never one of ours.
     let result = unsafe {
         libc::ptrace(request, pid.as_raw_nonzero().get(), address as *mut c_void, data as *mut c_void)
     };

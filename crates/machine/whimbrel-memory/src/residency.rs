@@ -1,10 +1,10 @@
 //! Which pages of lazily filled memory are here, and where the others are.
 //!
-//! The truth is the RAM file: a page that is a hole in it has never been touched by the target, since touching it brings
-//! a fault that fills it first. `filled` remembers beside it what was here once, because a balloon takes pages away
-//! again, and such a page is zeros from then on and not what the source says. The order in which the two are
-//! asked matters: first `filled`, then the file. The other way round, a page filled between the two
-//! questions would look like one given away.
+//! The truth is the RAM file: a page that is a hole in it has never been touched by the target, since
+//! touching it brings a fault that fills it first. `filled` remembers beside it what was here once, because a
+//! balloon takes pages away again, and such a page is zeros from then on and not what the source says. The
+//! order in which the two are asked matters: first `filled`, then the file. The other way round, a page
+//! filled between the two questions would look like one given away.
 
 use crate::PageSource;
 use rustix::{fs::SeekFrom, io::Errno};
@@ -40,7 +40,8 @@ impl LazyMemory {
         self.filled[(page / 64) as usize].load(Ordering::Acquire) >> (page % 64) & 1 == 1
     }
 
-    /// Notes that the pages of `run` are here; returns how many of the source's present pages are so for the first time.
+    /// Notes that the pages of `run` are here; returns how many of the source's present pages are so for the
+    /// first time.
     pub(crate) fn mark(&self, run: PageRun) -> u64 {
         let is_new = |page: &u64| {
             let bit = 1 << (page % 64);
@@ -57,12 +58,14 @@ impl std::fmt::Debug for LazyMemory {
     }
 }
 
-/// The first page of `run` at or after `page` that the file holds (`data`) or does not hold; the run's end if none.
+/// The first page of `run` at or after `page` that the file holds (`data`) or does not hold; the run's end if
+/// none.
 pub(crate) fn next(file: &File, offset: u64, run: PageRun, page: u64, data: bool) -> io::Result<u64> {
     let at = offset + page * PAGE;
     let found = rustix::fs::seek(file, if data { SeekFrom::Data(at) } else { SeekFrom::Hole(at) });
     match found {
-        // A hole ends at the page's end at the latest where pages are larger; data begins where its page does.
+        // A hole ends at the page's end at the latest where pages are larger; data begins where its page
+        // does.
         Ok(found) => Ok(((found - offset) / PAGE).clamp(page, run.end())),
         Err(Errno::NXIO) => Ok(run.end()),
         Err(error) => Err(error.into()),

@@ -1,23 +1,26 @@
-//! Makes system calls inside another process, in a way that survives our own death at any instant: one that creates a
-//! userfaultfd, and those that replace descriptors.
+//! Makes system calls inside another process, in a way that survives our own death at any instant: one that
+//! creates a userfaultfd, and those that replace descriptors.
 //!
-//! Of a userfaultfd only the call itself has to run inside: the descriptor remembers the address space it was made in, so
-//! the handshake and the registration are done from outside on our copy of it.
+//! Of a userfaultfd only the call itself has to run inside: the descriptor remembers the address space it was
+//! made in, so the handshake and the registration are done from outside on our copy of it.
 //!
-//! **The guarantee.** The code of a complete detour (call, restore, jump back; see [`crate::arch`]) is written into
-//! unused bytes of the target first. Then one `PTRACE_SETREGSET` sends the stopped main thread there. Before it,
-//! nothing the target can see has changed; after it, the target finds its way back alone. So whenever we die, the
-//! kernel detaches us and the target goes on correctly. At worst it holds an idle
+//! **The guarantee.** The code of a complete detour (call, restore, jump back; see [`crate::arch`]) is
+//! written into unused bytes of the target first. Then one `PTRACE_SETREGSET` sends the stopped main thread
+//! there. Before it, nothing the target can see has changed; after it, the target finds its way back alone.
+//! So whenever we die, the kernel detaches us and the target goes on correctly. At worst it holds an idle
 //! descriptor that nobody uses. What the detour avoids, and why:
-//! - single steps with borrowed registers: our death would leave the thread in the middle, and its trap flag set;
-//! - `rt_sigreturn` as the way back: it cancels the restart block, so an interrupted `nanosleep` or `poll` would return
-//!   `EINTR`, and it would need the whole FPU state; a detour that touches neither has nothing to restore;
+//! - single steps with borrowed registers: our death would leave the thread in the middle, and its trap flag
+//!   set;
+//! - `rt_sigreturn` as the way back: it cancels the restart block, so an interrupted `nanosleep` or `poll`
+//!   would return `EINTR`, and it would need the whole FPU state; a detour that touches neither has nothing
+//!   to restore;
 //! - the stack: none is used, so red zones, coroutine stacks and guard pages do not matter;
 //! - `waitpid`: see [`crate::ptrace`].
 //!
-//! A signal that comes before the detour's first instruction is delivered to the original registers, so that an
-//! interrupted call ends or restarts as without us. The used slot is left as it is, dead bytes in padding.
-//! Not covered: a thread interrupted inside a restartable sequence (rseq) is not aborted as a preemption would.
+//! A signal that comes before the detour's first instruction is delivered to the original registers, so that
+//! an interrupted call ends or restarts as without us. The used slot is left as it is, dead bytes in padding.
+//! Not covered: a thread interrupted inside a restartable sequence (rseq) is not aborted as a preemption
+//! would.
 
 use crate::{
     AttachError,
@@ -47,8 +50,8 @@ pub(crate) fn create_userfaultfd(process: &Process) -> Result<RawFd, AttachError
     })
 }
 
-/// Makes `process` put an empty memory file of its own in the place of each descriptor of `fds`. Between two of them
-/// our death leaves some replaced, and an idle descriptor of the empty file in any case.
+/// Makes `process` put an empty memory file of its own in the place of each descriptor of `fds`. Between two
+/// of them our death leaves some replaced, and an idle descriptor of the empty file in any case.
 pub(crate) fn replace_with_empty(process: &Process, fds: &[RawFd]) -> Result<(), AttachError> {
     in_tracer(process, |tracer| {
         // The name is empty: it is the zero byte that every slot keeps at its end.
@@ -66,7 +69,8 @@ fn call(number: libc::c_long, arguments: [u64; 3]) -> Call {
     Call { number: number as u32, arguments }
 }
 
-/// Runs in a thread of its own: a tracer is a thread, and its end releases a target that could not be detached.
+/// Runs in a thread of its own: a tracer is a thread, and its end releases a target that could not be
+/// detached.
 fn in_tracer<T: Send>(
     process: &Process,
     work: impl FnOnce(&Tracer<'_>) -> Result<T, AttachError> + Send,
@@ -105,7 +109,8 @@ impl<'a> Tracer<'a> {
         Ok(Self { process, deadline: Instant::now() + PATIENCE })
     }
 
-    /// Has the main thread make a call that returns a descriptor. It is stopped at the call's exit afterwards.
+    /// Has the main thread make a call that returns a descriptor. It is stopped at the call's exit
+    /// afterwards.
     fn call(&self, action: &'static str, call: impl Fn(u64) -> Call) -> Result<RawFd, AttachError> {
         let slot = code_cave::find(self.process)?;
         let result = loop {

@@ -1,6 +1,7 @@
 //! Our copy of a userfaultfd that lives in another process (`userfaultfd(2)`, `ioctl_userfaultfd(2)`).
 //!
-//! The descriptor acts on the address space it was made in, whoever calls it; every address here is one of the target.
+//! The descriptor acts on the address space it was made in, whoever calls it; every address here is one of
+//! the target.
 
 use linux_raw_sys::{general as sys, ioctl};
 use std::{
@@ -47,8 +48,8 @@ impl Userfaultfd {
         unsafe { self.call(ioctl::UFFDIO_API, &mut api) }
     }
 
-    /// Registers `span` for write tracking, and for missing pages if `missing`. Harmless when it is registered here
-    /// already; `EBUSY` when it is with another userfaultfd.
+    /// Registers `span` for write tracking, and for missing pages if `missing`. Harmless when it is
+    /// registered here already; `EBUSY` when it is with another userfaultfd.
     pub(crate) fn register(&self, span: Span, missing: bool) -> io::Result<()> {
         let missing = if missing { sys::UFFDIO_REGISTER_MODE_MISSING } else { 0 };
         let mode = u64::from(sys::UFFDIO_REGISTER_MODE_WP | missing);
@@ -86,7 +87,8 @@ impl Userfaultfd {
             mode: sys::UFFDIO_COPY_MODE_WP.into(),
             copy: 0,
         };
-        // SAFETY: UFFDIO_COPY reads and writes one `uffdio_copy`, and reads `len` bytes at `src`, which is `content`.
+        // SAFETY: UFFDIO_COPY reads and writes one `uffdio_copy`, and reads `len` bytes at `src`, which is
+        // `content`.
         match unsafe { self.call(ioctl::UFFDIO_COPY, &mut copy) } {
             Ok(()) => Ok(Filled::Bytes(content.len())),
             Err(_) if copy.copy > 0 => Ok(Filled::Bytes(copy.copy as usize)),
@@ -118,8 +120,8 @@ impl Userfaultfd {
     }
 
     /// # Safety
-    /// `request` must be one that reads and writes at most a `T`, apart from what the fields of `T` point to, and
-    /// those must be valid for it.
+    /// `request` must be one that reads and writes at most a `T`, apart from what the fields of `T` point to,
+    /// and those must be valid for it.
     unsafe fn call<T>(&self, request: u32, argument: &mut T) -> io::Result<()> {
         // SAFETY: the caller vouches that the request fits the argument, which is live and ours alone.
         let result = unsafe { libc::ioctl(self.0.as_raw_fd(), c_ulong::from(request), &raw mut *argument) };

@@ -1,7 +1,8 @@
 //! Frames that tell a network where a machine is now. Pure.
 //!
 //! A RARP for each hardware address, as QEMU sends (`net/announce.c`), turns the switches; a gratuitous ARP
-//! (RFC 5227 section 2.3) and an unsolicited neighbour advertisement (RFC 4861 section 7.2.6) turn the neighbours.
+//! (RFC 5227 section 2.3) and an unsolicited neighbour advertisement (RFC 4861 section 7.2.6) turn the
+//! neighbours.
 
 use crate::{Mac, Station};
 use std::{

@@ -1,9 +1,11 @@
-//! Moves frames between QEMU's socket and the tap device. One thread a port; nothing in here waits but its poll.
+//! Moves frames between QEMU's socket and the tap device. One thread a port; nothing in here waits but its
+//! poll.
 //!
-//! Out: one read takes many frames from the socket, each is written to the tap (which takes one at a time)
-//! or held back. In: many frames are read from the tap into one buffer, lengths in front, and written to the
+//! Out: one read takes many frames from the socket, each is written to the tap (which takes one at a time) or
+//! held back. In: many frames are read from the tap into one buffer, lengths in front, and written to the
 //! socket at once. Nothing is queued without bound: while QEMU takes nothing, the tap is not read and its own
-//! queue overflows, as a switch's does; while the hold queue is full, the socket is not read and the guest waits.
+//! queue overflows, as a switch's does; while the hold queue is full, the socket is not read and the guest
+//! waits.
 //!
 //! A connection that breaks is made again; a tap device that was removed under us is reported once and the
 //! port is then without one.
@@ -56,7 +58,8 @@ impl Shared {
         Self { turn: Mutex::new(()), pump: Mutex::new(pump) }
     }
 
-    /// A panic while the pump was in use leaves wrong counters at worst: gates and queue change in single steps.
+    /// A panic while the pump was in use leaves wrong counters at worst: gates and queue change in single
+    /// steps.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Forwarder> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.pump.lock().unwrap_or_else(PoisonError::into_inner)

@@ -58,8 +58,8 @@ impl FrameBuffer {
         fits
     }
 
-    /// Takes out every frame of which nothing is sent, and shows it; how many. One that QEMU has the beginning of must be
-    /// completed, or the stream would make no sense any more.
+    /// Takes out every frame of which nothing is sent, and shows it; how many. One that QEMU has the
+    /// beginning of must be completed, or the stream would make no sense any more.
     pub(crate) fn cut(&mut self, mut show: impl FnMut(&[u8])) -> u64 {
         let (mut at, mut keep, mut cut) = (0, self.sent, 0);
         while let Some(length) = self.bytes[at..self.end].first_chunk::<LENGTH>() {

@@ -1,7 +1,7 @@
 //! Finds in a frame what addresses its sender claims. Pure; frames are whatever a guest makes up.
 //!
-//! Sources: RFC 826 (ARP), RFC 4861 (neighbour discovery: sections 4.1, 4.3, 4.4 and the hop limit of 255 that
-//! proves a message was not routed), IEEE 802.3.
+//! Sources: RFC 826 (ARP), RFC 4861 (neighbour discovery: sections 4.1, 4.3, 4.4 and the hop limit of 255
+//! that proves a message was not routed), IEEE 802.3.
 
 use crate::Mac;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -53,7 +53,8 @@ fn discovered(packet: &[u8]) -> Option<Ipv6Addr> {
     }
     let source = Ipv6Addr::from(*header[8..24].first_chunk::<16>()?);
     match *message.first()? {
-        // From the unspecified address (a machine still checks whether it may have an address) they claim nothing.
+        // From the unspecified address (a machine still checks whether it may have an address) they claim
+        // nothing.
         ROUTER_SOLICITATION | NEIGHBOUR_SOLICITATION => Some(source),
         NEIGHBOUR_ADVERTISEMENT => Some(Ipv6Addr::from(*message.get(8..24)?.first_chunk::<16>()?)),
         _ => None,

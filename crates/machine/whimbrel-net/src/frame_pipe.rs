@@ -1,7 +1,8 @@
-//! A line: a wire of frames inside this process. What one end sends the other receives, frame by frame, and what does not
-//! fit is lost, as on a tap device. It stands in for one where a port's far side is a tunnel.
+//! A line: a wire of frames inside this process. What one end sends the other receives, frame by frame, and
+//! what does not fit is lost, as on a tap device. It stands in for one where a port's far side is a tunnel.
 //!
-//! Two sockets of `SOCK_SEQPACKET` (unix(7)): they keep the bounds of frames and bound what waits in the kernel.
+//! Two sockets of `SOCK_SEQPACKET` (unix(7)): they keep the bounds of frames and bound what waits in the
+//! kernel.
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::{fs::File, io, os::fd::OwnedFd};

@@ -29,8 +29,8 @@ impl Decoder {
         Self { room: vec![0; ROOM].into_boxed_slice(), begin: 0, end: 0 }
     }
 
-    /// Where the next bytes of the stream go; never empty once all complete frames were taken. `filled` says how
-    /// many came.
+    /// Where the next bytes of the stream go; never empty once all complete frames were taken. `filled` says
+    /// how many came.
     pub(crate) fn space(&mut self) -> &mut [u8] {
         // What is left is less than one frame, so moving it is cheap, and done once a large read.
         self.room.copy_within(self.begin..self.end, 0);

@@ -1,8 +1,9 @@
-//! What reached a guest, numbered, for whoever keeps a log of it elsewhere. One of these for all ports of a machine.
+//! What reached a guest, numbered, for whoever keeps a log of it elsewhere. One of these for all ports of a
+//! machine.
 //!
-//! A frame is recorded before the guest gets it, so whatever the guest sends was caused by frames that are recorded. Bounded: a
-//! frame for which there is no room is not recorded, and not delivered either, as on a network that is too busy. Until
-//! [`InputLog::start`] only what came lately is kept.
+//! A frame is recorded before the guest gets it, so whatever the guest sends was caused by frames that are
+//! recorded. Bounded: a frame for which there is no room is not recorded, and not delivered either, as on a
+//! network that is too busy. Until [`InputLog::start`] only what came lately is kept.
 
 use std::{
     collections::VecDeque,
@@ -15,7 +16,8 @@ const BYTES_MAX: usize = 64 << 20;
 const FRAMES_MAX: usize = 1 << 18;
 /// Most fingerprints of frames that left and of which nobody was told yet.
 const SENT_MAX: usize = 1 << 16;
-/// How old what QEMU has been given may be before a guest has it for certain: what waits for room in the guest's queue is not in its state.
+/// How old what QEMU has been given may be before a guest has it for certain: what waits for room in the
+/// guest's queue is not in its state.
 const ON_ITS_WAY: Duration = Duration::from_millis(200);
 
 /// A frame that reached a guest.

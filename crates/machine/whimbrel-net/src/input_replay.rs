@@ -1,9 +1,11 @@
-//! Gives a guest once more what had reached it before, in the order and no faster than it came, and drops of what it sends what had left before.
+//! Gives a guest once more what had reached it before, in the order and no faster than it came, and drops of
+//! what it sends what had left before.
 //!
-//! Pure. A segment of TCP that acknowledges what the guest has not sent again yet would be thrown away by it together with the data that
-//! it carries, so it waits for that, for a second at most. A guest picks other sequence numbers for connections that are
-//! made anew; for these nothing is waited for. Segments that the guest repeats are left to pass: to its peer they
-//! are retransmissions. Of all other frames those are dropped whose fingerprint was told, as often as it was.
+//! Pure. A segment of TCP that acknowledges what the guest has not sent again yet would be thrown away by it
+//! together with the data that it carries, so it waits for that, for a second at most. A guest picks other
+//! sequence numbers for connections that are made anew; for these nothing is waited for. Segments that the
+//! guest repeats are left to pass: to its peer they are retransmissions. Of all other frames those are
+//! dropped whose fingerprint was told, as often as it was.
 
 use crate::Input;
 use std::{
@@ -122,7 +124,8 @@ impl InputReplay {
     }
 }
 
-/// By what a frame that was made again is known: all of it but what a guest counts up by itself. None for segments of TCP.
+/// By what a frame that was made again is known: all of it but what a guest counts up by itself. None for
+/// segments of TCP.
 pub(crate) fn fingerprint(frame: &[u8]) -> Option<u64> {
     if Segment::of(frame, Side::Guest).is_some() {
         return None;

@@ -1,10 +1,11 @@
 //! Frames that came for a guest that stood still, until it runs again: here, or where it has moved. Pure.
 //!
-//! While a machine is handed over nobody runs it, and what is sent to it then would be lost: a TCP that had all its segments in that
-//! moment waits 200 ms for nothing. So its port keeps what comes, and gives it to the guest late.
+//! While a machine is handed over nobody runs it, and what is sent to it then would be lost: a TCP that had
+//! all its segments in that moment waits 200 ms for nothing. So its port keeps what comes, and gives it to
+//! the guest late.
 //!
-//! Invariants: frames leave in the order in which they came; each leaves once; what has no room is refused, so the one who
-//! keeps is bounded whatever comes.
+//! Invariants: frames leave in the order in which they came; each leaves once; what has no room is refused,
+//! so the one who keeps is bounded whatever comes.
 
 use std::collections::VecDeque;
 

@@ -1,8 +1,8 @@
 //! What addresses a machine has, learnt from the frames it sends. Pure, bounded.
 //!
-//! Learnt are the source of every frame, and the IP addresses the machine claims by ARP or neighbour discovery. Not
-//! the sources of IP packets: a machine that routes sends packets of others, and to announce those would draw
-//! their traffic to it.
+//! Learnt are the source of every frame, and the IP addresses the machine claims by ARP or neighbour
+//! discovery. Not the sources of IP packets: a machine that routes sends packets of others, and to announce
+//! those would draw their traffic to it.
 
 use crate::frame_parser::{AddressClaim, claim};
 use serde::{Deserialize, Serialize};

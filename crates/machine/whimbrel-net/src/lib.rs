@@ -6,12 +6,14 @@
 //!
 //! A [`Port`] is the only way between a machine and the world, so it is where frames are kept back until a
 //! machine may be heard (on the target of a migration) or until what they tell is committed (under
-//! protection), where frames for a guest that stands still wait until it runs again, and where the network learns that a machine has moved.
+//! protection), where frames for a guest that stands still wait until it runs again, and where the network
+//! learns that a machine has moved.
 //!
 //! The world may also be elsewhere: [`tunnel`] has the two ends of the way there.
 //!
-//! The cores are pure and without I/O: [`OutputBuffer`], [`Addresses`], [`announcements`], the framing, the replay of [`InputLog`]. What a
-//! guest sends is hostile input: bounded before it is stored, checked before it is read.
+//! The cores are pure and without I/O: [`OutputBuffer`], [`Addresses`], [`announcements`], the framing, the
+//! replay of [`InputLog`]. What a guest sends is hostile input: bounded before it is stored, checked before
+//! it is read.
 
 mod announcement;
 mod error;

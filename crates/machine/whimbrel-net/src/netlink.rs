@@ -1,4 +1,5 @@
-//! The three things asked of rtnetlink: bring an interface up, make it a port of a bridge, give it an address.
+//! The three things asked of rtnetlink: bring an interface up, make it a port of a bridge, give it an
+//! address.
 //!
 //! One request and one acknowledgement each (rtnetlink(7), netlink(7)); numbers are in the machine's byte
 //! order. Acts in the network namespace of the calling thread.

@@ -4,7 +4,8 @@
 //! [`OutputBuffer::release`] lets go what belongs to ended epochs up to the one named, and nothing else.
 //!
 //! Invariants: frames leave in the order in which they came; none leaves before its epoch is released; none
-//! is lost, for a full queue refuses a frame and hands it back; a frame of the epoch that is still open never leaves.
+//! is lost, for a full queue refuses a frame and hands it back; a frame of the epoch that is still open never
+//! leaves.
 
 use std::collections::VecDeque;
 

@@ -1,8 +1,8 @@
 //! The port of a machine, as its owner sees it. The work is done in `pump`, by one thread a port.
 //!
-//! What holds: after [`Port::set_gates`] returned, no frame passes a gate that it closed (but for the
-//! rest of one frame whose beginning QEMU has already); what is held back leaves only by [`Port::release`]; dropping the port ends its thread
-//! and removes its tap device.
+//! What holds: after [`Port::set_gates`] returned, no frame passes a gate that it closed (but for the rest of
+//! one frame whose beginning QEMU has already); what is held back leaves only by [`Port::release`]; dropping
+//! the port ends its thread and removes its tap device.
 
 use crate::{
     Addresses, Epoch, FramePipeEnd, HoldLimits, Input, InputLog, NetError,
@@ -25,7 +25,8 @@ use std::{
 /// What a port joins.
 #[derive(Debug)]
 pub struct PortConfig {
-    /// The socket QEMU listens on: `-netdev stream,server=on,addr.type=unix,addr.path=…`. It need not exist yet.
+    /// The socket QEMU listens on: `-netdev stream,server=on,addr.type=unix,addr.path=…`. It need not exist
+    /// yet.
     pub stream_socket: PathBuf,
     /// The side of the world.
     pub world: Uplink,
@@ -103,8 +104,8 @@ pub struct Port {
 }
 
 impl Port {
-    /// Opens a port. Its tap device is made in the network namespace of the calling thread. QEMU is connected to as
-    /// soon as it listens, and again whenever the connection is lost.
+    /// Opens a port. Its tap device is made in the network namespace of the calling thread. QEMU is connected
+    /// to as soon as it listens, and again whenever the connection is lost.
     pub fn open(config: PortConfig) -> Result<Self, NetError> {
         let (device, tap_name) = match config.world {
             Uplink::Nobody => (None, None),
@@ -152,8 +153,8 @@ impl Port {
         self.pump().hold(limits);
     }
 
-    /// Calls `first_held` whenever a frame is held back and none was before. It is called in the middle of the port's work: it may not take long,
-    /// nor ask anything of the port.
+    /// Calls `first_held` whenever a frame is held back and none was before. It is called in the middle of
+    /// the port's work: it may not take long, nor ask anything of the port.
     pub fn on_first_held(&self, first_held: impl Fn() + Send + 'static) {
         self.pump().on_first_held(Box::new(first_held));
     }
@@ -163,8 +164,9 @@ impl Port {
         self.pump().holds()
     }
 
-    /// Ends the epoch: every frame the guest sent so far belongs to it or to an earlier one. Call it while the guest
-    /// stands still, else frames still on their way through QEMU belong to the next (which is safe, only later).
+    /// Ends the epoch: every frame the guest sent so far belongs to it or to an earlier one. Call it while
+    /// the guest stands still, else frames still on their way through QEMU belong to the next (which is safe,
+    /// only later).
     pub fn barrier(&self) -> Result<Epoch, NetError> {
         self.pump().barrier().ok_or(NetError::NotHolding)
     }
@@ -194,15 +196,16 @@ impl Port {
         self.pump().record(inputs);
     }
 
-    /// Gives the guest, before anything else, what had reached it before, and drops of what it then sends what had left before, by the
-    /// fingerprints that [`InputLog::take`] told. To be called before the gates are opened.
+    /// Gives the guest, before anything else, what had reached it before, and drops of what it then sends
+    /// what had left before, by the fingerprints that [`InputLog::take`] told. To be called before the gates
+    /// are opened.
     pub fn replay(&self, inputs: Vec<Input>, left: &[u64]) {
         self.pump().replay(InputReplay::new(inputs, left));
         self.wake();
     }
 
-    /// From now on keeps what comes for the guest, which is about to stand still: nothing more of it reaches QEMU. Bounded; what has no
-    /// room is dropped.
+    /// From now on keeps what comes for the guest, which is about to stand still: nothing more of it reaches
+    /// QEMU. Bounded; what has no room is dropped.
     pub fn keep_strays(&self) {
         self.pump().keep_strays();
         self.wake();
@@ -219,7 +222,8 @@ impl Port {
         self.wake();
     }
 
-    /// Gives the guest what came for it where it was. It gets that once its inbound gate is open, before anything newer.
+    /// Gives the guest what came for it where it was. It gets that once its inbound gate is open, before
+    /// anything newer.
     pub fn add_strays<'a>(&self, frames: impl Iterator<Item = &'a [u8]>) {
         self.pump().add_strays(frames);
         self.wake();
@@ -235,8 +239,8 @@ impl Port {
         self.pump().add_addresses(addresses);
     }
 
-    /// Tells the network that the guest is here now: at once and five times more over 1.25 s. Each time only if the
-    /// outbound gate is open then.
+    /// Tells the network that the guest is here now: at once and five times more over 1.25 s. Each time only
+    /// if the outbound gate is open then.
     pub fn announce(&self) {
         self.pump().start_announcing();
         self.wake();

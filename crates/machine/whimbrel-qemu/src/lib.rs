@@ -1,8 +1,8 @@
 //! Drive an unmodified QEMU: find it, start it, speak QMP to it, take and load its device state.
 //!
-//! The only crate that knows QEMU. Blocking calls and threads, no async: every wait has a bound, and the death
-//! of a QEMU ends every wait for it. Debian 12's QEMU 7.2 is the oldest supported; QMP answers are read leniently
-//! (strings, not closed enums), so that newer ones work too.
+//! The only crate that knows QEMU. Blocking calls and threads, no async: every wait has a bound, and the
+//! death of a QEMU ends every wait for it. Debian 12's QEMU 7.2 is the oldest supported; QMP answers are read
+//! leniently (strings, not closed enums), so that newer ones work too.
 //!
 //! The usual path: [`probe()`] once, [`Qemu::launch`] a [`LaunchSpec`], then the calls of
 //! [`whimbrel_machine::Machine`]. A QEMU survives this process; [`Qemu::adopt`] takes it up again.

@@ -1,7 +1,7 @@
 //! A QEMU process: started as a session of its own, recognised again after a restart of ours.
 //!
-//! A pid alone names nothing: pids are used again. A process is named by pid and start time together, and is held
-//! by a pidfd, so no signal ever goes to a stranger. QEMU outlives this process (own session, no
+//! A pid alone names nothing: pids are used again. A process is named by pid and start time together, and is
+//! held by a pidfd, so no signal ever goes to a stranger. QEMU outlives this process (own session, no
 //! parent-death signal, output to a file). Dropping a [`QemuProcess`] leaves QEMU alone.
 
 use rustix::{
@@ -25,8 +25,9 @@ const MAX_WORDS: u64 = 4 << 10;
 
 /// Whether a process may have pages of 2 MiB where it asks for them.
 ///
-/// QEMU asks for them wherever it maps memory of a guest, the 2 MiB for ACPI tables included of which it uses a
-/// sixteenth, and for translated code: 3 MB more for an idle guest. Without them translated code is found a little slower.
+/// QEMU asks for them wherever it maps memory of a guest, the 2 MiB for ACPI tables included of which it uses
+/// a sixteenth, and for translated code: 3 MB more for an idle guest. Without them translated code is found a
+/// little slower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HugePages {
     /// As it and the kernel like.
@@ -116,19 +117,22 @@ impl QemuProcess {
                 HugePages::Forbidden => Ok(rustix::thread::disable_transparent_huge_pages(true)?),
             }
         };
-        // SAFETY: the closure runs in the forked child, where only async-signal-safe calls are allowed. It makes two plain
-        // system calls; it neither allocates nor takes a lock, and the conversion of its errors copies an integer.
+        // SAFETY: the closure runs in the forked child, where only async-signal-safe calls are allowed. It
+        // makes two plain system calls; it neither allocates nor takes a lock, and the conversion of its
+        // errors copies an integer.
         unsafe { command.pre_exec(prepare) };
         let mut child =
             command.spawn().map_err(|source| ProcessError::Spawn { program: program.to_owned(), source })?;
         let pid = child.id();
         let process = Self::open(pid, log, log_start);
         if process.is_err() {
-            // Without a handle nobody could end it later. It is our unreaped child, so the pid is still its own.
+            // Without a handle nobody could end it later. It is our unreaped child, so the pid is still its
+            // own.
             let _ = child.kill();
         }
-        // A thread reaps it, so that it never stays a zombie; there is no one else who must call wait. It waits for the pidfd first:
-        // wait also returns when this program traces the child and the child stops, which is not its end.
+        // A thread reaps it, so that it never stays a zombie; there is no one else who must call wait. It
+        // waits for the pidfd first: wait also returns when this program traces the child and the child
+        // stops, which is not its end.
         let ending = process.as_ref().ok().and_then(|process| process.pidfd.try_clone().ok());
         let reap = move || {
             if let Some(pidfd) = ending {
@@ -150,7 +154,8 @@ impl QemuProcess {
             }
             error => error,
         })?;
-        // The pidfd was opened before the start time was read: if the times agree, it is the pidfd of that process.
+        // The pidfd was opened before the start time was read: if the times agree, it is the pidfd of that
+        // process.
         if process.identity != identity || !process.is_alive() {
             return Err(ProcessError::Gone { identity });
         }

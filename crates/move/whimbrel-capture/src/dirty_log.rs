@@ -5,8 +5,9 @@
 //! for all of them. This is also the one place where a set that could not be used is put back: nothing else
 //! holds dirty state, so nothing else can lose it.
 //!
-//! A follower may see the array through a [`PageView`], which cuts it into other pages. Its set is of pages of the view from
-//! the scan on: what others follow, and what is put back for it, never has to be translated back.
+//! A follower may see the array through a [`PageView`], which cuts it into other pages. Its set is of pages
+//! of the view from the scan on: what others follow, and what is put back for it, never has to be translated
+//! back.
 
 use std::collections::BTreeMap;
 use whimbrel_core::{PageRun, PageSet};
@@ -53,7 +54,8 @@ impl DirtyLog {
         self.views.get(&who).map_or_else(|| self.array.page_count(), |view| view.page_count())
     }
 
-    /// From now on `who` sees the array through `view`, or as it is. It no longer follows: its set was of other pages.
+    /// From now on `who` sees the array through `view`, or as it is. It no longer follows: its set was of
+    /// other pages.
     pub fn see_through(&mut self, who: Consumer, view: Option<Box<dyn PageView>>) {
         self.unfollow(who);
         match view {
@@ -83,9 +85,9 @@ impl DirtyLog {
         Ok(())
     }
 
-    /// Begins to follow an array that was made as `who` has it, and that nobody has followed yet: what was written since then
-    /// is what `who` has not seen. The first scan finds it, so this looks at nothing, however large the array. If there was a
-    /// scan already, that is forgotten, and `who` has seen nothing.
+    /// Begins to follow an array that was made as `who` has it, and that nobody has followed yet: what was
+    /// written since then is what `who` has not seen. The first scan finds it, so this looks at nothing,
+    /// however large the array. If there was a scan already, that is forgotten, and `who` has seen nothing.
     pub fn attach_new(&mut self, who: Consumer) {
         let pages = self.page_count_for(who);
         let unseen = if self.scanned { PageSet::full(pages) } else { PageSet::empty(pages) };
@@ -115,7 +117,8 @@ impl DirtyLog {
         Ok(())
     }
 
-    /// Takes what `who` has not seen, up to now. Give back with [`DirtyLog::put_back`] what does not reach it.
+    /// Takes what `who` has not seen, up to now. Give back with [`DirtyLog::put_back`] what does not reach
+    /// it.
     pub fn collect(&mut self, who: Consumer) -> Result<PageSet, PageError> {
         self.refresh()?;
         let pages = self.page_count_for(who);

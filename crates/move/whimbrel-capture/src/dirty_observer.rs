@@ -1,11 +1,12 @@
 //! Looking on at the dirty set of an array without taking anything from those who follow it.
 //!
-//! The kernel keeps one dirty set an array, and reading it clears it. [`tapped`] stands between the array and its
-//! [`DirtyLog`](crate::Ledger): a scan that a [`Observation`] makes is kept for the ledger's next one, and a scan of the ledger is
-//! kept for every watch. So each of them sees every page, whoever looked first, also while a capture is under way.
+//! The kernel keeps one dirty set an array, and reading it clears it. [`tapped`] stands between the array and
+//! its [`DirtyLog`](crate::Ledger): a scan that a [`Observation`] makes is kept for the ledger's next one,
+//! and a scan of the ledger is kept for every watch. So each of them sees every page, whoever looked first,
+//! also while a capture is under way.
 //!
-//! Invariants: a page that a watch took is in the ledger's next set. A watch keeps nothing alive: when the ledger is
-//! dropped its machine has ended, and the watch says so.
+//! Invariants: a page that a watch took is in the ledger's next set. A watch keeps nothing alive: when the
+//! ledger is dropped its machine has ended, and the watch says so.
 
 use std::{
     collections::BTreeMap,
@@ -56,8 +57,8 @@ struct Tapped {
     shared: Arc<Mutex<Shared>>,
 }
 
-/// The array to follow, and the tap on it. `scanner` and `reader` are two views of the same array; only the first one is
-/// asked what changed.
+/// The array to follow, and the tap on it. `scanner` and `reader` are two views of the same array; only the
+/// first one is asked what changed.
 pub fn tapped(
     scanner: Box<dyn PageArray>,
     reader: Box<dyn PageArray>,

@@ -1,8 +1,10 @@
-//! A trace of what a machine dirties: one set of pages a sample, as it is sent, kept in a file and read again.
+//! A trace of what a machine dirties: one set of pages a sample, as it is sent, kept in a file and read
+//! again.
 //!
-//! Format in docs/formats/wws-trace.md. [`head`] and [`record`] write it, [`Reader`] takes it apart as it comes, in pieces of
-//! any size. A trace that ends in the middle of a record is whole up to that record: a stream that was cut, or a file
-//! whose disk was full. Nothing is allocated that the bytes at hand do not account for.
+//! Format in docs/formats/wws-trace.md. [`head`] and [`record`] write it, [`Reader`] takes it apart as it
+//! comes, in pieces of any size. A trace that ends in the middle of a record is whole up to that record: a
+//! stream that was cut, or a file whose disk was full. Nothing is allocated that the bytes at hand do not
+//! account for.
 
 use std::time::Duration;
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
@@ -198,8 +200,8 @@ impl DirtyTrace {
         self.samples.iter().map(|sample| sample.took).sum()
     }
 
-    /// Pages dirtied in each stretch of `window`: the writable working set over time (figure 2 of Clark et al., NSDI
-    /// 2005). The last stretch may be shorter.
+    /// Pages dirtied in each stretch of `window`: the writable working set over time (figure 2 of Clark et
+    /// al., NSDI 2005). The last stretch may be shorter.
     pub fn working_sets(&self, window: Duration) -> Vec<(Duration, u64)> {
         let mut sets = Vec::new();
         let (mut took, mut set) = (Duration::ZERO, PageSet::empty(self.head.pages));

@@ -1,22 +1,25 @@
-//! How long a machine would stand still if it were migrated: iterative pre-copy, played over a trace of what it dirtied.
-//! Pure.
+//! How long a machine would stand still if it were migrated: iterative pre-copy, played over a trace of what
+//! it dirtied. Pure.
 //!
-//! Section 4.2 of Clark et al. (NSDI 2005): the first round sends every page that holds something, round *i* sends what
-//! was dirtied during round *i - 1*, each at one bandwidth; what was dirtied during the last one is sent while the
-//! machine stands still. `downtime = pages left * bytes a page / bandwidth + fixed`.
+//! Section 4.2 of Clark et al. (NSDI 2005): the first round sends every page that holds something, round *i*
+//! sends what was dirtied during round *i - 1*, each at one bandwidth; what was dirtied during the last one
+//! is sent while the machine stands still. `downtime = pages left * bytes a page / bandwidth + fixed`.
 //!
-//! Two things are not as in the paper, because a migration of ours is not. A page that was sent before travels as its difference,
-//! so it costs less on the wire, and then often less there than in the processor: [`Model`] says both. And how many rounds there are is
-//! decided while they go: [`Simulation::play_move`] asks the policy of migrations itself. That a machine which cannot be kept up
-//! with is slowed down is left out: it stands still for less than is said here.
+//! Two things are not as in the paper, because a migration of ours is not. A page that was sent before
+//! travels as its difference, so it costs less on the wire, and then often less there than in the processor:
+//! [`Model`] says both. And how many rounds there are is decided while they go: [`Simulation::play_move`]
+//! asks the policy of migrations itself. That a machine which cannot be kept up with is slowed down is left
+//! out: it stands still for less than is said here.
 //!
-//! A round seldom ends where a sample does. A sample that lies in a round with a part of its time counts with that
-//! part: the trace does not say when in it a page was written. A page of two such samples counts with both parts, at
-//! most once. A trace that is shorter than a round is played again from its beginning; nothing new is dirtied then, so a
-//! prediction that did so ([`Prediction::beyond`]) is a lower bound for machines that go on to other work.
+//! A round seldom ends where a sample does. A sample that lies in a round with a part of its time counts with
+//! that part: the trace does not say when in it a page was written. A page of two such samples counts with
+//! both parts, at most once. A trace that is shorter than a round is played again from its beginning; nothing
+//! new is dirtied then, so a prediction that did so ([`Prediction::beyond`]) is a lower bound for machines
+//! that go on to other work.
 //!
-//! One round more, or a faster link, never makes the *first* set larger. Later rounds fall into other stretches of the
-//! trace, so with a machine that works in bursts they may meet one that the slower migration would have missed.
+//! One round more, or a faster link, never makes the *first* set larger. Later rounds fall into other
+//! stretches of the trace, so with a machine that works in bursts they may meet one that the slower migration
+//! would have missed.
 
 use crate::{
     PrecopyPolicy, Rates, RoundDecision, RoundStats, StopPolicy, dirty_trace::DirtyTrace,
@@ -44,7 +47,8 @@ pub struct Model {
 }
 
 impl Default for Model {
-    /// Pages as they are, and the 20 ms that an idle machine stands still by the hosts' clocks (`bench/results/migrate.json`).
+    /// Pages as they are, and the 20 ms that an idle machine stands still by the hosts' clocks
+    /// (`bench/results/migrate.json`).
     fn default() -> Self {
         let page = PAGE_SIZE as f64;
         let (page_time, fixed) = (Duration::ZERO, Duration::from_millis(20));

@@ -19,7 +19,8 @@ const BATCH_PAGES: u64 = EXTENT_PAGES as u64;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// A look may take one part in so many of the round. It costs well under 1 ms for a GiB.
 const LOOK_SHARE: u32 = 50;
-/// At most this much is set aside while the machine is paused; beyond it the pause lasts until the sink has it.
+/// At most this much is set aside while the machine is paused; beyond it the pause lasts until the sink has
+/// it.
 const STAGE_BYTES_MAX: usize = 256 << 20;
 
 /// What is captured: a machine and its arrays, as one party follows them.
@@ -84,8 +85,8 @@ pub struct Captured {
     pub parts: PauseParts,
 }
 
-/// What the time since the pause went to, up to the moment when the sink has everything (if the machine stays paused) or has been
-/// set aside.
+/// What the time since the pause went to, up to the moment when the sink has everything (if the machine stays
+/// paused) or has been set aside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PauseParts {
     /// Until the machine stood still.
@@ -101,7 +102,8 @@ pub struct PauseParts {
 /// Runs the loop of the crate's documentation.
 ///
 /// On success the sink has every page that `subject.follower` had not seen, as of the instant of the pause.
-/// On failure the follower's sets hold every page taken so far again, and a machine that this call paused runs.
+/// On failure the follower's sets hold every page taken so far again, and a machine that this call paused
+/// runs.
 pub fn capture(
     subject: &mut CaptureSource<'_>,
     sink: &mut dyn Sink,

@@ -5,9 +5,10 @@
 //! ... pause, one last short round, take the device state, go on here or stay paused for the other side
 //! ```
 //!
-//! What is here: the bookkeeping of dirty sets ([`DirtyLog`]), the decisions how fast to go and when to stop ([`pace`],
-//! [`precopy`], pure), and the loop itself ([`capture`]). What is not: where pages go (a [`Sink`] of the store, of a remote host), and
-//! what a machine is (traits of `whimbrel-machine`). Plain blocking calls on the caller's thread.
+//! What is here: the bookkeeping of dirty sets ([`DirtyLog`]), the decisions how fast to go and when to stop
+//! ([`pace`], [`precopy`], pure), and the loop itself ([`capture`]). What is not: where pages go (a [`Sink`]
+//! of the store, of a remote host), and what a machine is (traits of `whimbrel-machine`). Plain blocking
+//! calls on the caller's thread.
 //!
 //! Invariants: a page taken from a ledger is delivered to the sink or put back; when [`capture`] fails the
 //! machine is in the run state it was found in and the follower's dirty sets hold at least what they held.

@@ -1,13 +1,15 @@
 //! The policy of live migration: how fast each round goes and when the machine is paused.
 //!
-//! Without a minimum every round goes as fast as it may. With one it is the dynamic rate-limiting of Clark et al. (NSDI
-//! 2005, section 5.3): the first round at the minimum, each next at the rate at which the machine dirtied pages during the
-//! last one plus a step, never below the minimum; when that would pass the maximum the machine is paused. Either way it is
-//! paused when next to nothing is left, when the rest travels within the downtime that is allowed, or when rounds no longer
-//! help, and then at a round that left about as little as any lately. The last round goes at the maximum.
+//! Without a minimum every round goes as fast as it may. With one it is the dynamic rate-limiting of Clark et
+//! al. (NSDI 2005, section 5.3): the first round at the minimum, each next at the rate at which the machine
+//! dirtied pages during the last one plus a step, never below the minimum; when that would pass the maximum
+//! the machine is paused. Either way it is paused when next to nothing is left, when the rest travels within
+//! the downtime that is allowed, or when rounds no longer help, and then at a round that left about as little
+//! as any lately. The last round goes at the maximum.
 //!
-//! Rates are bytes on the wire, where pages arrive compressed or as differences. So pages dirtied are converted by what
-//! pages of the last round came to: else a machine whose writes are cheap to send would be paused for nothing.
+//! Rates are bytes on the wire, where pages arrive compressed or as differences. So pages dirtied are
+//! converted by what pages of the last round came to: else a machine whose writes are cheap to send would be
+//! paused for nothing.
 //!
 //! Pure: no clock, no state beside the rounds that were.
 
@@ -28,8 +30,8 @@ const HELD_BY_LIMIT: f64 = 0.9;
 /// A page costs at least this on the wire; less is a round of zeros that says nothing about the next.
 const BYTES_A_PAGE_MIN: f64 = 256.0;
 
-/// What the rest may take to travel before the machine is paused, unless somebody says otherwise: less than what a pause takes
-/// besides. A round more that gets there takes some milliseconds while the machine runs.
+/// What the rest may take to travel before the machine is paused, unless somebody says otherwise: less than
+/// what a pause takes besides. A round more that gets there takes some milliseconds while the machine runs.
 pub const DOWNTIME_MAX: Duration = Duration::from_millis(2);
 
 /// Looks at what was written, during a round. At 1 Gbit/s 2 MB go out between two of them.
@@ -135,8 +137,8 @@ impl StopPolicy for PrecopyPolicy {
         Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
     }
 
-    /// Without a limit pages go in their order: a scan that skips about cost a quarter more bytes on a fast link, and a hot
-    /// page that travels once too often is soon gone there. With one, hot pages wait.
+    /// Without a limit pages go in their order: a scan that skips about cost a quarter more bytes on a fast
+    /// link, and a hot page that travels once too often is soon gone there. With one, hot pages wait.
     fn scan(&self) -> Scan {
         match self.rates {
             Rates::Full { .. } => Scan::Ascending,

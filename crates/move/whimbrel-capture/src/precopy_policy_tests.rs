@@ -130,7 +130,8 @@ proptest! {
 
 #[test]
 fn follows_figure_9() {
-    // SPECweb99 of the paper's section 6.2: 100 to 500 Mbit/s, 676.8 MB in the first round, 126.7 and 39.0 MB then.
+    // SPECweb99 of the paper's section 6.2: 100 to 500 Mbit/s, 676.8 MB in the first round, 126.7 and 39.0 MB
+    // then.
     let policy = adaptive(100, Some(500));
     let pages = |mb: f64| (mb * 1e6) as u64 / PAGE;
     assert_eq!(policy.decide(&[], pages(676.8)), RoundDecision::Round { rate: Some(100 * MBIT) });

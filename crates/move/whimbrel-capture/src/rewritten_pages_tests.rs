@@ -76,7 +76,8 @@ fn run(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// The fear: a page that waited is forgotten, for this follower, for another one, or by a failure in between.
+    /// The fear: a page that waited is forgotten, for this follower, for another one, or by a failure in
+    /// between.
     #[test]
     fn pages_that_wait_are_never_lost(
         seed: u64, pages in 1..2000usize, writes in 0..3u64, wants_first: bool, stays: bool,

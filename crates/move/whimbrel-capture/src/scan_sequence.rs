@@ -1,8 +1,8 @@
 //! In which order the clusters of a round are visited.
 //!
-//! Pages are dirtied in clusters, so looking at neighbours one after the other finds all of them clean or all of them
-//! dirty; a pseudo-random order spreads that over the round (Clark et al., NSDI 2005, section 5.4). The order is a
-//! function of the round's number alone, so that a test that fails fails again.
+//! Pages are dirtied in clusters, so looking at neighbours one after the other finds all of them clean or all
+//! of them dirty; a pseudo-random order spreads that over the round (Clark et al., NSDI 2005, section 5.4).
+//! The order is a function of the round's number alone, so that a test that fails fails again.
 
 use whimbrel_core::PageSet;
 
@@ -35,7 +35,8 @@ pub(crate) fn ascending(sets: &[PageSet], size: u64) -> Vec<Cluster> {
     clusters
 }
 
-/// Shuffles (Fisher and Yates) by a generator that is seeded with `round` (splitmix64: Steele et al., OOPSLA 2014).
+/// Shuffles (Fisher and Yates) by a generator that is seeded with `round` (splitmix64: Steele et al., OOPSLA
+/// 2014).
 pub(crate) fn shuffle(clusters: &mut [Cluster], round: u32) {
     let mut state = u64::from(round);
     for last in (1..clusters.len()).rev() {

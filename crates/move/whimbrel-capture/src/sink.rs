@@ -26,14 +26,14 @@ pub trait Sink {
     /// From now on at most so many bytes a second are to leave; none is as fast as they can.
     fn limit_rate(&mut self, _rate: Option<u64>) {}
 
-    /// Whether a page that is written again already is worth taking all the same, because its next version is cheap to
-    /// deliver to whom has this one.
+    /// Whether a page that is written again already is worth taking all the same, because its next version is
+    /// cheap to deliver to whom has this one.
     fn wants_first_versions(&self) -> bool {
         false
     }
 
-    /// What was found written since the last look, by array. A sink that hears of writes otherwise says here what a round must still
-    /// have of them.
+    /// What was found written since the last look, by array. A sink that hears of writes otherwise says here
+    /// what a round must still have of them.
     fn collected(&mut self, found: &mut [PageSet]) {
         let _ = found;
     }
@@ -49,8 +49,8 @@ pub trait Sink {
         true
     }
 
-    /// The machine is paused, and `left` is what was not delivered, of it `fresh` written last: what the sink takes out of
-    /// `left` is not delivered, and is its business from now on.
+    /// The machine is paused, and `left` is what was not delivered, of it `fresh` written last: what the sink
+    /// takes out of `left` is not delivered, and is its business from now on.
     fn divide(&mut self, left: &mut [PageSet], fresh: &[PageSet], why: StopReason) {
         let _ = (left, fresh, why);
     }

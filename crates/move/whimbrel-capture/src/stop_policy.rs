@@ -1,8 +1,8 @@
-//! When to stop copying and pause the machine, how fast to copy until then: a pure decision over what the rounds so far
-//! have shown.
+//! When to stop copying and pause the machine, how fast to copy until then: a pure decision over what the
+//! rounds so far have shown.
 //!
-//! What is here: the question ([`StopPolicy`], [`RoundDecision`]) and the simple answer ([`CheckpointPolicy`], for checkpoints). The policy of
-//! live migration is in [`crate::precopy_policy`].
+//! What is here: the question ([`StopPolicy`], [`RoundDecision`]) and the simple answer
+//! ([`CheckpointPolicy`], for checkpoints). The policy of live migration is in [`crate::precopy_policy`].
 
 use crate::RoundStats;
 use std::time::Duration;
@@ -51,9 +51,11 @@ impl StopReason {
 pub enum Scan {
     /// All, one after the other.
     Ascending,
-    /// In pseudo-random order of clusters; pages that are written again before their turn wait for a later round.
+    /// In pseudo-random order of clusters; pages that are written again before their turn wait for a later
+    /// round.
     HotWait {
-        /// At most this long between two looks at what was written, as far as looks cost little; zero looks always.
+        /// At most this long between two looks at what was written, as far as looks cost little; zero looks
+        /// always.
         look_every: Duration,
     },
 }
@@ -110,7 +112,8 @@ impl StopPolicy for CheckpointPolicy {
     }
 }
 
-/// The last two rounds left at least nine tenths of the least that was left before them: a third changes nothing.
+/// The last two rounds left at least nine tenths of the least that was left before them: a third changes
+/// nothing.
 pub(crate) fn is_plateau(history: &[RoundStats]) -> bool {
     let [before @ .., last_but_one, last] = history else { return false };
     let first = history[0].pages + history[0].skipped;

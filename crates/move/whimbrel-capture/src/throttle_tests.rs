@@ -1,4 +1,5 @@
-//! A machine that writes faster than it can be copied is asked to write less, and what follows is judged anew.
+//! A machine that writes faster than it can be copied is asked to write less, and what follows is judged
+//! anew.
 
 use crate::{
     AfterCapture, CaptureSource, Consumer, DirtyLog, RoundDecision, RoundStats, Scan, StopPolicy, StopReason,

@@ -1,8 +1,9 @@
 //! What an array begins as on the target, when both hosts hold a version of it already.
 //!
-//! The source names capsules that it has whole and files that lie under its disks; the target says for each array what it
-//! made of that ([`Baseline`]). From then on the array's pages are there as in that base, and only what differs travels. What may
-//! differ, and how a page compares with the base, the host knows ([`ArrayBaseline`]).
+//! The source names capsules that it has whole and files that lie under its disks; the target says for each
+//! array what it made of that ([`Baseline`]). From then on the array's pages are there as in that base, and
+//! only what differs travels. What may differ, and how a page compares with the base, the host knows
+//! ([`ArrayBaseline`]).
 
 use crate::source::BoxError;
 use serde::{Deserialize, Serialize};

@@ -1,9 +1,11 @@
-//! Pages of memory that lie in a file which the machine boots from: both hosts have those files, so such a page travels as a place in one.
+//! Pages of memory that lie in a file which the machine boots from: both hosts have those files, so such a
+//! page travels as a place in one.
 //!
-//! A boot loader puts a compressed kernel into low memory, where hardly anybody writes afterwards, and what is unpacked of an initial
-//! RAM disk stays in the page cache as it was. Neither begins in memory where a page begins in the file, so windows of the files
-//! are known by their hash, one each 256 bytes, and those of a page are looked up at as many places. What is found is compared
-//! whole: a hash that is the same by chance costs time and nothing else.
+//! A boot loader puts a compressed kernel into low memory, where hardly anybody writes afterwards, and what
+//! is unpacked of an initial RAM disk stays in the page cache as it was. Neither begins in memory where a
+//! page begins in the file, so windows of the files are known by their hash, one each 256 bytes, and those of
+//! a page are looked up at as many places. What is found is compared whole: a hash that is the same by chance
+//! costs time and nothing else.
 //!
 //! A file that cannot be read is as if it were not there. Memory: 18 to 36 bytes a window, 5 MiB at most.
 

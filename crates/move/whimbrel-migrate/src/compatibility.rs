@@ -1,7 +1,7 @@
 //! Whether a machine fits a host: what is compared before a byte of it moves, and how a difference is told.
 //!
-//! Pure: the host says what it has ([`HostCapacity`]), the offer what the machine needs. A difference travels to the source as a
-//! value, so that programs can tell one from the other, and has a hint for people.
+//! Pure: the host says what it has ([`HostCapacity`]), the offer what the machine needs. A difference travels
+//! to the source as a value, so that programs can tell one from the other, and has a hint for people.
 
 use crate::protocol::Offer;
 use serde::{Deserialize, Serialize};
@@ -118,8 +118,8 @@ pub fn check(offer: &Offer, here: &HostCapacity) -> Result<(), Incompatibility> 
     }
 }
 
-/// Whether "all features" are the same on both hosts. QEMU adds features from one release to the next; repairs of a release
-/// add none. Under KVM it is also the processor that says what there is.
+/// Whether "all features" are the same on both hosts. QEMU adds features from one release to the next;
+/// repairs of a release add none. Under KVM it is also the processor that says what there is.
 fn same_features(offer: &Offer, here: &HostCapacity) -> Result<(), Incompatibility> {
     if release(&offer.qemu_version) != release(&here.qemu_version) {
         let (origin, target) = (offer.qemu_version.clone(), here.qemu_version.clone());

@@ -1,7 +1,8 @@
-//! What the time went to in which no CPU of a machine ran: the parts of a downtime, in the order in which they come.
+//! What the time went to in which no CPU of a machine ran: the parts of a downtime, in the order in which
+//! they come.
 //!
-//! Measured on the source; what the target says of its own work is taken out of the time that the source waited for it, and the
-//! rest of that is the link's. Nothing is decided by these figures.
+//! Measured on the source; what the target says of its own work is taken out of the time that the source
+//! waited for it, and the rest of that is the link's. Nothing is decided by these figures.
 
 use crate::protocol::Prepared;
 use std::time::{Duration, Instant};

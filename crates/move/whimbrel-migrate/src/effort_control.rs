@@ -1,11 +1,13 @@
 //! How much is done to make pages small, chosen while they go out.
 //!
-//! The encoders are threads that encode, wait for the link, or have nothing to do. While they hardly wait they are what holds
-//! the migration up, and do less; while there is time left for the next effort they take it, for its bytes are saved on the
-//! link. So a slow link gets small pages and a fast one quick ones, whatever the processors are doing beside.
+//! The encoders are threads that encode, wait for the link, or have nothing to do. While they hardly wait
+//! they are what holds the migration up, and do less; while there is time left for the next effort they take
+//! it, for its bytes are saved on the link. So a slow link gets small pages and a fast one quick ones,
+//! whatever the processors are doing beside.
 //!
-//! The first megabytes go as fast as they are encoded, whatever the link: they fill what may be under way. Nothing is concluded
-//! from that; until the link was waited for, or more went out than can be under way, the effort is what it began as or more.
+//! The first megabytes go as fast as they are encoded, whatever the link: they fill what may be under way.
+//! Nothing is concluded from that; until the link was waited for, or more went out than can be under way, the
+//! effort is what it began as or more.
 //!
 //! Pure: durations in, an effort out.
 
@@ -23,9 +25,9 @@ const fn step(effort: Effort, cost: f64, size: f64) -> Step {
     Step { effort, cost, size }
 }
 
-/// Measured on the memory of a small Linux guest, 96 MB without zeros, a MiB at a time: 46.0 MB at level 1 (929 MB/s on one
-/// processor), 44.5 at 3, 43.8 at 6, 43.7 at 9; 55.2 at level -5. 17 MB of it are noise. More than 9 gains nothing for twice the
-/// time.
+/// Measured on the memory of a small Linux guest, 96 MB without zeros, a MiB at a time: 46.0 MB at level 1
+/// (929 MB/s on one processor), 44.5 at 3, 43.8 at 6, 43.7 at 9; 55.2 at level -5. 17 MB of it are noise.
+/// More than 9 gains nothing for twice the time.
 const STEPS: [Step; 6] = [
     step(Effort::None, 0.1, 2.2),
     step(Effort::Zstd(-5), 0.68, 1.2),
@@ -48,8 +50,8 @@ const LINK_WAITED: f64 = 0.3;
 const GAIN: f64 = 1.1;
 /// A step below level 1 as well: the link is others' too.
 const GAIN_BELOW: f64 = 1.3;
-/// More bytes than this cannot be under way: twice what the pipeline lets out unanswered, for what the sockets hold. A link
-/// that took them without being waited for is faster than the encoders.
+/// More bytes than this cannot be under way: twice what the pipeline lets out unanswered, for what the
+/// sockets hold. A link that took them without being waited for is faster than the encoders.
 const PROVEN: u64 = 32 << 20;
 
 /// What encoders did with their time.
@@ -149,7 +151,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// One window of `threads` encoders at `level1` bytes a second and thread on a link of `link` bytes a second.
+    /// One window of `threads` encoders at `level1` bytes a second and thread on a link of `link` bytes a
+    /// second.
     fn window(at: &Step, link: f64, level1: f64, threads: f64) -> EncoderTime {
         let ratio = (0.45 * at.size).min(1.0);
         let encode = threads * level1 / at.cost;

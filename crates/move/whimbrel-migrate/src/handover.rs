@@ -13,13 +13,13 @@
 //! ```
 //!
 //! Before the commit point any failure makes the source go on and the target forget. After it only the target
-//! may run, so the source repeats `commit` until it is answered. A target that is `Prepared` and hears nothing
-//! must wait: it cannot know on which side of the commit point the source is. A source that gave up repeats
-//! `abort` until it is answered, so that the word always comes.
+//! may run, so the source repeats `commit` until it is answered. A target that is `Prepared` and hears
+//! nothing must wait: it cannot know on which side of the commit point the source is. A source that gave up
+//! repeats `abort` until it is answered, so that the word always comes.
 //!
 //! No I/O and no clock here. What a daemon finds on its disk when it comes back is part of the rule too:
-//! [`Source::recovered`] and [`Target::recovered`]. `tests/handover_model.rs` checks all of it against every order
-//! of messages, losses, crashes and power losses.
+//! [`Source::recovered`] and [`Target::recovered`]. `tests/handover_model.rs` checks all of it against every
+//! order of messages, losses, crashes and power losses.
 
 /// The source's side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -155,11 +155,11 @@ pub enum TargetEvent {
 pub enum TargetAction {
     /// Reserve room, write down, durably, whose machine is on its way here; then tell the source.
     ReserveAndAccept,
-    /// Mark what waits here as whole, for a later daemon; then tell the source. The mark need not outlive the paused
-    /// machine, so this is no durable write: nothing is synced for the record while nobody runs.
+    /// Mark what waits here as whole, for a later daemon; then tell the source. The mark need not outlive the
+    /// paused machine, so this is no durable write: nothing is synced for the record while nobody runs.
     MarkAndSayReady,
-    /// Let the machine run, open its network, announce it; write down, durably, that it is this host's; then tell the
-    /// source.
+    /// Let the machine run, open its network, announce it; write down, durably, that it is this host's; then
+    /// tell the source.
     RunAndConfirm,
     /// Tell the source (again) that the machine runs here.
     SayRunning,
@@ -195,8 +195,8 @@ impl Target {
         (Target::Receiving, &[TargetAction::ReserveAndAccept])
     }
 
-    /// The source gave up a handover that is not known here. Its offer may still be on its way, on an older connection, and
-    /// must find it ended.
+    /// The source gave up a handover that is not known here. Its offer may still be on its way, on an older
+    /// connection, and must find it ended.
     pub fn forget_unheard() -> (Target, &'static [TargetAction]) {
         Target::Discarded.step(TargetEvent::Abort)
     }

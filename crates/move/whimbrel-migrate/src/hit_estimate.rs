@@ -1,10 +1,12 @@
-//! Whether it pays to ask the target for pages before they are sent to it: it may have them in its files, in its store, or in
-//! the memory of another machine.
+//! Whether it pays to ask the target for pages before they are sent to it: it may have them in its files, in
+//! its store, or in the memory of another machine.
 //!
-//! A question costs 32 bytes a page, a round trip, and a digest on this side; an answer saves what the page would take on the
-//! link. So it is asked only over links that are slow enough, and on as long as enough pages are found. Pure.
+//! A question costs 32 bytes a page, a round trip, and a digest on this side; an answer saves what the page
+//! would take on the link. So it is asked only over links that are slow enough, and on as long as enough
+//! pages are found. Pure.
 
-/// Faster links carry a page in less time than it takes the target to look for it: 2 Gbit/s in pages that shrink to half.
+/// Faster links carry a page in less time than it takes the target to look for it: 2 Gbit/s in pages that
+/// shrink to half.
 const LINK_MAX: f64 = 125e6;
 /// Questions before it is judged whether they help.
 const TRIED: u64 = 1024;

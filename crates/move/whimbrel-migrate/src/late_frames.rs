@@ -1,7 +1,8 @@
 //! Frames that came for a machine on its old host after it had stood still there: they go after it.
 //!
-//! They are sent right behind the commit, and once more when the machine runs, for what came until the network had turned. Nothing depends
-//! on them: a network may lose frames. So nobody waits for the first ones, in no order with other messages, and what cannot be delivered is dropped.
+//! They are sent right behind the commit, and once more when the machine runs, for what came until the
+//! network had turned. Nothing depends on them: a network may lose frames. So nobody waits for the first
+//! ones, in no order with other messages, and what cannot be delivered is dropped.
 //!
 //! Only from the commit on: before it the machine may go on where it was, and would get them there as well.
 

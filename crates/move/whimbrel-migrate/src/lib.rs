@@ -1,4 +1,5 @@
-//! Source and target of a live migration: pre-copy of memory and disks, then a handover with one commit point.
+//! Source and target of a live migration: pre-copy of memory and disks, then a handover with one commit
+//! point.
 //!
 //! What is here: the messages ([`protocol`]), how pages are encoded ([`codec`]), what of them the
 //! target has already ([`base`]), whether a machine fits a host ([`fit`]), who may run ([`handover`],

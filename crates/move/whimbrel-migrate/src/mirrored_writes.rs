@@ -1,8 +1,10 @@
-//! Carrying what is written to a disk while it is copied: a thread a disk, beside the rounds and over the same link.
+//! Carrying what is written to a disk while it is copied: a thread a disk, beside the rounds and over the
+//! same link.
 //!
-//! What is carried is page messages like any other. Which page may set out when is the mirror's to say (`whimbrel_block::Mirror`): a page has
-//! one version under way at most, whoever sent it, so the target needs to know of nothing. A carrier that fails has failed the migration; it says
-//! so before it lets the writers go, so a copy that lacks a write is never taken for whole.
+//! What is carried is page messages like any other. Which page may set out when is the mirror's to say
+//! (`whimbrel_block::Mirror`): a page has one version under way at most, whoever sent it, so the target needs
+//! to know of nothing. A carrier that fails has failed the migration; it says so before it lets the writers
+//! go, so a copy that lacks a write is never taken for whole.
 
 use crate::{
     link::Answer,

@@ -1,9 +1,9 @@
-//! How pages of a migration are written down: zero pages as ranges, pages of which the target has a version as the blocks
-//! that changed in them, the others whole; all of that packed at once, or not at all.
+//! How pages of a migration are written down: zero pages as ranges, pages of which the target has a version
+//! as the blocks that changed in them, the others whole; all of that packed at once, or not at all.
 //!
-//! A batch is pages of one array; the header lists which pages are what, the payload is the rest. A page has 64 blocks of
-//! 64 bytes, the unit in which processors write memory. Pure functions over bytes; everything is bounded before it is
-//! decoded.
+//! A batch is pages of one array; the header lists which pages are what, the payload is the rest. A page has
+//! 64 blocks of 64 bytes, the unit in which processors write memory. Pure functions over bytes; everything is
+//! bounded before it is decoded.
 
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{PAGE_SIZE, PageRun};
@@ -127,9 +127,9 @@ pub(crate) fn push(runs: &mut Vec<PageRun>, page: u64) {
     }
 }
 
-/// Shortest match that zstd looks for; 0 is what it takes for the level. Memory is full of words that occur again with another
-/// word beside them: on that of a small Linux guest, a MiB at a time, level 1 makes 45.3 MB instead of 46.0 so (870 MB/s instead
-/// of 929), level 3 makes 44.3 instead of 44.5 (490 instead of 574).
+/// Shortest match that zstd looks for; 0 is what it takes for the level. Memory is full of words that occur
+/// again with another word beside them: on that of a small Linux guest, a MiB at a time, level 1 makes 45.3
+/// MB instead of 46.0 so (870 MB/s instead of 929), level 3 makes 44.3 instead of 44.5 (490 instead of 574).
 fn min_match(level: i32) -> u32 {
     match level {
         3.. => 4,

@@ -1,11 +1,14 @@
-//! The sink of a migration: batches are gathered, encoded by several threads and kept under way in a bounded number.
+//! The sink of a migration: batches are gathered, encoded by several threads and kept under way in a bounded
+//! number.
 //!
-//! Within a round every page comes once, so batches may overtake each other; at its end all of them are answered. A failure
-//! anywhere is what the next call returns.
+//! Within a round every page comes once, so batches may overtake each other; at its end all of them are
+//! answered. A failure anywhere is what the next call returns.
 //!
-//! Writes to a mirrored disk travel beside the rounds (`mirroring.rs`); what orders the two is the disk's mirror.
+//! Writes to a mirrored disk travel beside the rounds (`mirroring.rs`); what orders the two is the disk's
+//! mirror.
 //!
-//! Memory: a MiB for each batch that waits or is worked on, and marks of what was sent ([`crate::sent_hashes`]).
+//! Memory: a MiB for each batch that waits or is worked on, and marks of what was sent
+//! ([`crate::sent_hashes`]).
 
 use crate::{
     baseline::ArrayBaseline,
@@ -37,8 +40,8 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// Most bytes of page messages that wait for an answer: a Gbit/s over 130 ms.
 const UNANSWERED_MAX: usize = 16 << 20;
-/// The same while writes to a disk are carried: one to a page that is under way waits for its answer, so it is what travels in this
-/// time, between limits.
+/// The same while writes to a disk are carried: one to a page that is under way waits for its answer, so it
+/// is what travels in this time, between limits.
 const UNANSWERED_MIRRORED: Duration = Duration::from_millis(50);
 const UNANSWERED_MIRRORED_MIN: f64 = 256e3;
 const UNANSWERED_MIRRORED_MAX: f64 = 4e6;
@@ -48,7 +51,8 @@ const KNOWN_BYTES_MAX: usize = 24 << 20;
 const ENCODERS_MAX: usize = 8;
 /// Threads beside the encoders.
 const ASKERS: usize = 2;
-/// Pages of a batch while the machine stands still: small enough that all encoders have some. Or that none is under way for long.
+/// Pages of a batch while the machine stands still: small enough that all encoders have some. Or that none is
+/// under way for long.
 const URGENT_PAGES: usize = 64;
 /// Niceness of encoders while the machine runs: it comes first.
 const NICE: i32 = 5;
@@ -254,7 +258,8 @@ impl<'a> Pipeline<'a> {
         Ok(())
     }
 
-    /// Leaves out pages of memory that are in files which the machine boots from, and tells the target where; how long the link took.
+    /// Leaves out pages of memory that are in files which the machine boots from, and tells the target where;
+    /// how long the link took.
     fn name_places(&self, job: &Job, verdicts: &mut [PageEncoding]) -> Result<Duration, BoxError> {
         if job.array != MEMORY || self.boot.is_empty() {
             return Ok(Duration::ZERO);
@@ -331,7 +336,8 @@ impl<'a> Pipeline<'a> {
         self.choice.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters an answer to a message of so many bytes, and waits until those of at most `max` bytes are outstanding.
+    /// Enters an answer to a message of so many bytes, and waits until those of at most `max` bytes are
+    /// outstanding.
     fn answered_but(
         &self,
         max: usize,
@@ -472,8 +478,8 @@ impl Sink for PageSender<'_, '_> {
         self.line.link.limit_rate(rate);
     }
 
-    /// The next version of a page travels as its difference to the last one: while there is room to remember that one,
-    /// even the hottest page is sent once ahead of the pause.
+    /// The next version of a page travels as its difference to the last one: while there is room to remember
+    /// that one, even the hottest page is sent once ahead of the pause.
     fn wants_first_versions(&self) -> bool {
         self.line.known.has_room()
     }
@@ -510,8 +516,8 @@ impl Sink for PageSender<'_, '_> {
         self.line.finish().map_err(undelivered)
     }
 
-    /// Of rounds: what is carried beside them says nothing about what a page of theirs comes to. Between two rounds, when mirrors are armed,
-    /// all that was sent is answered, and nothing is carried yet.
+    /// Of rounds: what is carried beside them says nothing about what a page of theirs comes to. Between two
+    /// rounds, when mirrors are armed, all that was sent is answered, and nothing is carried yet.
     fn bytes_out(&self) -> u64 {
         let bytes = self.line.link.bytes_sent() - self.bytes_before;
         if !self.line.carries() && self.line.apart.get().is_none() {

@@ -17,26 +17,28 @@ pub const OFFER: u16 = 0x0100;
 pub const BOOT_FILE: u16 = 0x0101;
 /// Pages; header [`PagesHeader`], payload as in [`crate::page_batch`].
 pub const PAGES: u16 = 0x0102;
-/// All pages are sent; header [`FinishHeader`], payload the rest of the device state as one zstd frame. Answered, with [`Prepared`], once
-/// loaded and written down.
+/// All pages are sent; header [`FinishHeader`], payload the rest of the device state as one zstd frame.
+/// Answered, with [`Prepared`], once loaded and written down.
 pub const FINISH: u16 = 0x0103;
-/// The source has committed: run it; header [`HandoverId`]. May come again. The first is answered with [`RunningSince`].
+/// The source has committed: run it; header [`HandoverId`]. May come again. The first is answered with
+/// [`RunningSince`].
 pub const COMMIT: u16 = 0x0104;
 /// The source has given up; header [`HandoverId`].
 pub const ABORT: u16 = 0x0105;
 
-/// Has the target these pages anywhere; header [`PageQuery`], reply [`PageQueryReply`]. Those that it has are where they belong then.
-/// In no order with other messages.
+/// Has the target these pages anywhere; header [`PageQuery`], reply [`PageQueryReply`]. Those that it has are
+/// where they belong then. In no order with other messages.
 pub const QUERY_PAGES: u16 = 0x0107;
 
-/// How the device state will most likely begin; header [`HandoverId`], payload one zstd frame. Before [`FINISH`], at most once.
+/// How the device state will most likely begin; header [`HandoverId`], payload one zstd frame. Before
+/// [`FINISH`], at most once.
 pub const EARLY_STATE: u16 = 0x0108;
 
 /// Pages of memory that the target finds in the files of the offer; header [`FilePages`].
 pub const BOOT_FILE_PAGES: u16 = 0x0109;
 
-/// Frames that came for the machine on its old host; header [`StraysHead`](crate::late_frames::StraysHead), payload the frames. After [`COMMIT`], in no
-/// order with it.
+/// Frames that came for the machine on its old host; header [`StraysHead`](crate::late_frames::StraysHead),
+/// payload the frames. After [`COMMIT`], in no order with it.
 pub const LATE_FRAMES: u16 = 0x010a;
 
 /// Most bytes of a blob in one message.
@@ -100,7 +102,8 @@ pub struct Offer {
     pub processor: String,
     /// Where its network stays, if that is not to be the target's.
     pub tunnel: Option<HomeNetwork>,
-    /// Capsules that the source has whole and that resemble it, the best first: an array may begin as an image of one.
+    /// Capsules that the source has whole and that resemble it, the best first: an array may begin as an
+    /// image of one.
     pub bases: Vec<CapsuleId>,
     /// Files under its disks that the target may reach as well.
     pub files: Vec<SharedFile>,
@@ -123,8 +126,8 @@ pub struct BackupHost {
     pub request: String,
 }
 
-/// A file that lies under a disk and is never written. Both hosts reach the same one if a mark that the source has just
-/// laid beside it is there on the target.
+/// A file that lies under a disk and is never written. Both hosts reach the same one if a mark that the
+/// source has just laid beside it is there on the target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedFile {
     /// Which disk, from 0.

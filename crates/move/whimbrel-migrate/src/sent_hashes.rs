@@ -1,11 +1,12 @@
 //! What the target has of pages that may be sent again: not the pages, but marks of their blocks.
 //!
-//! Eight bytes for 64: an eighth of the memory that the pages would take, and enough to tell which blocks changed, which is all
-//! that has to travel. A changed block with an unchanged mark would be lost; marks are 64 bits of xxh3 under a seed that nobody
-//! outside knows, so that takes 2^64 changed blocks, and whose guest finds one has only damaged itself.
+//! Eight bytes for 64: an eighth of the memory that the pages would take, and enough to tell which blocks
+//! changed, which is all that has to travel. A changed block with an unchanged mark would be lost; marks are
+//! 64 bits of xxh3 under a seed that nobody outside knows, so that takes 2^64 changed blocks, and whose guest
+//! finds one has only damaged itself.
 //!
-//! Bounded. While there is room every page enters, since nobody knows yet which will be written; once full, a page
-//! that is known to be hot takes the place of one that was sent once and never again.
+//! Bounded. While there is room every page enters, since nobody knows yet which will be written; once full, a
+//! page that is known to be hot takes the place of one that was sent once and never again.
 
 use crate::page_batch::{BLOCK, BLOCKS};
 use std::collections::HashMap;
@@ -75,7 +76,8 @@ impl SentHashes {
         }
     }
 
-    /// The same if something is kept of the page, and otherwise nothing: for a page that is cheap to send again.
+    /// The same if something is kept of the page, and otherwise nothing: for a page that is cheap to send
+    /// again.
     pub(crate) fn renew(&mut self, array: u32, page: u64, marks: &BlockHashes) -> bool {
         let Some(kept) = self.kept.get_mut(&(array, page)) else { return false };
         // Sent a second time: that is what hot means.

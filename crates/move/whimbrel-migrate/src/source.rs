@@ -59,7 +59,8 @@ pub struct MigrationJob<'a, 's> {
     pub policy: &'a dyn StopPolicy,
     /// Whether pages may stay here at the pause, for the target to fetch.
     pub leaving: Option<&'a mut DeferredPages>,
-    /// Disks whose writes are carried to the target too once their mirror is armed, by their arrays. Each has ended when [`migrate`] returns.
+    /// Disks whose writes are carried to the target too once their mirror is armed, by their arrays. Each has
+    /// ended when [`migrate`] returns.
     pub mirrors: &'a [(usize, Arc<Mirror>)],
     /// A third host that is to have all of the machine as of the pause before it is handed over.
     pub third: Option<&'a mut dyn BackupSink>,
@@ -75,7 +76,8 @@ pub trait BackupSink {
     /// Copies what the third host has not seen, while the machine runs: the target is ready for it.
     fn ahead(&mut self, ledgers: &mut [DirtyLog]) -> Result<(), BoxError>;
 
-    /// Copies the rest, with the device state, of the machine that stands still: returns once the third host has all of it.
+    /// Copies the rest, with the device state, of the machine that stands still: returns once the third host
+    /// has all of it.
     fn at_pause(&mut self, ledgers: &mut [DirtyLog], device_state: &[u8]) -> Result<(), BoxError>;
 }
 
@@ -167,8 +169,8 @@ pub enum MigrateError {
 
 /// Copies the machine to the target and hands it over, up to and including the commit point.
 ///
-/// On success the machine is paused here and must never run here again: follow with [`confirm`], then free it.
-/// On failure it runs here as before.
+/// On success the machine is paused here and must never run here again: follow with [`confirm`], then free
+/// it. On failure it runs here as before.
 pub fn migrate(mut job: MigrationJob<'_, '_>) -> Result<HandedOver, MigrateError> {
     let handover = job.offer.handover;
     let mut state = Source::Copying;
@@ -183,8 +185,8 @@ pub fn migrate(mut job: MigrationJob<'_, '_>) -> Result<HandedOver, MigrateError
             {
                 tracing::error!(%error, "the machine stays paused after a failed migration");
             }
-            // The abort is a courtesy, and its answer takes as long as a target needs to clear up: a target that does not hear it drops
-            // the arrival with the connection, or keeps it paused until told.
+            // The abort is a courtesy, and its answer takes as long as a target needs to clear up: a target
+            // that does not hear it drops the arrival with the connection, or keeps it paused until told.
             if let Err(unheard) = abort(job.link, handover) {
                 tracing::debug!(%handover, %unheard, "the target did not hear that the migration was given up");
             }
@@ -273,7 +275,8 @@ fn send_state_ahead(job: &mut MigrationJob<'_, '_>) -> Result<Vec<u8>, BoxError>
     Ok(ahead)
 }
 
-/// Sends the end of the copy and what of the device state is not there yet; the answer says that the target is ready.
+/// Sends the end of the copy and what of the device state is not there yet; the answer says that the target
+/// is ready.
 fn finish(job: &MigrationJob<'_, '_>, state: &[u8], ahead: &[u8]) -> Result<Prepared, MigrateError> {
     let same = match state.starts_with(ahead) {
         true => ahead.len(),
@@ -375,9 +378,9 @@ fn send_blob(job: &MigrationJob<'_, '_>, digest: Digest, size: u64) -> Result<()
     Ok(())
 }
 
-/// Waits for the answer to the word that the machine is the target's, and repeats it until there is one. `connect` makes a new connection; `wait`
-/// sleeps between attempts and answers whether to go on. Returns since when the machine runs there, as far as the target says, once it has
-/// confirmed.
+/// Waits for the answer to the word that the machine is the target's, and repeats it until there is one.
+/// `connect` makes a new connection; `wait` sleeps between attempts and answers whether to go on. Returns
+/// since when the machine runs there, as far as the target says, once it has confirmed.
 pub fn confirm(
     handover: HandoverId,
     first: PendingCommit,

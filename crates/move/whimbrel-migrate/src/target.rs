@@ -34,15 +34,18 @@ pub type HostError = Box<dyn Error + Send + Sync>;
 
 /// Where machines land: reserves room for them.
 pub trait TargetHost: Send + Sync {
-    /// Reserves name, memory, disks and devices for `offer`, or says why not; a [`Incompatibility`] is told to the source as one.
+    /// Reserves name, memory, disks and devices for `offer`, or says why not; a [`Incompatibility`] is told
+    /// to the source as one.
     fn reserve(&self, offer: &Offer) -> Result<Box<dyn IncomingMachine>, HostError>;
 
-    /// Fills `out` with the page of this digest, if it is anywhere on this host. It was checked against the digest.
+    /// Fills `out` with the page of this digest, if it is anywhere on this host. It was checked against the
+    /// digest.
     fn page(&self, _digest: &Digest, _out: &mut [u8; PAGE_SIZE]) -> bool {
         false
     }
 
-    /// Frames came for a machine that arrives or has arrived: it gets them once it runs. What cannot be delivered is dropped.
+    /// Frames came for a machine that arrives or has arrived: it gets them once it runs. What cannot be
+    /// delivered is dropped.
     fn strays(&self, _handover: HandoverId, _strays: Vec<LateFrame>) {}
 }
 
@@ -74,19 +77,21 @@ pub trait IncomingMachine: Send {
     /// Reads pages of an array back.
     fn read(&self, array: usize, run: PageRun, out: &mut [u8]) -> Result<(), HostError>;
 
-    /// Pages that stay with the source, for this side to fetch once the machine runs; `piece` as in `postcopy::sets`.
+    /// Pages that stay with the source, for this side to fetch once the machine runs; `piece` as in
+    /// `postcopy::sets`.
     fn add_missing(&mut self, owed: &MissingPages, piece: &[u8]) -> Result<(), HostError> {
         let _ = (owed, piece);
         Err("this host takes no machine of which pages stay elsewhere".into())
     }
 
-    /// Whether what it arrives in is still there: pages written to a process that has ended are lost without an error.
+    /// Whether what it arrives in is still there: pages written to a process that has ended are lost without
+    /// an error.
     fn is_alive(&self) -> bool {
         true
     }
 
-    /// How its device state will most likely begin, while it still runs elsewhere: a chance to load as much. What comes may
-    /// differ.
+    /// How its device state will most likely begin, while it still runs elsewhere: a chance to load as much.
+    /// What comes may differ.
     fn expect_state(&mut self, ahead: &[u8]) -> Result<(), HostError> {
         let _ = ahead;
         Ok(())
@@ -118,8 +123,8 @@ struct Arriving {
     state_ahead: Vec<u8>,
 }
 
-/// Most handovers that were given up and whose late offers are still refused. One is of use for as long as the connection
-/// of its offer lives.
+/// Most handovers that were given up and whose late offers are still refused. One is of use for as long as
+/// the connection of its offer lives.
 const FORGOTTEN_MAX: usize = 4096;
 
 /// All machines that are arriving at this host, and what became of earlier ones.
@@ -177,7 +182,8 @@ impl IncomingMigrations {
         Ok(())
     }
 
-    /// A machine that came by this handover is this host's, says its record: a source that has not heard is told.
+    /// A machine that came by this handover is this host's, says its record: a source that has not heard is
+    /// told.
     pub fn adopt_arrived(&self, handover: HandoverId) {
         self.ended().insert(handover, Target::Running);
     }
@@ -261,8 +267,8 @@ impl IncomingMigrations {
         }
     }
 
-    /// What is not known here is ended all the same: its offer may still be on its way, or at work. Answers whether it was
-    /// unknown.
+    /// What is not known here is ended all the same: its offer may still be on its way, or at work. Answers
+    /// whether it was unknown.
     fn unheard(&self, handover: HandoverId) -> bool {
         // Held until it is entered, so that no offer comes in between.
         let table = self.table();
@@ -429,7 +435,8 @@ impl Arriving {
         pages.batch.zero.iter().try_for_each(|run| self.arrival.zero(array, *run)).map_err(TargetError::write)
     }
 
-    /// Takes pages of memory from the files that it boots from. None is stored before all of them are what they were on the source.
+    /// Takes pages of memory from the files that it boots from. None is stored before all of them are what
+    /// they were on the source.
     fn file_pages(&mut self, pages: &FilePages) -> Result<(), TargetError> {
         self.receiving()?;
         if !pages.is_sound(self.arrays[MEMORY], &self.blobs) {

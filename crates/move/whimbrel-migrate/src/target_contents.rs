@@ -73,7 +73,8 @@ impl TargetContents {
         Ok(left)
     }
 
-    /// What to do with the pages of `runs`, whose content is `data`. They are thought to be on the target from now on.
+    /// What to do with the pages of `runs`, whose content is `data`. They are thought to be on the target
+    /// from now on.
     pub(crate) fn pages(
         &self,
         array: usize,

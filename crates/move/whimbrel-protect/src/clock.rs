@@ -1,7 +1,7 @@
 //! Time that goes on while a host sleeps, and that nobody can set. The only `unsafe` of this crate.
 //!
-//! `CLOCK_BOOTTIME` (clock_gettime(2)): unlike `Instant` it counts the time in which the host was suspended, in which a lease
-//! runs out like in any other. Setting the wall clock does not touch it.
+//! `CLOCK_BOOTTIME` (clock_gettime(2)): unlike `Instant` it counts the time in which the host was suspended,
+//! in which a lease runs out like in any other. Setting the wall clock does not touch it.
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ impl BootTime {
     /// This moment.
     pub fn now() -> Self {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `time` is a live, exclusive value of the layout the call writes to, and the clock's number is a constant.
+        // SAFETY: `time` is a live, exclusive value of the layout the call writes to, and the clock's number
+        // is a constant.
         let done = unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut time) };
         // It fails only for clocks that do not exist (Linux 2.6.39 and later have this one).
         assert_eq!(done, 0, "the kernel has no boot time");

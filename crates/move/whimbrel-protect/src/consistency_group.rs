@@ -6,9 +6,10 @@
 //!   Send:   each says that its standby has the epoch    when all have: everybody's output leaves; the next round
 //! ```
 //!
-//! So no machine goes on before all stand still, which is the one instant; and nobody outside sees output of an epoch
-//! before every standby has that epoch. Who leaves is not waited for. Who comes in the middle of a round takes part from the
-//! next one on. `tests/group.rs` checks that over orders of events, comings and leavings.
+//! So no machine goes on before all stand still, which is the one instant; and nobody outside sees output of
+//! an epoch before every standby has that epoch. Who leaves is not waited for. Who comes in the middle of a
+//! round takes part from the next one on. `tests/group.rs` checks that over orders of events, comings and
+//! leavings.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -9,9 +9,10 @@
 //!   output of 1 leaves <- committed 1
 //! ```
 //!
-//! One epoch is under way at a time; while it is, the machine runs on and its output waits. Whatever is lost, repeated or late,
-//! the standby's machine is that of a whole epoch, and no output has left that it does not account for.
-//! `tests/epoch_model.rs` checks that against every order of messages, losses, repetitions and takeovers.
+//! One epoch is under way at a time; while it is, the machine runs on and its output waits. Whatever is lost,
+//! repeated or late, the standby's machine is that of a whole epoch, and no output has left that it does not
+//! account for. `tests/epoch_model.rs` checks that against every order of messages, losses, repetitions and
+//! takeovers.
 
 /// The primary's side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,10 +1,11 @@
 //! The cut of an epoch: everything that happens while the machine stands still.
 //!
-//! Pause, take what changed, copy it aside, take the device state, go on. The room for what is copied aside is kept from
-//! epoch to epoch, so that the pause does not pay for fresh memory; after a large epoch it is given back.
+//! Pause, take what changed, copy it aside, take the device state, go on. The room for what is copied aside
+//! is kept from epoch to epoch, so that the pause does not pay for fresh memory; after a large epoch it is
+//! given back.
 //!
-//! Invariant: a page taken from a ledger is in the cut, or given back. A machine paused here runs when this returns,
-//! also after a failure, as far as it still obeys.
+//! Invariant: a page taken from a ledger is in the cut, or given back. A machine paused here runs when this
+//! returns, also after a failure, as far as it still obeys.
 
 use crate::{error::PrimaryError, protocol::EPOCH_BYTES_MAX, stats::EpochPause};
 use std::time::{Duration, Instant};
@@ -62,8 +63,8 @@ impl EpochCapture {
         }
         subject.machine.about_to_pause();
         let begun = Instant::now();
-        // The devices are asked while what was written is looked for and copied: asking them changes no memory, which a migration
-        // of QEMU's own relies on too.
+        // The devices are asked while what was written is looked for and copied: asking them changes no
+        // memory, which a migration of QEMU's own relies on too.
         subject.machine.pause_for_state()?;
         self.pause = EpochPause { stop: begun.elapsed(), ..EpochPause::default() };
         let mut taken = Vec::with_capacity(subject.ledgers.len());

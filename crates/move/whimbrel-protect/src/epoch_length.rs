@@ -1,11 +1,13 @@
 //! How long an epoch lasts of which nobody waits for anything. Pure.
 //!
-//! Epochs are there for what the machine sends: that waits for one. A machine that sends nothing may be left alone for several times as
-//! long, and each pause less is time that it computes. The moment something waits, and the usual length has passed, the epoch is cut; so
-//! nobody ever waits longer for a cut than without this. What is longer is the work that a takeover loses, which nobody has seen.
+//! Epochs are there for what the machine sends: that waits for one. A machine that sends nothing may be left
+//! alone for several times as long, and each pause less is time that it computes. The moment something waits,
+//! and the usual length has passed, the epoch is cut; so nobody ever waits longer for a cut than without
+//! this. What is longer is the work that a takeover loses, which nobody has seen.
 //!
-//! What would make somebody wait longer is an epoch that takes long to send because it was long. So the length grows by the usual one
-//! with each epoch that was sent within half of that, and is halved by one that was not.
+//! What would make somebody wait longer is an epoch that takes long to send because it was long. So the
+//! length grows by the usual one with each epoch that was sent within half of that, and is halved by one that
+//! was not.
 //!
 //! Invariant: never less than the usual length, never more than it may be, nor than [`LONGEST`].
 

@@ -1,8 +1,9 @@
 //! Copies of whole epochs, made on the standby while it follows on.
 //!
-//! A copy has every page that was written since the one before, as of the end of one epoch. It is read little by little; a page that
-//! a later epoch writes over before its turn has come is put aside first. So an epoch waits for nothing but the copying
-//! of such pages, and never for whoever stores the copy: who is too slow loses it, and the next one has its pages too.
+//! A copy has every page that was written since the one before, as of the end of one epoch. It is read little
+//! by little; a page that a later epoch writes over before its turn has come is put aside first. So an epoch
+//! waits for nothing but the copying of such pages, and never for whoever stores the copy: who is too slow
+//! loses it, and the next one has its pages too.
 //!
 //! Memory: three bits a page of the machine, and [`ASIDE_BYTES_MAX`].
 
@@ -14,7 +15,8 @@ use whimbrel_migrate::target::IncomingMachine;
 pub const ASIDE_BYTES_MAX: usize = 64 << 20;
 /// Pages that are looked at and read together.
 const GRANULE: u64 = 64;
-/// Granules that are looked at without finding a page: an epoch that ends meanwhile waits for as long as that takes, or reading one.
+/// Granules that are looked at without finding a page: an epoch that ends meanwhile waits for as long as that
+/// takes, or reading one.
 const LOOKED_MAX: usize = 1024;
 /// Pages put aside that are handed on at once.
 const HANDED_MAX: usize = 1024;
@@ -79,7 +81,8 @@ struct Copying {
 }
 
 impl EpochSnapshots {
-    /// Arrays of these lengths. What is in them is in no copy yet: nothing if they are `fresh`, which is all zeros.
+    /// Arrays of these lengths. What is in them is in no copy yet: nothing if they are `fresh`, which is all
+    /// zeros.
     pub(crate) fn new(arrays: &[u64], fresh: bool) -> Self {
         let set = |pages: &u64| if fresh { PageSet::empty(*pages) } else { PageSet::full(*pages) };
         Self { since: arrays.iter().map(set).collect(), copying: None, copies: 0, lost: SnapshotLost::Over }

@@ -1,7 +1,8 @@
 //! Protection by inputs: whole epochs seldom, what reaches the guest often. Pure.
 //!
-//! What the guest sends leaves once the standby has every input that came before it ([`turn`]). The standby keeps inputs until an epoch is whole
-//! that has them ([`InputLog`]); whoever takes over from that epoch is given those that came after it once more.
+//! What the guest sends leaves once the standby has every input that came before it ([`turn`]). The standby
+//! keeps inputs until an epoch is whole that has them ([`InputLog`]); whoever takes over from that epoch is
+//! given those that came after it once more.
 
 use crate::{
     error::StandbyError,
@@ -39,7 +40,8 @@ pub trait InputChannel {
 /// Tells the standby what it lacks, then lets go what was sent before that began.
 pub fn turn<G: InputChannel>(gateway: &mut G) -> Result<(), G::Error> {
     let cut = gateway.cut();
-    // Looked at second: an input is recorded before the guest has it, so all that led to what was cut is recorded by now.
+    // Looked at second: an input is recorded before the guest has it, so all that led to what was cut is
+    // recorded by now.
     let recorded = gateway.recorded();
     while gateway.ship_inputs()? < recorded {}
     gateway.release(cut);
@@ -145,7 +147,8 @@ impl InputLog {
         }
     }
 
-    /// What a machine is to be given once more that goes on from this epoch, and the fingerprints of what has left.
+    /// What a machine is to be given once more that goes on from this epoch, and the fingerprints of what has
+    /// left.
     pub fn take(&mut self, current: Option<u64>) -> (Vec<LoggedInput>, Vec<u64>) {
         self.drop_committed(current);
         let log = std::mem::take(self);

@@ -1,21 +1,22 @@
 //! Who may run the machine when the hosts lose each other: three pure state machines.
 //!
-//! Two things let the primary's machine be seen to run: the *lease* that the witness holds for it, and the standby's
-//! *promise* not to take over yet. Each lasts for one term from when the primary asked for it, less an eighth. The standby runs
-//! the machine only after its own promise has run out and the witness, once the lease has run out too, has said yes.
-//! Or after the primary has yielded for good.
+//! Two things let the primary's machine be seen to run: the *lease* that the witness holds for it, and the
+//! standby's *promise* not to take over yet. Each lasts for one term from when the primary asked for it, less
+//! an eighth. The standby runs the machine only after its own promise has run out and the witness, once the
+//! lease has run out too, has said yes. Or after the primary has yielded for good.
 //!
 //! - Witness gone: primary and standby go on as long as they see each other.
-//! - Standby gone: the primary asks the witness to *close* the protection. Then the standby never gets a yes, and the primary
-//!   needs no lease any more.
+//! - Standby gone: the primary asks the witness to *close* the protection. Then the standby never gets a yes,
+//!   and the primary needs no lease any more.
 //! - Primary gone: the standby gets its yes one term later.
 //! - Alone against the other two: the primary stops before its lease can pass on, the standby gets no yes.
-//! - No witness at all: the standby never asks by itself. A person says that the primary is dead, and answers for it.
+//! - No witness at all: the standby never asks by itself. A person says that the primary is dead, and answers
+//!   for it.
 //!
-//! Clocks are only compared with themselves ([`BootTime`]). The eighth covers how much slower than the others the primary's
-//! clock may be (over a term; quartz is four orders of magnitude better, and a clock that is being slewed two), and how long the
-//! primary takes to stop. `tests/lease_model.rs` checks the rules against every order of messages, losses, repetitions,
-//! restarts and clocks that drift by as much.
+//! Clocks are only compared with themselves ([`BootTime`]). The eighth covers how much slower than the others
+//! the primary's clock may be (over a term; quartz is four orders of magnitude better, and a clock that is
+//! being slewed two), and how long the primary takes to stop. `tests/lease_model.rs` checks the rules against
+//! every order of messages, losses, repetitions, restarts and clocks that drift by as much.
 
 use crate::{
     clock::BootTime,
@@ -91,8 +92,8 @@ pub struct WitnessLease {
 }
 
 impl WitnessLease {
-    /// A protection as it is registered, or as a restarted witness finds it. What it granted before it restarted it does not
-    /// know; all of that has run out a term from now.
+    /// A protection as it is registered, or as a restarted witness finds it. What it granted before it
+    /// restarted it does not know; all of that has run out a term from now.
     pub fn new(stand: WitnessState, term: Duration, now: BootTime) -> Self {
         Self { stand, term, expires: now.after(term) }
     }
@@ -153,7 +154,8 @@ pub enum PrimaryState {
 }
 
 impl PrimaryLease {
-    /// A protection begins. With a witness, nothing may be seen of the machine before it has granted the first lease.
+    /// A protection begins. With a witness, nothing may be seen of the machine before it has granted the
+    /// first lease.
     pub fn initial(has_witness: bool, term: Duration) -> Self {
         let never = BootTime(Duration::ZERO);
         Self { stand: PrimaryState::Guarded, has_witness, term, from_witness: never, from_standby: never }
@@ -333,7 +335,8 @@ impl StandbyLease {
         }
     }
 
-    /// What was yielded to it cannot be run here: it stays the primary's. Only while nothing was written down and nobody was told.
+    /// What was yielded to it cannot be run here: it stays the primary's. Only while nothing was written down
+    /// and nobody was told.
     pub fn returns_machine(&mut self) {
         self.fate = StandbyOutcome::Ended;
     }

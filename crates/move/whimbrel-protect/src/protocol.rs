@@ -1,8 +1,8 @@
 //! The messages of a protection. docs/protocols/protect.md tells the story.
 //!
-//! Every message is a request of the wire protocol; its header is one of these types in postcard form, its payload what the
-//! doc of the kind says. Those with pages are handled in the order in which they were sent; those without a payload are
-//! answered at once, however much is on its way.
+//! Every message is a request of the wire protocol; its header is one of these types in postcard form, its
+//! payload what the doc of the kind says. Those with pages are handled in the order in which they were sent;
+//! those without a payload are answered at once, however much is on its way.
 
 use crate::codec::{BlockSize, CodecOptions};
 use serde::{Deserialize, Serialize};
@@ -18,32 +18,38 @@ pub const BLOB: u16 = 0x0301;
 pub const COMPARE_DIGESTS: u16 = 0x0302;
 /// Pages of an epoch; header [`EpochPages`], payload as in [`crate::codec`]; reply [`PagesToResend`].
 pub const EPOCH_PAGES: u16 = 0x0303;
-/// All of an epoch was sent; header [`EpochEnd`], payload the device state if it did not come as pages; reply empty: it is committed.
+/// All of an epoch was sent; header [`EpochEnd`], payload the device state if it did not come as pages; reply
+/// empty: it is committed.
 pub const EPOCH_END: u16 = 0x0304;
 /// The primary lives; header [`ProtectionId`]; reply [`HeartbeatReply`].
 pub const HEARTBEAT: u16 = 0x0305;
-/// The protection ends, the machine stays where it is; header [`EndProtection`]; reply [`StandbyOutcome`]. May come again.
+/// The protection ends, the machine stays where it is; header [`EndProtection`]; reply [`StandbyOutcome`].
+/// May come again.
 pub const END: u16 = 0x0306;
-/// The primary will never run the machine again; header [`ProtectionId`]; reply [`StandbyOutcome`] when it runs. May come again.
+/// The primary will never run the machine again; header [`ProtectionId`]; reply [`StandbyOutcome`] when it
+/// runs. May come again.
 pub const YIELD: u16 = 0x0307;
 /// What a witness is asked; header [`WitnessRequest`], reply [`crate::lease::Verdict`].
 pub const WITNESS: u16 = 0x0308;
-/// What reached the guest, and what has left; header [`InputFrames`], payload the frames; reply empty: they are kept.
+/// What reached the guest, and what has left; header [`InputFrames`], payload the frames; reply empty: they
+/// are kept.
 pub const INPUTS: u16 = 0x0309;
 
 /// Most frames in one [`INPUTS`], and most bytes of all but the last of them.
 pub const INPUTS_FRAMES_MAX: usize = 4096;
 /// See [`INPUTS_FRAMES_MAX`].
 pub const INPUTS_BYTES_MAX: usize = 2 << 20;
-/// Most bytes of content in all pages of an epoch. What is dirty beyond that comes as a copy that is no epoch.
+/// Most bytes of content in all pages of an epoch. What is dirty beyond that comes as a copy that is no
+/// epoch.
 pub const EPOCH_BYTES_MAX: usize = 256 << 20;
-/// The array that the device state of an epoch is sent as, cut into pages: most of it is as it was in the one before.
+/// The array that the device state of an epoch is sent as, cut into pages: most of it is as it was in the one
+/// before.
 pub const DEVICES: u32 = u32::MAX;
 /// Most pages in one question which of them differ.
 pub const COMPARE_PAGES_MAX: u64 = 1 << 16;
 
-/// Names one protection of one machine, from its beginning until it has ended or the standby has taken over. Random: what a
-/// later one may do, an earlier one may not.
+/// Names one protection of one machine, from its beginning until it has ended or the standby has taken over.
+/// Random: what a later one may do, an earlier one may not.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ProtectionId(pub [u8; 16]);
 
@@ -87,11 +93,13 @@ pub struct StartRequest {
     pub lease_ms: u32,
     /// Who decides when the two hosts lose each other; none if a person does.
     pub witness: Option<WitnessAddress>,
-    /// How the standby is to protect the machine when it has taken it over: a request of its own API. None if not at all.
+    /// How the standby is to protect the machine when it has taken it over: a request of its own API. None if
+    /// not at all.
     pub then: Option<String>,
     /// Which epochs the standby is to keep as capsules; none if none.
     pub keep: Option<SnapshotRule>,
-    /// Who is the primary, if that is not who sends this: its machine is about to move there ([`crate::inherited_primary`]).
+    /// Who is the primary, if that is not who sends this: its machine is about to move there
+    /// ([`crate::inherited_primary`]).
     pub heir: Option<HostName>,
 }
 

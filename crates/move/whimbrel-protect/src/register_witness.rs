@@ -1,12 +1,15 @@
-//! A witness that only keeps what is written: the rules of [`Witness`](crate::lease::Witness) for a register without a clock.
+//! A witness that only keeps what is written: the rules of [`Witness`](crate::lease::Witness) for a register
+//! without a clock.
 //!
-//! A store of keys that changes one key in one transaction can be a witness: a key a protection says how it stands, and has a revision that
-//! every write raises, also one of the same value. A renewal writes `Open` over `Open`. Whether the lease has run out nobody there knows; the
-//! standby finds out by its own clock: a revision that it has seen for a whole term, and that is still there in the very transaction that
-//! takes the machine, is of a renewal that was *asked for* more than a term ago. So no clock of the store matters, nor
+//! A store of keys that changes one key in one transaction can be a witness: a key a protection says how it
+//! stands, and has a revision that every write raises, also one of the same value. A renewal writes `Open`
+//! over `Open`. Whether the lease has run out nobody there knows; the standby finds out by its own clock: a
+//! revision that it has seen for a whole term, and that is still there in the very transaction that takes the
+//! machine, is of a renewal that was *asked for* more than a term ago. So no clock of the store matters, nor
 //! how coarse its own leases are.
 //!
-//! Invariants, as for a host: `Open` becomes `Taken` or `Closed` once, and stays that. `tests/lease_model.rs` checks them in place of a host's.
+//! Invariants, as for a host: `Open` becomes `Taken` or `Closed` once, and stays that. `tests/lease_model.rs`
+//! checks them in place of a host's.
 
 use crate::{
     clock::BootTime,
@@ -37,7 +40,8 @@ pub enum RegisterRequest {
 pub enum RegisterReply {
     /// It did.
     Done,
-    /// It did not, or was only to tell. So it stands, and of this revision it is; none if nothing is known of it.
+    /// It did not, or was only to tell. So it stands, and of this revision it is; none if nothing is known of
+    /// it.
     Stands(Option<(WitnessState, u64)>),
 }
 
@@ -88,7 +92,8 @@ impl RegisterWitness {
             (RegisterReply::Done, _) => WitnessReply::Yes,
             (RegisterReply::Stands(None), WitnessQuery::Forget) => WitnessReply::Yes,
             (RegisterReply::Stands(None), _) => WitnessReply::Unknown,
-            // Whoever registers has made up a new id: it is of nobody else, or of a question of before whose answer was lost.
+            // Whoever registers has made up a new id: it is of nobody else, or of a question of before whose
+            // answer was lost.
             (RegisterReply::Stands(Some((WitnessState::Open, _))), WitnessQuery::Register { .. }) => {
                 WitnessReply::Yes
             }

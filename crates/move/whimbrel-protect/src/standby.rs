@@ -1,10 +1,12 @@
-//! The receiving side: holds an epoch aside until all of it is here and checked, then makes it the machine's state.
+//! The receiving side: holds an epoch aside until all of it is here and checked, then makes it the machine's
+//! state.
 //!
-//! [`crate::epoch::StandbyEpochs`] says what comes when; this file does it to an [`IncomingMachine`], which is what the target of a migration
-//! has: memory and disks of a QEMU that waits. Taking over is the end of such a migration: load the device state, run.
+//! [`crate::epoch::StandbyEpochs`] says what comes when; this file does it to an [`IncomingMachine`], which
+//! is what the target of a migration has: memory and disks of a QEMU that waits. Taking over is the end of
+//! such a migration: load the device state, run.
 //!
-//! A failure to write in the middle of applying an epoch leaves neither the old state nor the new one: the standby then
-//! refuses everything, so that the primary learns that it is unprotected.
+//! A failure to write in the middle of applying an epoch leaves neither the old state nor the new one: the
+//! standby then refuses everything, so that the primary learns that it is unprotected.
 
 use crate::{
     codec::{
@@ -36,7 +38,8 @@ const HELD_PAGES_MAX: usize = (EPOCH_BYTES_MAX + DEVICE_STATE_MAX) / PAGE_SIZE;
 
 /// What there is to take over from, for those who must know while the receiver is at work.
 ///
-/// Cleared before the first byte is written that may leave the machine of no one instant, set once it is whole again.
+/// Cleared before the first byte is written that may leave the machine of no one instant, set once it is
+/// whole again.
 pub struct CommittedEpoch(Mutex<(Option<u64>, Instant)>);
 
 impl CommittedEpoch {
@@ -84,7 +87,8 @@ pub struct EpochReceiver {
 
 /// Who has pages of other machines of the same primary.
 pub trait SiblingPages {
-    /// Reads a page of another protection's standby here, if it can be read now. What it returns may be of any moment.
+    /// Reads a page of another protection's standby here, if it can be read now. What it returns may be of
+    /// any moment.
     fn read(&self, name: &PageReference, out: &mut [u8]) -> bool;
 }
 
@@ -160,7 +164,8 @@ impl EpochReceiver {
         (&self.arrays, self.handover)
     }
 
-    /// Another protection of the same machine begins: what is here is older than it, and may be of no one instant.
+    /// Another protection of the same machine begins: what is here is older than it, and may be of no one
+    /// instant.
     pub fn restart(&mut self) {
         self.current.clear();
         self.state = StandbyEpochs::Filling;
@@ -168,8 +173,8 @@ impl EpochReceiver {
         self.keeping.iter_mut().for_each(|keeping| keeping.abandon(SnapshotLost::Over));
     }
 
-    /// Whether copies of epochs are wanted from now on. The first one has all that was ever written; whether it was the
-    /// first is the answer. Of one that is `fresh` nothing was written yet.
+    /// Whether copies of epochs are wanted from now on. The first one has all that was ever written; whether
+    /// it was the first is the answer. Of one that is `fresh` nothing was written yet.
     pub fn wants_snapshot(&mut self, wanted: bool, fresh: bool) -> bool {
         let first = self.keeping.is_none();
         match wanted {
@@ -384,7 +389,8 @@ impl Held {
         Ok(())
     }
 
-    /// The device state of the epoch, put together from its pages; those that did not come are as they were `before`.
+    /// The device state of the epoch, put together from its pages; those that did not come are as they were
+    /// `before`.
     fn devices(&self, len: usize, before: &[u8]) -> Result<Vec<u8>, StandbyError> {
         let mut state = vec![0; len.next_multiple_of(PAGE_SIZE)];
         for (page, out) in (0..).zip(state.chunks_exact_mut(PAGE_SIZE)) {

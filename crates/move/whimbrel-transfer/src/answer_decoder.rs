@@ -1,8 +1,8 @@
 //! Opening answers: what came is made into objects, and each is compared with the digest it was asked by.
 //!
-//! Pages against older ones are decoded with what this side holds; a leaf of which only the differing pages came is built out of
-//! the older leaf and must have the digest asked for. Anything that does not fit is the peer's fault, and nothing of the
-//! answer is used then.
+//! Pages against older ones are decoded with what this side holds; a leaf of which only the differing pages
+//! came is built out of the older leaf and must have the digest asked for. Anything that does not fit is the
+//! peer's fault, and nothing of the answer is used then.
 
 use crate::{
     BaseImage, ChildSet, CompressionError,
@@ -313,7 +313,8 @@ fn placed(changed: &ChildSet, zero: &ChildSet, at: &mut usize) -> Vec<(usize, Op
     changed.iter().map(place).collect()
 }
 
-/// Compares the pages of a leaf with what was asked; gives the leaf's encoding where only it tells their digests.
+/// Compares the pages of a leaf with what was asked; gives the leaf's encoding where only it tells their
+/// digests.
 fn checked(
     asked: &RequestedLeaf,
     changed: ChildSet,

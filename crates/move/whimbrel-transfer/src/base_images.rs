@@ -1,9 +1,9 @@
-//! Images that the asker holds whole, and how an answer names pages of them: what a frame is coded against besides older pages in
-//! place.
+//! Images that the asker holds whole, and how an answer names pages of them: what a frame is coded against
+//! besides older pages in place.
 //!
-//! The images are counted as one long image, in the order of the request. Pages of it are named by ascending numbers, each as
-//! its distance to the one before in a LEB128 number. A list from a peer is bounded before it is used, and a page it names must be
-//! there; nothing else rests on it.
+//! The images are counted as one long image, in the order of the request. Pages of it are named by ascending
+//! numbers, each as its distance to the one before in a LEB128 number. A list from a peer is bounded before
+//! it is used, and a page it names must be there; nothing else rests on it.
 
 use crate::local_objects::{self, LocalObjects};
 use serde::{Deserialize, Serialize};

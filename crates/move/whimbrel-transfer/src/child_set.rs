@@ -1,8 +1,8 @@
 //! A set of the 256 children of a tree node, and how it travels.
 //!
-//! Up to 31 members are sent as one byte each (the distance to the one before), more as the bitmap of 32 bytes: a leaf of
-//! which eight pages changed costs nine bytes and not 33. Pure; what comes from a peer is refused unless it is what
-//! [`ChildSet::to_bytes`] would have written.
+//! Up to 31 members are sent as one byte each (the distance to the one before), more as the bitmap of 32
+//! bytes: a leaf of which eight pages changed costs nine bytes and not 33. Pure; what comes from a peer is
+//! refused unless it is what [`ChildSet::to_bytes`] would have written.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;

@@ -1,7 +1,8 @@
-//! Bytes compressed for the line: a byte that names the codec, then one zstd frame, alone or against a prefix that both sides
-//! hold, or bytes of LZMA.
+//! Bytes compressed for the line: a byte that names the codec, then one zstd frame, alone or against a prefix
+//! that both sides hold, or bytes of LZMA.
 //!
-//! Contexts of zstd are kept by thread. What is unpacked is never longer than the caller says, whatever the frame claims.
+//! Contexts of zstd are kept by thread. What is unpacked is never longer than the caller says, whatever the
+//! frame claims.
 
 use crate::CompressionLevel;
 use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
@@ -15,7 +16,8 @@ use zstd::zstd_safe::{CCtx, CParameter, DCtx, ErrorCode, ResetDirective, compres
 const WINDOW_LOG_MAX: u32 = 25;
 /// Largest table of a compressor, 16 MiB of memory.
 const HASH_LOG_MAX: u32 = 22;
-/// An entry for four bytes of the span loses nothing that could be measured; clearing more of them costs time.
+/// An entry for four bytes of the span loses nothing that could be measured; clearing more of them costs
+/// time.
 const HASH_LOG_LESS: u32 = 2;
 
 thread_local! {
@@ -26,7 +28,8 @@ thread_local! {
 /// The codecs, by the first byte.
 const ZSTD: u8 = 0;
 const LZMA: u8 = 1;
-/// How far back LZMA looks: an answer of a slow line is hardly longer, and twelve times this is the memory it takes.
+/// How far back LZMA looks: an answer of a slow line is hardly longer, and twelve times this is the memory it
+/// takes.
 const LZMA_WINDOW: u32 = 4 << 20;
 const LZMA_WINDOW_MIN: u32 = 4 << 10;
 

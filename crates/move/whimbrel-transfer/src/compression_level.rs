@@ -1,8 +1,8 @@
 //! How hard an answer is compressed: one number of a request, and what the side that answers makes of it.
 //!
-//! From -7 to 19 it is a level of zstd. Above, pages and blobs by themselves are coded by LZMA, which took 5 to 7 % less than zstd at 17 to
-//! 19 on memory of a compiling guest, in the same time or less. What is coded against older bytes stays with zstd, which takes
-//! those as they are.
+//! From -7 to 19 it is a level of zstd. Above, pages and blobs by themselves are coded by LZMA, which took 5
+//! to 7 % less than zstd at 17 to 19 on memory of a compiling guest, in the same time or less. What is coded
+//! against older bytes stays with zstd, which takes those as they are.
 
 /// LZMA at preset 4: some 3 MB of pages a second and core.
 pub(crate) const DENSER: i8 = 21;

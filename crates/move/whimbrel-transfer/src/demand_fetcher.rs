@@ -1,7 +1,8 @@
 //! What a running machine lacks, fetched at once: the [`RemoteObjects`] of a store.
 //!
-//! Goes before everything that is fetched ahead, and fails rather than wait for a holder that does not answer: whoever reads
-//! shows the stall and asks again. Nothing is kept here; the store keeps what it is given.
+//! Goes before everything that is fetched ahead, and fails rather than wait for a holder that does not
+//! answer: whoever reads shows the stall and asks again. Nothing is kept here; the store keeps what it is
+//! given.
 
 use crate::{
     BoxError, ChildSet, Holders, LocalObjects, SyncError,

@@ -1,4 +1,5 @@
-//! Every decoder of what a peer sends behind one door, for the fuzzer: what a malicious peer reaches with one answer.
+//! Every decoder of what a peer sends behind one door, for the fuzzer: what a malicious peer reaches with one
+//! answer.
 //!
 //! The asker holds one older leaf and one older blob, and asked for a few things of each sort.
 
@@ -60,8 +61,8 @@ impl LocalObjects for Little {
 /// A decoder: whether it accepts a header and a payload.
 type Sort = fn(&[u8], &[u8]) -> bool;
 
-/// Opens bytes as an answer of each sort; whether any of them was accepted. The header comes first, its length before it in two
-/// bytes.
+/// Opens bytes as an answer of each sort; whether any of them was accepted. The header comes first, its
+/// length before it in two bytes.
 pub fn open_anything(bytes: &[u8]) -> bool {
     let Some((len, rest)) = bytes.split_first_chunk::<2>() else { return false };
     let Some((header, payload)) = rest.split_at_checked(u16::from_le_bytes(*len).into()) else {

@@ -1,8 +1,8 @@
 //! Holders of what is wanted, nearest first, and how each of them is doing.
 //!
-//! A link that is lost is dialled again later, after half a second at first and ten at most; one who sent wrong data is not asked
-//! again by this list. Shared by everybody who fetches: a pull sees that a running machine waits for a page ([`Demand`]) and
-//! holds its own requests back meanwhile.
+//! A link that is lost is dialled again later, after half a second at first and ten at most; one who sent
+//! wrong data is not asked again by this list. Shared by everybody who fetches: a pull sees that a running
+//! machine waits for a page ([`Demand`]) and holds its own requests back meanwhile.
 
 use crate::{Link, LinkError, LinkMeter, SyncError, protocol::HasObjects};
 use bytes::Bytes;
@@ -72,8 +72,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Holders {
-    /// A list of `peers`, put in the order of their round trips; those without one keep their order behind the others.
-    /// More than [`PEERS_MAX`] are left out.
+    /// A list of `peers`, put in the order of their round trips; those without one keep their order behind
+    /// the others. More than [`PEERS_MAX`] are left out.
     pub fn new(mut peers: Vec<Box<dyn Holder>>) -> Self {
         peers.sort_by_key(|peer| peer.round_trip().unwrap_or(Duration::MAX));
         peers.truncate(PEERS_MAX);

@@ -1,4 +1,5 @@
-//! Who has what: the holdings that hosts announced. In memory, bounded by host; hosts announce again when they come back.
+//! Who has what: the holdings that hosts announced. In memory, bounded by host; hosts announce again when
+//! they come back.
 
 use crate::protocol::{AnnounceAsk, HOLDINGS_MAX, Holding};
 use std::{

@@ -1,13 +1,14 @@
 //! Copies capsules between stores by tree: what both sides have never travels.
 //!
-//! [`protocol`] has the messages, [`Server`] answers them out of a store, [`Holders`] is the list of holders that are asked,
-//! nearest first, [`DemandFetcher`] fetches what a running machine needs at once, [`pull()`] copies a whole capsule. What is not here:
-//! connections (a [`Link`] is brought), where objects are kept (a [`LocalObjects`]), whom to trust ([`Access`]).
+//! [`protocol`] has the messages, [`Server`] answers them out of a store, [`Holders`] is the list of holders
+//! that are asked, nearest first, [`DemandFetcher`] fetches what a running machine needs at once, [`pull()`]
+//! copies a whole capsule. What is not here: connections (a [`Link`] is brought), where objects are kept (a
+//! [`LocalObjects`]), whom to trust ([`Access`]).
 //!
-//! Invariants: nothing that a peer sent is kept under a digest that is not its own, and nothing counts as part of a capsule before
-//! its digest was compared; every length is bounded before
-//! it is allocated, decompression included; the server keeps nothing between two calls
-//! that an answer depends on. Calls block; threads are plain.
+//! Invariants: nothing that a peer sent is kept under a digest that is not its own, and nothing counts as
+//! part of a capsule before its digest was compared; every length is bounded before it is allocated,
+//! decompression included; the server keeps nothing between two calls that an answer depends on. Calls block;
+//! threads are plain.
 
 mod answer_decoder;
 mod base_images;

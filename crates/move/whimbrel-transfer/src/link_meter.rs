@@ -1,5 +1,5 @@
-//! The rate of a link, and what follows from it: how much may be under way, how large an answer should be, which zstd level
-//! pays. Pure: time comes in as a number.
+//! The rate of a link, and what follows from it: how much may be under way, how large an answer should be,
+//! which zstd level pays. Pure: time comes in as a number.
 
 use crate::compression_level::{DENSER, DENSEST};
 use std::time::Duration;
@@ -99,9 +99,10 @@ pub enum Content {
     Delta,
 }
 
-/// The level (see [`Level`](crate::Level)) for a link of `rate` bytes a second between hosts that spare `cores` for it. The levels are those at
-/// which a core of 2020 still keeps the link busy, with half of it to spare. That is more than thrift: a level that made the holder
-/// slower than the link would be taken for a slow link, and be chosen for ever.
+/// The level (see [`Level`](crate::Level)) for a link of `rate` bytes a second between hosts that spare
+/// `cores` for it. The levels are those at which a core of 2020 still keeps the link busy, with half of it to
+/// spare. That is more than thrift: a level that made the holder slower than the link would be taken for a
+/// slow link, and be chosen for ever.
 pub fn level(rate: Option<u64>, cores: usize, content: Content) -> i8 {
     const MEGABIT: u64 = 1_000_000 / 8;
     let plain: [(u64, i8); 6] = [(4, DENSEST), (12, DENSER), (30, 12), (60, 6), (300, 3), (1000, 1)];

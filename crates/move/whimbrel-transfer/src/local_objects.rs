@@ -21,7 +21,8 @@ pub trait LocalObjects: Send + Sync {
     /// The whole digest of an object with this key, if one is here. It may be missed.
     fn digest_of(&self, key: &ShortDigest) -> Option<Digest>;
 
-    /// Keeps objects, each under its own digest. They are here at once, and durable after [`LocalObjects::flush`].
+    /// Keeps objects, each under its own digest. They are here at once, and durable after
+    /// [`LocalObjects::flush`].
     fn store(&self, kind: Kind, objects: &[&[u8]]) -> Result<(), BoxError>;
 
     /// Makes what was kept durable.

@@ -1,7 +1,8 @@
-//! A tree node as its difference to an older one: which children changed, which are gone, the digests of the others.
+//! A tree node as its difference to an older one: which children changed, which are gone, the digests of the
+//! others.
 //!
-//! Layout: length of the changed set (1 byte), the set, length of the gone set, the set, digests of the changed children that
-//! are there. A leaf of which eight pages changed is 266 bytes instead of 8,226. Pure.
+//! Layout: length of the changed set (1 byte), the set, length of the gone set, the set, digests of the
+//! changed children that are there. A leaf of which eight pages changed is 266 bytes instead of 8,226. Pure.
 
 use crate::ChildSet;
 use whimbrel_core::Digest;

@@ -1,6 +1,8 @@
-//! Answering a request for pages: which of each leaf, against which older ones, in frames of a size that fits the link.
+//! Answering a request for pages: which of each leaf, against which older ones, in frames of a size that fits
+//! the link.
 //!
-//! Leaves are answered in the order wanted until the answer is full; what does not fit is left out and asked again.
+//! Leaves are answered in the order wanted until the answer is full; what does not fit is left out and asked
+//! again.
 
 use crate::{
     BASES_MAX, ChildSet, CompressionLevel, base_images,
@@ -211,7 +213,8 @@ impl Builder<'_> {
 }
 
 impl Builder<'_> {
-    /// What the pages of a frame are coded against: similar pages of base images and their names, then the older versions.
+    /// What the pages of a frame are coded against: similar pages of base images and their names, then the
+    /// older versions.
     fn older(&mut self, parts: &[Part], pages: &[u8]) -> (Vec<u8>, Vec<u8>) {
         let places: HashSet<Digest> = parts.iter().flat_map(|part| &part.places).copied().collect();
         let (numbers, mut older) = self.similar.choose(pages.as_chunks().0, places);

@@ -1,8 +1,9 @@
 //! A frame of pages for the line, coded against older pages that both sides hold.
 //!
-//! The one place that decides how: `encode_pages` and `decode_pages` must agree and nobody else looks inside. The older
-//! pages, one after the other, are the prefix of what is packed, so a page may use its own older version, any
-//! other's, or the pages before it. Pure; what is decoded has the length that the caller bounded.
+//! The one place that decides how: `encode_pages` and `decode_pages` must agree and nobody else looks inside.
+//! The older pages, one after the other, are the prefix of what is packed, so a page may use its own older
+//! version, any other's, or the pages before it. Pure; what is decoded has the length that the caller
+//! bounded.
 
 use crate::{
     CompressionLevel,

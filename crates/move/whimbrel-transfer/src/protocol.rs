@@ -1,7 +1,8 @@
 //! The messages of a sync. docs/protocols/sync.md tells the story.
 //!
-//! Every message is a call of the wire in the range of the store; headers are these types in postcard form. The server
-//! keeps nothing between two calls, and every answer is bounded by the numbers here and by `max_bytes` of its request.
+//! Every message is a call of the wire in the range of the store; headers are these types in postcard form.
+//! The server keeps nothing between two calls, and every answer is bounded by the numbers here and by
+//! `max_bytes` of its request.
 
 use crate::{BaseImage, ChildSet};
 use serde::{Deserialize, Serialize};
@@ -241,8 +242,9 @@ pub enum LeafAnswer {
     Absent,
 }
 
-/// Header of the answer. The leaves are those of all wants in order, children in order of slots; leaves that were left out
-/// for want of room stand at the end and have no entry. The payload is the frames one after the other.
+/// Header of the answer. The leaves are those of all wants in order, children in order of slots; leaves that
+/// were left out for want of room stand at the end and have no entry. The payload is the frames one after the
+/// other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeafPagesReply {
     /// In the order of wants.
@@ -251,7 +253,8 @@ pub struct LeafPagesReply {
     pub frames: Vec<LeafPagesFrame>,
 }
 
-/// A frame of pages: its part of the payload is a list of pages of base images, then what is coded against them.
+/// A frame of pages: its part of the payload is a list of pages of base images, then what is coded against
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeafPagesFrame {
     /// Leaves of which it has the pages.
@@ -262,7 +265,8 @@ pub struct LeafPagesFrame {
     pub bytes: u32,
 }
 
-/// Asks the peer to pull a capsule over this connection; answered when it is whole there and the refs are set.
+/// Asks the peer to pull a capsule over this connection; answered when it is whole there and the refs are
+/// set.
 #[derive(Debug)]
 pub struct RemotePull;
 

@@ -1,8 +1,8 @@
 //! Copies a whole capsule here.
 //!
-//! All that comes is kept as it comes, so a pull that ends early costs at most what was under way, and the next one
-//! walks what is here and goes on. Nothing is named before it is whole. Blobs that come in pieces are the exception:
-//! they live in memory until their digest can be compared.
+//! All that comes is kept as it comes, so a pull that ends early costs at most what was under way, and the
+//! next one walks what is here and goes on. Nothing is named before it is whole. Blobs that come in pieces
+//! are the exception: they live in memory until their digest can be compared.
 
 use crate::{Holders, LocalObjects, PageLookup, SyncError, pull_driver::PullDriver, tree_walk::PageCounts};
 use std::{sync::atomic::AtomicBool, time::Duration};

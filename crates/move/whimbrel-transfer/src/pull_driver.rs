@@ -1,7 +1,7 @@
 //! Carries out what a plan says: the links, the clock and the shelf of a pull.
 //!
-//! One thread, which also decodes; requests overlap. What comes is kept at once, and only what has the digest asked for; who sends
-//! anything else is blamed and what it was asked is asked of another.
+//! One thread, which also decodes; requests overlap. What comes is kept at once, and only what has the digest
+//! asked for; who sends anything else is blamed and what it was asked is asked of another.
 
 use crate::{
     BASES_MAX, BaseImage, Holders, Link, LinkError, LocalObjects, PageLookup, SyncError,
@@ -209,8 +209,8 @@ impl<'a> PullDriver<'a> {
         Ok(())
     }
 
-    /// Whether the holder should look for similar pages anywhere in the images that are here: where the line takes longer for
-    /// what is left than reading those images takes the holder.
+    /// Whether the holder should look for similar pages anywhere in the images that are here: where the line
+    /// takes longer for what is left than reading those images takes the holder.
     fn looks_into_bases(&self, ask: &FetchRequest, rate: Option<u64>) -> bool {
         let pages = !matches!(
             ask.items.first().map(|queued| &queued.item),

@@ -1,9 +1,11 @@
-//! What to ask next, of whom, and how much: the state machine of a pull. Pure: events in, actions out, time is a number.
+//! What to ask next, of whom, and how much: the state machine of a pull. Pure: events in, actions out, time
+//! is a number.
 //!
-//! The nearest holder that is up and may have an item is asked; a farther one only while it is down, or for what it lacks.
-//! Requests go out until the link of a holder has its window under way, each made as large as one answer should be, and none
-//! while somebody waits for a page (`demand`). What is lost with a link is asked again; nothing is asked of anyone while it is
-//! under way, and nothing ever again of one who sent wrong data.
+//! The nearest holder that is up and may have an item is asked; a farther one only while it is down, or for
+//! what it lacks. Requests go out until the link of a holder has its window under way, each made as large as
+//! one answer should be, and none while somebody waits for a page (`demand`). What is lost with a link is
+//! asked again; nothing is asked of anyone while it is under way, and nothing ever again of one who sent
+//! wrong data.
 
 use crate::{ChildSet, protocol::*};
 use std::{
@@ -13,7 +15,8 @@ use std::{
 use whimbrel_core::Digest;
 
 const RETRY_MAX: Duration = Duration::from_secs(10);
-/// Items that may take several answers are cut; these many pages of an unknown leaf are the start of the estimate.
+/// Items that may take several answers are cut; these many pages of an unknown leaf are the start of the
+/// estimate.
 const LEAF_FIRST: f64 = 2000.0;
 const PAGE_FIRST: f64 = 1500.0;
 const DELTA_PAGE: u64 = 300;
@@ -292,7 +295,8 @@ impl PullPlan {
         }
     }
 
-    /// A holder that should be dialled: the nearest that may have the first thing wanted, once its time has come.
+    /// A holder that should be dialled: the nearest that may have the first thing wanted, once its time has
+    /// come.
     fn to_dial(&self, now: Duration) -> Option<usize> {
         let first = self.objects.front().or(self.pages.front())?;
         for (peer, (state, _)) in self.peers.iter().enumerate() {
@@ -330,7 +334,8 @@ impl PullPlan {
     fn ask(&mut self) -> Option<FetchRequest> {
         let enough = self.pages.iter().map(|queued| self.estimate(&queued.item)).take(64).sum::<u64>();
         let most = self.peers.iter().map(|(_, limits)| limits.answer).max()?;
-        // Nodes first, for they tell what else there is; but not more of them than the link can be kept busy without.
+        // Nodes first, for they tell what else there is; but not more of them than the link can be kept busy
+        // without.
         let order = if enough > 4 * most { [false, true] } else { [true, false] };
         order.into_iter().find_map(|objects| self.ask_of(objects))
     }

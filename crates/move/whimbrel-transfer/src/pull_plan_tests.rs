@@ -1,4 +1,5 @@
-//! The plan against holders that are made up: what they lack, when they fail and whom they cheat comes from a seed.
+//! The plan against holders that are made up: what they lack, when they fail and whom they cheat comes from a
+//! seed.
 
 use super::*;
 use proptest::prelude::*;

@@ -1,7 +1,8 @@
 //! Answers out of a store what other hosts ask. Keeps nothing between two calls; every answer is bounded.
 //!
-//! Manifests and refs are for those whom [`Access`] allows them; nodes, pages and blobs for whoever knows their digest,
-//! which one learns from a manifest. Only what lies here is served: a server never asks a third host. Calls block.
+//! Manifests and refs are for those whom [`Access`] allows them; nodes, pages and blobs for whoever knows
+//! their digest, which one learns from a manifest. Only what lies here is served: a server never asks a third
+//! host. Calls block.
 
 use crate::{
     CompressionLevel,
@@ -48,7 +49,8 @@ impl Server {
         Self { store }
     }
 
-    /// Answers a request of the store's range. `Take`, `TakeStatus`, `Announce` and `WhoHas` are the caller's.
+    /// Answers a request of the store's range. `Take`, `TakeStatus`, `Announce` and `WhoHas` are the
+    /// caller's.
     pub fn answer(&self, access: &dyn Access, request: &Request) -> Answer {
         match request.kind {
             ListRefs::KIND => self.catalog(access, request.decode::<ListRefs>()?),

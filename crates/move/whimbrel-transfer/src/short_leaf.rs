@@ -1,17 +1,18 @@
 //! Leaves that are new here, by the first halves of their digests.
 //!
-//! A digest takes 32 bytes and does not shrink. To look a page up in the store or the hash cache the first 16 do, which is all
-//! that those keep; of a page that comes over the line the digest is made here anyway. So a leaf comes as its keys, and is built out of
-//! the pages that were found or came. It counts only once its own digest is the one that was asked for: until then
-//! nothing is known by it, and if it never is (two pages with one key), the leaf is fetched whole.
+//! A digest takes 32 bytes and does not shrink. To look a page up in the store or the hash cache the first 16
+//! do, which is all that those keep; of a page that comes over the line the digest is made here anyway. So a
+//! leaf comes as its keys, and is built out of the pages that were found or came. It counts only once its own
+//! digest is the one that was asked for: until then nothing is known by it, and if it never is (two pages
+//! with one key), the leaf is fetched whole.
 
 use crate::ChildSet;
 use std::collections::HashMap;
 use whimbrel_core::Digest;
 use whimbrel_image::{Node, ShortDigest};
 
-/// Keys of pages that came and are remembered, for leaves that have the same page again, until they are in a pack and found there.
-/// A few megabytes.
+/// Keys of pages that came and are remembered, for leaves that have the same page again, until they are in a
+/// pack and found there. A few megabytes.
 const REMEMBERED: usize = 1 << 16;
 
 /// The keys of a leaf's pages.
@@ -80,7 +81,8 @@ pub(crate) struct ShortLeaves {
 }
 
 impl ShortLeaves {
-    /// A leaf's keys have come: `find` looks for a page on this host. Gives the slots to be asked for, and the leaf if nothing is.
+    /// A leaf's keys have come: `find` looks for a page on this host. Gives the slots to be asked for, and
+    /// the leaf if nothing is.
     pub(crate) fn start(
         &mut self,
         leaf: Digest,

@@ -1,4 +1,5 @@
-//! Choosing, for the pages of a frame, similar pages of images that the asker holds whole, wherever they lie in them.
+//! Choosing, for the pages of a frame, similar pages of images that the asker holds whole, wherever they lie
+//! in them.
 
 use crate::{
     BaseImage,
@@ -21,8 +22,8 @@ impl<'a> SimilarPages<'a> {
         Self { store, images, pages: BasePages::new(store, images) }
     }
 
-    /// Numbers, ascending, and contents of the base pages that resemble `pages`; not those of `have`, which the frame rests on
-    /// anyway.
+    /// Numbers, ascending, and contents of the base pages that resemble `pages`; not those of `have`, which
+    /// the frame rests on anyway.
     pub(crate) fn choose(
         &mut self,
         pages: &[[u8; PAGE_SIZE]],

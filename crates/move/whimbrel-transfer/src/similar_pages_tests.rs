@@ -24,7 +24,8 @@ fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     (0..bytes).map(next).collect()
 }
 
-/// A store with an older image of noise and a newer one, in which the same noise lies elsewhere and begins 777 bytes later.
+/// A store with an older image of noise and a newer one, in which the same noise lies elsewhere and begins
+/// 777 bytes later.
 struct Moved {
     _dir: TempDir,
     store: Store,

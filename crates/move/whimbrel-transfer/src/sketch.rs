@@ -1,10 +1,11 @@
-//! Which pages of an image resemble a given page, wherever they lie: a file that was written anew into other blocks, a program that
-//! was loaded at other addresses.
+//! Which pages of an image resemble a given page, wherever they lie: a file that was written anew into other
+//! blocks, a program that was loaded at other addresses.
 //!
-//! Of every page eight features are kept: the smallest hash of its 16-byte windows, at every byte, in each of eight classes
-//! (one-permutation min-hash: Li, Owen, Zhang, NIPS 2012). A window at every byte finds contents that moved by any distance.
-//! Nothing rests on a sketch but the size of an answer. Sketches are named by the roots of their images, so whoever asks gets the
-//! same one; the last few are kept, for the whole process.
+//! Of every page eight features are kept: the smallest hash of its 16-byte windows, at every byte, in each of
+//! eight classes (one-permutation min-hash: Li, Owen, Zhang, NIPS 2012). A window at every byte finds
+//! contents that moved by any distance. Nothing rests on a sketch but the size of an answer. Sketches are
+//! named by the roots of their images, so whoever asks gets the same one; the last few are kept, for the
+//! whole process.
 
 use crate::base_images::BaseImage;
 use std::{
@@ -38,7 +39,8 @@ type Cell = Arc<OnceLock<Sketch>>;
 static RECENT: Mutex<Vec<(Digest, Cell)>> = Mutex::new(Vec::new());
 
 impl Sketch {
-    /// The sketch of an image, made now if it is not one of the last few. Of pages that cannot be read nothing is known.
+    /// The sketch of an image, made now if it is not one of the last few. Of pages that cannot be read
+    /// nothing is known.
     pub(crate) fn of(store: &Store, image: &BaseImage) -> Cell {
         let cell = {
             let mut recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -78,7 +80,8 @@ impl Sketch {
         Self(entries)
     }
 
-    /// The page most similar to one with these features and in how many of them, if there is any. Of equals `hint`, then the first.
+    /// The page most similar to one with these features and in how many of them, if there is any. Of equals
+    /// `hint`, then the first.
     pub(crate) fn closest(&self, features: &Features, hint: Option<u32>) -> Option<(u32, usize)> {
         let mut found: HashMap<u32, usize> = HashMap::new();
         for feature in features.iter().filter(|feature| **feature != u32::MAX) {
@@ -109,7 +112,8 @@ pub(crate) fn features(page: &[u8; PAGE_SIZE]) -> Features {
         if a == b && a == a.rotate_left(8) {
             continue;
         }
-        // Multiplicative hashing with the golden ratio (Knuth, 6.4); the class from the low bits of the upper half.
+        // Multiplicative hashing with the golden ratio (Knuth, 6.4); the class from the low bits of the upper
+        // half.
         const RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
         let hash = (a.wrapping_mul(RATIO).rotate_left(29) ^ b).wrapping_mul(RATIO);
         let class = (hash >> 29) as usize % FEATURES;

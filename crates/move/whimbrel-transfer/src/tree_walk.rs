@@ -1,9 +1,10 @@
 //! What of a capsule is missing here: goes down its trees as far as they are known and says what to fetch.
 //!
-//! A subtree that equals one of a whole capsule at the same place is never looked into. One that is here is walked without asking
-//! anyone, for a store may hold a node and not all below it. Of what is not here, a leaf with an older version is fetched by its
-//! differing pages; one without is fetched as node, its digests are looked up here and in the holders of this host, and only the
-//! pages that are nowhere are asked for. No network in here; the plan gets what is wanted.
+//! A subtree that equals one of a whole capsule at the same place is never looked into. One that is here is
+//! walked without asking anyone, for a store may hold a node and not all below it. Of what is not here, a
+//! leaf with an older version is fetched by its differing pages; one without is fetched as node, its digests
+//! are looked up here and in the holders of this host, and only the pages that are nowhere are asked for. No
+//! network in here; the plan gets what is wanted.
 
 use crate::{
     ChildSet, LocalObjects, PageLookup, SyncError,
@@ -73,7 +74,8 @@ pub(crate) struct TreeWalk<'a> {
     pairs: HashMap<(Digest, Digest), Rc<(Node, Node)>>,
     /// Pages under way.
     wanted: HashSet<Digest>,
-    /// Whether new leaves come by the halves of their digests: where bytes count more than reading what is here.
+    /// Whether new leaves come by the halves of their digests: where bytes count more than reading what is
+    /// here.
     pub(crate) short: bool,
     short_leaves: ShortLeaves,
 }

@@ -1,7 +1,8 @@
-//! An S3 server on loopback that keeps objects as files, for tests: `s3_server ROOT ADDRESS:PORT [LOG]`. Prints its address.
+//! An S3 server on loopback that keeps objects as files, for tests: `s3_server ROOT ADDRESS:PORT [LOG]`.
+//! Prints its address.
 //!
-//! Buckets are the folders in ROOT. The key is `test`, the secret `test-secret`; who signs with others is refused. Every request
-//! is a line of LOG.
+//! Buckets are the folders in ROOT. The key is `test`, the secret `test-secret`; who signs with others is
+//! refused. Every request is a line of LOG.
 
 use hyper::{
     Request,
@@ -49,8 +50,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("{}", listener.local_addr()?);
     loop {
         let (socket, _) = listener.accept().await?;
-        // Head and body of an answer are two writes: the second would wait until the first is acknowledged. One that is gone already
-        // is noticed when it is served.
+        // Head and body of an answer are two writes: the second would wait until the first is acknowledged.
+        // One that is gone already is noticed when it is served.
         let _ = socket.set_nodelay(true);
         tokio::spawn(attend(socket, service.clone(), log.clone()));
     }

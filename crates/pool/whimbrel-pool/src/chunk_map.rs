@@ -1,14 +1,15 @@
 //! The map of a version: its chunks in order, by number and length, compactly.
 //!
-//! A chunk is a zigzag varint of how far its number is from the one before plus one, and a varint of twice its length, plus one
-//! if it is sealed. Chunks that were written together have numbers in a row, so most take one byte, and three or four for the
-//! length. `docs/formats/pool.md`.
+//! A chunk is a zigzag varint of how far its number is from the one before plus one, and a varint of twice
+//! its length, plus one if it is sealed. Chunks that were written together have numbers in a row, so most
+//! take one byte, and three or four for the length. `docs/formats/pool.md`.
 
 use crate::protocol::{ChunkId, MAX_CHUNK};
 
 /// Most chunks of one file. Long before, the map of most files is longer than [`MAX_MAP`].
 pub const MAX_CHUNKS: usize = 1 << 24;
-/// Most bytes of a map, which a commit carries in one message: half a terabyte in the usual chunks, 11 GiB in single pages.
+/// Most bytes of a map, which a commit carries in one message: half a terabyte in the usual chunks, 11 GiB in
+/// single pages.
 pub const MAX_MAP: u64 = whimbrel_wire::MAX_PAYLOAD as u64;
 
 /// A chunk of a file.

@@ -1,6 +1,7 @@
 //! Connections between members of a pool: how one is dialled, and one kept for each peer.
 //!
-//! A connection that ended is dialled again at the next use. Whom to believe is decided by the key that the manager gave.
+//! A connection that ended is dialled again at the next use. Whom to believe is decided by the key that the
+//! manager gave.
 
 use std::{collections::HashMap, sync::Arc};
 use tokio::sync::Mutex;

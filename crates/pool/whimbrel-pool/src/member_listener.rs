@@ -1,4 +1,5 @@
-//! What a manager and a benefactor have in common: a folder with a key and a list of those who may come, and a socket.
+//! What a manager and a benefactor have in common: a folder with a key and a list of those who may come, and
+//! a socket.
 
 use std::{io, net::SocketAddr, path::Path, sync::Arc};
 use tokio::net::TcpListener;

@@ -1,8 +1,8 @@
 //! What a folder wants of its files: copies, cutting, and which versions are kept. Pure.
 //!
-//! A folder is an application (IV.D of the paper). Files named `A.Ni.Tj` are the states of application A on node Ni at
-//! timestep Tj: for a policy all timesteps of one node are versions of one thing. Other files have the versions that were
-//! written under their name.
+//! A folder is an application (IV.D of the paper). Files named `A.Ni.Tj` are the states of application A on
+//! node Ni at timestep Tj: for a policy all timesteps of one node are versions of one thing. Other files have
+//! the versions that were written under their name.
 
 use crate::chunk::Chunking;
 use serde::{Deserialize, Serialize};
@@ -135,8 +135,9 @@ pub struct Expired<T> {
     pub pinned: bool,
 }
 
-/// Which versions of one series may go, each with the reason, and which would if they were not pinned; `now` in seconds since 1970.
-/// The newest always stays, unless it is too old by `seconds` and nothing else keeps it and `even_newest` is set.
+/// Which versions of one series may go, each with the reason, and which would if they were not pinned; `now`
+/// in seconds since 1970. The newest always stays, unless it is too old by `seconds` and nothing else keeps
+/// it and `even_newest` is set.
 pub fn expired<T: Clone>(
     versions: &[Candidate<T>],
     keep: &Retention,

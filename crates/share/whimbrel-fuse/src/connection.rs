@@ -1,8 +1,9 @@
 //! The kernel's side of a mount: a connection, which lives as long as any mount of it does.
 //!
-//! A mount namespace that was made while we were mounted has a copy of the mount, and whoever opened a file before a mount was
-//! detached keeps it alive. Then an unmount here ends nothing: the threads wait for requests for as long as somebody
-//! else likes. [`Connection::abort`] ends it for everybody. Needs what mounting needs, or a mounted fusectl.
+//! A mount namespace that was made while we were mounted has a copy of the mount, and whoever opened a file
+//! before a mount was detached keeps it alive. Then an unmount here ends nothing: the threads wait for
+//! requests for as long as somebody else likes. [`Connection::abort`] ends it for everybody. Needs what
+//! mounting needs, or a mounted fusectl.
 
 use rustix::{
     fs::{CWD, Mode, OFlags, openat},
@@ -19,8 +20,9 @@ use std::{
 const MOUNTED: &str = "/sys/fs/fuse/connections";
 const FLAGS: OFlags = OFlags::WRONLY.union(OFlags::CLOEXEC);
 
-/// The way to end one connection and no other. A number alone would not do: the next mount gets it as soon as this one is gone,
-/// whoever's that is. The kernel's file for it leads nowhere from then on (`fuse_ctl_remove_conn` in fs/fuse/control.c).
+/// The way to end one connection and no other. A number alone would not do: the next mount gets it as soon as
+/// this one is gone, whoever's that is. The kernel's file for it leads nowhere from then on
+/// (`fuse_ctl_remove_conn` in fs/fuse/control.c).
 #[derive(Debug)]
 pub(crate) struct Connection {
     abort: OwnedFd,
@@ -37,14 +39,16 @@ impl Connection {
         Ok(Self { abort })
     }
 
-    /// Ends it, if it has not ended: what is being asked fails with `ECONNABORTED`, what is asked later with `ENOTCONN`.
+    /// Ends it, if it has not ended: what is being asked fails with `ECONNABORTED`, what is asked later with
+    /// `ENOTCONN`.
     pub(crate) fn abort(&self) -> io::Result<()> {
         rustix::io::write(&self.abort, b"1")?;
         Ok(())
     }
 }
 
-/// The same where nobody has mounted the kernel's list of connections: through a mount of it that has no place.
+/// The same where nobody has mounted the kernel's list of connections: through a mount of it that has no
+/// place.
 fn unseen(number: u32) -> Result<OwnedFd, Errno> {
     let list = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&list)?;

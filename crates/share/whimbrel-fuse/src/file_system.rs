@@ -223,8 +223,9 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::ENOTSUP)
     }
 
-    /// Copies from one open file to another, without the bytes going through the caller: how many, which may be fewer. With `ENOTSUP`
-    /// the kernel reads and writes this time, with `ENOSYS` always. Each end is inode and offset.
+    /// Copies from one open file to another, without the bytes going through the caller: how many, which may
+    /// be fewer. With `ENOTSUP` the kernel reads and writes this time, with `ENOSYS` always. Each end is
+    /// inode and offset.
     fn copy_file_range(&self, from: (u64, u64), to: (u64, u64), length: u64) -> Result<u32> {
         Err(Errno::ENOSYS)
     }

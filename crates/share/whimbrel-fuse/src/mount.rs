@@ -1,6 +1,7 @@
 //! Mounting, threads, and the way back.
 //!
-//! A process that dies leaves a mount that answers `ENOTCONN`; the next mount on the same directory clears it away first.
+//! A process that dies leaves a mount that answers `ENOTCONN`; the next mount on the same directory clears it
+//! away first.
 
 use crate::{FileSystem, adapter::Adapter, connection::Connection};
 use rustix::{
@@ -16,7 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the threads of a mount that is gone here may take to notice, before whoever else has it is cut off.
+/// How long the threads of a mount that is gone here may take to notice, before whoever else has it is cut
+/// off.
 const NOTICE: Duration = Duration::from_millis(500);
 /// How long a mount that was cut off is waited for. What its threads wait for themselves may take longer.
 const CUT_OFF: Duration = Duration::from_secs(5);
@@ -112,8 +114,8 @@ pub enum MountError {
     },
 }
 
-/// A mounted file system. Dropping it unmounts it, also while files are open, and also where another namespace has a copy of the
-/// mount: their next call fails.
+/// A mounted file system. Dropping it unmounts it, also while files are open, and also where another
+/// namespace has a copy of the mount: their next call fails.
 #[derive(Debug)]
 pub struct Mounted {
     path: PathBuf,
@@ -155,7 +157,8 @@ impl Mounted {
         self.session.as_ref().is_none_or(|session| session.guard.is_finished())
     }
 
-    /// Unmounts, and waits until the last request is answered. A mount with open files is refused as busy, and stays.
+    /// Unmounts, and waits until the last request is answered. A mount with open files is refused as busy,
+    /// and stays.
     pub fn unmount(&mut self) -> Result<(), MountError> {
         match unmount(&self.path, UnmountFlags::empty()) {
             Ok(()) | Err(Os::INVAL) => {
@@ -166,7 +169,8 @@ impl Mounted {
         }
     }
 
-    /// The kernel never offers more than 128 KiB of read-ahead to a server; the device of the mount takes more.
+    /// The kernel never offers more than 128 KiB of read-ahead to a server; the device of the mount takes
+    /// more.
     fn read_ahead(&self, bytes: u32) {
         let Ok(meta) = fs::metadata(&self.path) else { return };
         let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
@@ -240,8 +244,8 @@ impl Notifier {
         forgiving(self.inner.inval_inode(fuser::INodeNo(inode), offset, length))
     }
 
-    /// `name` in `parent` may lead elsewhere, or nowhere. Must not be called from a method of the file system that has
-    /// to do with `parent`: the kernel would wait for itself.
+    /// `name` in `parent` may lead elsewhere, or nowhere. Must not be called from a method of the file system
+    /// that has to do with `parent`: the kernel would wait for itself.
     pub fn renamed(&self, parent: u64, name: &OsStr) -> io::Result<()> {
         forgiving(self.inner.inval_entry(fuser::INodeNo(parent), name))
     }

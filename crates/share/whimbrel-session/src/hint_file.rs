@@ -1,7 +1,9 @@
-//! A note beside a file: how it is best brought, and where it is zeros. Text; the format is in `docs/formats/session-note.md`.
+//! A note beside a file: how it is best brought, and where it is zeros. Text; the format is in
+//! `docs/formats/session-note.md`.
 //!
-//! Pure but for [`Hint::of_file`], which looks a file through. A note comes from the server, so it is bounded and checked as
-//! such: what is not understood makes all of it void. Where zeros are holds for one version of the file only.
+//! Pure but for [`Hint::of_file`], which looks a file through. A note comes from the server, so it is bounded
+//! and checked as such: what is not understood makes all of it void. Where zeros are holds for one version of
+//! the file only.
 
 use crate::proto::{Name, PAGE, Time};
 use std::{

@@ -1,7 +1,7 @@
 //! What a client sees of the machine while something is done to it.
 //!
-//! One connection to the witness and one numbered stream stay open from the first step to the last. A 1 kHz probe
-//! belongs to each step, so that every downtime is that step's own.
+//! One connection to the witness and one numbered stream stay open from the first step to the last. A 1 kHz
+//! probe belongs to each step, so that every downtime is that step's own.
 
 use crate::proof::Proof;
 use std::time::{Duration, Instant};

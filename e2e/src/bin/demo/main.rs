@@ -1,9 +1,10 @@
 //! The demo: what Whimbrel does with a running machine, as a client of that machine sees it.
 //!
-//! Two hosts and a client in network namespaces of this machine; a guest that is booted, moved, kept, cloned, suspended
-//! and resumed while the client watches. Progress goes to stderr, the table (or `--json`) to stdout. Exit codes: 0 every
-//! promise was kept, 1 one was broken or a step failed, 2 wrong arguments, 130 and the like after a signal. Whatever
-//! happens, nothing stays behind: this thread waits for the end of the story and for signals, and ends the hosts.
+//! Two hosts and a client in network namespaces of this machine; a guest that is booted, moved, kept, cloned,
+//! suspended and resumed while the client watches. Progress goes to stderr, the table (or `--json`) to
+//! stdout. Exit codes: 0 every promise was kept, 1 one was broken or a step failed, 2 wrong arguments, 130
+//! and the like after a signal. Whatever happens, nothing stays behind: this thread waits for the end of the
+//! story and for signals, and ends the hosts.
 
 mod client;
 mod guest;

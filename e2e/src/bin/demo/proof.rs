@@ -1,4 +1,5 @@
-//! Whether a machine is still the one it was: what its witness says before a step against what it says afterwards.
+//! Whether a machine is still the one it was: what its witness says before a step against what it says
+//! afterwards.
 
 use whimbrel_testkit::guest::{CheckResult, Identity};
 

@@ -1,4 +1,5 @@
-//! Whom to hold: as few processes as do, those that write most first, never one that is allowed to go on. Pure.
+//! Whom to hold: as few processes as do, those that write most first, never one that is allowed to go on.
+//! Pure.
 
 use whimbrel_guest_protocol::Process;
 

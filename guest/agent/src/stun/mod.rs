@@ -1,8 +1,8 @@
 //! Holding processes that write too fast, for a while.
 //!
-//! What holds: a process is held by ptrace, so it goes on when we die; each holding has a lease that the host must renew, and an
-//! end that nobody can put off. A thread that sleeps where it cannot be stopped is stopped when it wakes, and is then let go
-//! if it should not be held any more: until that was done it is on a list.
+//! What holds: a process is held by ptrace, so it goes on when we die; each holding has a lease that the host
+//! must renew, and an end that nobody can put off. A thread that sleeps where it cannot be stopped is stopped
+//! when it wakes, and is then let go if it should not be held any more: until that was done it is on a list.
 
 mod choose;
 mod writers;
@@ -156,8 +156,8 @@ mod tests {
         process::{Child, Command, Stdio},
     };
 
-    /// A process that works, and its parent that waits for it; both end when this is dropped. Its parent is not us: we would see
-    /// as its parent what we do as its tracer.
+    /// A process that works, and its parent that waits for it; both end when this is dropped. Its parent is
+    /// not us: we would see as its parent what we do as its tracer.
     struct Worker {
         parent: Child,
         pid: u32,

@@ -1,8 +1,8 @@
 //! Which processes have written the pages of a sample.
 //!
-//! The host knows which pages of memory were written, the guest which process has them (`/proc/PID/pagemap`): so no counter
-//! of the guest's kernel is needed, and writes to memory that was mapped long ago count too. A page that several have mapped
-//! counts for each.
+//! The host knows which pages of memory were written, the guest which process has them (`/proc/PID/pagemap`):
+//! so no counter of the guest's kernel is needed, and writes to memory that was mapped long ago count too. A
+//! page that several have mapped counts for each.
 
 use crate::memory::{Layout, PAGE};
 use std::{
@@ -40,8 +40,8 @@ impl Sample {
     }
 }
 
-/// All processes that have pages of the sample, each page counted `each` times. Without ourselves, the first process and the
-/// kernel's threads.
+/// All processes that have pages of the sample, each page counted `each` times. Without ourselves, the first
+/// process and the kernel's threads.
 pub(crate) fn of(sample: &Sample, layout: Layout, each: u32) -> Vec<Process> {
     let own = std::process::id();
     let pids = fs::read_dir("/proc").into_iter().flatten().flatten();

@@ -1,7 +1,8 @@
 //! Holding threads by ptrace, as checked calls.
 //!
-//! `PTRACE_SEIZE` changes nothing that the process or its parent can see, unlike `SIGSTOP`. Nothing here waits with `waitpid` for a
-//! stop: that would consume it, and with it a signal that is about to be delivered.
+//! `PTRACE_SEIZE` changes nothing that the process or its parent can see, unlike `SIGSTOP`. Nothing here
+//! waits with `waitpid` for a stop: that would consume it, and with it a signal that is about to be
+//! delivered.
 
 use std::{
     ffi::{c_int, c_void},
@@ -52,8 +53,8 @@ pub(crate) fn reap(thread: i32) -> bool {
 }
 
 fn request(request: libc::c_uint, thread: i32, data: usize) -> io::Result<()> {
-    // SAFETY: every caller above passes for `data` either a plain number or the address of a live, writable local of the
-    // size its request calls for; the address argument is none.
+    // SAFETY: every caller above passes for `data` either a plain number or the address of a live, writable
+    // local of the size its request calls for; the address argument is none.
     let result =
         unsafe { libc::ptrace(request, thread, std::ptr::null_mut::<c_void>(), data as *mut c_void) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }

@@ -135,7 +135,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Takes a capsule of a guest that is squeezed for it. It has its memory back unless the machine ends next.
+    /// Takes a capsule of a guest that is squeezed for it. It has its memory back unless the machine ends
+    /// next.
     fn take_capsule(
         &self,
         turn: &mut MachineLock<'_>,
@@ -364,7 +365,8 @@ impl RunningMachine {
     }
 }
 
-/// A machine of which only the disks are wanted: it stops and goes on like any other, and its devices are not asked.
+/// A machine of which only the disks are wanted: it stops and goes on like any other, and its devices are not
+/// asked.
 struct DisksOnly<'a>(PausableMachine<'a>);
 
 impl whimbrel_machine::Machine for DisksOnly<'_> {

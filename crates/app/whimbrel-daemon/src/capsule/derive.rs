@@ -1,8 +1,9 @@
 //! Derivation: a new machine on the disks of a capsule.
 //!
-//! It boots, whether the capsule has memory or not, with disks that lie over the capsule's images and share all they do
-//! not change. Its capsules are children of that one. The capsule itself cannot change, by this or by anything: its id is
-//! the digest of all it holds. So "a capsule with children is immutable" needs no rule here, and no check.
+//! It boots, whether the capsule has memory or not, with disks that lie over the capsule's images and share
+//! all they do not change. Its capsules are children of that one. The capsule itself cannot change, by this
+//! or by anything: its id is the digest of all it holds. So "a capsule with children is immutable" needs no
+//! rule here, and no check.
 
 use crate::{
     core::{error::DaemonError, refs},
@@ -42,8 +43,8 @@ impl Daemon {
         self.register_started(record, live).map(|machine| machine.info())
     }
 
-    /// What the next capsule of a machine is to say about the machine it comes from: the capsule that was made from,
-    /// where it is its first one, and what that says where it follows another.
+    /// What the next capsule of a machine is to say about the machine it comes from: the capsule that was
+    /// made from, where it is its first one, and what that says where it follows another.
     pub(crate) fn lineage_label(&self, record: &Record) -> Option<(String, String)> {
         let from: Option<CapsuleId> = match record.last {
             Some(last) => self.store.manifest(&last).ok().as_ref().and_then(refs::lineage_of),
@@ -53,7 +54,8 @@ impl Daemon {
     }
 }
 
-/// The parent's configuration with what the request changes. The ports are new, or two machines would have one address.
+/// The parent's configuration with what the request changes. The ports are new, or two machines would have
+/// one address.
 fn derived_config(manifest: &Manifest, request: &DeriveRequest) -> Result<MachineConfig, DaemonError> {
     let mut config = manifest.machine.clone();
     if config.disks.is_empty() {

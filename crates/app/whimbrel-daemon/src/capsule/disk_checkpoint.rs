@@ -1,8 +1,9 @@
 //! Inactive capsules: the disks and the configuration of a machine at one instant, without its memory.
 //!
-//! Of a machine that runs the disks are as after a power cut at that instant, which file systems are made to survive: the
-//! machine is paused while the last pages are copied aside, so all disks are of the same moment. Of one that is
-//! switched off they are as it left them; of one that lies suspended they are those of its capsule, and nothing is copied.
+//! Of a machine that runs the disks are as after a power cut at that instant, which file systems are made to
+//! survive: the machine is paused while the last pages are copied aside, so all disks are of the same moment.
+//! Of one that is switched off they are as it left them; of one that lies suspended they are those of its
+//! capsule, and nothing is copied.
 
 use crate::{
     capsule::checkpoint::{self, CheckpointOptions},

@@ -1,7 +1,7 @@
 //! Capsules that are found by what they are: those with a tag, on this host or on others that are trusted.
 //!
-//! Of other hosts only manifests are fetched, many in one request, and nothing of them is kept: what does not fit leaves
-//! nothing here. A host that cannot be asked offers nothing, unless it is the one that was named.
+//! Of other hosts only manifests are fetched, many in one request, and nothing of them is kept: what does not
+//! fit leaves nothing here. A host that cannot be asked offers nothing, unless it is the one that was named.
 
 use crate::{
     capsule::history,

@@ -1,7 +1,8 @@
-//! The tree of capsules: who follows whom, what each adds, which machines stand where; and what refs named before.
+//! The tree of capsules: who follows whom, what each adds, which machines stand where; and what refs named
+//! before.
 //!
-//! A capsule needs nothing of its parents, so a collection may take away the middle of a line. What comes after it is then
-//! drawn under the capsule that its machine was derived from, if that is still here.
+//! A capsule needs nothing of its parents, so a collection may take away the middle of a line. What comes
+//! after it is then drawn under the capsule that its machine was derived from, if that is still here.
 
 use crate::{
     core::{error::DaemonError, refs},
@@ -26,7 +27,8 @@ pub(crate) struct Sizes(Mutex<HashMap<(CapsuleId, usize), ByteSize>>);
 /// Every capsule of the host and the lines between them.
 pub(crate) struct CapsuleGraph {
     pub(crate) capsules: BTreeMap<CapsuleId, Stored>,
-    /// What each is drawn under: parents that are here, or in their place the one its machine was derived from.
+    /// What each is drawn under: parents that are here, or in their place the one its machine was derived
+    /// from.
     above: BTreeMap<CapsuleId, Vec<CapsuleId>>,
     below: BTreeMap<CapsuleId, Vec<CapsuleId>>,
 }
@@ -65,7 +67,8 @@ impl CapsuleGraph {
         closure(from, |id| self.below(id))
     }
 
-    /// These capsules, every one after those it is drawn under, a line of descent in one piece where that is possible.
+    /// These capsules, every one after those it is drawn under, a line of descent in one piece where that is
+    /// possible.
     fn in_order(&self, of: &BTreeSet<CapsuleId>) -> Vec<CapsuleId> {
         let above = |id: &CapsuleId| self.above(id).iter().filter(|id| of.contains(id)).count();
         let mut waiting: BTreeMap<CapsuleId, usize> = of.iter().map(|id| (*id, above(id))).collect();

@@ -1,7 +1,8 @@
 //! Capsules that were kept of protected machines, and `NAME@-AGE`, which names one of them.
 //!
-//! Each has a ref of its own under a reserved prefix, with the machine's name and the time at the end of its epoch, by the clock of the
-//! host that kept it. So which ones there are, and how old, is told by the names alone, here and on other hosts.
+//! Each has a ref of its own under a reserved prefix, with the machine's name and the time at the end of its
+//! epoch, by the clock of the host that kept it. So which ones there are, and how old, is told by the names
+//! alone, here and on other hosts.
 
 use crate::core::{
     error::DaemonError,
@@ -12,7 +13,8 @@ use whimbrel_core::{CapsuleId, Digest, MachineName, RefName};
 use whimbrel_store::{Expected, Store, StoreError};
 
 pub(crate) const PREFIX: &str = "kept.";
-/// Digits of a time, in milliseconds since 1970, in a ref: names of one machine are in the order of their times.
+/// Digits of a time, in milliseconds since 1970, in a ref: names of one machine are in the order of their
+/// times.
 const DIGITS: usize = 13;
 
 /// What a kept capsule is called.

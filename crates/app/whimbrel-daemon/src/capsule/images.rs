@@ -22,8 +22,8 @@ const ANCESTORS: usize = 32;
 const FIRST_SECONDS: Duration = Duration::from_millis(10_500);
 
 impl Daemon {
-    /// The image `name` of a capsule. If the capsule is not whole here, what is missing is fetched when it is read, as
-    /// difference to the newest ancestor that is.
+    /// The image `name` of a capsule. If the capsule is not whole here, what is missing is fetched when it is
+    /// read, as difference to the newest ancestor that is.
     pub(crate) fn image(
         &self,
         capsule: Option<CapsuleId>,
@@ -36,7 +36,8 @@ impl Daemon {
         }
     }
 
-    /// If that cannot be told it is taken for partial: asking elsewhere costs little, a page that is missed a machine.
+    /// If that cannot be told it is taken for partial: asking elsewhere costs little, a page that is missed a
+    /// machine.
     pub(crate) fn is_partial(&self, capsule: &CapsuleId) -> bool {
         self.store.is_partial(capsule).unwrap_or_else(|error| {
             tracing::warn!(%capsule, error = &error as &dyn std::error::Error, "not known to be whole");
@@ -65,8 +66,8 @@ impl Daemon {
         None
     }
 
-    /// Fetches what a capsule's machine will want first, in few large requests. Advice only: what cannot be had now comes
-    /// when it is touched.
+    /// Fetches what a capsule's machine will want first, in few large requests. Advice only: what cannot be
+    /// had now comes when it is touched.
     pub(crate) fn fetch_working_set(&self, capsule: CapsuleId, manifest: &Manifest) {
         if !self.is_partial(&capsule) {
             return;

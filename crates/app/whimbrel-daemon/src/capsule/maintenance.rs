@@ -49,7 +49,8 @@ impl Daemon {
         })
     }
 
-    /// Keeps what lies under the disks of machines that are switched off; those that have a QEMU keep it themselves.
+    /// Keeps what lies under the disks of machines that are switched off; those that have a QEMU keep it
+    /// themselves.
     fn hold_resting(&self) -> Vec<Pin> {
         let is_off =
             |state: &MachineState| matches!(state, MachineState::Stopped | MachineState::Crashed { .. });

@@ -1,7 +1,9 @@
-//! The rebase report: after an update of a capsule, who still stands on an old version of it, and what both changed.
+//! The rebase report: after an update of a capsule, who still stands on an old version of it, and what both
+//! changed.
 //!
-//! It only reports. Disks are compared page by page, three ways: old version, child, update. Pages that both sides
-//! changed, and not to the same, are what a person has to look at; above disks nothing here knows about files.
+//! It only reports. Disks are compared page by page, three ways: old version, child, update. Pages that both
+//! sides changed, and not to the same, are what a person has to look at; above disks nothing here knows about
+//! files.
 
 use crate::{
     capsule::graph::{CapsuleGraph, closure},
@@ -26,7 +28,8 @@ const MEMORY: &str = "memory";
 struct Lines {
     family: CapsuleGraph,
     old: Vec<CapsuleId>,
-    /// What comes after an old version and is neither a version itself, nor comes before or after the new one.
+    /// What comes after an old version and is neither a version itself, nor comes before or after the new
+    /// one.
     standing: BTreeSet<CapsuleId>,
 }
 
@@ -57,8 +60,8 @@ impl Daemon {
         Ok(OutdatedReport { onto, old, standing })
     }
 
-    /// A capsule that stands on an old version. What cannot be compared (a part of it lies elsewhere, or is damaged) is
-    /// told in its place, and keeps nobody else out of the report.
+    /// A capsule that stands on an old version. What cannot be compared (a part of it lies elsewhere, or is
+    /// damaged) is told in its place, and keeps nobody else out of the report.
     fn capsule_standing(&self, lines: &Lines, id: CapsuleId, update: &Manifest) -> OutdatedChild {
         let capsule = &lines.family.capsules[&id];
         let told = self.capsule_info(id, &capsule.manifest, &capsule.refs);
@@ -128,7 +131,8 @@ impl Daemon {
         Ok(Some(standing))
     }
 
-    /// What a machine has on its disks is not digested, so a page that it wrote counts as changed whatever it wrote.
+    /// What a machine has on its disks is not digested, so a page that it wrote counts as changed whatever it
+    /// wrote.
     fn machine_disks(
         &self,
         turn: &MachineLock<'_>,

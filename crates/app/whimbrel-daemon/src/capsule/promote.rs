@@ -1,9 +1,10 @@
 //! Promotion: a capsule without its parents.
 //!
-//! Where disks are chains of differences, promoting one means to copy into it all that it lacks, and a capsule can only be
-//! deleted after its children were promoted. Here every capsule names whole trees and needs nothing of its parents, so
-//! deleting needs no promotion, and promoting writes a manifest: the same images, no parents, and hence another id. It is
-//! for handing a capsule on without its past. Children of the old capsule stay what they are.
+//! Where disks are chains of differences, promoting one means to copy into it all that it lacks, and a
+//! capsule can only be deleted after its children were promoted. Here every capsule names whole trees and
+//! needs nothing of its parents, so deleting needs no promotion, and promoting writes a manifest: the same
+//! images, no parents, and hence another id. It is for handing a capsule on without its past. Children of the
+//! old capsule stay what they are.
 
 use crate::{
     core::{error::DaemonError, refs},

@@ -72,7 +72,8 @@ impl Daemon {
         Ok(Tagged { capsule: self.capsule(&id.into())?, left })
     }
 
-    /// Removes a tag, or the name that a machine gave its newest capsule. What no name leads to is freed by `gc`.
+    /// Removes a tag, or the name that a machine gave its newest capsule. What no name leads to is freed by
+    /// `gc`.
     pub(crate) fn remove_ref(&self, name: &RefName) -> Result<PreviousCapsule, DaemonError> {
         let capsule = CapsuleRef::Name(name.clone());
         let not_found = || DaemonError::NotFound { what: "capsule", name: name.to_string() };

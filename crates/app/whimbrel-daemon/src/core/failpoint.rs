@@ -1,8 +1,8 @@
 //! Named places at which a test may hold the daemon, to break something exactly there.
 //!
-//! `WHIMBREL_STAGES` names a directory. A daemon that comes to a stage for which there is a file `STAGE.hold` makes
-//! `STAGE.reached` and waits until the first one is gone. Without the variable this does nothing; with it a daemon is
-//! only as quick as whoever made the files, so it is for tests alone (CONTRIBUTING.md).
+//! `WHIMBREL_STAGES` names a directory. A daemon that comes to a stage for which there is a file `STAGE.hold`
+//! makes `STAGE.reached` and waits until the first one is gone. Without the variable this does nothing; with
+//! it a daemon is only as quick as whoever made the files, so it is for tests alone (CONTRIBUTING.md).
 
 use std::{fs, path::PathBuf, sync::LazyLock, time::Duration};
 
@@ -12,7 +12,8 @@ static DIRECTORY: LazyLock<Option<PathBuf>> =
 /// How often it is looked whether a held daemon may go on.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// A stage of an arrival. The source waits for the answer meanwhile, so they are stages of the whole migration.
+/// A stage of an arrival. The source waits for the answer meanwhile, so they are stages of the whole
+/// migration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Failpoint {
     /// The machine is offered; nothing is reserved.

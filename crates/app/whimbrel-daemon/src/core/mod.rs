@@ -1,4 +1,5 @@
-//! What every service of the daemon is built on: directories, errors, operations, rights and the wake-up of threads.
+//! What every service of the daemon is built on: directories, errors, operations, rights and the wake-up of
+//! threads.
 
 pub(crate) mod directories;
 pub(crate) mod error;

@@ -1,4 +1,5 @@
-//! A bell for a thread that looks from time to time whether there is something to do, and at once when somebody rings.
+//! A bell for a thread that looks from time to time whether there is something to do, and at once when
+//! somebody rings.
 
 use std::{
     sync::{Condvar, Mutex, PoisonError},

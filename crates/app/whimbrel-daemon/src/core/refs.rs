@@ -14,14 +14,16 @@ use whimbrel_store::{Store, StoreError};
 pub(crate) const MACHINE_LABEL: &str = "machine";
 /// Label of a capsule whose guest was squeezed: the bytes of memory it had before, and is to have again.
 pub(crate) const BALLOON_LABEL: &str = "balloon";
-/// Label of a capsule whose machine was away from home: the home host, the tunnel there, the capsule it came away as.
+/// Label of a capsule whose machine was away from home: the home host, the tunnel there, the capsule it came
+/// away as.
 pub(crate) const HOME_LABEL: &str = "home";
-/// Label of a capsule that names the capsule which its machine was derived, cloned or resumed from: it outlives the
-/// capsules between the two.
+/// Label of a capsule that names the capsule which its machine was derived, cloned or resumed from: it
+/// outlives the capsules between the two.
 pub(crate) const LINEAGE_LABEL: &str = "derived-from";
 const PREFIX: &str = "machine.";
 
-/// The ref of a machine's newest capsule. A name that leaves no room for the prefix is replaced by its digest.
+/// The ref of a machine's newest capsule. A name that leaves no room for the prefix is replaced by its
+/// digest.
 pub(crate) fn of_machine(name: &MachineName) -> RefName {
     let plain = format!("{PREFIX}{name}").parse();
     let digest = || format!("{PREFIX}{}", &Digest::of(name.as_str().as_bytes()).to_string()[..40]);
@@ -69,7 +71,8 @@ pub(crate) fn lineage_of(manifest: &Manifest) -> Option<CapsuleId> {
     manifest.labels.get(LINEAGE_LABEL)?.parse().ok()
 }
 
-/// The capsule that a caller means: an id, a tag, a machine's newest capsule, the beginning of an id, one that was kept.
+/// The capsule that a caller means: an id, a tag, a machine's newest capsule, the beginning of an id, one
+/// that was kept.
 pub(crate) fn resolve(store: &Store, capsule: &CapsuleRef) -> Result<CapsuleId, DaemonError> {
     let name = match capsule {
         CapsuleRef::Id(id) if store.has(&[id.0]) == [true] => return Ok(*id),

@@ -1,8 +1,9 @@
 //! What a trusted host may do with the capsules of this one: read or write, ref by ref.
 //!
-//! The trust file says it; [`may`] decides, and is pure. A machine's ref counts under the machine's name, so `web` is both
-//! the tag and the newest capsule of the machine of that name. Rights are on names: whoever serves objects to a peer
-//! hands out those of capsules that it may read, and a peer that is limited learns of no other names.
+//! The trust file says it; [`may`] decides, and is pure. A machine's ref counts under the machine's name, so
+//! `web` is both the tag and the newest capsule of the machine of that name. Rights are on names: whoever
+//! serves objects to a peer hands out those of capsules that it may read, and a peer that is limited learns
+//! of no other names.
 
 use crate::{
     capsule::history,
@@ -33,9 +34,9 @@ pub fn may(peer: &TrustedPeer, access: Access, name: &RefName) -> bool {
         }
 }
 
-/// The same for whoever is at the other end of a connection. The trust file is asked each time, so a right that was
-/// taken away is gone at once; one that cannot be read gives nobody any right. Who comes through ssh or the socket of
-/// the API could do all of this as root, and may.
+/// The same for whoever is at the other end of a connection. The trust file is asked each time, so a right
+/// that was taken away is gone at once; one that cannot be read gives nobody any right. Who comes through ssh
+/// or the socket of the API could do all of this as root, and may.
 pub fn peer_may(trust: &Trust, peer: &PeerIdentity, access: Access, name: &RefName) -> bool {
     match peer {
         PeerIdentity::Key(key) => {
@@ -154,7 +155,8 @@ mod tests {
     const PATTERNS: &str = "(\\*|[ab]\\*|[ab]{1,2})(,(\\*|[ab]\\*|[ab]{1,2})){0,2}";
 
     proptest! {
-        /// A list never gives what another one takes, and a narrower entry never may what a wider one may not.
+        /// A list never gives what another one takes, and a narrower entry never may what a wider one may
+        /// not.
         #[test]
         fn lists_only_narrow(read in prop::option::of(PATTERNS), write in prop::option::of(PATTERNS), text in "[ab]{1,3}") {
             let (name, machine) = (name(&text), name(&format!("machine.{text}")));

@@ -1,6 +1,8 @@
-//! Asking another host whether it has room, before anything is begun: one small call (docs/protocols/migrate.md).
+//! Asking another host whether it has room, before anything is begun: one small call
+//! (docs/protocols/migrate.md).
 //!
-//! An answer is no promise. The reservation of each migration is; this only tells in time which machines will find no place.
+//! An answer is no promise. The reservation of each migration is; this only tells in time which machines will
+//! find no place.
 
 use super::plan::SpareCapacity;
 use crate::{core::error::DaemonError, daemon::Daemon, machine::entry::Machine};
@@ -12,7 +14,8 @@ use whimbrel_core::{HostName, MachineName, PAGE_SIZE};
 use whimbrel_transfer::{WireLink, call};
 use whimbrel_wire::{Call, range};
 
-/// Most machines in one question: all of them refused, each with a reason, still fit into the header of the answer.
+/// Most machines in one question: all of them refused, each with a reason, still fit into the header of the
+/// answer.
 const MACHINES_MAX: usize = 256;
 
 /// What they had may take so long to be given back.
@@ -100,8 +103,8 @@ impl Daemon {
     }
 }
 
-/// What a guest may still take of the memory it was given: all of it that is not populated. One that is arriving may take
-/// all.
+/// What a guest may still take of the memory it was given: all of it that is not populated. One that is
+/// arriving may take all.
 fn promised_bytes(machine: &Machine) -> u64 {
     let info = machine.info();
     match machine.tap().map(|tap| tap.extent()) {

@@ -1,11 +1,13 @@
 //! Emptying a host: all machines that run here move to others, those that dirty least first.
 //!
-//! One operation that begins migrations, each an operation of its own, a few at a time. Nothing is written down: what is
-//! left to do is what still runs here, so a call after a failure, a Ctrl-C or a restart goes on. Cancelled, it cancels
-//! the migrations under way, waits until each has ended in one of its own two states, and begins no other.
+//! One operation that begins migrations, each an operation of its own, a few at a time. Nothing is written
+//! down: what is left to do is what still runs here, so a call after a failure, a Ctrl-C or a restart goes
+//! on. Cancelled, it cancels the migrations under way, waits until each has ended in one of its own two
+//! states, and begins no other.
 //!
-//! A machine that finds no room, or fails to move, runs on here and is named; the others are not held up by it. Another host may
-//! order it (`order`): then only machines move that it may read and write here, and it learns of no others.
+//! A machine that finds no room, or fails to move, runs on here and is named; the others are not held up by
+//! it. Another host may order it (`order`): then only machines move that it may read and write here, and it
+//! learns of no others.
 
 mod capacity;
 pub(crate) mod plan;
@@ -132,7 +134,8 @@ impl Daemon {
         }
     }
 
-    /// The machines that are here for whoever wants them moved. To move one is to have all of it, and to say where it is.
+    /// The machines that are here for whoever wants them moved. To move one is to have all of it, and to say
+    /// where it is.
     fn may_move(&self, by: Option<&PeerIdentity>) -> Theirs {
         let may = |machine: &Arc<Machine>| {
             let name = refs::of_machine(machine.name());

@@ -1,8 +1,9 @@
 //! Which machine goes where when a host is emptied. Pure.
 //!
-//! In increasing order of writable working set (section 7.1 of Clark et al., NSDI 2005): each machine that has left frees
-//! processor and network for those that need them most. Each goes to the host with the most memory left that has room
-//! for all of it: memory as large as its guest may make it, disks as large as they may become.
+//! In increasing order of writable working set (section 7.1 of Clark et al., NSDI 2005): each machine that
+//! has left frees processor and network for those that need them most. Each goes to the host with the most
+//! memory left that has room for all of it: memory as large as its guest may make it, disks as large as they
+//! may become.
 
 use std::collections::BTreeMap;
 use whimbrel_core::{ByteSize, HostName, MachineName};

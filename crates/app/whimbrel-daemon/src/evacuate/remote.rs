@@ -1,10 +1,13 @@
-//! Emptying a host on the word of another one: one small call, said again and again (docs/protocols/migrate.md).
+//! Emptying a host on the word of another one: one small call, said again and again
+//! (docs/protocols/migrate.md).
 //!
-//! The evacuation is an operation of the host that is emptied, by its own trust and its own ways to others. Whoever ordered it has an
-//! operation that follows it, shows the same and passes on a wish to stop. What it means to lose each other: the evacuation goes
-//! on, and who ordered it asks for a minute and then says so. The order has an id, so that the word to begin may be repeated.
+//! The evacuation is an operation of the host that is emptied, by its own trust and its own ways to others.
+//! Whoever ordered it has an operation that follows it, shows the same and passes on a wish to stop. What it
+//! means to lose each other: the evacuation goes on, and who ordered it asks for a minute and then says so.
+//! The order has an id, so that the word to begin may be repeated.
 //!
-//! Rights: what moves is for who is emptied to say (`Host::may_move`). The id, drawn at random, is the right to look and to stop.
+//! Rights: what moves is for who is emptied to say (`Host::may_move`). The id, drawn at random, is the right
+//! to look and to stop.
 
 use crate::{
     core::{error::DaemonError, operations::ProgressReporter},

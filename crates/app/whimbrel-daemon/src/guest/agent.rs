@@ -1,8 +1,9 @@
 //! The connection to the program inside a guest: hello, orders with their answers, wishes.
 //!
-//! A thread keeps the connection, reads it, and connects again when it ends. A guest is *here* from its answer to the hello of this
-//! connection until the connection ends or another start of the program speaks. Until it is here nothing but the hello is
-//! sent: what waits in the port of a guest that does not listen would be obeyed much later.
+//! A thread keeps the connection, reads it, and connects again when it ends. A guest is *here* from its
+//! answer to the hello of this connection until the connection ends or another start of the program speaks.
+//! Until it is here nothing but the hello is sent: what waits in the port of a guest that does not listen
+//! would be obeyed much later.
 
 use super::requests;
 use crate::daemon::Daemon;
@@ -166,7 +167,8 @@ impl AgentCommands {
         }
     }
 
-    /// Orders something that is not answered, or whose answer nobody waits for. A guest that is not here hears nothing.
+    /// Orders something that is not answered, or whose answer nobody waits for. A guest that is not here
+    /// hears nothing.
     pub(crate) fn send(&self, order: &Command) {
         self.tell_as(order, 0);
     }

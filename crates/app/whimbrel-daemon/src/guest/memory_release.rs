@@ -1,8 +1,10 @@
-//! Memory that a guest frees before it is copied: caches whose content its disks have, and pages that it uses for nothing.
+//! Memory that a guest frees before it is copied: caches whose content its disks have, and pages that it uses
+//! for nothing.
 //!
-//! The program inside drops clean caches at once; the balloon then takes what is free, which punches it out of the machine's
-//! memory here, and gives it back. What was punched is not copied and stays a hole until the guest uses it again, here or there. Without
-//! the program the balloon alone does it: its pressure makes the guest drop caches, more slowly.
+//! The program inside drops clean caches at once; the balloon then takes what is free, which punches it out
+//! of the machine's memory here, and gives it back. What was punched is not copied and stays a hole until the
+//! guest uses it again, here or there. Without the program the balloon alone does it: its pressure makes the
+//! guest drop caches, more slowly.
 
 use super::agent::AgentCommands;
 use crate::{
@@ -20,7 +22,8 @@ use whimbrel_guest_protocol::{Command, Report};
 const DROPS_WITHIN: Duration = Duration::from_secs(10);
 
 impl Daemon {
-    /// Has the guest free what it can spare, if that was asked for; how much less of its memory there is to copy.
+    /// Has the guest free what it can spare, if that was asked for; how much less of its memory there is to
+    /// copy.
     pub(crate) fn free_caches(
         &self,
         record: &mut Record,

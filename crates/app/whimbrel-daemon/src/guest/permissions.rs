@@ -1,7 +1,7 @@
 //! What a machine may ask for goes with it to its next host.
 //!
-//! One call after the handover, apart from it, so that it costs no downtime. If it is lost the machine may ask for nothing where it is,
-//! which is what one may that nobody allowed anything.
+//! One call after the handover, apart from it, so that it costs no downtime. If it is lost the machine may
+//! ask for nothing where it is, which is what one may that nobody allowed anything.
 
 use super::agent::spawn;
 use crate::daemon::Daemon;

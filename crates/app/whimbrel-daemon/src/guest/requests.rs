@@ -1,7 +1,8 @@
 //! What a guest asks for from inside: to be moved, or to have its state kept.
 //!
-//! A wish is a request like its owner's, with the same checks and the same guarantees, and only what the owner allowed this machine
-//! when it was made. Whoever is inside the guest is not trusted: what it names is parsed and compared, never run.
+//! A wish is a request like its owner's, with the same checks and the same guarantees, and only what the
+//! owner allowed this machine when it was made. Whoever is inside the guest is not trusted: what it names is
+//! parsed and compared, never run.
 
 use super::agent::{AgentCommands, spawn};
 use crate::{core::error::DaemonError, daemon::Daemon};

@@ -1,9 +1,10 @@
-//! Slowing a machine down that writes faster than it can be copied: its guest holds the processes that write most, and where that
-//! is not to be had its virtual CPUs run for a part of the time only.
+//! Slowing a machine down that writes faster than it can be copied: its guest holds the processes that write
+//! most, and where that is not to be had its virtual CPUs run for a part of the time only.
 //!
-//! Asked by the copying loop when rounds no longer help and the machine would stand still for too long. Each time it does a
-//! little more, until there is nothing more to do. What was done ends with the pause (the CPUs), with the migration however
-//! it ends, and with this process; in the guest the hello of the new host ends it.
+//! Asked by the copying loop when rounds no longer help and the machine would stand still for too long. Each
+//! time it does a little more, until there is nothing more to do. What was done ends with the pause (the
+//! CPUs), with the migration however it ends, and with this process; in the guest the hello of the new host
+//! ends it.
 
 use super::agent::{AgentCommands, AgentError, spawn};
 use crate::{
@@ -25,7 +26,8 @@ use whimbrel_memory::{CpuShare, Throttle};
 const BEARABLE: Duration = Duration::from_millis(100);
 /// How long is looked who writes.
 const LOOK: Duration = Duration::from_millis(100);
-/// On a busy host a guest may get nowhere in that time: it is looked on until so many pages were written, or so many times.
+/// On a busy host a guest may get nowhere in that time: it is looked on until so many pages were written, or
+/// so many times.
 const ENOUGH: u64 = 16 * WRITES_ALLOWED as u64;
 const LOOKS_MAX: usize = 10;
 /// How long the guest may take to find out whose pages they are.
@@ -174,7 +176,8 @@ impl Drop for GuestThrottle<'_> {
     fn drop(&mut self) {
         self.throttle = None;
         if self.keeping.take().is_some() {
-            // A guest that was handed over is released by its new host; here it stands still and hears nothing.
+            // A guest that was handed over is released by its new host; here it stands still and hears
+            // nothing.
             self.guest.send(&Command::Release);
         }
     }

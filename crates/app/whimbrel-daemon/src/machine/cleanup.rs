@@ -1,9 +1,10 @@
 //! What is left here of machines that run elsewhere: out of the way at once, given back in the background.
 //!
-//! Whoever moved a machine must not wait while gigabytes of memory and disks are given back, and its name must be free when they
-//! are told. So its folder is renamed into the trash; then, on a thread, the handover is struck out, its QEMU is waited for, and slot
-//! and folder are removed. Until the handover is struck out, durably, the record that says so lies in one of the two folders: a daemon
-//! that comes back finds it there, and does not take the handover for one that was given up.
+//! Whoever moved a machine must not wait while gigabytes of memory and disks are given back, and its name
+//! must be free when they are told. So its folder is renamed into the trash; then, on a thread, the handover
+//! is struck out, its QEMU is waited for, and slot and folder are removed. Until the handover is struck out,
+//! durably, the record that says so lies in one of the two folders: a daemon that comes back finds it there,
+//! and does not take the handover for one that was given up.
 //!
 //! What fails here leaves garbage: slots go when a daemon starts, and so does the trash.
 
@@ -91,7 +92,8 @@ impl Daemon {
         self.remove(name);
     }
 
-    /// Removes what an earlier daemon had put away. Its QEMUs have ended, and nobody was told yet what was given up.
+    /// Removes what an earlier daemon had put away. Its QEMUs have ended, and nobody was told yet what was
+    /// given up.
     pub(crate) fn empty_trash(self: &Arc<Self>) {
         let entries = fs::read_dir(self.layout.trash()).into_iter().flatten().flatten();
         let folders: Vec<_> =
@@ -119,8 +121,8 @@ fn move_to_trash(layout: &Directories, name: &MachineName) -> io::Result<PathBuf
     Ok(folder)
 }
 
-/// The handover by which the machine of a folder has left. A folder without a record is one of which the record was removed
-/// first, after the handover was struck out.
+/// The handover by which the machine of a folder has left. A folder without a record is one of which the
+/// record was removed first, after the handover was struck out.
 fn committed(folder: &Path) -> Option<HandoverId> {
     match Record::read(folder) {
         Ok(Some(Record { phase: Phase::HandedOver { handover, .. }, .. })) => Some(handover),

@@ -1,12 +1,13 @@
-//! The commit point of a handover as one small write: a file beside the machine's record, made ahead, in which the id of the
-//! handover is written and synced while nobody runs the machine.
+//! The commit point of a handover as one small write: a file beside the machine's record, made ahead, in
+//! which the id of the handover is written and synced while nobody runs the machine.
 //!
-//! A record that says `leaving` and a mark that names the same handover are together what a record that says `HandedOver` is. The
-//! mark lies in one sector of a file that is already there in full, so that it takes one write of data and no change of any
-//! directory, and is there whole or not at all. Ids are never used twice: a mark that was left over names nothing.
+//! A record that says `leaving` and a mark that names the same handover are together what a record that says
+//! `HandedOver` is. The mark lies in one sector of a file that is already there in full, so that it takes one
+//! write of data and no change of any directory, and is there whole or not at all. Ids are never used twice:
+//! a mark that was left over names nothing.
 //!
-//! After a failed write or sync it is not known what a later daemon will find. Whoever gets that error writes a record without
-//! `leaving` before the machine goes on.
+//! After a failed write or sync it is not known what a later daemon will find. Whoever gets that error writes
+//! a record without `leaving` before the machine goes on.
 
 use std::{
     fs::File,

@@ -1,8 +1,8 @@
 //! Sampling what machines dirty: a trace for whoever asks, and a quick look at all of them.
 //!
-//! A watch takes its own copy of the dirty set (`whimbrel-capture`, `tap`), so sampling needs no turn of the machine and
-//! takes nothing from a checkpoint or a migration under way. It ends with the machine, with whoever listens, or with the
-//! daemon.
+//! A watch takes its own copy of the dirty set (`whimbrel-capture`, `tap`), so sampling needs no turn of the
+//! machine and takes nothing from a checkpoint or a migration under way. It ends with the machine, with
+//! whoever listens, or with the daemon.
 
 use crate::{core::error::DaemonError, daemon::Daemon, machine::entry::Machine};
 use bytes::Bytes;
@@ -113,8 +113,8 @@ impl Daemon {
         self.sleep_unless_closing(Duration::ZERO)
     }
 
-    /// Pages that each of these machines dirties in `time`, or until `go_on` says no. A machine that ends meanwhile has no
-    /// number.
+    /// Pages that each of these machines dirties in `time`, or until `go_on` says no. A machine that ends
+    /// meanwhile has no number.
     pub(crate) fn dirtied_in(
         &self,
         machines: &[Arc<Machine>],

@@ -1,8 +1,8 @@
 //! One machine of the host: what it is, who works on it, what is told about it.
 //!
 //! Three things, three locks. The *turn* is held by the one operation that may change the machine; it may be
-//! held for minutes. The *body* (record and live parts) is touched only by whoever has the turn. The *view* is
-//! what `ps` shows; it is held for an instant and never across I/O, so looking never waits for working.
+//! held for minutes. The *body* (record and live parts) is touched only by whoever has the turn. The *view*
+//! is what `ps` shows; it is held for an instant and never across I/O, so looking never waits for working.
 
 use crate::{
     core::error::DaemonError,
@@ -83,8 +83,8 @@ impl Machine {
         self.machine_type.clone()
     }
 
-    /// Takes the turn, or says who has it. A machine that is on its way between hosts is nobody's to work on: letting
-    /// it run here could make it run twice.
+    /// Takes the turn, or says who has it. A machine that is on its way between hosts is nobody's to work on:
+    /// letting it run here could make it run twice.
     pub(crate) fn try_lock(
         &self,
         on: &'static str,

@@ -1,4 +1,5 @@
-//! One machine of this host: its lock, its record, its runtime directory, and the check that its QEMU is alive.
+//! One machine of this host: its lock, its record, its runtime directory, and the check that its QEMU is
+//! alive.
 
 pub(crate) mod cleanup;
 pub(crate) mod commit_mark;

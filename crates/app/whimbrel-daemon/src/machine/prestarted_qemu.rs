@@ -1,8 +1,8 @@
 //! QEMUs started ahead of time.
 //!
-//! A resume spends most of its time starting a process. So after a machine was suspended or resumed, one
-//! QEMU of the same shape is started in the background, attached and waiting; the next resume of that shape
-//! takes it. At most a few wait, the oldest shape goes first, and all end with the daemon. Clones are no use for
+//! A resume spends most of its time starting a process. So after a machine was suspended or resumed, one QEMU
+//! of the same shape is started in the background, attached and waiting; the next resume of that shape takes
+//! it. At most a few wait, the oldest shape goes first, and all end with the daemon. Clones are no use for
 //! them: the memory that they share must be named when their QEMU starts.
 
 use crate::{

@@ -15,13 +15,14 @@ use std::{collections::BTreeSet, sync::Arc};
 use whimbrel_migrate::handover::SourceRecord;
 
 impl Daemon {
-    /// Takes up every machine that has a record. A machine that cannot be taken up is shown as crashed, with the
-    /// reason; it never keeps the others from being found.
+    /// Takes up every machine that has a record. A machine that cannot be taken up is shown as crashed, with
+    /// the reason; it never keeps the others from being found.
     pub(crate) fn recover_machines(self: &Arc<Self>) {
         let records = match Record::load_all(&self.layout) {
             Ok(records) => records,
             Err(error) => {
-                // Without them nobody knows whose the slots are, nor which handovers were committed: all of it stays.
+                // Without them nobody knows whose the slots are, nor which handovers were committed: all of
+                // it stays.
                 tracing::error!(
                     error = &error as &dyn std::error::Error,
                     "the records of machines cannot be read"
@@ -75,8 +76,8 @@ impl Daemon {
             return;
         }
         if record.owed.is_some() && record.process.is_some() && record.phase == Phase::Here {
-            // A QEMU that waits for a page answers nobody, and the host that has the page cannot be heard before this
-            // daemon serves: not now.
+            // A QEMU that waits for a page answers nobody, and the host that has the page cannot be heard
+            // before this daemon serves: not now.
             return self.recover_later(record);
         }
         let mut live = match (&record.phase, &record.process) {
@@ -153,7 +154,8 @@ impl Daemon {
         }
     }
 
-    /// A machine whose QEMU is gone, or of no use. One between two hosts stays so: whose it is, is not known here.
+    /// A machine whose QEMU is gone, or of no use. One between two hosts stays so: whose it is, is not known
+    /// here.
     fn note_crash(&self, record: &mut Record, error: &DaemonError) {
         if record.phase != Phase::Here {
             return;

@@ -26,8 +26,8 @@ const PROCESS: &str = "process";
 /// The device state that a clone was loaded with: the first part of every state that is taken of it.
 const LOADED: &str = "loaded";
 
-/// What a later daemon must know of a QEMU. An empty file in its slot: it lasts as long as the QEMU does, and costs no
-/// durable write.
+/// What a later daemon must know of a QEMU. An empty file in its slot: it lasts as long as the QEMU does, and
+/// costs no durable write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RuntimeMark {
     /// Everything of an arriving machine is here and loaded.
@@ -181,8 +181,8 @@ impl From<RamFile> for Sharing {
     }
 }
 
-/// Removes every slot that `is_owned` does not claim, and ends the QEMU in it: one that was started ahead, or was
-/// to become a machine, when its daemon died. It never ran.
+/// Removes every slot that `is_owned` does not claim, and ends the QEMU in it: one that was started ahead, or
+/// was to become a machine, when its daemon died. It never ran.
 pub(crate) fn sweep(layout: &Directories, is_owned: impl Fn(&str) -> bool) -> Result<(), DaemonError> {
     let dir = layout.slots();
     for entry in fs::read_dir(&dir).map_err(|source| DaemonError::io("read", &dir, source))?.flatten() {

@@ -1,8 +1,8 @@
 //! A machine that was switched off, or whose QEMU died, runs again: a boot from its own disks.
 //!
-//! What was in its memory is gone; configuration, name and identity stay. The machine is another entry of the table
-//! afterwards, so that whoever watched over its last QEMU cannot take the new one for it. A start that fails
-//! leaves it as it was.
+//! What was in its memory is gone; configuration, name and identity stay. The machine is another entry of the
+//! table afterwards, so that whoever watched over its last QEMU cannot take the new one for it. A start that
+//! fails leaves it as it was.
 
 use crate::{
     core::error::DaemonError,

@@ -1,7 +1,7 @@
 //! Migrations that have ended, for `whimbrel report`: one JSON file each, the newest of them kept.
 //!
-//! docs/formats/migration-record.md is the format. Nothing else depends on these files: a record that cannot be written is
-//! a line in the log, and one that cannot be read is passed over.
+//! docs/formats/migration-record.md is the format. Nothing else depends on these files: a record that cannot
+//! be written is a line in the log, and one that cannot be read is passed over.
 
 use crate::{
     core::{directories::Directories, error::DaemonError},
@@ -54,8 +54,8 @@ fn write(dir: &Path, record: MigrationRecord) -> io::Result<()> {
     // Digits enough for the next 300 years: the names sort as the times do.
     let path = dir.join(format!("{:013}-{}.json", record.started_ms, record.id));
     let content = serde_json::to_vec_pretty(&Kept { format: FORMAT, record })?;
-    // Whole or not at all, but not synced: beside a disk that is written to a sync takes longer than all else at the end of a
-    // migration, and whoever waits for it has waited for the migration.
+    // Whole or not at all, but not synced: beside a disk that is written to a sync takes longer than all else
+    // at the end of a migration, and whoever waits for it has waited for the migration.
     let beside = path.with_extension("new");
     fs::write(&beside, &content)?;
     fs::rename(&beside, &path)?;

@@ -1,8 +1,9 @@
-//! What comes for a machine while nobody runs it: its ports keep it, and it goes after the machine, or to it if it stays.
+//! What comes for a machine while nobody runs it: its ports keep it, and it goes after the machine, or to it
+//! if it stays.
 //!
-//! A host keeps it from the moment at which it stops the machine. Once the machine is handed over it goes to the target, which gives it
-//! to the machine when that runs. Frames to a group reach the target's port too: of those that come after the commit none goes
-//! after the machine.
+//! A host keeps it from the moment at which it stops the machine. Once the machine is handed over it goes to
+//! the target, which gives it to the machine when that runs. Frames to a group reach the target's port too:
+//! of those that come after the commit none goes after the machine.
 
 use crate::running::NetworkPort;
 use std::{
@@ -13,8 +14,8 @@ use std::{
 use whimbrel_migrate::{late_frames::LateFrame, protocol::HandoverId};
 use whimbrel_net::{Gates, Port};
 
-/// Machines whose ports are remembered, and for how long: what comes for one comes within milliseconds of its arrival, and later its old
-/// host has nothing more to give to it.
+/// Machines whose ports are remembered, and for how long: what comes for one comes within milliseconds of its
+/// arrival, and later its old host has nothing more to give to it.
 const NEWCOMERS_MAX: usize = 1024;
 const NEW_FOR: Duration = Duration::from_secs(60);
 

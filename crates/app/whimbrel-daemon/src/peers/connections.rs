@@ -1,8 +1,8 @@
 //! Connections to other hosts that last: those this host made and those that others made to it.
 //!
-//! A connection is symmetric, so a host that can be called but not reached (it sits behind a router at home) is called
-//! over the connection that it made. A host that could not be reached is left alone for a few seconds: a page that is
-//! waited for must not wait for its connect to time out over and over.
+//! A connection is symmetric, so a host that can be called but not reached (it sits behind a router at home)
+//! is called over the connection that it made. A host that could not be reached is left alone for a few
+//! seconds: a page that is waited for must not wait for its connect to time out over and over.
 
 use crate::{core::error::DaemonError, daemon::Daemon};
 use crate::{peers::link::connect, server::peer_rpc::Peers};

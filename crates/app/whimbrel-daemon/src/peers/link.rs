@@ -1,4 +1,5 @@
-//! Connections to other hosts, by whichever carrier their entry names, as an engine on a plain thread sees them.
+//! Connections to other hosts, by whichever carrier their entry names, as an engine on a plain thread sees
+//! them.
 
 use super::ssh;
 use crate::server::peer_rpc::{Apart, Peers};
@@ -34,9 +35,9 @@ impl Daemon {
 
 /// The connections to another host, as a migration sees them. For plain threads.
 ///
-/// All but pages goes over the first. Pages may overtake each other within a round, so they go over whichever has least under
-/// way, and there are more connections while those there are carry so much that sealing what goes over them takes most of a
-/// processor each. Under a limit there is one, and the limit is its.
+/// All but pages goes over the first. Pages may overtake each other within a round, so they go over whichever
+/// has least under way, and there are more connections while those there are carry so much that sealing what
+/// goes over them takes most of a processor each. Under a limit there is one, and the limit is its.
 pub(crate) struct PeerLink {
     connection: Connection,
     bulk: Mutex<Bulk>,
@@ -55,8 +56,8 @@ struct Bulk {
 
 /// Most connections.
 const CONNECTIONS_MAX: usize = 4;
-/// Bytes a second over one connection at which another pays: TLS seals about 1 to 2 GB a second on one processor, beside all
-/// else that a connection's two tasks do.
+/// Bytes a second over one connection at which another pays: TLS seals about 1 to 2 GB a second on one
+/// processor, beside all else that a connection's two tasks do.
 const BUSY: f64 = 300e6;
 /// As long as a rate is measured.
 const MEASURED: Duration = Duration::from_millis(100);

@@ -1,7 +1,7 @@
 //! Connections of a protection: one for pages, others for words that must not wait behind them.
 //!
-//! Nothing here waits for longer than it is told to, and a link can be cut from another thread: a host that was unplugged in the
-//! middle of a transfer says nothing for a long time.
+//! Nothing here waits for longer than it is told to, and a link can be cut from another thread: a host that
+//! was unplugged in the middle of a transfer says nothing for a long time.
 
 use crate::{core::error::DaemonError, daemon::Daemon, server::peer_rpc};
 use bytes::Bytes;

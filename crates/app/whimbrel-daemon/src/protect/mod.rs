@@ -1,9 +1,12 @@
 //! Protection of machines by hot standbys, on this host: as the primary, as the standby, as the witness.
 //!
-//! The rules are those of `whimbrel-protect`. Here is who works on what: `guard` is a machine of this host that is protected, `attempt` and `epochs` protect it,
-//! `group` cuts several at one instant, `inputs` lets output go before an epoch is whole, `beats` keeps its lease, `settle` finds out whose it is when hosts lose each other, `standing` keeps machines of others, `keeping` stores epochs of them,
-//! `filling` and `heir` protect a machine that moves while pages of it are missing,
-//! `witness` decides between two others, `arbiter` asks whoever decides, which may be an `etcd`; `notes` is what outlives the daemon, `recover` what a daemon does with it.
+//! The rules are those of `whimbrel-protect`. Here is who works on what: `guard` is a machine of this host
+//! that is protected, `attempt` and `epochs` protect it, `group` cuts several at one instant, `inputs` lets
+//! output go before an epoch is whole, `beats` keeps its lease, `settle` finds out whose it is when hosts
+//! lose each other, `standing` keeps machines of others, `keeping` stores epochs of them, `filling` and
+//! `heir` protect a machine that moves while pages of it are missing, `witness` decides between two others,
+//! `arbiter` asks whoever decides, which may be an `etcd`; `notes` is what outlives the daemon, `recover`
+//! what a daemon does with it.
 
 pub(crate) mod link;
 pub(crate) mod primary;
@@ -113,7 +116,8 @@ impl Protections {
         Ok(())
     }
 
-    /// A takeover's note is known as soon as it is tried: after a failed write nobody is told that it did not happen.
+    /// A takeover's note is known as soon as it is tried: after a failed write nobody is told that it did not
+    /// happen.
     fn take_note(&self, note: ProtectionRecord) -> Result<(), DaemonError> {
         lock(&self.noted).insert(note.id, note.clone());
         self.notes.put(&note)
@@ -124,8 +128,8 @@ impl Protections {
         self.notes.remove(id);
     }
 
-    /// Whether an earlier daemon ended while it loaded this machine, which its host had given to it and has again now. It is of
-    /// no more use here.
+    /// Whether an earlier daemon ended while it loaded this machine, which its host had given to it and has
+    /// again now. It is of no more use here.
     pub(crate) fn was_loading(&self, record: &Record) -> bool {
         let Phase::Prepared { handover, .. } = record.phase else { return false };
         let is_it = |note: &&ProtectionRecord| {

@@ -1,8 +1,9 @@
 //! Protections of this host, written down: what a later daemon must know before it lets a machine run.
 //!
-//! A primary's note is durable before the standby hears of the protection, and struck out only when no standby can take over
-//! by it any more. A machine with such a note is nobody's to run until it is settled whose it is. A standby's note is
-//! durable before it runs a machine that it took over. One JSON file each, in DATA/protections.
+//! A primary's note is durable before the standby hears of the protection, and struck out only when no
+//! standby can take over by it any more. A machine with such a note is nobody's to run until it is settled
+//! whose it is. A standby's note is durable before it runs a machine that it took over. One JSON file each,
+//! in DATA/protections.
 
 use crate::core::error::DaemonError;
 use serde::{Deserialize, Serialize};
@@ -36,7 +37,8 @@ pub(crate) enum ProtectionSide {
     Primary {
         /// What was asked for.
         request: ProtectRequest,
-        /// Whether this host has given the machine up: then it never runs here unless the standby lets go of it.
+        /// Whether this host has given the machine up: then it never runs here unless the standby lets go of
+        /// it.
         gave_up: bool,
     },
     /// The machine ran here and stays here, that is decided. The standby has not heard of it yet.
@@ -48,8 +50,8 @@ pub(crate) enum ProtectionSide {
         /// Whether its pages are of use for another protection.
         keep: bool,
     },
-    /// The machine was given to it and is being loaded. A daemon that finds this drops what was loaded: the primary is told that
-    /// the protection has ended, and still has the machine.
+    /// The machine was given to it and is being loaded. A daemon that finds this drops what was loaded: the
+    /// primary is told that the protection has ended, and still has the machine.
     Loading {
         /// From whom.
         from: HostName,
@@ -99,7 +101,8 @@ impl ProtectionRecords {
         remove(&self.path(id));
     }
 
-    /// All of them. One that cannot be read keeps the daemon from starting: its machine may be another host's.
+    /// All of them. One that cannot be read keeps the daemon from starting: its machine may be another
+    /// host's.
     pub(crate) fn all(&self) -> Result<Vec<ProtectionRecord>, DaemonError> {
         read_all(&self.0, |note: &ProtectionRecord| note.format)
     }

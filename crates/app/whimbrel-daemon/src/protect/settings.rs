@@ -18,8 +18,8 @@ const STRETCH: u32 = 4;
 /// The same where output does not wait for them.
 const SELDOM: std::ops::RangeInclusive<u64> = 100..=10_000;
 const SELDOM_EPOCH: u64 = 1000;
-/// Terms of leases, in milliseconds. The default is what takes over within half a second; a host that may be busy for longer
-/// than that at once needs more.
+/// Terms of leases, in milliseconds. The default is what takes over within half a second; a host that may be
+/// busy for longer than that at once needs more.
 const TERMS: std::ops::RangeInclusive<u64> = 200..=60_000;
 const TERM: u64 = 400;
 /// Times between epochs that are kept, in milliseconds, and how many are.
@@ -102,15 +102,17 @@ impl ProtectionSettings {
         Some(serde_json::to_string(&next).expect("names and numbers"))
     }
 
-    /// Most that the table of hashes takes: what it needs if every page of the guest's memory is written to, which is 1/16 of it with
-    /// blocks of 64 bytes, 1/32 with 128, 1/64 with 256; and a quarter of that for pages of disks.
+    /// Most that the table of hashes takes: what it needs if every page of the guest's memory is written to,
+    /// which is 1/16 of it with blocks of 64 bytes, 1/32 with 128, 1/64 with 256; and a quarter of that for
+    /// pages of disks.
     pub(in crate::protect) fn hash_bytes_max(&self, memory: u64) -> usize {
         let blocks = self.coding.block.in_page() as u64;
         (memory / 4096 * blocks * 5 + (1 << 20)) as usize
     }
 }
 
-/// Epochs of a group are cut when all are due, so one that is not would have the others wait; by inputs nothing waits for epochs.
+/// Epochs of a group are cut when all are due, so one that is not would have the others wait; by inputs
+/// nothing waits for epochs.
 fn stretch(request: &ProtectRequest) -> Result<u32, DaemonError> {
     let whole = request.mode == ProtectMode::Epoch && request.group.is_none();
     match request.stretch {

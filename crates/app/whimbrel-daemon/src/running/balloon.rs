@@ -1,13 +1,13 @@
 //! Squeezing a guest before its state is kept, and giving back what was taken.
 //!
-//! [`BalloonPlan`] decides, and is pure: looks at the guest in, sizes of the balloon out. It takes half of what the guest can
-//! spare, looks again, and ends when little is left, when the guest begins to swap (the paper's rule, SOSP 2002 section
-//! 4.1: a MiB of it), to fetch again what it was made to drop, or when no more comes. The guest's allocator decides what goes
-//! first: free pages, then caches.
+//! [`BalloonPlan`] decides, and is pure: looks at the guest in, sizes of the balloon out. It takes half of
+//! what the guest can spare, looks again, and ends when little is left, when the guest begins to swap (the
+//! paper's rule, SOSP 2002 section 4.1: a MiB of it), to fetch again what it was made to drop, or when no
+//! more comes. The guest's allocator decides what goes first: free pages, then caches.
 //!
-//! What holds: before anything is taken, the record says what the guest had, and it says so until it was given back. So
-//! whatever happens, the guest is whole again when the operation has ended, after a restart of the daemon, or where
-//! its capsule is resumed.
+//! What holds: before anything is taken, the record says what the guest had, and it says so until it was
+//! given back. So whatever happens, the guest is whole again when the operation has ended, after a restart of
+//! the daemon, or where its capsule is resumed.
 
 use crate::{
     core::{error::DaemonError, operations::ProgressReporter},
@@ -202,7 +202,8 @@ impl BalloonPlan {
 }
 
 impl Daemon {
-    /// Squeezes the guest as it is asked, and says how much it gave up. A guest that stands still can give nothing.
+    /// Squeezes the guest as it is asked, and says how much it gave up. A guest that stands still can give
+    /// nothing.
     pub(crate) fn squeeze(
         &self,
         record: &mut Record,
@@ -221,7 +222,8 @@ impl Daemon {
             BalloonTarget::Auto => Goal::Spare((memory.0 / KEPT_PART).max(KEPT_LEAST)),
             BalloonTarget::To { size } => Goal::To(checked(size, memory)?.0),
         };
-        // Not what QEMU's balloon holds now: a guest that was squeezed a moment ago is still taking its memory back.
+        // Not what QEMU's balloon holds now: a guest that was squeezed a moment ago is still taking its
+        // memory back.
         let former = record.ballooned.unwrap_or(record.config.memory);
         let actual = look_at(live)?.actual;
         record.squeezed_from = Some(former);

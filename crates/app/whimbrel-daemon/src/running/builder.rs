@@ -1,4 +1,5 @@
-//! From a slot to a machine: a QEMU is started in it, and memory, disks, network ports and console are attached.
+//! From a slot to a machine: a QEMU is started in it, and memory, disks, network ports and console are
+//! attached.
 //!
 //! On failure the QEMU is ended and its slot removed, unless an earlier daemon had left it running.
 
@@ -185,8 +186,8 @@ impl<'a> MachineBuilder<'a> {
         }
     }
 
-    /// Keeps the capsule that memory or disks are read from. The origin of other machines is only a name; it may
-    /// be on another host.
+    /// Keeps the capsule that memory or disks are read from. The origin of other machines is only a name; it
+    /// may be on another host.
     fn hold_origin(&self) -> Result<Option<Pin>, DaemonError> {
         let over_image = |base: &DiskBase| matches!(base, DiskBase::Image { .. });
         // Empty memory is read from nowhere.

@@ -1,7 +1,8 @@
-//! The ways to come by a machine: new, switched off before, out of a capsule, from another host, or left by an earlier daemon.
+//! The ways to come by a machine: new, switched off before, out of a capsule, from another host, or left by
+//! an earlier daemon.
 //!
-//! All of them end in a machine that stands still. On failure there is no QEMU and no slot, except for one that an earlier
-//! daemon left: that is somebody's running machine, whatever fails here.
+//! All of them end in a machine that stands still. On failure there is no QEMU and no slot, except for one
+//! that an earlier daemon left: that is somebody's running machine, whatever fails here.
 
 use super::{
     Overlay, RunningMachine, RunningMemory,
@@ -76,8 +77,8 @@ impl RunningMachine {
             slot.hold(host.warm.templates.adopt(content, &slot.ram())?);
         }
         let image = process.lazy.then_some(process.memory);
-        // Disks and memory first: a QEMU that waits for a page answers no command, nor does one that was told to stop when the
-        // earlier daemon died, before what its disks had under way is done.
+        // Disks and memory first: a QEMU that waits for a page answers no command, nor does one that was told
+        // to stop when the earlier daemon died, before what its disks had under way is done.
         let assembly =
             MachineBuilder { adopted: true, ..MachineBuilder::new(host, record, Overlay::Existing, image) };
         let content = assembly.content(&slot)?;

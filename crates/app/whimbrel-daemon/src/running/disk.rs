@@ -1,7 +1,7 @@
 //! A disk of a running machine: an overlay of its own over something that never changes, every write tracked.
 //!
-//! All of it is in bytes of the disk. Cuts are where a stored image comes in, under the overlay, and in the view through which the
-//! store follows the disk; others follow it as it is.
+//! All of it is in bytes of the disk. Cuts are where a stored image comes in, under the overlay, and in the
+//! view through which the store follows the disk; others follow it as it is.
 
 use super::{
     RemoteDisk, Stall,
@@ -79,7 +79,8 @@ impl RunningDisk {
         let place = OverlayDir { dir: layout.machine(machine).join(&name), live_dir: layout.live_bitmaps() };
         let (mut base, base_id) = open_base(over, base, size).map_err(failed)?;
         if let Some(taking) = taking {
-            // Memory is the first array. The content under the overlay is what it was, once what is owed has come.
+            // Memory is the first array. The content under the overlay is what it was, once what is owed has
+            // come.
             let owed = Arc::new(MissingDiskPages::new(base, taking.clone(), index + 1));
             base = patient.insert(Arc::new(RemoteDisk::new(owed, stall.clone()))).clone();
         }
@@ -237,7 +238,8 @@ impl StoppedDisk {
     }
 }
 
-/// Removes the overlays in the folder of a machine, their bitmaps in memory included. What cannot be removed is only garbage.
+/// Removes the overlays in the folder of a machine, their bitmaps in memory included. What cannot be removed
+/// is only garbage.
 pub(crate) fn remove_overlays(layout: &Directories, folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let place = OverlayDir { dir: entry.path(), live_dir: layout.live_bitmaps() };
@@ -279,7 +281,8 @@ pub(super) fn open_base(
     })
 }
 
-/// Names the content of a file without reading it: another inode, length or time of change is another content.
+/// Names the content of a file without reading it: another inode, length or time of change is another
+/// content.
 fn file_id(path: &Path) -> std::io::Result<Digest> {
     let meta = std::fs::metadata(path)?;
     let stamp = (meta.dev(), meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec());

@@ -1,7 +1,8 @@
 //! How the disks of machines are cut into the pages of their images.
 //!
-//! A machine itself knows nothing of it: overlays, dirty pages and migrations are in bytes of the disk. A disk is inspected once,
-//! for its first image; all later ones are cut like the image before. Other cuts would be right too, and every page new.
+//! A machine itself knows nothing of it: overlays, dirty pages and migrations are in bytes of the disk. A
+//! disk is inspected once, for its first image; all later ones are cut like the image before. Other cuts
+//! would be right too, and every page new.
 
 use crate::{
     daemon::Daemon,

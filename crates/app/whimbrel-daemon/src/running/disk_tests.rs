@@ -1,5 +1,5 @@
-//! A disk under the feet of two who follow it, over an image that was cut: what the store has is the disk, cut, and what another
-//! host has is the disk.
+//! A disk under the feet of two who follow it, over an image that was cut: what the store has is the disk,
+//! cut, and what another host has is the disk.
 
 use super::{disk::open_base, remote_disk::RemoteDisk};
 use crate::machine::record::DiskBase;

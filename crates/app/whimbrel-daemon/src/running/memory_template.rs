@@ -1,9 +1,9 @@
 //! Templates: memory that the clones of one capsule share on this host.
 //!
-//! A template is the RAM file of a memory image. Every clone has a hard link to it in its slot and maps it privately; the
-//! pager of each fills it for all, so a page is fetched once and lies in memory once until somebody writes to it.
-//! The file ends with the last slot that has it, whoever removes that: no count of ours can go wrong in a
-//! crash. [`Templates`] only remembers where the next clone finds it.
+//! A template is the RAM file of a memory image. Every clone has a hard link to it in its slot and maps it
+//! privately; the pager of each fills it for all, so a page is fetched once and lies in memory once until
+//! somebody writes to it. The file ends with the last slot that has it, whoever removes that: no count of
+//! ours can go wrong in a crash. [`Templates`] only remembers where the next clone finds it.
 
 use crate::core::error::DaemonError;
 use rustix::fs::{AtFlags, CWD, linkat};

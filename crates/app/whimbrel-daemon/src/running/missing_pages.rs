@@ -1,5 +1,5 @@
-//! The parts of a machine that may lack pages of which another host keeps the content: memory, disks, and the thread that
-//! brings them.
+//! The parts of a machine that may lack pages of which another host keeps the content: memory, disks, and the
+//! thread that brings them.
 
 use super::memory::PagerSlot;
 use crate::core::failpoint::Failpoint;

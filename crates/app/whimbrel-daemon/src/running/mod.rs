@@ -1,8 +1,9 @@
 //! A machine that has a QEMU: the process and everything attached to it, and how each came to be.
 //!
-//! Every way to make one ends in the same thing, paused: [`RunningMachine::boot`] a new machine, [`RunningMachine::restore`] a
-//! capsule, [`RunningMachine::receive`] one from another host, [`RunningMachine::adopt`] one whose daemon died. Then
-//! [`RunningMachine::start`]. Dropping a `Live` leaves QEMU running for the next daemon; [`RunningMachine::end`] ends it.
+//! Every way to make one ends in the same thing, paused: [`RunningMachine::boot`] a new machine,
+//! [`RunningMachine::restore`] a capsule, [`RunningMachine::receive`] one from another host,
+//! [`RunningMachine::adopt`] one whose daemon died. Then [`RunningMachine::start`]. Dropping a `Live` leaves
+//! QEMU running for the next daemon; [`RunningMachine::end`] ends it.
 
 pub(crate) mod balloon;
 pub(crate) mod builder;
@@ -79,9 +80,11 @@ pub(crate) struct RunningMachine {
     pub(crate) giving: Option<Arc<PageServer>>,
     /// Keeps the capsule whose pages it still reads, whatever becomes of its refs.
     _origin: Option<Pin>,
-    /// Images that the store's sets of changed pages are relative to, by name. An array without one is looked at anew.
+    /// Images that the store's sets of changed pages are relative to, by name. An array without one is looked
+    /// at anew.
     pub(crate) bases: BTreeMap<String, Option<Digest>>,
-    /// Keep the capsules that these images are of: the last one with memory, and the last one of disks only after it.
+    /// Keep the capsules that these images are of: the last one with memory, and the last one of disks only
+    /// after it.
     _bases: [Option<Pin>; 2],
 }
 
@@ -193,8 +196,9 @@ impl RunningMachine {
         self.slot.dir()
     }
 
-    /// Loads the device state while pages of the machine are with another host. Devices may touch some: they come over the
-    /// connection of `taking`, and if that is lost the QEMU is ended, since it would wait for them for ever.
+    /// Loads the device state while pages of the machine are with another host. Devices may touch some: they
+    /// come over the connection of `taking`, and if that is lost the QEMU is ended, since it would wait for
+    /// them for ever.
     pub(crate) fn load_with_pages_missing(
         &mut self,
         device_state: &[u8],
@@ -258,8 +262,8 @@ impl RunningMachine {
         ConsoleView::new(self.console.clone(), self.console_log.clone())
     }
 
-    /// The machine is on no network any more, its QEMU was told to end, and nobody waits for another host's pages. All that takes
-    /// time is left to [`RunningMachine::end`].
+    /// The machine is on no network any more, its QEMU was told to end, and nobody waits for another host's
+    /// pages. All that takes time is left to [`RunningMachine::end`].
     pub(crate) fn cut_off(&mut self) {
         // Reads that wait for another host would keep QEMU, and those who wait for it.
         self.stall.end();

@@ -1,4 +1,5 @@
-//! A machine as the engines see it while they take its state: something that can be stopped, goes on, and has devices.
+//! A machine as the engines see it while they take its state: something that can be stopped, goes on, and has
+//! devices.
 //!
 //! What fails is said by whoever asked for it; nothing is kept here.
 
@@ -7,15 +8,15 @@ use crate::network::late_frames;
 use whimbrel_machine::{MachineError, UnpauseReport, state_then_unpause};
 use whimbrel_qemu::Qemu;
 
-/// A machine as the engines see it: QEMU, and disks that are flushed before it stops. QEMU flushes them itself as part
-/// of stopping, which would count as pause; after ours there is little left for that.
+/// A machine as the engines see it: QEMU, and disks that are flushed before it stops. QEMU flushes them
+/// itself as part of stopping, which would count as pause; after ours there is little left for that.
 pub(crate) struct PausableMachine<'a> {
     pub(crate) qemu: &'a mut Qemu,
     pub(crate) disks: &'a [RunningDisk],
     /// It was found paused by its user, and stays so whatever becomes of the work.
     pub(crate) keep_paused: bool,
-    /// Ports that keep what comes for it while it stands still, if it may be handed over in that time. QEMU would keep it too, and could
-    /// not be asked for it.
+    /// Ports that keep what comes for it while it stands still, if it may be handed over in that time. QEMU
+    /// would keep it too, and could not be asked for it.
     pub(crate) keeping: &'a [NetworkPort],
 }
 

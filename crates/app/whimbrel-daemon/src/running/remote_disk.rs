@@ -1,8 +1,8 @@
 //! A disk of which a part lies on other hosts: reads wait for it.
 //!
-//! A guest has no notion of a disk that is away for a while: an error would tear its file system. So a read whose content
-//! cannot be had *now* waits until it can, the machine's [`Stall`] says why, and only the end of the machine ends the
-//! wait. Content that is damaged or belongs to nobody is an error at once.
+//! A guest has no notion of a disk that is away for a while: an error would tear its file system. So a read
+//! whose content cannot be had *now* waits until it can, the machine's [`Stall`] says why, and only the end
+//! of the machine ends the wait. Content that is damaged or belongs to nobody is an error at once.
 
 use std::{
     sync::{

@@ -1,5 +1,5 @@
-//! What of a machine the store has: the images that its next capsule is written against, how disks are cut for it, and
-//! the capsules that must stay for that.
+//! What of a machine the store has: the images that its next capsule is written against, how disks are cut
+//! for it, and the capsules that must stay for that.
 //!
 //! Invariant: an array has a base here only while something keeps the capsule of that base.
 
@@ -14,7 +14,8 @@ use whimbrel_image::ImageRef;
 use whimbrel_store::Pin;
 
 impl RunningMachine {
-    /// From now on the store's next capsule holds only what changes: these arrays are exactly those of its origin.
+    /// From now on the store's next capsule holds only what changes: these arrays are exactly those of its
+    /// origin.
     pub(crate) fn is_as_stored(&mut self, images: &[ImageRef]) -> Result<(), DaemonError> {
         if self._origin.is_none() {
             // Nothing keeps the images, so nothing may be written against them.

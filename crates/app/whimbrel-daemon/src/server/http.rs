@@ -1,4 +1,5 @@
-//! The HTTP face: each route parses, calls one method of [`Daemon`] on a blocking thread, and tells the outcome.
+//! The HTTP face: each route parses, calls one method of [`Daemon`] on a blocking thread, and tells the
+//! outcome.
 //!
 //! No logic here. Bodies are bounded, unknown fields are refused, and every failure is an `ApiError`.
 

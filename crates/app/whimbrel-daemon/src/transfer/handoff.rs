@@ -1,8 +1,9 @@
 //! Giving a suspended machine to another host, and taking one that lies there: who may resume it.
 //!
-//! Two hosts have the capsule; the right to go on as that machine belongs to one of them at a time. The host that has it
-//! writes down, durably, that it gave it away *before* the other one is told, so whatever is lost in between, at most one
-//! of them may resume it. If the word does not arrive, nobody may; asking again is harmless, and the user may take it back.
+//! Two hosts have the capsule; the right to go on as that machine belongs to one of them at a time. The host
+//! that has it writes down, durably, that it gave it away *before* the other one is told, so whatever is lost
+//! in between, at most one of them may resume it. If the word does not arrive, nobody may; asking again is
+//! harmless, and the user may take it back.
 //!
 //! ```text
 //! push   here: DESCRIBE ->            there: fetches the manifest and what the machine starts with
@@ -91,8 +92,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// CLAIM: another host wants to go on as a machine of this one. False: it is none of this host's, or not suspended as
-    /// this capsule, so the other host makes a copy.
+    /// CLAIM: another host wants to go on as a machine of this one. False: it is none of this host's, or not
+    /// suspended as this capsule, so the other host makes a copy.
     pub(crate) fn release_to(&self, to: &HostName, what: &HandoffSubject) -> Result<bool, DaemonError> {
         let Ok(machine) = self.machine(&what.machine) else { return Ok(false) };
         let mut turn = machine.try_lock("resume elsewhere", None)?;
@@ -124,8 +125,9 @@ impl Daemon {
         turn.record.save(&self.layout).inspect_err(|_| turn.record = before)
     }
 
-    /// Whether a machine of this name could come here; false if it came already, and perhaps went on. A machine that is this
-    /// host's own is in the way, also when it only lies suspended: its capsule would lose its name.
+    /// Whether a machine of this name could come here; false if it came already, and perhaps went on. A
+    /// machine that is this host's own is in the way, also when it only lies suspended: its capsule would
+    /// lose its name.
     pub(crate) fn check_free_for(
         &self,
         name: &MachineName,

@@ -1,7 +1,7 @@
 //! The hash cache of this host: pages that lie in its files and need not travel.
 //!
-//! Files are added by the user; the RAM files and disk images of machines come by themselves. The cache is an aid: when its
-//! table is damaged or cannot be had, capsules travel whole and nothing else changes.
+//! Files are added by the user; the RAM files and disk images of machines come by themselves. The cache is an
+//! aid: when its table is damaged or cannot be had, capsules travel whole and nothing else changes.
 
 use crate::{
     core::{error::DaemonError, operations::ProgressReporter},

@@ -1,7 +1,8 @@
 //! How files that hold disks are cut: where the pages of their guests' files lie in a raw or qcow2 image.
 //!
-//! Of a qcow2 image only what lies plain in the file is looked at, as by the cache that this is for: compressed clusters and a backing
-//! file read as zeros. What cannot be read has no cuts, which costs what could have been found and nothing else.
+//! Of a qcow2 image only what lies plain in the file is looked at, as by the cache that this is for:
+//! compressed clusters and a backing file read as zeros. What cannot be read has no cuts, which costs what
+//! could have been found and nothing else.
 
 use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
 use whimbrel_alignment::{PageAlignment, ReadAt, inspect};

@@ -1,8 +1,8 @@
 //! Capsules that travel: pull, push, and machines that are given from host to host.
 //!
-//! What travels is decided by `whimbrel-transfer`; here is who asks whom, what is written down when, and what the user hears.
-//! A capsule that is named here before all of it came is partial: machines may be made of it at once, and what they
-//! touch is fetched (see `images`).
+//! What travels is decided by `whimbrel-transfer`; here is who asks whom, what is written down when, and what
+//! the user hears. A capsule that is named here before all of it came is partial: machines may be made of it
+//! at once, and what they touch is fetched (see `images`).
 
 use crate::{
     capsule::{checkpoint::CheckpointOptions, history},
@@ -240,8 +240,9 @@ impl Daemon {
         Ok(manifest)
     }
 
-    /// Whether a capsule from elsewhere may have this name here. The name of a machine's newest capsule is that machine's
-    /// while it lives here: moved to an older version, or to that of a namesake, what it named could be collected.
+    /// Whether a capsule from elsewhere may have this name here. The name of a machine's newest capsule is
+    /// that machine's while it lives here: moved to an older version, or to that of a namesake, what it named
+    /// could be collected.
     pub(crate) fn may_point(&self, name: &RefName, capsule: &CapsuleId) -> bool {
         let machine = refs::machine_named(name).and_then(|name| self.machine(&name).ok());
         let lives_here = |machine: Arc<crate::machine::entry::Machine>| {
@@ -251,7 +252,8 @@ impl Daemon {
         !machine.is_some_and(lives_here) || same()
     }
 
-    /// Fetches all of a capsule that was described before. Returns bytes on the wire and pages that came over it.
+    /// Fetches all of a capsule that was described before. Returns bytes on the wire and pages that came over
+    /// it.
     fn pull_all(
         &self,
         sources: &Arc<Holders>,
@@ -343,8 +345,8 @@ impl Daemon {
         bases
     }
 
-    /// TAKE: another host asks this one to fetch a capsule from it. Asked again while it does, it waits for the first: a
-    /// host whose link was cut asks anew, and nothing is fetched twice.
+    /// TAKE: another host asks this one to fetch a capsule from it. Asked again while it does, it waits for
+    /// the first: a host whose link was cut asks anew, and nothing is fetched twice.
     pub(crate) fn take_from(
         self: &Arc<Self>,
         from: &HostName,
@@ -433,7 +435,8 @@ impl Daemon {
         }
     }
 
-    /// Suspends a machine that is to be given away; one that is suspended, or was given to the same host, stays so.
+    /// Suspends a machine that is to be given away; one that is suspended, or was given to the same host,
+    /// stays so.
     fn suspend_to_give(
         self: &Arc<Self>,
         machine: &crate::machine::entry::Machine,
@@ -480,7 +483,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Asks the other host to fetch all of a capsule, and tells how far it is. A link that is cut is waited for.
+    /// Asks the other host to fetch all of a capsule, and tells how far it is. A link that is cut is waited
+    /// for.
     pub(crate) fn send(
         &self,
         to: &HostName,
@@ -512,8 +516,8 @@ impl Daemon {
         }
     }
 
-    /// Makes a capsule of another host ready to be resumed here, with the right to go on as its machine where that host
-    /// has it and gives it.
+    /// Makes a capsule of another host ready to be resumed here, with the right to go on as its machine where
+    /// that host has it and gives it.
     pub(crate) fn fetch_to_resume(
         self: &Arc<Self>,
         host: Option<&HostName>,
@@ -523,7 +527,8 @@ impl Daemon {
         let found = self.locate(host, capsule)?;
         let names: Vec<RefName> = found.name.clone().into_iter().collect();
         let machine = found.name.as_ref().and_then(refs::machine_named).filter(as_itself);
-        // Before anything is asked: a machine that was given to a host which has no place for it would be nobody's.
+        // Before anything is asked: a machine that was given to a host which has no place for it would be
+        // nobody's.
         machine.iter().try_for_each(|machine| self.check_free_for(machine, &found.capsule).map(drop))?;
         let manifest = self.describe_from(&found.host, &found.capsule, &names)?;
         if let Some(machine) = machine {
@@ -573,7 +578,8 @@ fn stop_if_cancelled(reporter: &ProgressReporter) -> Result<(), DaemonError> {
     }
 }
 
-/// A name for a capsule that was asked for by its id: without one it would not be listed, and soon be collected.
+/// A name for a capsule that was asked for by its id: without one it would not be listed, and soon be
+/// collected.
 fn nameless(how: &str, capsule: &CapsuleId) -> Option<RefName> {
     format!("{how}.{}", capsule.short()).parse().ok()
 }

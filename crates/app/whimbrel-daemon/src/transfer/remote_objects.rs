@@ -1,4 +1,5 @@
-//! What a machine of this host lacks: from the files here that have it, from the pools that do, then from the hosts.
+//! What a machine of this host lacks: from the files here that have it, from the pools that do, then from the
+//! hosts.
 
 use super::store_service::TransferState;
 use crate::daemon::Daemon;

@@ -139,7 +139,8 @@ struct Allowed<'a> {
 }
 
 impl Access for Allowed<'_> {
-    /// Capsules that a ref which the peer may read leads to, ancestors included: they are the versions of the same thing.
+    /// Capsules that a ref which the peer may read leads to, ancestors included: they are the versions of the
+    /// same thing.
     fn allowed(&self, capsule: &CapsuleId) -> bool {
         let Ok(refs) = self.host.store.list_refs() else { return false };
         let mut level: Vec<CapsuleId> =

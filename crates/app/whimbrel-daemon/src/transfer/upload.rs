@@ -1,9 +1,11 @@
-//! Uploading every capsule of a machine to another host or to a pool, in the background, so that it survives the host that made it.
+//! Uploading every capsule of a machine to another host or to a pool, in the background, so that it survives
+//! the host that made it.
 //!
-//! What is followed is one JSON file, replaced whole. One thread does the uploading: it looks when a capsule was made and, as
-//! long as something is left to do, every few seconds; it goes on after the daemon was restarted. Only the newest capsule of
-//! a machine is sent: those it overtook are its ancestors, and their pages come with it where they are still needed. A pool gets
-//! besides, in the order of their times, those that are kept here of a protected machine, each as a version: by host and standby alike.
+//! What is followed is one JSON file, replaced whole. One thread does the uploading: it looks when a capsule
+//! was made and, as long as something is left to do, every few seconds; it goes on after the daemon was
+//! restarted. Only the newest capsule of a machine is sent: those it overtook are its ancestors, and their
+//! pages come with it where they are still needed. A pool gets besides, in the order of their times, those
+//! that are kept here of a protected machine, each as a version: by host and standby alike.
 
 use crate::{
     capsule::history,
@@ -256,8 +258,8 @@ impl Daemon {
         let _ = self.save_following(&table);
     }
 
-    /// Makes a capsule a version of the machine's file. One that is no longer kept by now is not missed; which those are is looked at
-    /// again before each attempt.
+    /// Makes a capsule a version of the machine's file. One that is no longer kept by now is not missed;
+    /// which those are is looked at again before each attempt.
     fn upload_to_pool(&self, name: &MachineName, place: &PoolPath, due: &Due) -> Result<(), DaemonError> {
         if due.kept && !history::all_of(&self.store, name)?.contains(&(due.time_ms, due.capsule)) {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Kernel and initial RAM disk of the small guest: busybox, the modules, the witness, the program for guests. Boots in two to three
-//! seconds without hardware virtualisation.
+//! Kernel and initial RAM disk of the small guest: busybox, the modules, the witness, the program for guests.
+//! Boots in two to three seconds without hardware virtualisation.
 
 use super::{
     GuestError,
@@ -28,8 +28,8 @@ pub struct GuestFiles {
 }
 
 impl GuestFiles {
-    /// The files, made on the first use and again whenever the witness or the recipe changed. Later uses, in this
-    /// process or another, cost a few milliseconds.
+    /// The files, made on the first use and again whenever the witness or the recipe changed. Later uses, in
+    /// this process or another, cost a few milliseconds.
     ///
     /// # Panics
     /// If they cannot be made: no test has anything to say then.

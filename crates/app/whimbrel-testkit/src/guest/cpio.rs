@@ -44,7 +44,8 @@ impl Archive {
         self.entries += 1;
         let content_len = u32::try_from(content.len()).expect("a file of an initial RAM disk is below 4 GiB");
         let name_len = path.len() as u32 + 1;
-        // inode, mode, uid, gid, links, mtime, size, device (major, minor), special (major, minor), name, check
+        // inode, mode, uid, gid, links, mtime, size, device (major, minor), special (major, minor), name,
+        // check
         let fields = [self.entries, mode, 0, 0, 1, 0, content_len, 0, 0, 0, 0, name_len, 0];
         self.bytes.extend_from_slice(b"070701");
         for field in fields {

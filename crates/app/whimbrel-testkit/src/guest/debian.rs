@@ -53,9 +53,9 @@ impl DebianGuest {
 }
 
 impl DebianGuest {
-    /// A disk to boot from, made at `path`: boot loader, kernel and initial RAM disk on a FAT file system. It is the
-    /// machine's first disk, the root its second one. A machine as its owner would install it: nothing of it lies outside
-    /// its disks. Needs `syslinux` and `mtools`.
+    /// A disk to boot from, made at `path`: boot loader, kernel and initial RAM disk on a FAT file system. It
+    /// is the machine's first disk, the root its second one. A machine as its owner would install it: nothing
+    /// of it lies outside its disks. Needs `syslinux` and `mtools`.
     pub fn boot_disk(&self, path: &Path, options: &GuestOptions) -> Result<(), GuestError> {
         let file = fs::File::create(path).and_then(|file| file.set_len(BOOT_DISK_MIB << 20));
         file.map_err(GuestError::file("create", path))?;

@@ -17,7 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long an answer may take. Generous: a guest without hardware virtualisation shares two cores with others.
+/// How long an answer may take. Generous: a guest without hardware virtualisation shares two cores with
+/// others.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often an unanswered first ping is repeated: a console drops what comes before anyone listens.
 const PING_EVERY: Duration = Duration::from_millis(300);
@@ -160,7 +161,8 @@ impl TestAgent {
         self.identity(&format!("write {blocks}"))
     }
 
-    /// Dirties a region of `mib` MiB at `pages_per_second` (0: as fast as it goes), `bytes_per_page` in each page.
+    /// Dirties a region of `mib` MiB at `pages_per_second` (0: as fast as it goes), `bytes_per_page` in each
+    /// page.
     pub fn dirty(
         &mut self,
         mib: u32,

@@ -33,8 +33,8 @@ pub struct ProbeReport {
     pub answered: u64,
     /// Numbers of those that were not, in order.
     pub lost: Vec<u64>,
-    /// The longest time without an answer between two answers, less the period: the downtime. Silence from the last
-    /// answer to the end counts too, so a machine that never came back shows.
+    /// The longest time without an answer between two answers, less the period: the downtime. Silence from
+    /// the last answer to the end counts too, so a machine that never came back shows.
     pub downtime: Duration,
     /// When the longest gap began, since the first probe.
     pub downtime_at: Duration,

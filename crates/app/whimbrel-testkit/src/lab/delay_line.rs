@@ -1,4 +1,5 @@
-//! The model of a link's one direction: a queue in front of a wire of some rate, then a delay. Pure: no clock.
+//! The model of a link's one direction: a queue in front of a wire of some rate, then a delay. Pure: no
+//! clock.
 //!
 //! A packet is lost by chance, or because the queue has no room for it; else it is due when the wire has
 //! sent everything before it and itself, and the delay is over. Order is kept.
@@ -45,8 +46,8 @@ impl DelayLine {
         self.config = config;
     }
 
-    /// A packet of `len` bytes comes at `now` (since any fixed moment, never going back), `chance` being a random
-    /// number in 0..1. When it is due at the other end, or none if it is lost.
+    /// A packet of `len` bytes comes at `now` (since any fixed moment, never going back), `chance` being a
+    /// random number in 0..1. When it is due at the other end, or none if it is lost.
     pub fn admit(&mut self, now: Duration, len: usize, chance: f64) -> Option<Duration> {
         let waiting = self.wire_free.saturating_sub(now);
         if chance < self.config.loss || self.bytes_in(waiting) + len as u128 > self.config.queue as u128 {

@@ -44,7 +44,8 @@ struct Direction {
 }
 
 impl LinkEmulator {
-    /// Joins two namespaces; each end gets a device `wan` with its address, point to point (so one link a namespace).
+    /// Joins two namespaces; each end gets a device `wan` with its address, point to point (so one link a
+    /// namespace).
     pub fn between(
         a: (&Namespace, Ipv4Addr),
         b: (&Namespace, Ipv4Addr),

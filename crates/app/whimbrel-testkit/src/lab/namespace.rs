@@ -25,7 +25,8 @@ type Job = Box<dyn FnOnce() + Send>;
 /// A network namespace with its loopback device up. Clones refer to the same one.
 #[derive(Clone)]
 pub struct Namespace {
-    // The sender is not Sync on its own account in every release; the mutex is never held for longer than a send.
+    // The sender is not Sync on its own account in every release; the mutex is never held for longer than a
+    // send.
     jobs: Arc<Mutex<Sender<Job>>>,
     handle: Arc<File>,
 }
@@ -69,7 +70,8 @@ impl Namespace {
         self.run(move || thread::spawn(work))
     }
 
-    /// Starts a process in the namespace. It is killed when the [`Process`] is dropped, and when this process ends.
+    /// Starts a process in the namespace. It is killed when the [`Process`] is dropped, and when this process
+    /// ends.
     pub fn start(&self, command: Command) -> Result<Process, LabError> {
         let namespace = self.clone();
         self.run(move || Process::start(command, namespace))
@@ -99,8 +101,8 @@ impl Namespace {
         self.output("tc", &words.split_whitespace().collect::<Vec<_>>())
     }
 
-    /// Waits until every bridge port in the namespace forwards. The kernel looks at new cables at its leisure, up to a
-    /// second later, and until then a bridge drops what comes.
+    /// Waits until every bridge port in the namespace forwards. The kernel looks at new cables at its
+    /// leisure, up to a second later, and until then a bridge drops what comes.
     pub fn wait_forwarding(&self) -> Result<(), LabError> {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {

@@ -1,7 +1,7 @@
 //! A child process that ends with its value, or with this process if that is killed.
 //!
-//! It leads a process group, so dropping the value ends its own children too, unless they left the group. The one
-//! `unsafe` is the request to the kernel to kill the child with us.
+//! It leads a process group, so dropping the value ends its own children too, unless they left the group. The
+//! one `unsafe` is the request to the kernel to kill the child with us.
 
 use super::{LabError, Namespace};
 use nix::{
@@ -27,7 +27,8 @@ pub struct Process {
 impl Process {
     /// Starts `command` from the calling thread, which must be the one of `namespace`.
     pub(super) fn start(mut command: Command, namespace: Namespace) -> Result<Self, LabError> {
-        // SAFETY: between fork and exec only prctl is called, which is async-signal-safe and allocates nothing.
+        // SAFETY: between fork and exec only prctl is called, which is async-signal-safe and allocates
+        // nothing.
         unsafe { command.pre_exec(|| Ok(prctl::set_pdeathsig(Signal::SIGKILL)?)) };
         let child = command.process_group(0).spawn().map_err(LabError::system("start a process"))?;
         Ok(Self { child, _namespace: namespace })
@@ -50,7 +51,8 @@ impl DerefMut for Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Either all of the group has ended already, or it is killed now; in both cases the child can be reaped.
+        // Either all of the group has ended already, or it is killed now; in both cases the child can be
+        // reaped.
         let _ = killpg(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGKILL);
         let _ = self.child.wait();
     }

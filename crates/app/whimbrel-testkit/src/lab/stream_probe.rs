@@ -1,4 +1,5 @@
-//! Watches the witness's numbered stream (TCP 7001): a connection that survives shows every number once, in order.
+//! Watches the witness's numbered stream (TCP 7001): a connection that survives shows every number once, in
+//! order.
 
 use super::{Namespace, datagram_probe::longest_gap};
 use std::{

@@ -6,8 +6,8 @@
 //!            +------------------ switch: sw0 ----------------------+
 //! ```
 //!
-//! A guest's tap joins `br0` and so stands on the same segment as everyone else. Addresses 10.77.0.100 and up are free
-//! for guests.
+//! A guest's tap joins `br0` and so stands on the same segment as everyone else. Addresses 10.77.0.100 and up
+//! are free for guests.
 
 use super::{LabError, Namespace, Process};
 use std::{net::Ipv4Addr, ops::Deref, process::Command};

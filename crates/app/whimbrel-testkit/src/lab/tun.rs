@@ -1,4 +1,5 @@
-//! A TUN device: a network interface whose packets a program reads and writes. All `unsafe` of the lab's devices is here.
+//! A TUN device: a network interface whose packets a program reads and writes. All `unsafe` of the lab's
+//! devices is here.
 //!
 //! Linux Documentation/networking/tuntap.rst.
 
@@ -27,8 +28,8 @@ nix::ioctl_readwrite_bad!(
     InterfaceRequest
 );
 
-/// Makes the device `name` in the namespace of the calling thread. It is gone when the file is closed. Reads do
-/// not wait.
+/// Makes the device `name` in the namespace of the calling thread. It is gone when the file is closed. Reads
+/// do not wait.
 pub(super) fn open(name: &str) -> Result<File, LabError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
@@ -39,8 +40,8 @@ pub(super) fn open(name: &str) -> Result<File, LabError> {
         return Err(LabError::System { action: "name a TUN device", source });
     }
     request.name[..name.len()].copy_from_slice(name.as_bytes());
-    // SAFETY: the descriptor is open; `request` is an exclusive, live value of the 40 bytes and the layout of the
-    // kernel's `struct ifreq`, and its name ends with a zero byte (checked above).
+    // SAFETY: the descriptor is open; `request` is an exclusive, live value of the 40 bytes and the layout of
+    // the kernel's `struct ifreq`, and its name ends with a zero byte (checked above).
     unsafe { set_interface(device.as_raw_fd(), &mut request) }
         .map_err(LabError::system("make a TUN device"))?;
     Ok(device)

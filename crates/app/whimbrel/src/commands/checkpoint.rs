@@ -30,7 +30,8 @@ pub(crate) struct Args {
     /// Something to write on it (may be given several times)
     #[arg(long = "label", value_name = "KEY=VALUE")]
     labels: Vec<LabelArg>,
-    /// Keep its disks and configuration only, all as of one instant; works for a machine that is switched off too
+    /// Keep its disks and configuration only, all as of one instant; works for a machine that is switched off
+    /// too
     #[arg(long)]
     disks_only: bool,
     /// Take memory from the guest before and give it back after: auto, off or what to leave it

@@ -20,8 +20,9 @@ boots, then what takes least. From another host only what describes it comes; pa
 
 /// Make several machines from one capsule
 ///
-/// They are called PREFIX-1, PREFIX-2, … and share all pages they do not change. Every one gets a new generation
-/// id; what identity the guest keeps elsewhere is the guest's business, so their network is isolated unless asked.
+/// They are called PREFIX-1, PREFIX-2, … and share all pages they do not change. Every one gets a new
+/// generation id; what identity the guest keeps elsewhere is the guest's business, so their network is
+/// isolated unless asked.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -80,7 +81,8 @@ impl Args {
     }
 }
 
-/// The golden machine that fits best; one that lies elsewhere is known here from now on, and its pages stay there.
+/// The golden machine that fits best; one that lies elsewhere is known here from now on, and its pages stay
+/// there.
 async fn golden(context: &Context, request: MatchRequest) -> Result<CapsuleRef, CliError> {
     let GoldenMatch { host, name, capsule, attributes } = context.client.match_golden(&request).await?;
     let place = host.as_ref().map_or_else(|| "here".to_owned(), |host| format!("on {host}"));

@@ -72,8 +72,8 @@ fn keyboard() -> mpsc::Receiver<Vec<u8>> {
     receive
 }
 
-/// Carries bytes both ways until the user leaves, the machine ends or a signal comes. The end of typing that is
-/// no terminal's does not end it: what the guest answers is still to come.
+/// Carries bytes both ways until the user leaves, the machine ends or a signal comes. The end of typing that
+/// is no terminal's does not end it: what the guest answers is still to come.
 async fn attach(
     console: RawStream,
     mut typed: mpsc::Receiver<Vec<u8>>,

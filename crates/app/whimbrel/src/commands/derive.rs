@@ -13,9 +13,9 @@ Examples:
 
 /// Start a new machine on the disks of a capsule
 ///
-/// It boots, shares every page of the disks that it does not change, and its capsules are children of CAPSULE. Of a
-/// capsule with memory only the disks are used, as they were at that instant; `resume` and `clone` continue it instead.
-/// CAPSULE itself never changes: no capsule does.
+/// It boots, shares every page of the disks that it does not change, and its capsules are children of
+/// CAPSULE. Of a capsule with memory only the disks are used, as they were at that instant; `resume` and
+/// `clone` continue it instead. CAPSULE itself never changes: no capsule does.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -29,8 +29,8 @@ pub(crate) struct Args {
     /// Virtual CPUs; as the parent has unless given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     cpus: Option<u32>,
-    /// Network port in a bridge of this host, or `none` for an unplugged one (may be given several times); without any, the
-    /// ports of the parent with new addresses
+    /// Network port in a bridge of this host, or `none` for an unplugged one (may be given several times);
+    /// without any, the ports of the parent with new addresses
     #[arg(long = "net", value_name = "BRIDGE[,mac=ADDRESS]")]
     nics: Vec<NicArg>,
     /// Command line for the kernel, where the parent loads one directly

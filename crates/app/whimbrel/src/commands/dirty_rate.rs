@@ -22,9 +22,10 @@ const TRACE_MAX: u64 = 4 << 30;
 
 /// Watch which memory a machine writes, and predict how long it would stand still in a migration
 ///
-/// Looking on disturbs nothing: checkpoints and migrations may go on meanwhile. The prediction plays migrations with 1 to
-/// --rounds rounds over the trace, each round sending what was written during the one before it, and one with as many rounds
-/// as `whimbrel migrate` would make. What pages and stops cost is taken from migrations that this host remembers.
+/// Looking on disturbs nothing: checkpoints and migrations may go on meanwhile. The prediction plays
+/// migrations with 1 to --rounds rounds over the trace, each round sending what was written during the one
+/// before it, and one with as many rounds as `whimbrel migrate` would make. What pages and stops cost is
+/// taken from migrations that this host remembers.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

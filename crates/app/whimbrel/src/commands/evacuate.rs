@@ -18,9 +18,10 @@ Examples:
 
 /// Move every machine that runs on a host to others, those that write least memory first
 ///
-/// Another host than the one that is asked empties itself on its word, of the machines that it lets that one read and write.
-/// Ctrl-C ends the migrations under way, each whole on one side, and begins no other; calling it again goes on. The exit
-/// code is 0 once no machine runs there, of a dry run if none would. Machines that lie stopped or suspended stay.
+/// Another host than the one that is asked empties itself on its word, of the machines that it lets that one
+/// read and write. Ctrl-C ends the migrations under way, each whole on one side, and begins no other; calling
+/// it again goes on. The exit code is 0 once no machine runs there, of a dry run if none would. Machines that
+/// lie stopped or suspended stay.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -11,8 +11,8 @@ Examples:
 
 /// Let the standby of a machine have it
 ///
-/// On the machine's host this sends a last epoch, and the standby goes on from there. On the standby's host it takes over from
-/// the last epoch there is, which the witness must allow.
+/// On the machine's host this sends a last epoch, and the standby goes on from there. On the standby's host
+/// it takes over from the last epoch there is, which the witness must allow.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

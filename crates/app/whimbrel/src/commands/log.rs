@@ -19,8 +19,8 @@ Examples:
 
 /// Show a capsule and those it came from, newest first
 ///
-/// As a tree, oldest first: a full circle is an active capsule, an empty one has disks only; what it adds to its parents
-/// (before compression); and after an arrow the machines that stand on it.
+/// As a tree, oldest first: a full circle is an active capsule, an empty one has disks only; what it adds to
+/// its parents (before compression); and after an arrow the machines that stand on it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

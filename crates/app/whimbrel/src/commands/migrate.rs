@@ -23,9 +23,9 @@ Examples:
 
 /// Move a running machine to another host, disks and all
 ///
-/// Until the other host has taken over, every failure and Ctrl-C leave it running here. With --mode lazy or hybrid it runs
-/// there before all of it is there: this host keeps the rest until the other one has it, whatever becomes of the link or of
-/// either daemon. Ctrl-C then only stops watching.
+/// Until the other host has taken over, every failure and Ctrl-C leave it running here. With --mode lazy or
+/// hybrid it runs there before all of it is there: this host keeps the rest until the other one has it,
+/// whatever becomes of the link or of either daemon. Ctrl-C then only stops watching.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -66,7 +66,8 @@ pub(crate) struct Args {
     /// Have its guest drop clean caches and free memory before the first round
     #[arg(long)]
     free_caches: bool,
-    /// Where its network is from then on; local unless given or tunnelled already, and local when it moves home
+    /// Where its network is from then on; local unless given or tunnelled already, and local when it moves
+    /// home
     #[arg(long, value_enum)]
     network: Option<NetworkArg>,
 }

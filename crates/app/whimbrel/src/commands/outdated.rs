@@ -16,9 +16,10 @@ Examples:
 
 /// Report who still stands on an old version of a capsule
 ///
-/// Lists the children of what CAPSULE named before, and the machines that run on them, with the pages of their disks that
-/// they changed, that the update changed, and that both did. It changes nothing: a page is too little to merge by. Pages
-/// that both changed to the same are no conflict; of a machine every page it wrote counts.
+/// Lists the children of what CAPSULE named before, and the machines that run on them, with the pages of
+/// their disks that they changed, that the update changed, and that both did. It changes nothing: a page is
+/// too little to merge by. Pages that both changed to the same are no conflict; of a machine every page it
+/// wrote counts.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

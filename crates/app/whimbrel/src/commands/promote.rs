@@ -12,9 +12,9 @@ Examples:
 
 /// Detach a capsule from its parents
 ///
-/// Makes a capsule of the same images that has no parents. No page is copied, for a capsule never reads through its
-/// parents; nor is this needed before a parent is removed. It is for handing a capsule on without its past. The new
-/// capsule has another id; children of the old one stay its children.
+/// Makes a capsule of the same images that has no parents. No page is copied, for a capsule never reads
+/// through its parents; nor is this needed before a parent is removed. It is for handing a capsule on without
+/// its past. The new capsule has another id; children of the old one stay its children.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -24,10 +24,10 @@ Examples:
 
 /// Keep a standby of a running machine on another host, no older than the last epoch
 ///
-/// Every epoch the machine stands still for a few milliseconds while what it changed is copied aside. What it sends to the
-/// network waits until the standby has all of that, so nobody ever sees more than the standby knows. When this host dies,
-/// the machine goes on there. Who may run it when the two hosts lose each other is the witness's to say; without one
-/// nothing is taken over by itself.
+/// Every epoch the machine stands still for a few milliseconds while what it changed is copied aside. What it
+/// sends to the network waits until the standby has all of that, so nobody ever sees more than the standby
+/// knows. When this host dies, the machine goes on there. Who may run it when the two hosts lose each other
+/// is the witness's to say; without one nothing is taken over by itself.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -35,18 +35,19 @@ pub(crate) struct Args {
     name: MachineName,
     /// Where its standby is to be; see `whimbrel trust ls`
     host: HostName,
-    /// A third host, which all three trust, or an etcd as etcd://HOST:PORT,HOST:PORT; it decides who runs the machine
+    /// A third host, which all three trust, or an etcd as etcd://HOST:PORT,HOST:PORT; it decides who runs the
+    /// machine
     #[arg(long, value_name = "WITNESS")]
     witness: Option<WitnessAddress>,
     /// How what has changed travels
     #[arg(long, value_enum, default_value = "epoch")]
     mode: ModeArg,
-    /// Time between two cuts, 25ms to 1s, 50ms if absent; the delay of what it sends is about that. In mode replay 100ms to
-    /// 10s, 1s if absent
+    /// Time between two cuts, 25ms to 1s, 50ms if absent; the delay of what it sends is about that. In mode
+    /// replay 100ms to 10s, 1s if absent
     #[arg(long, value_name = "DURATION")]
     epoch: Option<DurationArg>,
-    /// How many times as long an epoch may last while nothing it sent waits to leave, 1 to 20; 4 if absent, 1 in a group and in
-    /// the other modes
+    /// How many times as long an epoch may last while nothing it sent waits to leave, 1 to 20; 4 if absent, 1
+    /// in a group and in the other modes
     #[arg(long, value_name = "TIMES")]
     stretch: Option<u32>,
     /// The unit in which changes are found; smaller sends less and takes more memory
@@ -64,13 +65,15 @@ pub(crate) struct Args {
     /// Where whoever takes it over protects it next, by itself; may be this host, once it is back
     #[arg(long, value_name = "HOST")]
     then: Option<HostName>,
-    /// Store epochs as capsules on the standby's host, so often and the newest so many; `whimbrel resume NAME@-5m` goes back
+    /// Store epochs as capsules on the standby's host, so often and the newest so many; `whimbrel resume
+    /// NAME@-5m` goes back
     #[arg(long, value_name = "RATE,COUNT")]
     keep: Option<SnapshotRuleArg>,
     /// Cut its epochs at one instant with all machines of this host that are protected in the same group
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
-    /// Use no more of the link to the standby than this; what the machine sends waits for epochs that take longer so
+    /// Use no more of the link to the standby than this; what the machine sends waits for epochs that take
+    /// longer so
     #[arg(long, value_name = "RATE")]
     rate_max: Option<RateArg>,
 }
@@ -82,7 +85,8 @@ enum ModeArg {
     Epoch,
     /// Whole pages as they are, as Remus did
     Remus,
-    /// Seldom; output waits for inputs to be at the standby, which are played again there. Promises less: see the manual
+    /// Seldom; output waits for inputs to be at the standby, which are played again there. Promises less: see
+    /// the manual
     Replay,
 }
 

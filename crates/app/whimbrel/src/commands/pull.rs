@@ -19,7 +19,8 @@ taken from here. Cut off, it goes on where it was when it is called again.";
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Tag, machine or id, as it is called there; with HOST: in front, from that host, with pool:MANAGER/ from that pool
+    /// Tag, machine or id, as it is called there; with HOST: in front, from that host, with pool:MANAGER/
+    /// from that pool
     #[arg(value_name = "[HOST:]CAPSULE")]
     capsule: Located,
     /// Tag for it here

@@ -23,8 +23,9 @@ is lost for good: `whimbrel resume web --take-back`).";
 
 /// Bring a machine or a capsule to another host
 ///
-/// A running machine is suspended first; for a pool it is not, its newest capsule is copied there. Ctrl-C ends the watching: the other host goes on fetching while it can. Call
-/// it again to see how far it is; nothing travels twice.
+/// A running machine is suspended first; for a pool it is not, its newest capsule is copied there. Ctrl-C
+/// ends the watching: the other host goes on fetching while it can. Call it again to see how far it is;
+/// nothing travels twice.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

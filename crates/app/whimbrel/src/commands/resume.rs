@@ -26,7 +26,8 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Tag, machine (its newest capsule), NAME@-AGE (one kept under protection) or id; with HOST: or pool:MANAGER/ in front, one that lies there
+    /// Tag, machine (its newest capsule), NAME@-AGE (one kept under protection) or id; with HOST: or
+    /// pool:MANAGER/ in front, one that lies there
     #[arg(value_name = "[HOST:]CAPSULE")]
     capsule: Located,
     /// Name for the machine; the one it had unless given

@@ -10,8 +10,8 @@ Examples:
 
 /// Run a machine again that was switched off or has crashed
 ///
-/// It boots from its own disks, as it left them, with the configuration it was made with. What was in its memory is
-/// gone. A suspended machine still has its memory: `whimbrel resume` lets that go on.
+/// It boots from its own disks, as it left them, with the configuration it was made with. What was in its
+/// memory is gone. A suspended machine still has its memory: `whimbrel resume` lets that go on.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -12,8 +12,8 @@ Examples:
 
 /// Switch a machine off
 ///
-/// Presses its power button and waits for the guest. A guest that does not react runs on; use --kill then. What
-/// was in memory is lost either way: `whimbrel suspend` keeps it.
+/// Presses its power button and waits for the guest. A guest that does not react runs on; use --kill then.
+/// What was in memory is lost either way: `whimbrel suspend` keeps it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -22,7 +22,8 @@ pub(crate) struct Args {
     /// Tag for the new capsule
     #[arg(long)]
     tag: Option<RefName>,
-    /// Take memory from the guest before: auto, off or what to leave it (it has all of it back when it runs on)
+    /// Take memory from the guest before: auto, off or what to leave it (it has all of it back when it runs
+    /// on)
     #[arg(long, value_name = "auto|off|SIZE", default_value = "off")]
     balloon: BalloonArg,
 }

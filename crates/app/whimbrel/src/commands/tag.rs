@@ -11,8 +11,8 @@ Examples:
 
 /// Give a capsule a name; a tag that exists moves
 ///
-/// What a tag named before is remembered: `whimbrel log TAG --refs`. Capsules never change and children need nothing of
-/// their parents, so moving a tag harms nobody; if the old capsule has children it is said.
+/// What a tag named before is remembered: `whimbrel log TAG --refs`. Capsules never change and children need
+/// nothing of their parents, so moving a tag harms nobody; if the old capsule has children it is said.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

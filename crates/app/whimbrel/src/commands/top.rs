@@ -100,7 +100,8 @@ impl Before {
     }
 }
 
-/// User and system time of a process (proc_pid_stat(5), fields 14 and 15, counted after the name in brackets).
+/// User and system time of a process (proc_pid_stat(5), fields 14 and 15, counted after the name in
+/// brackets).
 fn cpu_time(pid: u32) -> Option<Duration> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();

@@ -48,8 +48,8 @@ enum Action {
     },
     /// Say anew which capsules a trusted host may read and write
     ///
-    /// By the names they have here. Without a list it may use all; as soon as one is given, a list that is not given is
-    /// empty.
+    /// By the names they have here. Without a list it may use all; as soon as one is given, a list that is
+    /// not given is empty.
     Limit {
         /// Its name
         name: HostName,
@@ -71,7 +71,8 @@ enum Action {
 /// Which capsules a host may use.
 #[derive(Debug, clap::Args)]
 struct Lists {
-    /// Tags and machines here that it may read, with * and ? (commas between them); all unless --read or --write is given
+    /// Tags and machines here that it may read, with * and ? (commas between them); all unless --read or
+    /// --write is given
     #[arg(long, value_name = "PATTERNS")]
     read: Option<RefPatterns>,
     /// Those that it may write

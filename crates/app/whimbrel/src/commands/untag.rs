@@ -10,8 +10,8 @@ Examples:
 
 /// Remove names of capsules
 ///
-/// A capsule that no name leads to any more is freed by the next `whimbrel gc`, not before. Its children, and machines
-/// that run on it, are whole without it.
+/// A capsule that no name leads to any more is freed by the next `whimbrel gc`, not before. Its children, and
+/// machines that run on it, are whole without it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -1,7 +1,8 @@
 //! What past migrations say of the next: what a page comes to, and what a stop takes. Pure.
 //!
-//! Medians, for single stops differ: on a busy machine by several times. What a stop takes is nearly the same for all machines of a
-//! host, so all of its last migrations count; what pages come to is the machine's own, where it has moved before.
+//! Medians, for single stops differ: on a busy machine by several times. What a stop takes is nearly the same
+//! for all machines of a host, so all of its last migrations count; what pages come to is the machine's own,
+//! where it has moved before.
 
 use std::time::Duration;
 use whimbrel_api::{MigrateMode, MigrationEnd, MigrationRecord, RoundInfo};

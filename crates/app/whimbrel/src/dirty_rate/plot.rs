@@ -1,5 +1,5 @@
-//! Figures 3 to 6 of Clark et al. (NSDI 2005) for one trace: for each bandwidth, in light grey how fast pages were
-//! written, and a line a number of rounds: how long a migration that begins then would stand still.
+//! Figures 3 to 6 of Clark et al. (NSDI 2005) for one trace: for each bandwidth, in light grey how fast pages
+//! were written, and a line a number of rounds: how long a migration that begins then would stand still.
 
 use super::report::bits;
 use crate::{error::CliError, picture::raster::Canvas};

@@ -27,8 +27,8 @@ pub(crate) struct Report {
     dirty_rate: f64,
     /// Pages of each window, counted once.
     working_sets: Vec<WorkingSet>,
-    /// What a page comes to on the wire in the first round and in later ones, what it takes there at least, and what a stop takes beside
-    /// sending pages.
+    /// What a page comes to on the wire in the first round and in later ones, what it takes there at least,
+    /// and what a stop takes beside sending pages.
     page_bytes: f64,
     again_bytes: f64,
     page_us: f64,

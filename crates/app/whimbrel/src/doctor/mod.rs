@@ -1,8 +1,8 @@
 //! What a machine must have for Whimbrel to work on it, as a list of checks.
 //!
-//! Every check only looks and changes nothing; the one of KVM runs a guest of a few instructions for at most 4 s.
-//! A check that fails means that the daemon will not work; one that warns, that something will be slower or missing.
-//! What an engine needs it says itself (`probe` of its crate); here it becomes a row.
+//! Every check only looks and changes nothing; the one of KVM runs a guest of a few instructions for at most
+//! 4 s. A check that fails means that the daemon will not work; one that warns, that something will be slower
+//! or missing. What an engine needs it says itself (`probe` of its crate); here it becomes a row.
 
 mod kernel;
 mod memory;

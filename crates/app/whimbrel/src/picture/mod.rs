@@ -1,9 +1,9 @@
-//! The picture of a migration, as in figure 9 of Clark et al. (NSDI 2005): over time, the rate of each round, and the rate
-//! at which the machine dirtied memory meanwhile.
+//! The picture of a migration, as in figure 9 of Clark et al. (NSDI 2005): over time, the rate of each round,
+//! and the rate at which the machine dirtied memory meanwhile.
 //!
-//! The first round may be a hundred times as long as the last, so time is stretched: each round is at least as wide as can
-//! be seen, none is wider than it need be, and the edges are labelled with their times. What is here is where things are;
-//! [`text`] and [`svg`] draw them.
+//! The first round may be a hundred times as long as the last, so time is stretched: each round is at least
+//! as wide as can be seen, none is wider than it need be, and the edges are labelled with their times. What
+//! is here is where things are; [`text`] and [`svg`] draw them.
 
 pub(crate) mod raster;
 pub(crate) mod svg;

@@ -1,7 +1,7 @@
 //! A canvas of pixels that plotters draws on, and PNG files of it.
 //!
-//! No font of the system is needed: letters are bitmaps in two sizes. Lines are a pixel wide and have steps; SVG is for who wants
-//! better.
+//! No font of the system is needed: letters are bitmaps in two sizes. Lines are a pixel wide and have steps;
+//! SVG is for who wants better.
 
 use noto_sans_mono_bitmap::{FontWeight, RasterHeight, get_raster, get_raster_width};
 use plotters_backend::{

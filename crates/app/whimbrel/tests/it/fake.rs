@@ -1,7 +1,7 @@
 //! A scripted daemon on a real socket, and the binary run against it.
 //!
-//! It answers every route with one fixed thing. Operation 1 succeeds after a snapshot; operation 2 (checkpoint of
-//! `slow`) runs until it is cancelled; operation 3 (checkpoint of `full`) fails.
+//! It answers every route with one fixed thing. Operation 1 succeeds after a snapshot; operation 2
+//! (checkpoint of `slow`) runs until it is cancelled; operation 3 (checkpoint of `full`) fails.
 
 use axum::{
     Json, Router,

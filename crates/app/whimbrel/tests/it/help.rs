@@ -1,4 +1,5 @@
-//! All help there is, in one file that a reviewer can read. Renew it with `WHIMBREL_RENEW=1 cargo test -p whimbrel`.
+//! All help there is, in one file that a reviewer can read. Renew it with `WHIMBREL_RENEW=1 cargo test -p
+//! whimbrel`.
 
 use std::process::{Command, Stdio};
 

@@ -1,4 +1,5 @@
-//! Power failures, kills and failed writes at every operation: what was acknowledged is whole, what was not is not there.
+//! Power failures, kills and failed writes at every operation: what was acknowledged is whole, what was not
+//! is not there.
 
 use crate::common::{self, commit, content, crash_disk::CrashDisk, expected, name};
 use rand::{Rng, SeedableRng, rngs::StdRng};

@@ -1,4 +1,5 @@
-//! Parents and children: history of refs, what a child adds, what two sides changed, and that no child needs its parent.
+//! Parents and children: history of refs, what a child adds, what two sides changed, and that no child needs
+//! its parent.
 
 use crate::common::{commit, content, expected, manifest, name};
 use proptest::prelude::*;

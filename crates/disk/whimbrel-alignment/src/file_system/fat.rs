@@ -1,6 +1,7 @@
 //! FAT and exFAT: clusters begin behind tables of odd length, so file pages lie at a phase of their own.
 //!
-//! FAT after Microsoft's "FAT: General Overview of On-Disk Format" 1.03, exFAT after its specification, section 3.1.
+//! FAT after Microsoft's "FAT: General Overview of On-Disk Format" 1.03, exFAT after its specification,
+//! section 3.1.
 
 use super::{FileSystem, Superblock, power_of_two};
 use crate::bounded_reader::{le16, le32};

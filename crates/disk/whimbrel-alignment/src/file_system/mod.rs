@@ -1,7 +1,9 @@
-//! What lies in a region, by its superblock: the file system, its block size and where its grid of blocks begins.
+//! What lies in a region, by its superblock: the file system, its block size and where its grid of blocks
+//! begins.
 //!
-//! A superblock is recognised by its magic and the few fields that are used, each checked for a value it can have. Checksums are not
-//! looked at: a wrong answer costs savings only. Where several would match, the one whose maker overwrites the other's place wins.
+//! A superblock is recognised by its magic and the few fields that are used, each checked for a value it can
+//! have. Checksums are not looked at: a wrong answer costs savings only. Where several would match, the one
+//! whose maker overwrites the other's place wins.
 
 mod fat;
 
@@ -74,7 +76,8 @@ pub(crate) fn identify(disk: &mut BoundedReader<'_>, slot: &TableEntry) -> Optio
     plausible.then_some(found)
 }
 
-/// Whether the first sector of a disk belongs to a file system and is no partition table, though it is marked like one.
+/// Whether the first sector of a disk belongs to a file system and is no partition table, though it is marked
+/// like one.
 pub(crate) fn starts_with_boot_sector(sector: &[u8; 512]) -> bool {
     ntfs(sector).or_else(|| fat::exfat(sector)).or_else(|| fat::fat(sector)).is_some()
 }
@@ -110,8 +113,8 @@ fn ntfs(boot: &[u8]) -> Option<Superblock> {
     Some(Superblock::new(FileSystem::Ntfs, power_of_two(count * u64::from(sector), 512..=2 << 20)?))
 }
 
-/// `label_header` and `pv_header` of LVM2's lib/format_text/layout.h. The label is in one of the first four sectors; behind the
-/// identity and the size stand the places of data, first that of the first extent.
+/// `label_header` and `pv_header` of LVM2's lib/format_text/layout.h. The label is in one of the first four
+/// sectors; behind the identity and the size stand the places of data, first that of the first extent.
 fn lvm2(head: &[u8]) -> Option<Superblock> {
     let label = head.chunks_exact(SECTOR as usize).find(|sector| sector.starts_with(b"LABELONE"))?;
     let header = le32(label, 20) as usize;

@@ -1,7 +1,8 @@
-//! The GUID partition table: behind the first sector, and again at the end of the disk (UEFI specification 2.10, section 5.3).
+//! The GUID partition table: behind the first sector, and again at the end of the disk (UEFI specification
+//! 2.10, section 5.3).
 //!
-//! A copy whose header or entries do not match their checksums is not used; if both do not, there is no such table. Sectors are
-//! taken for 512 bytes: on disks with 4 KiB sectors everything is aligned anyway.
+//! A copy whose header or entries do not match their checksums is not used; if both do not, there is no such
+//! table. Sectors are taken for 512 bytes: on disks with 4 KiB sectors everything is aligned anyway.
 
 use super::{RegionKind, TableEntry, crc32::crc32};
 use crate::{
@@ -24,7 +25,8 @@ struct Header {
 /// What the first usable copy names.
 pub(super) fn regions(disk: &mut BoundedReader<'_>) -> Option<Vec<TableEntry>> {
     let end = disk.size() / SECTOR;
-    // A file of an odd number of sectors may be served as a disk of whole pages, so the last sector is one of eight.
+    // A file of an odd number of sectors may be served as a disk of whole pages, so the last sector is one of
+    // eight.
     let mut copies = iter::once(1).chain((end.saturating_sub(PAGE / SECTOR)..end).rev());
     copies.find_map(|at| copy(disk, at))
 }

@@ -1,7 +1,7 @@
 //! The table in the first sector, and the chain of tables in an extended partition.
 //!
-//! Each table of the chain says where the next one lies, so it may form a loop: no table is read twice, none outside of its extended
-//! partition, and at most [`MAX_CHAIN`] in all.
+//! Each table of the chain says where the next one lies, so it may form a loop: no table is read twice, none
+//! outside of its extended partition, and at most [`MAX_CHAIN`] in all.
 
 use super::{RegionKind, TableEntry};
 use crate::{

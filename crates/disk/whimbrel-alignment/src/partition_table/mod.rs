@@ -1,7 +1,8 @@
 //! Which regions the partition tables of a disk name. Where there is no table, the whole disk is one region.
 //!
-//! Whatever the tables say, the list is sorted, inside the disk, without overlaps and of at most [`MAX_REGIONS`] regions: what lies
-//! outside is cut off or left out, and of two that overlap the one that starts first stays.
+//! Whatever the tables say, the list is sorted, inside the disk, without overlaps and of at most
+//! [`MAX_REGIONS`] regions: what lies outside is cut off or left out, and of two that overlap the one that
+//! starts first stays.
 
 mod crc32;
 mod gpt;

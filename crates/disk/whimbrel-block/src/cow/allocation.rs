@@ -1,9 +1,9 @@
 //! Which pages the overlay owns: the live bitmap, and what of it the durable one does not have yet.
 //!
-//! Order of a flush, which keeps the durable bitmap honest: copy the changed blocks of the live bitmap, *then* sync the
-//! data, then write the copies, then sync them. A bit in a copy was set after its page was written, so the sync of the
-//! data covers the page. Blocks are marked as changed after their bits were set; a bit set during the copy is either
-//! in it or marks its block again.
+//! Order of a flush, which keeps the durable bitmap honest: copy the changed blocks of the live bitmap,
+//! *then* sync the data, then write the copies, then sync them. A bit in a copy was set after its page was
+//! written, so the sync of the data covers the page. Blocks are marked as changed after their bits were set;
+//! a bit set during the copy is either in it or marks its block again.
 
 use super::{format::HEADER_SIZE, mapped_bitmap::MappedWords};
 use crate::bitmap;
@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::{fs::File, io, os::unix::fs::FileExt};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 
-/// Words in a block, the unit in which the durable bitmap is written: a page of the file, 128 MiB of the device.
+/// Words in a block, the unit in which the durable bitmap is written: a page of the file, 128 MiB of the
+/// device.
 const BLOCK_WORDS: usize = PAGE_SIZE / 8;
 
 /// The pages that the overlay owns.

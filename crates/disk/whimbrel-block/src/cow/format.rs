@@ -1,4 +1,5 @@
-//! The header of an overlay's two bitmap files. Pure: bytes in, fields out. `docs/formats/overlay.md` tells the rest.
+//! The header of an overlay's two bitmap files. Pure: bytes in, fields out. `docs/formats/overlay.md` tells
+//! the rest.
 //!
 //! ```text
 //! offset  size  field
@@ -16,9 +17,10 @@
 //!   4096     -  bitmap: bit p % 64 of word p / 64 says that the overlay owns page p
 //! ```
 //!
-//! All numbers are little-endian, words of the bitmap 64 bits. The header is written once, before the file gets its
-//! name, and never changes. The bitmap has no checksum and needs none: bits only ever go from 0 to 1, and a bit
-//! is written to the durable file after its page is synced, so any mix of old and new sectors is a valid bitmap.
+//! All numbers are little-endian, words of the bitmap 64 bits. The header is written once, before the file
+//! gets its name, and never changes. The bitmap has no checksum and needs none: bits only ever go from 0 to
+//! 1, and a bit is written to the durable file after its page is synced, so any mix of old and new sectors is
+//! a valid bitmap.
 
 use whimbrel_core::{Digest, PAGE_SIZE};
 use xxhash_rust::xxh3::xxh3_64;

@@ -1,7 +1,7 @@
 //! The words of a live bitmap: a shared mapping of a file in memory. The only unsafe code of this crate.
 //!
-//! The file belongs to one process (the overlay is locked) and lies in a directory nobody else writes to. It is
-//! never shortened, so an access past its end (SIGBUS) cannot happen.
+//! The file belongs to one process (the overlay is locked) and lies in a directory nobody else writes to. It
+//! is never shortened, so an access past its end (SIGBUS) cannot happen.
 
 use super::format::HEADER_SIZE;
 use memmap2::{MmapOptions, MmapRaw};
@@ -29,10 +29,10 @@ impl MappedWords {
 
     /// The words.
     pub(super) fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is `HEADER_SIZE + words * 8` bytes long, page-aligned (so the words are aligned to 8:
-        // `HEADER_SIZE` is a page) and lives as long as `self`, to which the slice is tied. It is readable and
-        // writable, and all access to it in this process is through these atomics; another mapping of the file
-        // would still only race on atomics of the same width.
+        // SAFETY: the mapping is `HEADER_SIZE + words * 8` bytes long, page-aligned (so the words are aligned
+        // to 8: `HEADER_SIZE` is a page) and lives as long as `self`, to which the slice is tied. It is
+        // readable and writable, and all access to it in this process is through these atomics; another
+        // mapping of the file would still only race on atomics of the same width.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(HEADER_SIZE).cast(), self.words) }
     }
 }

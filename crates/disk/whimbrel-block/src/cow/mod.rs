@@ -9,13 +9,15 @@
 //! ```
 //!
 //! The data lies in a sparse file at the device's own offsets; one bit a page says who owns it. There are two
-//! bitmaps. The *live* one is a mapped file in memory: a bit is set after the page was written and before the write is
-//! acknowledged, so a daemon that is killed and started again in the same boot has every acknowledged write. The
-//! *durable* one lies beside the data and is written by a flush after the data was synced, so after a loss of power
-//! it never names a page whose data was not synced; see `owned.rs` for the order and `format.rs` for every byte.
+//! bitmaps. The *live* one is a mapped file in memory: a bit is set after the page was written and before the
+//! write is acknowledged, so a daemon that is killed and started again in the same boot has every
+//! acknowledged write. The *durable* one lies beside the data and is written by a flush after the data was
+//! synced, so after a loss of power it never names a page whose data was not synced; see `owned.rs` for the
+//! order and `format.rs` for every byte.
 //!
-//! Locking: a page that is owned needs no lock. Taking ownership holds a lock on exactly its pages, because two
-//! writers of different parts of one page would each fill the rest from the base and lose the other's part.
+//! Locking: a page that is owned needs no lock. Taking ownership holds a lock on exactly its pages, because
+//! two writers of different parts of one page would each fill the rest from the base and lose the other's
+//! part.
 
 mod allocation;
 mod format;
@@ -46,8 +48,8 @@ pub struct Cow {
 }
 
 impl Cow {
-    /// Makes an empty overlay over `base`. `base_id` names the base's content (the root digest of its image) and
-    /// is asked for again by `open`.
+    /// Makes an empty overlay over `base`. `base_id` names the base's content (the root digest of its image)
+    /// and is asked for again by `open`.
     ///
     /// # Errors
     /// If there is an overlay already, the base ends inside a page, or a file cannot be made.
@@ -56,8 +58,8 @@ impl Cow {
         Self::over(place, base, place.create(size, base_id)?)
     }
 
-    /// Opens the overlay that was made over `base`: with all that was acknowledged if this is the boot in which
-    /// it was last open, else with all that was flushed.
+    /// Opens the overlay that was made over `base`: with all that was acknowledged if this is the boot in
+    /// which it was last open, else with all that was flushed.
     ///
     /// # Errors
     /// If it is not there, in use, damaged, or made over another base.
@@ -90,7 +92,8 @@ impl Cow {
         &self.base
     }
 
-    /// Gives pages back to the base, whatever was written to them. For a disk that nobody uses yet; a flush makes it durable.
+    /// Gives pages back to the base, whatever was written to them. For a disk that nobody uses yet; a flush
+    /// makes it durable.
     pub fn disown(&self, run: PageRun) -> Result<(), BlockError> {
         BlockError::check(run.offset(), run.bytes() as u64, self.size())?;
         let _guard = self.locks.lock(run.pages());
@@ -101,8 +104,8 @@ impl Cow {
         Ok(())
     }
 
-    /// Stores the base's content of pages that are still the base's; what was written meanwhile stays. So content that
-    /// took long to come never overwrites newer.
+    /// Stores the base's content of pages that are still the base's; what was written meanwhile stays. So
+    /// content that took long to come never overwrites newer.
     pub fn fill(&self, run: PageRun, content: &[u8]) -> Result<(), BlockError> {
         BlockError::check(run.offset(), content.len() as u64, self.size())?;
         if content.len() != run.bytes() {

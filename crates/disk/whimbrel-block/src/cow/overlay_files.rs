@@ -6,8 +6,9 @@
 //! LIVE/ID.owned    the live bitmap, on a file system in memory
 //! ```
 //!
-//! Both bitmaps are written under a temporary name, synced and renamed, so a file with a right name is whole. The
-//! live one counts only under the boot id it was made with: unsynced data is still in the page cache then.
+//! Both bitmaps are written under a temporary name, synced and renamed, so a file with a right name is whole.
+//! The live one counts only under the boot id it was made with: unsynced data is still in the page cache
+//! then.
 
 use super::format::{BitmapKind, HEADER_SIZE, Header, HeaderError};
 use rustix::fs::{FlockOperation, flock};
@@ -21,8 +22,8 @@ use whimbrel_core::Digest;
 pub struct OverlayDir {
     /// Directory of the overlay alone, on a disk. Made if it is not there.
     pub dir: PathBuf,
-    /// Directory for live bitmaps, on a file system in memory that nobody else writes to (below `/run`). Made if it
-    /// is not there; any number of overlays share it.
+    /// Directory for live bitmaps, on a file system in memory that nobody else writes to (below `/run`). Made
+    /// if it is not there; any number of overlays share it.
     pub live_dir: PathBuf,
 }
 

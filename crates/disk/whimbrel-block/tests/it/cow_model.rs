@@ -1,9 +1,10 @@
 //! The overlay against a plain vector, with kills and losses of power at any point.
 //!
-//! A *kill* drops the device without a flush and opens it again: everything acknowledged must be there. A *loss of
-//! power* takes the live bitmap away and lets every page of the data file that was written since the last flush be,
-//! by lot, the new one or the one that was synced; optionally it strikes inside a flush, when the durable bitmap is a mix of
-//! old and new words. Then every page must read as it did at the last flush or as it did last.
+//! A *kill* drops the device without a flush and opens it again: everything acknowledged must be there. A
+//! *loss of power* takes the live bitmap away and lets every page of the data file that was written since the
+//! last flush be, by lot, the new one or the one that was synced; optionally it strikes inside a flush, when
+//! the durable bitmap is a mix of old and new words. Then every page must read as it did at the last flush or
+//! as it did last.
 
 use proptest::prelude::*;
 use std::{fs, path::Path, sync::Arc};

@@ -1,4 +1,5 @@
-//! A disk must be the same bytes before it is cut and after, whatever the cuts, and no write may be lost on the way.
+//! A disk must be the same bytes before it is cut and after, whatever the cuts, and no write may be lost on
+//! the way.
 
 use proptest::prelude::*;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! A copy kept by dirty sets alone: it must equal the disk once the writers stop, whatever they did meanwhile.
+//! A copy kept by dirty sets alone: it must equal the disk once the writers stop, whatever they did
+//! meanwhile.
 
 use std::sync::Arc;
 use whimbrel_block::{Device, MemDevice, TrackedDevice};

@@ -1,4 +1,5 @@
-//! The server goes and comes back on the same path; a QEMU that is told to reconnect notices a delay, no more.
+//! The server goes and comes back on the same path; a QEMU that is told to reconnect notices a delay, no
+//! more.
 
 use crate::export::{Export, wait_until};
 use std::io::Write;

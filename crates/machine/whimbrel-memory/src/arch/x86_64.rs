@@ -28,8 +28,8 @@ pub(crate) fn counter(regs: &Registers) -> u64 {
     regs.rip
 }
 
-/// Code for address `at` that makes `call` in a thread stopped with `regs`, and then continues as the thread would
-/// have without us.
+/// Code for address `at` that makes `call` in a thread stopped with `regs`, and then continues as the thread
+/// would have without us.
 pub(crate) fn detour(regs: &Registers, at: u64, call: Call) -> Result<SyscallStub, ForeignMode> {
     if regs.cs != USER_CS {
         return Err(ForeignMode);
@@ -55,8 +55,9 @@ pub(crate) fn detour(regs: &Registers, at: u64, call: Call) -> Result<SyscallStu
     Ok(SyscallStub { code, start, returned })
 }
 
-/// Where the thread goes on and with what in `rax`: the kernel's `arch_do_signal_or_restart`, for the case that no
-/// handler runs. The detour must not disturb the thread's restart block; none of the calls made here does.
+/// Where the thread goes on and with what in `rax`: the kernel's `arch_do_signal_or_restart`, for the case
+/// that no handler runs. The detour must not disturb the thread's restart block; none of the calls made here
+/// does.
 fn resumption(regs: &Registers) -> (u64, u64) {
     if (regs.orig_rax as i64) < 0 {
         return (regs.rip, regs.rax);

@@ -33,7 +33,8 @@ impl Server {
             }
             addresses.clear();
             if let Err(error) = self.shared.inner.uffd.faults(&mut addresses) {
-                // Reading asks nothing of the target; failing it is a broken descriptor and would go on for ever.
+                // Reading asks nothing of the target; failing it is a broken descriptor and would go on for
+                // ever.
                 tracing::error!(%error, "cannot read page faults");
                 return PagerEnd::TargetEnded;
             }

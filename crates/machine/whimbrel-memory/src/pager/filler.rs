@@ -1,4 +1,5 @@
-//! Puts content where pages are missing: into the target with `UFFDIO_COPY`, or into the template file that it shows.
+//! Puts content where pages are missing: into the target with `UFFDIO_COPY`, or into the template file that
+//! it shows.
 
 use super::Shared;
 use crate::{
@@ -116,8 +117,8 @@ impl Filler {
         }
     }
 
-    /// The file's pages are whole or absent for those who map it, so that a thread that waits never sees half of one.
-    /// Two pagers that fill one page write the same bytes.
+    /// The file's pages are whole or absent for those who map it, so that a thread that waits never sees half
+    /// of one. Two pagers that fill one page write the same bytes.
     fn store_in_file(&self, file: &File, at: u64, run: PageRun, content: &[u8]) -> Result<(), FillError> {
         file.write_all_at(content, at).map_err(FillError::Store)?;
         self.note_and_wake(run)

@@ -1,18 +1,19 @@
 //! Brings the pages of lazy memory: when the target touches them, and ahead of that in the background.
 //!
-//! Two threads. One answers faults: first the page that is waited for, then its neighbours in the same frame. The other
-//! prefetches at lower priority and steps aside while a fault is being served. Filled pages do not count as written.
+//! Two threads. One answers faults: first the page that is waited for, then its neighbours in the same frame.
+//! The other prefetches at lower priority and steps aside while a fault is being served. Filled pages do not
+//! count as written.
 //!
-//! A source that fails, or a full tmpfs, kills nobody: the fault stays pending, [`PagerState::stalled`] says why, and
-//! it is tried again with growing pauses. When the target ends, so do the threads.
+//! A source that fails, or a full tmpfs, kills nobody: the fault stays pending, [`PagerState::stalled`] says
+//! why, and it is tried again with growing pauses. When the target ends, so do the threads.
 //!
-//! A pager that stops leaves the registration in place: threads that touch a missing page then wait until the next
-//! pager, which wakes them all at its start, so faults that a dead process had read are not lost. The
-//! registration stays even when every page is here, since ending it would mark all memory as written; the fault thread
-//! then only answers first touches of zero pages, without the source.
+//! A pager that stops leaves the registration in place: threads that touch a missing page then wait until the
+//! next pager, which wakes them all at its start, so faults that a dead process had read are not lost. The
+//! registration stays even when every page is here, since ending it would mark all memory as written; the
+//! fault thread then only answers first touches of zero pages, without the source.
 //!
-//! Zero pages are filled like others, with `UFFDIO_COPY`: on tmpfs `UFFDIO_ZEROPAGE` allocates a page all the same, and
-//! leaves it marked as written.
+//! Zero pages are filled like others, with `UFFDIO_COPY`: on tmpfs `UFFDIO_ZEROPAGE` allocates a page all the
+//! same, and leaves it marked as written.
 
 mod faults;
 mod filler;
@@ -199,8 +200,8 @@ impl Pager {
         self.prefetch(&PageSet::full(self.shared.inner.page_count()));
     }
 
-    /// Stores `content` where pages of `run` are missing. A page that is here stays as it is, so content that took long to
-    /// come never overwrites what the target wrote.
+    /// Stores `content` where pages of `run` are missing. A page that is here stays as it is, so content that
+    /// took long to come never overwrites what the target wrote.
     pub fn fill(&self, run: PageRun, content: &[u8]) -> Result<(), PageError> {
         let failed = |source: io::Error| PageError::new("memory", "fill", source);
         let within = run.start.checked_add(run.len).is_some_and(|end| end <= self.shared.inner.page_count());
@@ -236,7 +237,8 @@ impl Pager {
         self.shared.changed.notify_all();
     }
 
-    /// Waits until every page of the source is here; false if `timeout` passed or the pager ended before that.
+    /// Waits until every page of the source is here; false if `timeout` passed or the pager ended before
+    /// that.
     pub fn wait_resident(&self, timeout: Duration) -> bool {
         let waits = |p: &mut Progress| p.state.resident < p.state.total && p.state.end.is_none();
         let (progress, _) = self

@@ -14,7 +14,8 @@ use whimbrel_core::PageRun;
 
 /// Niceness: behind the fault thread, the target and everybody else.
 const NICE: i32 = 10;
-/// Pages fetched at a time where the source has no wish: enough for bandwidth, short enough to step aside soon.
+/// Pages fetched at a time where the source has no wish: enough for bandwidth, short enough to step aside
+/// soon.
 const RUN: u64 = 64;
 /// Longest wait for a fault that is being served (its source may hang, and ours may not).
 const STEP_ASIDE: Duration = Duration::from_millis(20);

@@ -8,7 +8,8 @@ use std::{
 const FIRST: Duration = Duration::from_millis(5);
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Pending pages under one pause, which doubles with every failure of a retry and is forgotten with a success.
+/// Pending pages under one pause, which doubles with every failure of a retry and is forgotten with a
+/// success.
 #[derive(Debug)]
 pub(super) struct Retry {
     pages: BTreeSet<u64>,

@@ -51,8 +51,9 @@ fn wait_for_state(target: &Target, letter: char) {
     }
 }
 
-/// Tracers that kill themselves at an instant that moves through the whole attachment, from before the target is seized
-/// to after it was let go. Each time the target checks its registers, its sleeps, its signal mask and its signals.
+/// Tracers that kill themselves at an instant that moves through the whole attachment, from before the target
+/// is seized to after it was let go. Each time the target checks its registers, its sleeps, its signal mask
+/// and its signals.
 #[test]
 fn a_tracer_killed_at_any_instant_leaves_the_target_running_correctly() {
     for with_signals in [false, true] {

@@ -1,4 +1,5 @@
-//! Figures, printed: `cargo test -p whimbrel-memory --test figures -- --ignored --nocapture --test-threads 1`.
+//! Figures, printed: `cargo test -p whimbrel-memory --test figures -- --ignored --nocapture --test-threads
+//! 1`.
 
 use crate::support::*;
 use std::{

@@ -1,5 +1,6 @@
-//! The other process of the tests: a target that maps memory and does what it is told, line by line on its standard
-//! input, answering each line with one; or a tracer that attaches to one and may be killed while it does.
+//! The other process of the tests: a target that maps memory and does what it is told, line by line on its
+//! standard input, answering each line with one; or a tracer that attaches to one and may be killed while it
+//! does.
 //!
 //! Not part of the product.
 
@@ -103,7 +104,8 @@ extern "C" fn finish(_: i32) {
 /// result and every sleep was what it is undisturbed. Exit code 0 says so.
 fn compute() {
     for (signal, handler) in [(libc::SIGUSR1, tick as extern "C" fn(i32)), (libc::SIGTERM, finish)] {
-        // SAFETY: both handlers only touch atomics. No SA_RESTART, so a signal ends a sleep, as one would notice.
+        // SAFETY: both handlers only touch atomics. No SA_RESTART, so a signal ends a sleep, as one would
+        // notice.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as *const () as usize;
@@ -207,7 +209,8 @@ fn die_before(call: &str, argument: &str) {
         step(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: both calls read their arguments; the program and its steps are live locals, and the kernel copies them.
+    // SAFETY: both calls read their arguments; the program and its steps are live locals, and the kernel
+    // copies them.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
@@ -218,8 +221,8 @@ fn die_before(call: &str, argument: &str) {
 fn vfork() {
     println!("waiting");
     let parent = std::process::id() as i32;
-    // SAFETY: with a null stack and CLONE_VM the child runs on ours while we are held, as after vfork(2); it makes two
-    // system calls through plain wrappers and never returns from here.
+    // SAFETY: with a null stack and CLONE_VM the child runs on ours while we are held, as after vfork(2); it
+    // makes two system calls through plain wrappers and never returns from here.
     unsafe {
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
         if libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) == 0 {

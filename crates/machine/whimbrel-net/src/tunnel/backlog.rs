@@ -1,8 +1,9 @@
 //! Several frames in one message, and how many of them wait. Pure.
 //!
-//! A batch is a sequence of: number of the port (one byte), length of the frame (four bytes, little endian), frame. Frames
-//! are gathered only while the link is busy, so a quiet link delays none. What waits is bounded in bytes and in age:
-//! beyond that frames are dropped, as a switch does, and their senders notice and slow down.
+//! A batch is a sequence of: number of the port (one byte), length of the frame (four bytes, little endian),
+//! frame. Frames are gathered only while the link is busy, so a quiet link delays none. What waits is bounded
+//! in bytes and in age: beyond that frames are dropped, as a switch does, and their senders notice and slow
+//! down.
 
 use crate::FRAME_MAX;
 use std::{collections::VecDeque, time::Duration};

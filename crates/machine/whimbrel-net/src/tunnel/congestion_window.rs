@@ -1,8 +1,8 @@
 //! How much of a tunnel may be under way. Pure.
 //!
-//! Enough to keep the link busy, but no more: what is under way delays every later frame, and on a slow link a few hundred
-//! KiB are many seconds. So it grows while answers come as fast as the fastest, and is halved when they take
-//! longer, like a congestion window that is ruled by delay (RFC 6817).
+//! Enough to keep the link busy, but no more: what is under way delays every later frame, and on a slow link
+//! a few hundred KiB are many seconds. So it grows while answers come as fast as the fastest, and is halved
+//! when they take longer, like a congestion window that is ruled by delay (RFC 6817).
 
 use std::time::Duration;
 

@@ -1,7 +1,9 @@
-//! Which stations are at the other end of a tunnel, so that only frames for them are sent there. Pure, bounded.
+//! Which stations are at the other end of a tunnel, so that only frames for them are sent there. Pure,
+//! bounded.
 //!
-//! A switch sends a frame for an unknown station everywhere. Over a slow link that would be other people's traffic; and
-//! a machine's own addresses are known from its configuration and from every frame that it sends.
+//! A switch sends a frame for an unknown station everywhere. Over a slow link that would be other people's
+//! traffic; and a machine's own addresses are known from its configuration and from every frame that it
+//! sends.
 
 use crate::{Addresses, Mac};
 

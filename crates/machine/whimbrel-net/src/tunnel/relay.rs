@@ -1,8 +1,8 @@
 //! One end of a tunnel: a thread between sockets and a carrier.
 //!
-//! Invariants: the thread waits for nothing but its poll; what waits is bounded by the backlog, what is under way
-//! by the window; a socket that takes no frame loses it. Dropping a relay ends its thread and closes its sockets; a tap
-//! device is gone with that.
+//! Invariants: the thread waits for nothing but its poll; what waits is bounded by the backlog, what is under
+//! way by the window; a socket that takes no frame loses it. Dropping a relay ends its thread and closes its
+//! sockets; a tap device is gone with that.
 
 use super::{BadBatch, MacTable, backlog::Backlog, congestion_window::Window, frames};
 use crate::{FRAME_MAX, FramePipeEnd, NetError, TapConfig, tap};
@@ -100,8 +100,8 @@ struct Outgoing {
 }
 
 impl Relay {
-    /// Starts an end whose port number N is `sockets[N]`; none is not plugged in. With `reach` it sends only what the
-    /// stations at the other end want, and learns which these are.
+    /// Starts an end whose port number N is `sockets[N]`; none is not plugged in. With `reach` it sends only
+    /// what the stations at the other end want, and learns which these are.
     pub fn start(sockets: Vec<Option<Socket>>, reach: Option<MacTable>) -> Result<Self, NetError> {
         let failed = |action| move |source: std::io::Error| NetError::Thread { action, source };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);

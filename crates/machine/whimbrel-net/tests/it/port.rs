@@ -67,7 +67,8 @@ fn what_comes_while_a_guest_stands_still_reaches_it_late_where_it_goes_on() {
     b.let_strays_in();
     send(&mut qemu_a, 400..401);
     (1..401).for_each(|n| assert_eq!(number(&qemu_b.receive()), n));
-    // It goes on elsewhere: nothing reaches its old QEMU any more, and all of it the new one, before anything newer.
+    // It goes on elsewhere: nothing reaches its old QEMU any more, and all of it the new one, before anything
+    // newer.
     b.keep_strays();
     send(&mut qemu_a, 401..500);
     let strays = b.take_strays();

@@ -1,7 +1,8 @@
 //! The serial console of a machine: what it printed lately, what it prints now, what somebody types.
 //!
-//! A thread reads the socket, keeps the last [`RING`] bytes and connects again when the connection ends, until the [`Console`]
-//! is dropped. A subscriber that does not read is cut off, never waited for: the guest must not stall on a slow terminal.
+//! A thread reads the socket, keeps the last [`RING`] bytes and connects again when the connection ends,
+//! until the [`Console`] is dropped. A subscriber that does not read is cut off, never waited for: the guest
+//! must not stall on a slow terminal.
 
 mod output_queue;
 
@@ -33,7 +34,8 @@ pub struct Console {
     reader: Option<JoinHandle<()>>,
 }
 
-/// The output of a console, from what it printed lately on. Up to 1 MiB waits for a subscriber that does not read.
+/// The output of a console, from what it printed lately on. Up to 1 MiB waits for a subscriber that does not
+/// read.
 #[derive(Debug)]
 pub struct Subscription {
     feed: Arc<OutputQueue>,
@@ -90,7 +92,8 @@ impl Console {
 
     /// Types `input`. An error if the console is not connected now.
     pub fn write(&self, input: &[u8]) -> io::Result<()> {
-        // A connection of its own would take the console away from the reader, so share that one, outside the lock.
+        // A connection of its own would take the console away from the reader, so share that one, outside the
+        // lock.
         let stream = self.shared.lock().stream.as_ref().map(UnixStream::try_clone);
         let mut stream = stream.unwrap_or_else(|| Err(io::ErrorKind::NotConnected.into()))?;
         stream.set_write_timeout(Some(WRITE_TIMEOUT))?;

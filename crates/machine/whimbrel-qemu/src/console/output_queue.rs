@@ -1,5 +1,5 @@
-//! A queue of bytes between the reader of a console and one subscriber: bounded in bytes, and coalescing, because a
-//! serial port often delivers one byte at a time.
+//! A queue of bytes between the reader of a console and one subscriber: bounded in bytes, and coalescing,
+//! because a serial port often delivers one byte at a time.
 
 use std::{
     collections::VecDeque,
@@ -44,7 +44,8 @@ impl OutputQueue {
         self.changed.notify_one();
     }
 
-    /// All there is, waiting at most `timeout` for something. Nothing if there is nothing, an error at the end.
+    /// All there is, waiting at most `timeout` for something. Nothing if there is nothing, an error at the
+    /// end.
     pub(super) fn take(&self, timeout: Duration) -> Result<Vec<u8>, Ended> {
         let waits = |state: &mut State| state.bytes.is_empty() && !state.closed;
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, waits);

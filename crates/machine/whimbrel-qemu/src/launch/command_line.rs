@@ -1,7 +1,8 @@
 //! The command line. Pure.
 //!
-//! The order of devices, their ids and addresses are part of what a capsule means: change them and state taken before
-//! no longer loads. PCI slots: 02 balloon, 03 random numbers, 04 guest port, 08-0f network, 10-1d disks.
+//! The order of devices, their ids and addresses are part of what a capsule means: change them and state
+//! taken before no longer loads. PCI slots: 02 balloon, 03 random numbers, 04 guest port, 08-0f network,
+//! 10-1d disks.
 
 use super::spec::{LaunchSpec, Sharing, SpecError};
 use std::{
@@ -11,11 +12,12 @@ use std::{
 };
 use whimbrel_core::Accel;
 
-/// Seconds for which a disk keeps trying to reach its NBD server again, requests waiting: the server is ours and may restart.
+/// Seconds for which a disk keeps trying to reach its NBD server again, requests waiting: the server is ours
+/// and may restart.
 const RECONNECT_DELAY: u32 = 3600;
-/// Every virtio device speaks the older of the two register layouts. The newer one adds the place of 1,024 possible queues to the
-/// state of each device: 45 KB and 0.4 ms at every stop. The features are the same but for those of no use here
-/// (packed rings, an IOMMU).
+/// Every virtio device speaks the older of the two register layouts. The newer one adds the place of 1,024
+/// possible queues to the state of each device: 45 KB and 0.4 ms at every stop. The features are the same but
+/// for those of no use here (packed rings, an IOMMU).
 const LEGACY: &str = "disable-modern=on,disable-legacy=off";
 const FIRST_NIC_SLOT: usize = 0x08;
 const FIRST_DISK_SLOT: usize = 0x10;
@@ -103,8 +105,8 @@ impl LaunchSpec {
         };
         let ram = Value::new(format!("memory-backend-file,id=ram0,size={mib}M,share={share},mem-path="));
         args.value("-object", ram.path(&self.ram.path));
-        // A machine that is off stays, so that nobody mistakes its end for a crash, and its disks can still be saved.
-        // What a guest does about its own panic is the guest's affair.
+        // A machine that is off stays, so that nobody mistakes its end for a crash, and its disks can still
+        // be saved. What a guest does about its own panic is the guest's affair.
         args.option("-action", "shutdown=pause,panic=none");
     }
 

@@ -23,7 +23,8 @@ const LONGEST_SOCKET: &str = "/state";
 pub struct LaunchSpec {
     /// The machine.
     pub config: MachineConfig,
-    /// An existing directory for the sockets `qmp`, `serial`, `guest`, `net0`, … and the log `qemu.log`, this machine's alone.
+    /// An existing directory for the sockets `qmp`, `serial`, `guest`, `net0`, … and the log `qemu.log`, this
+    /// machine's alone.
     pub dir: PathBuf,
     /// Guest memory.
     pub ram: RamBacking,
@@ -45,9 +46,10 @@ pub struct LaunchSpec {
 
 /// The file behind guest memory.
 ///
-/// With [`Sharing::Private`] the caller must see to it that QEMU cannot change the file: it answers a balloon or a free
-/// page report by punching a hole into the *file*, private mapping or not, and so would change the memory of every other
-/// machine mapped from it. `whimbrel-memory` takes QEMU's descriptor of it away before a CPU runs.
+/// With [`Sharing::Private`] the caller must see to it that QEMU cannot change the file: it answers a balloon
+/// or a free page report by punching a hole into the *file*, private mapping or not, and so would change the
+/// memory of every other machine mapped from it. `whimbrel-memory` takes QEMU's descriptor of it away before
+/// a CPU runs.
 #[derive(Debug, Clone)]
 pub struct RamBacking {
     /// Path, which may be `/proc/PID/fd/N` of a memfd. QEMU creates it sparse and grows it if need be.
@@ -65,7 +67,8 @@ pub enum Sharing {
     Private,
 }
 
-/// A generation id: the guest learns by its change that it is a copy (Microsoft, Virtual Machine Generation ID).
+/// A generation id: the guest learns by its change that it is a copy (Microsoft, Virtual Machine Generation
+/// ID).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Vmgenid(pub [u8; 16]);
 
@@ -153,7 +156,8 @@ pub enum LaunchError {
 }
 
 impl LaunchSpec {
-    /// A specification with nothing but what every machine has: no disks, no kernel, a balloon, a new generation id.
+    /// A specification with nothing but what every machine has: no disks, no kernel, a balloon, a new
+    /// generation id.
     pub fn new(config: MachineConfig, dir: impl Into<PathBuf>, ram: RamBacking) -> Self {
         let dir = dir.into();
         Self {

@@ -32,7 +32,8 @@ pub struct Status {
 pub struct BalloonStats {
     /// Memory the guest has now.
     pub actual: ByteSize,
-    /// The guest's own figures in bytes or counts, by QEMU's names (`stat-free-memory`, …); empty until the guest first reports.
+    /// The guest's own figures in bytes or counts, by QEMU's names (`stat-free-memory`, …); empty until the
+    /// guest first reports.
     pub guest: BTreeMap<String, u64>,
 }
 
@@ -85,7 +86,8 @@ impl Qemu {
         self.process.wait(QUIT_TIMEOUT);
     }
 
-    /// Asks the guest to give memory back until it has `size`. It happens over time: [`MachineEvent::BalloonChanged`].
+    /// Asks the guest to give memory back until it has `size`. It happens over time:
+    /// [`MachineEvent::BalloonChanged`].
     pub fn balloon(&self, size: ByteSize) -> Result<(), QmpError> {
         self.qmp.execute("balloon", json!({"value": size.0})).map(drop)
     }
@@ -96,8 +98,8 @@ impl Qemu {
         self.balloon_now()
     }
 
-    /// Asks the guest to report at once (with `yes`) and every second from then on, or no more. The report comes when the
-    /// guest gets to it: [`Qemu::balloon_now`] shows the last one.
+    /// Asks the guest to report at once (with `yes`) and every second from then on, or no more. The report
+    /// comes when the guest gets to it: [`Qemu::balloon_now`] shows the last one.
     pub fn ask_balloon_stats(&self, yes: bool) -> Result<(), QmpError> {
         // A change of the interval from 0 starts with a report; any other waits for the interval (QEMU
         // `hw/virtio/virtio-balloon.c`, balloon_stats_set_poll_interval).

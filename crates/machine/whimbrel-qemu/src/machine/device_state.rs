@@ -1,11 +1,12 @@
 //! Taking the state of CPUs and devices.
 //!
-//! Taking costs one QMP command and one look at the small blocks while the machine is paused (about 1 ms): the head, taken
-//! once from QEMU's own migration stream, is kept up to date by reading the small blocks from the process, and
-//! `xen-save-devices-state` gives the rest.
+//! Taking costs one QMP command and one look at the small blocks while the machine is paused (about 1 ms):
+//! the head, taken once from QEMU's own migration stream, is kept up to date by reading the small blocks from
+//! the process, and `xen-save-devices-state` gives the rest.
 //!
 //! Where the head comes from: a machine whose memory is shared can be migrated without its memory at any time
-//! (7 ms, and it goes on running afterwards). One whose memory is private cannot; its head is the one it was loaded with.
+//! (7 ms, and it goes on running afterwards). One whose memory is private cannot; its head is the one it was
+//! loaded with.
 
 use super::Qemu;
 use crate::{
@@ -79,9 +80,10 @@ impl DeviceStateCache {
 impl Qemu {
     /// Takes the head of the device state ahead of time, which stops a running machine for about 10 ms.
     ///
-    /// Call it right after the start, before anybody watches. Without it, the first state of a paused machine takes
-    /// that long. Does nothing for private memory, whose head comes with [`Qemu::load`] or [`Qemu::set_head`].
-    /// Afterwards the machine runs or not as before, also on failure (as far as QEMU still obeys).
+    /// Call it right after the start, before anybody watches. Without it, the first state of a paused machine
+    /// takes that long. Does nothing for private memory, whose head comes with [`Qemu::load`] or
+    /// [`Qemu::set_head`]. Afterwards the machine runs or not as before, also on failure (as far as QEMU
+    /// still obeys).
     pub fn prepare_device_state(&mut self) -> Result<(), StateError> {
         if self.saver.sharing == Sharing::Private {
             return Ok(());
@@ -108,11 +110,11 @@ impl Qemu {
         Ok(DeviceState { head: known.head.as_bytes(), head_changed, devices })
     }
 
-    /// Stops the machine and asks in the same breath for its devices, which QEMU then writes down while whoever stopped it looks at
-    /// its memory. [`Qemu::go_on_saved`] comes next.
+    /// Stops the machine and asks in the same breath for its devices, which QEMU then writes down while
+    /// whoever stopped it looks at its memory. [`Qemu::go_on_saved`] comes next.
     ///
-    /// QEMU reads what it is told byte by byte, 3 us each: `xen-save-devices-state` takes it a third of a millisecond to read, which it does
-    /// while it stops.
+    /// QEMU reads what it is told byte by byte, 3 us each: `xen-save-devices-state` takes it a third of a
+    /// millisecond to read, which it does while it stops.
     pub(super) fn stop_to_save(&mut self) -> Result<(), QmpError> {
         let save = self.save_command();
         let [stop, save] = self.qmp.ask([("stop", json!({})), save])?;
@@ -120,7 +122,8 @@ impl Qemu {
         self.qmp.answer(stop).map(drop)
     }
 
-    /// Lets the machine go on once its devices are written down. The state is put together when it runs already.
+    /// Lets the machine go on once its devices are written down. The state is put together when it runs
+    /// already.
     pub(super) fn go_on_saved(&mut self) -> UnpauseReport {
         let begun = Instant::now();
         let head = self.refresh_head();
@@ -144,7 +147,8 @@ impl Qemu {
         Ok(compose(known.head.as_bytes(), &devices))
     }
 
-    /// Gives the head to use: that of `state`, the device state this machine was resumed from. Call it before the machine runs.
+    /// Gives the head to use: that of `state`, the device state this machine was resumed from. Call it before
+    /// the machine runs.
     pub fn set_head(&mut self, state: &[u8]) -> Result<(), StateError> {
         self.adopt_head(StreamHeader::parse(state)?)
     }
@@ -154,7 +158,8 @@ impl Qemu {
         self.saver.loaded.as_ref().or(self.saver.known.as_ref().map(|known| &known.head))
     }
 
-    /// Finds the small blocks of a machine that was loaded to run. Whoever takes its state first does it otherwise.
+    /// Finds the small blocks of a machine that was loaded to run. Whoever takes its state first does it
+    /// otherwise.
     pub fn refresh_header(&mut self) -> Result<(), StateError> {
         match self.saver.loaded.take() {
             Some(head) => self.adopt_head(head),
@@ -211,7 +216,8 @@ impl Qemu {
             return Ok(());
         }
         self.saver.changed = true;
-        // A block that has another length now is known by its changed contents; the list of blocks is then out of date.
+        // A block that has another length now is known by its changed contents; the list of blocks is then
+        // out of date.
         let shown = self.shown_blocks()?;
         let head = self.head().ok_or(StateError::NoHead)?;
         match head
@@ -242,7 +248,8 @@ impl Qemu {
             // A transfer still under way would forbid the next one. If this fails too, QEMU obeys no more.
             let _ = self.qmp.execute("migrate_cancel", json!({}));
         }
-        // Whatever happened, the reader waits no longer: closed unread, this connection makes its accept or read return.
+        // Whatever happened, the reader waits no longer: closed unread, this connection makes its accept or
+        // read return.
         drop(UnixStream::connect(&path));
         let removed = remove(&path);
         let stream = reader.join().unwrap_or_else(|_| Err(io::Error::other("the reader panicked")));

@@ -1,10 +1,11 @@
 //! Loading the state of CPUs and devices: QEMU's ordinary incoming migration, from a socket of ours.
 //!
-//! What of it can be done before there is a state, [`Qemu::expect_state`] does: QEMU is told, connected to, and reads the head, nine
-//! tenths of a state, while the machine still runs elsewhere. Then a load is the devices and QEMU's own work.
+//! What of it can be done before there is a state, [`Qemu::expect_state`] does: QEMU is told, connected to,
+//! and reads the head, nine tenths of a state, while the machine still runs elsewhere. Then a load is the
+//! devices and QEMU's own work.
 //!
-//! A QEMU that was told ends, or is of no use, when the state that comes is no good, or the socket is closed before it has come. So only one
-//! that is ended anyway if nothing comes may be told ahead.
+//! A QEMU that was told ends, or is of no use, when the state that comes is no good, or the socket is closed
+//! before it has come. So only one that is ended anyway if nothing comes may be told ahead.
 
 use super::{
     Qemu,
@@ -42,10 +43,11 @@ pub(super) struct Incoming {
 }
 
 impl Qemu {
-    /// Has an incoming QEMU read the head that its state will most likely have, which [`Qemu::load`] need not wait for then.
+    /// Has an incoming QEMU read the head that its state will most likely have, which [`Qemu::load`] need not
+    /// wait for then.
     ///
-    /// Its memory need not be filled yet. A head that turns out to be another one costs no more than without this. Said again, it
-    /// changes nothing.
+    /// Its memory need not be filled yet. A head that turns out to be another one costs no more than without
+    /// this. Said again, it changes nothing.
     pub fn expect_state(&mut self, head: &[u8]) -> Result<(), StateError> {
         if self.incoming.is_some() {
             return Ok(());
@@ -58,7 +60,8 @@ impl Qemu {
         Ok(())
     }
 
-    /// Loads `state` into an incoming QEMU whose memory is filled, or will be on demand. The machine is paused afterwards.
+    /// Loads `state` into an incoming QEMU whose memory is filled, or will be on demand. The machine is
+    /// paused afterwards.
     ///
     /// On failure the QEMU is of no use any more; most often it has ended.
     pub fn load(&mut self, state: &[u8]) -> Result<(), StateError> {
@@ -66,7 +69,8 @@ impl Qemu {
         self.refresh_header()
     }
 
-    /// The same for a machine that somebody waits for: [`Qemu::refresh_header`] does what is left, before a state of it is taken.
+    /// The same for a machine that somebody waits for: [`Qemu::refresh_header`] does what is left, before a
+    /// state of it is taken.
     pub fn load_to_run(&mut self, state: &[u8], identity: VmIdentity) -> Result<(), StateError> {
         let told = self.incoming.take();
         let StreamRemainder { head, sections, devices } =

@@ -1,7 +1,7 @@
 //! A QEMU under control: its process, its control connection, its device state.
 //!
-//! Dropping a [`Qemu`] leaves the machine running; [`Qemu::quit`] or [`Qemu::kill`] ends it. QEMU serves one control
-//! connection at a time, so there is one `Qemu` a machine.
+//! Dropping a [`Qemu`] leaves the machine running; [`Qemu::quit`] or [`Qemu::kill`] ends it. QEMU serves one
+//! control connection at a time, so there is one `Qemu` a machine.
 
 mod control;
 mod device_state;
@@ -57,7 +57,8 @@ impl Qemu {
             }
             _ => {}
         }
-        // Machines that share their memory file are clones: many at once, whose size counts more than their speed.
+        // Machines that share their memory file are clones: many at once, whose size counts more than their
+        // speed.
         let huge_pages = match spec.ram.sharing {
             Sharing::Shared => HugePages::Allowed,
             Sharing::Private => HugePages::Forbidden,
@@ -76,7 +77,8 @@ impl Qemu {
 
     /// Takes up a QEMU that an earlier run of this program started in slot directory `dir`.
     ///
-    /// The head of its device state is not known any more: [`Qemu::prepare_device_state`] or [`Qemu::set_head`] it.
+    /// The head of its device state is not known any more: [`Qemu::prepare_device_state`] or
+    /// [`Qemu::set_head`] it.
     pub fn adopt(dir: &Path, identity: ProcessIdentity, sharing: Sharing) -> Result<Self, LaunchError> {
         let process = QemuProcess::adopt(identity, &log_in(dir))?;
         let qmp = connect(&process, &qmp_in(dir), ADOPT_TIMEOUT)?;
@@ -98,7 +100,8 @@ impl Qemu {
         self.process.identity().pid
     }
 
-    /// The unix socket of the port that a program inside the guest may have opened ([`LaunchSpec::guest_socket`]).
+    /// The unix socket of the port that a program inside the guest may have opened
+    /// ([`LaunchSpec::guest_socket`]).
     pub fn guest_socket(&self) -> PathBuf {
         guest_in(&self.dir)
     }

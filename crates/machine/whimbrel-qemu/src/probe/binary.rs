@@ -107,8 +107,8 @@ impl QemuBinary {
         })
     }
 
-    /// The machine type that `name` stands for (`q35` is `pc-q35-7.2`), so that another QEMU knows which one was meant.
-    /// None if this QEMU does not have it.
+    /// The machine type that `name` stands for (`q35` is `pc-q35-7.2`), so that another QEMU knows which one
+    /// was meant. None if this QEMU does not have it.
     pub fn machine_type(&self, name: &str) -> Option<&str> {
         self.machines.get(name).map(String::as_str)
     }

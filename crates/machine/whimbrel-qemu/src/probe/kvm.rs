@@ -1,5 +1,6 @@
-//! Does KVM execute guests here? The device file alone proves nothing: inside some virtual machines it is there, opens,
-//! and emulates every instruction at a thousandth of the speed. So a tiny guest must get some work done in time.
+//! Does KVM execute guests here? The device file alone proves nothing: inside some virtual machines it is
+//! there, opens, and emulates every instruction at a thousandth of the speed. So a tiny guest must get some
+//! work done in time.
 
 use super::{QemuBinary, kvm_result};
 use std::{
@@ -73,7 +74,8 @@ fn run_guest(qemu: &Path, accel: &str, patience: Duration) -> Result<(), String>
     firmware.write_all(&firmware_image()).map_err(failed)?;
     let firmware_path = format!("/proc/{}/fd/{}", std::process::id(), firmware.as_raw_fd());
     let mut words = tempfile::tempfile().map_err(failed)?;
-    // `timeout` ends it even if we are killed meanwhile: a guest that gets nowhere would burn a processor for ever.
+    // `timeout` ends it even if we are killed meanwhile: a guest that gets nowhere would burn a processor for
+    // ever.
     let status = Command::new("timeout")
         .args(["--signal=KILL", &format!("{:.3}", patience.as_secs_f64().max(0.001))])
         .arg(qemu)

@@ -1,8 +1,8 @@
-//! Remembers, until the next boot, that KVM is of no use here: finding out takes seconds of a processor, and every
-//! daemon and every `doctor` would spend them again.
+//! Remembers, until the next boot, that KVM is of no use here: finding out takes seconds of a processor, and
+//! every daemon and every `doctor` would spend them again.
 //!
-//! Only the bad news is kept, and only for this boot and this QEMU binary. A memo that cannot be read or written is no
-//! memo; nothing but time depends on it.
+//! Only the bad news is kept, and only for this boot and this QEMU binary. A memo that cannot be read or
+//! written is no memo; nothing but time depends on it.
 
 use std::{
     fs,

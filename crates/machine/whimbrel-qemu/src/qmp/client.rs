@@ -1,9 +1,9 @@
 //! The QMP client: commands from any thread, answers matched by id, events to subscribers.
 //!
-//! One reader thread a connection. Invariants: a waiting command is always answered, by QEMU, by its deadline or by
-//! the end of the connection; after the end every command fails at once and every subscriber has got
-//! [`MachineEvent::Disconnected`]. The reader never waits for a subscriber: one that lets [`BACKLOG`] events pile up
-//! is cut off, which it sees as a closed channel.
+//! One reader thread a connection. Invariants: a waiting command is always answered, by QEMU, by its deadline
+//! or by the end of the connection; after the end every command fails at once and every subscriber has got
+//! [`MachineEvent::Disconnected`]. The reader never waits for a subscriber: one that lets [`BACKLOG`] events
+//! pile up is cut off, which it sees as a closed channel.
 
 use super::{event::MachineEvent, line_reader::read_line};
 use serde_json::{Value, json};
@@ -24,7 +24,8 @@ use std::{
 
 /// Events kept for a subscriber that does not read.
 const BACKLOG: usize = 1024;
-/// How long a command may take unless the caller says otherwise. `stop` drains the disks, which may be far away.
+/// How long a command may take unless the caller says otherwise. `stop` drains the disks, which may be far
+/// away.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A QMP command failed.
@@ -113,8 +114,9 @@ impl Qmp {
             .spawn(move || theirs.read_all(reader))
             .map_err(QmpError::Io)?;
         let qmp = Self { shared, writer: Mutex::new(stream), next_id: AtomicU64::new(1) };
-        // QEMU greets first, but reads the negotiation whether or not we waited for the greeting. With `oob` it goes on reading while a
-        // command is done, else it begins to read the next one only then (docs/interop/qmp-spec, "Out-of-band execution").
+        // QEMU greets first, but reads the negotiation whether or not we waited for the greeting. With `oob`
+        // it goes on reading while a command is done, else it begins to read the next one only then
+        // (docs/interop/qmp-spec, "Out-of-band execution").
         match qmp.execute("qmp_capabilities", json!({"enable": ["oob"]})) {
             Err(QmpError::Refused { .. }) => qmp.execute("qmp_capabilities", json!({}))?,
             answer => answer?,
@@ -142,7 +144,8 @@ impl Qmp {
         self.answer_within(asked, timeout)
     }
 
-    /// Sends commands in one go. QEMU does them one after the other, in this order, whether or not one fails; it is not waited for.
+    /// Sends commands in one go. QEMU does them one after the other, in this order, whether or not one fails;
+    /// it is not waited for.
     pub(crate) fn ask<const N: usize>(
         &self,
         commands: [(&str, Value); N],
@@ -196,7 +199,8 @@ impl Qmp {
         }
     }
 
-    /// Every event from now on. After [`MachineEvent::Disconnected`], or when 1,024 events pile up, the channel closes.
+    /// Every event from now on. After [`MachineEvent::Disconnected`], or when 1,024 events pile up, the
+    /// channel closes.
     pub fn subscribe(&self) -> Receiver<MachineEvent> {
         let (sender, receiver) = sync_channel(BACKLOG);
         let mut inbox = self.shared.lock();

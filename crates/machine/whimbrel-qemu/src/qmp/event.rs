@@ -1,6 +1,7 @@
 //! What QEMU reports by itself, as a type. Pure.
 //!
-//! Events and reasons that are not known here arrive as text, so a newer QEMU never breaks the stream of events.
+//! Events and reasons that are not known here arrive as text, so a newer QEMU never breaks the stream of
+//! events.
 
 use serde_json::Value;
 

@@ -13,7 +13,8 @@ pub enum StateError {
     /// There is no head: a machine with private memory can only use the one it was loaded with.
     #[error("a machine with private memory needs the head of the state it came from")]
     NoHead,
-    /// The small blocks of a machine with private memory are not where they were found, or have another size now.
+    /// The small blocks of a machine with private memory are not where they were found, or have another size
+    /// now.
     #[error("the small memory blocks of qemu cannot be read")]
     Unwatched,
     /// A head alone was given to load.
@@ -57,8 +58,8 @@ pub enum StateError {
 
 /// A device state in its two parts: one that hardly ever changes, one that always does.
 ///
-/// One after the other (see [`compose`]) they are the stream that [`crate::Qemu::load`] takes. A stream of epochs
-/// need send the head only when it changed.
+/// One after the other (see [`compose`]) they are the stream that [`crate::Qemu::load`] takes. A stream of
+/// epochs need send the head only when it changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceState<'a> {
     /// The head, as [`crate::Head::as_bytes`].

@@ -1,11 +1,11 @@
 //! Where in QEMU the small blocks of memory lie, to see whether they changed.
 //!
-//! `info ramblock` gives the address of a block since QEMU 8; on 7.2 it is found among the anonymous mappings of the process:
-//! QEMU maps each block by itself, at a multiple of 2 MiB, as long as the block may become and followed by a guard page. Among
-//! several such mappings the one whose contents agree with the head is it; a single one need not agree, as the head of
-//! an adopted machine may be out of date. If that leaves a doubt, no block counts as found: a wrong one would go
-//! unnoticed until the next reboot of a copy.
-//! Reading goes through `/proc/PID/mem`, which needs the right to trace QEMU.
+//! `info ramblock` gives the address of a block since QEMU 8; on 7.2 it is found among the anonymous mappings
+//! of the process: QEMU maps each block by itself, at a multiple of 2 MiB, as long as the block may become
+//! and followed by a guard page. Among several such mappings the one whose contents agree with the head is
+//! it; a single one need not agree, as the head of an adopted machine may be out of date. If that leaves a
+//! doubt, no block counts as found: a wrong one would go unnoticed until the next reboot of a copy. Reading
+//! goes through `/proc/PID/mem`, which needs the right to trace QEMU.
 
 use super::stream_header::StreamHeader;
 use std::{
@@ -42,7 +42,8 @@ struct Mapping {
 }
 
 impl RamBlockAddresses {
-    /// Finds the blocks of `head` in process `pid`, whose small blocks must not change meanwhile. None if one is not found.
+    /// Finds the blocks of `head` in process `pid`, whose small blocks must not change meanwhile. None if one
+    /// is not found.
     pub(crate) fn find(pid: u32, head: &StreamHeader, shown: &[ShownBlock]) -> io::Result<Option<Self>> {
         let memory = File::open(format!("/proc/{pid}/mem"))?;
         let mappings = guarded_mappings(&fs::read_to_string(format!("/proc/{pid}/maps"))?);
@@ -84,7 +85,8 @@ impl RamBlockAddresses {
         Ok(&self.buffer)
     }
 
-    /// Brings `head` up to date; whether anything had changed. Costs a copy and a compare of all small blocks (0.1 ms).
+    /// Brings `head` up to date; whether anything had changed. Costs a copy and a compare of all small blocks
+    /// (0.1 ms).
     pub(crate) fn refresh(&mut self, head: &mut StreamHeader) -> io::Result<bool> {
         let mut changed = false;
         for position in 0..self.found.len() {
@@ -99,7 +101,8 @@ impl RamBlockAddresses {
     }
 }
 
-/// Reads the table of `info ramblock`: name, page size (two words), offset, used, total and since QEMU 8 the host address.
+/// Reads the table of `info ramblock`: name, page size (two words), offset, used, total and since QEMU 8 the
+/// host address.
 pub(crate) fn parse_ramblocks(table: &str) -> Vec<ShownBlock> {
     let number = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
     table

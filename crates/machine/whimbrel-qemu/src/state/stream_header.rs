@@ -15,14 +15,15 @@
 //! record   = u64:offset|flags [name, unless flag 20] (flag 02: u8 fill | flag 08: 4096 bytes)
 //! ```
 //!
-//! Names are text after its length in one byte, that of the capabilities too.
-//! The `address` is there because the capability `x-ignore-shared` is on, which also leaves the shared guest RAM out of the
-//! records. What remains are the small blocks (BIOS, option ROMs, ACPI tables), which a target does not load by itself: without
-//! them a machine runs on and then hangs at its next reboot. The data of device sections cannot be parsed
-//! without QEMU's tables, so the first FULL section is where the head ends.
+//! Names are text after its length in one byte, that of the capabilities too. The `address` is there because
+//! the capability `x-ignore-shared` is on, which also leaves the shared guest RAM out of the records. What
+//! remains are the small blocks (BIOS, option ROMs, ACPI tables), which a target does not load by itself:
+//! without them a machine runs on and then hangs at its next reboot. The data of device sections cannot be
+//! parsed without QEMU's tables, so the first FULL section is where the head ends.
 //!
-//! A head keeps the contents of the small blocks as flat arrays, so one page can change and the head be written anew.
-//! Streams come from other hosts: every length is bounded before anything is allocated, and parsing never panics.
+//! A head keeps the contents of the small blocks as flat arrays, so one page can change and the head be
+//! written anew. Streams come from other hosts: every length is bounded before anything is allocated, and
+//! parsing never panics.
 
 use super::reader::Reader;
 use std::ops::Range;
@@ -114,7 +115,8 @@ pub struct RamBlock {
 pub struct StreamHeader {
     /// The stream as it is written.
     bytes: Vec<u8>,
-    /// How much of it comes once a stream: magic and configuration. QEMU takes the sections after them any number of times.
+    /// How much of it comes once a stream: magic and configuration. QEMU takes the sections after them any
+    /// number of times.
     opening: usize,
     /// The configuration, the section that announces the blocks and commands before it, as they were.
     lead: Vec<u8>,
@@ -152,7 +154,8 @@ impl StreamHeader {
         &self.blocks
     }
 
-    /// Brings the contents of block `index` up to date; whether they differed. After the last one, call [`StreamHeader::rewrite`].
+    /// Brings the contents of block `index` up to date; whether they differed. After the last one, call
+    /// [`StreamHeader::rewrite`].
     pub(super) fn update(&mut self, index: usize, now: &[u8]) -> bool {
         let Some(content) = self.blocks.get_mut(index).and_then(|block| block.content.as_mut()) else {
             return false;

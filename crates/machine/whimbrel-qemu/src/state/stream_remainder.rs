@@ -1,8 +1,9 @@
 //! What is left to send of a device state to a QEMU that may have read a head before it. Pure.
 //!
-//! Most often that head is the state's own, and its devices are all. If a small block has changed since, the sections of memory go
-//! again: QEMU takes them any number of times (migration/savevm.c, `qemu_loadvm_state_main`), and the last ones count. How a stream
-//! opens goes once; a QEMU that has read another opening is of no use for this state.
+//! Most often that head is the state's own, and its devices are all. If a small block has changed since, the
+//! sections of memory go again: QEMU takes them any number of times (migration/savevm.c,
+//! `qemu_loadvm_state_main`), and the last ones count. How a stream opens goes once; a QEMU that has read
+//! another opening is of no use for this state.
 
 use super::{
     device_stream::StateError,

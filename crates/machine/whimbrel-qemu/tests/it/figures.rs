@@ -1,4 +1,5 @@
-//! Not a test of anything: prints what the steps cost here. `cargo test -p whimbrel-qemu figures -- --ignored --nocapture`
+//! Not a test of anything: prints what the steps cost here. `cargo test -p whimbrel-qemu figures -- --ignored
+//! --nocapture`
 
 use crate::guest::{Guest, Slot};
 use std::time::{Duration, Instant};

@@ -1,6 +1,7 @@
 //! A Linux that boots in two seconds: Debian's cloud kernel and a shell on the serial console.
 //!
-//! The kernel is downloaded once with apt and kept under `target/`. The guest's shell knows a few words: see [`INIT`].
+//! The kernel is downloaded once with apt and kept under `target/`. The guest's shell knows a few words: see
+//! [`INIT`].
 
 use std::{
     fs::{self, File},

@@ -163,7 +163,8 @@ fn the_port_of_a_machine_can_be_connected_again() {
     for _ in 0..3 {
         let mut port = std::os::unix::net::UnixStream::connect(&socket).unwrap();
         port.set_read_timeout(Some(SOON)).unwrap();
-        // QEMU takes a new connection once it has seen the end of the last; announcements come a second apart.
+        // QEMU takes a new connection once it has seen the end of the last; announcements come a second
+        // apart.
         guest.qemu().announce_self().unwrap();
         let mut length = [0; 4];
         std::io::Read::read_exact(&mut port, &mut length).unwrap();

@@ -37,7 +37,8 @@ fn a_moved_machine_goes_on_where_it_was_and_can_still_reboot() {
     target.qemu().pause().unwrap();
     let state = target.qemu().device_state().unwrap();
     let mut second = target.twin(Sharing::Shared);
-    // The same machine: its guest is not told of an identity, and its state can be taken while it is described only now.
+    // The same machine: its guest is not told of an identity, and its state can be taken while it is
+    // described only now.
     second.qemu().load_to_run(&state, VmIdentity::Kept).unwrap();
     second.qemu().refresh_header().unwrap();
     second.qemu().unpause().unwrap();

@@ -11,10 +11,10 @@
 //!   Released
 //! ```
 //!
-//! The source keeps everything until it hears *whole*, which is said only after the target has written down that it lacks
-//! nothing. Either may crash at any time: what they find on their disks when they come back is
-//! [`ServeState::recovered`] and [`FetchState::recovered`]. No I/O and no clock here. `tests/postcopy_model.rs` checks it against
-//! every order of messages, losses, repetitions and crashes.
+//! The source keeps everything until it hears *whole*, which is said only after the target has written down
+//! that it lacks nothing. Either may crash at any time: what they find on their disks when they come back is
+//! [`ServeState::recovered`] and [`FetchState::recovered`]. No I/O and no clock here.
+//! `tests/postcopy_model.rs` checks it against every order of messages, losses, repetitions and crashes.
 
 /// The source's side, from the commit on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

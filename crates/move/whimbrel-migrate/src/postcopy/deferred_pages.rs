@@ -1,4 +1,5 @@
-//! What stays behind: at the pause, what is hot goes with the machine as far as that is cheap, the rest is owed.
+//! What stays behind: at the pause, what is hot goes with the machine as far as that is cheap, the rest is
+//! owed.
 
 use super::{
     PageServer,
@@ -51,8 +52,8 @@ impl DeferredPages {
         }
     }
 
-    /// Tells the target what it is owed, and begins to serve it. The machine is paused for good, unless the migration
-    /// fails.
+    /// Tells the target what it is owed, and begins to serve it. The machine is paused for good, unless the
+    /// migration fails.
     pub(crate) fn announce(&self, link: &dyn Link, handover: HandoverId) -> Result<(), BoxError> {
         if !self.giving.view().connected {
             let why =
@@ -82,8 +83,8 @@ impl DeferredPages {
 /// A target that may fetch has to be able to ask before the machine is paused.
 const ATTEND_PATIENCE: Duration = Duration::from_secs(10);
 
-/// A machine that is let run until the target can ask for its pages, and then a little longer, so that what it writes then
-/// shows what is hot.
+/// A machine that is let run until the target can ask for its pages, and then a little longer, so that what
+/// it writes then shows what is hot.
 pub struct DelayedPause<M> {
     /// The machine.
     pub machine: M,

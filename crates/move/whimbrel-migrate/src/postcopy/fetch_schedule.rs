@@ -1,7 +1,9 @@
-//! In which order missing pages are asked for: around the last faults, then what was written lately, then the rest.
+//! In which order missing pages are asked for: around the last faults, then what was written lately, then the
+//! rest.
 //!
-//! Pure: no connection, no clock. What is here is advice only. Which pages are missing the target's stores know; when the
-//! schedule has nothing more to ask, they are asked again, and a new schedule is made of what they say.
+//! Pure: no connection, no clock. What is here is advice only. Which pages are missing the target's stores
+//! know; when the schedule has nothing more to ask, they are asked again, and a new schedule is made of what
+//! they say.
 
 use std::collections::VecDeque;
 use whimbrel_core::{PageRun, PageSet};

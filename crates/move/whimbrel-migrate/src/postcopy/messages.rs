@@ -4,11 +4,14 @@ use crate::protocol::HandoverId;
 use serde::{Deserialize, Serialize};
 use whimbrel_core::PageRun;
 
-/// Pages that the source keeps; header [`MissingPages`], payload as in `sets.rs`. Between the last pages and `FINISH`, in order.
+/// Pages that the source keeps; header [`MissingPages`], payload as in `sets.rs`. Between the last pages and
+/// `FINISH`, in order.
 pub const MISSING_PAGES: u16 = 0x0106;
-/// From the source: the target may fetch over this connection; header [`OfferFetch`], reply [`OfferFetchReply`].
+/// From the source: the target may fetch over this connection; header [`OfferFetch`], reply
+/// [`OfferFetchReply`].
 pub const OFFER_FETCH: u16 = 0x0110;
-/// From the target: send these pages; header [`Fetch`], reply header [`Fetched`] and payload as in `frame.rs`.
+/// From the target: send these pages; header [`Fetch`], reply header [`Fetched`] and payload as in
+/// `frame.rs`.
 pub const FETCH: u16 = 0x0111;
 /// From the target: it lacks nothing; header [`HandoverId`].
 pub const COMPLETE: u16 = 0x0112;

@@ -1,8 +1,9 @@
 //! The target's side of post-copy: fetches what is touched at once, and everything else in the background.
 //!
-//! Two connections, which the source makes: over one travels what somebody waits for, over the other all the rest, a few
-//! messages under way at any time. A connection that is lost costs what was asked over it, which is asked for again over
-//! the next one. What is missing is what the stores say; see [`super::fetch_schedule`] for the order.
+//! Two connections, which the source makes: over one travels what somebody waits for, over the other all the
+//! rest, a few messages under way at any time. A connection that is lost costs what was asked over it, which
+//! is asked for again over the next one. What is missing is what the stores say; see
+//! [`super::fetch_schedule`] for the order.
 
 use super::{
     completion::{FetchAction, FetchEvent, FetchState},
@@ -23,7 +24,8 @@ use std::{
 };
 use whimbrel_core::{HostName, PAGE_SIZE, PageRun, PageSet};
 
-/// Messages under way in the background, and pages in each: 1 MiB, which at 1 Gbit/s is 8 ms ahead of a neighbourhood.
+/// Messages under way in the background, and pages in each: 1 MiB, which at 1 Gbit/s is 8 ms ahead of a
+/// neighbourhood.
 const UNDER_WAY: usize = 8;
 const PAGES: u64 = 32;
 /// How long a read waits for a connection before it says that there is none.
@@ -214,8 +216,8 @@ impl PageFetcher {
         OfferFetchReply::Waiting
     }
 
-    /// Reads pages, those that are owed from the source: for somebody who waits. `keep` sets content aside to be
-    /// stored later, for arrays whose reader does not store it.
+    /// Reads pages, those that are owed from the source: for somebody who waits. `keep` sets content aside to
+    /// be stored later, for arrays whose reader does not store it.
     pub fn read(&self, array: usize, run: PageRun, out: &mut [u8], keep: bool) -> Result<(), PageFetchError> {
         out.fill(0);
         let wanted = self.missing_runs(array, run);
@@ -319,8 +321,8 @@ impl PageFetcher {
         self.changed.notify_all();
     }
 
-    /// Brings everything that is missing into `stores`, one for each array (none: nothing is brought there), until nothing
-    /// is, or until it is closed. Whether nothing is.
+    /// Brings everything that is missing into `stores`, one for each array (none: nothing is brought there),
+    /// until nothing is, or until it is closed. Whether nothing is.
     pub fn fetch_all(&self, stores: &[Option<Arc<dyn PageStore>>]) -> bool {
         while !self.is_closed() {
             let missing = self.missing(stores);
@@ -350,8 +352,8 @@ impl PageFetcher {
         owed.iter().enumerate().map(missing).collect()
     }
 
-    /// Everything is here and durable, and written down as such: no page is asked for again. Tells the source, which
-    /// hears it at its next offer of a connection if not now.
+    /// Everything is here and durable, and written down as such: no page is asked for again. Tells the
+    /// source, which hears it at its next offer of a connection if not now.
     pub fn mark_complete(&self) {
         let lane = {
             let mut state = self.state();

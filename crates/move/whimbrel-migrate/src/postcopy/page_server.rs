@@ -1,7 +1,8 @@
-//! The source's side of post-copy: it keeps the pages as they were at the pause, and sends what it is asked for.
+//! The source's side of post-copy: it keeps the pages as they were at the pause, and sends what it is asked
+//! for.
 //!
-//! Nothing is sent before [`PageServer::open`]: until then pages change. Nothing is forgotten before the target says that it
-//! lacks nothing ([`super::completion`]).
+//! Nothing is sent before [`PageServer::open`]: until then pages change. Nothing is forgotten before the
+//! target says that it lacks nothing ([`super::completion`]).
 
 use super::{
     completion::{ServeAction, ServeEvent, ServeState},
@@ -92,7 +93,8 @@ pub enum PageServerError {
 }
 
 impl PageServer {
-    /// These arrays, in the order of the offer, for whoever has this handover. Closed until [`PageServer::open`].
+    /// These arrays, in the order of the offer, for whoever has this handover. Closed until
+    /// [`PageServer::open`].
     pub fn new(handover: HandoverId, arrays: Vec<Box<dyn PageArray>>) -> Self {
         let state = State { keeper: None, ended: false, view: PageServerStatus::default() };
         let arrays = arrays.into_iter().map(Mutex::new).collect();

@@ -209,7 +209,8 @@ impl BaselineContent for Base {
     }
 }
 
-/// An older version of `memory`: some pages as they are, some with a few bytes changed, some others, some zero.
+/// An older version of `memory`: some pages as they are, some with a few bytes changed, some others, some
+/// zero.
 fn older(memory: &[u8], seed: u64) -> Vec<u8> {
     let mut old = memory.to_vec();
     for (page, content) in (0u64..).zip(old.chunks_exact_mut(PAGE_SIZE)) {

@@ -1,17 +1,18 @@
 //! The handover, checked against everything that may happen around it.
 //!
-//! The transition functions are those of the product (`whimbrel_migrate::handover`); here are two hosts, their disks, the
-//! QEMUs and the network, none of which can be trusted:
+//! The transition functions are those of the product (`whimbrel_migrate::handover`); here are two hosts,
+//! their disks, the QEMUs and the network, none of which can be trusted:
 //!
-//! - Any message may be lost, repeated, delayed and overtaken by any other, also those of an earlier attempt. Only
-//!   what travels on the connection of the pages (offer, the last pages, their answers) ends with that connection,
-//!   which the two sides notice at different times.
-//! - Either daemon dies between any two things it does, and comes back to find what was durable, and what survives a
-//!   daemon (QEMU, files on a tmpfs). A host loses power, which takes those too. A host never comes back.
+//! - Any message may be lost, repeated, delayed and overtaken by any other, also those of an earlier attempt.
+//!   Only what travels on the connection of the pages (offer, the last pages, their answers) ends with that
+//!   connection, which the two sides notice at different times.
+//! - Either daemon dies between any two things it does, and comes back to find what was durable, and what
+//!   survives a daemon (QEMU, files on a tmpfs). A host loses power, which takes those too. A host never
+//!   comes back.
 //! - Either QEMU dies. The user migrates again after a failed attempt.
 //!
-//! What is checked, in every state that can be reached: [`PROPERTIES`]. That the checker can fail is checked by
-//! breaking the rules one at a time.
+//! What is checked, in every state that can be reached: [`PROPERTIES`]. That the checker can fail is checked
+//! by breaking the rules one at a time.
 
 use crate::model::{Handover, PROPERTIES, Rules};
 use stateright::{Checker, Model};

@@ -1,7 +1,7 @@
 //! Messages about a handover that come when it is not there any more, or not yet.
 //!
-//! The fears: a machine that waits for ever because the word on it came before its offer; a source that waits for ever
-//! because the target forgot that the machine came.
+//! The fears: a machine that waits for ever because the word on it came before its offer; a source that waits
+//! for ever because the target forgot that the machine came.
 
 use bytes::Bytes;
 use std::sync::{

@@ -1,7 +1,9 @@
-//! A machine with a disk that it writes to without a pause, faster than rounds get it across, over a link that fails where a seed says.
+//! A machine with a disk that it writes to without a pause, faster than rounds get it across, over a link
+//! that fails where a seed says.
 //!
-//! The fears: a disk that is another on the target, rounds that never end, a write of the guest that fails or waits for ever because the
-//! target is gone, a later migration that misses what an earlier one took for carried.
+//! The fears: a disk that is another on the target, rounds that never end, a write of the guest that fails or
+//! waits for ever because the target is gone, a later migration that misses what an earlier one took for
+//! carried.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -242,8 +244,9 @@ fn offer(attempt: u8) -> Offer {
     Offer::of(HandoverId([attempt; 16]), "guest".parse().unwrap(), config)
 }
 
-/// As many rounds as it takes: without a mirror hundreds of pages are left after each. With one a batch leaves what the one writer
-/// was writing when it was read; there are two batches. The mirror knows of the third round and those after it.
+/// As many rounds as it takes: without a mirror hundreds of pages are left after each. With one a batch
+/// leaves what the one writer was writing when it was read; there are two batches. The mirror knows of the
+/// third round and those after it.
 struct Patient;
 
 const LITTLE: u64 = 16;
@@ -265,7 +268,8 @@ impl StopPolicy for Patient {
     }
 }
 
-/// Tries to move the machine over a link that delivers `messages`; the pages of the last round if it went, and what was carried.
+/// Tries to move the machine over a link that delivers `messages`; the pages of the last round if it went,
+/// and what was carried.
 fn attempt(
     number: u8,
     guest: &mut Guest,

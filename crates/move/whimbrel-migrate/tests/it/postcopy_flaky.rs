@@ -1,8 +1,8 @@
-//! Post-copy between a fake source and a fake target over a link that fails where a seed says, while the machine reads and
-//! writes what it has.
+//! Post-copy between a fake source and a fake target over a link that fails where a seed says, while the
+//! machine reads and writes what it has.
 //!
-//! The fears: a page that never comes, one that comes and overwrites what the machine wrote, a source that forgets what
-//! the target lacks, a wait that never ends.
+//! The fears: a page that never comes, one that comes and overwrites what the machine wrote, a source that
+//! forgets what the target lacks, a wait that never ends.
 
 use bytes::Bytes;
 use proptest::prelude::*;

@@ -1,9 +1,10 @@
 //! Post-copy after the commit, checked against everything that may happen around it.
 //!
-//! The transition functions are those of the product (`whimbrel_migrate::postcopy::completion`). Around them: a source with its
-//! record and its pages, a target with its record, two pages of a disk and a guest that writes to them, and a network on which
-//! whatever was sent may be lost, repeated, delayed and overtaken. Either daemon dies at any time and comes back to what is
-//! durable; the target loses power, and with it what was not synced.
+//! The transition functions are those of the product (`whimbrel_migrate::postcopy::completion`). Around them:
+//! a source with its record and its pages, a target with its record, two pages of a disk and a guest that
+//! writes to them, and a network on which whatever was sent may be lost, repeated, delayed and overtaken.
+//! Either daemon dies at any time and comes back to what is durable; the target loses power, and with it what
+//! was not synced.
 
 use stateright::{Checker, Model, Property};
 use whimbrel_migrate::postcopy::completion::{

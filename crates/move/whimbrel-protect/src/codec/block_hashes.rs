@@ -1,9 +1,11 @@
-//! Which blocks of a page differ from what was sent last (the paper's section 3.1): hashes of all blocks, kept from then.
+//! Which blocks of a page differ from what was sent last (the paper's section 3.1): hashes of all blocks,
+//! kept from then.
 //!
-//! A hash is 32 bits of xxh3, seeded anew for every table. Two blocks of one hash are told apart by the page's digest, at the
-//! standby. Memory: a page that was dirty once has its hashes, which is 4 bytes a block: 1/16 of the page at 64 bytes, 1/32 at
-//! 128, 1/64 at 256. Never more than the bound given; a page for which there is no room always counts as new. The device state, which
-//! is small and comes with every epoch, has room whatever else is known.
+//! A hash is 32 bits of xxh3, seeded anew for every table. Two blocks of one hash are told apart by the
+//! page's digest, at the standby. Memory: a page that was dirty once has its hashes, which is 4 bytes a
+//! block: 1/16 of the page at 64 bytes, 1/32 at 128, 1/64 at 256. Never more than the bound given; a page for
+//! which there is no room always counts as new. The device state, which is small and comes with every epoch,
+//! has room whatever else is known.
 
 use super::BlockSize;
 use crate::protocol::DEVICES;

@@ -51,8 +51,8 @@ impl Decoder {
         Ok(Self { zstd: zstd::bulk::Decompressor::new()?, blocks: Vec::new() })
     }
 
-    /// Opens a piece of an array of `len` pages. Returns the pages that did not come out as their digests say; they were not
-    /// given to `into` and must come again.
+    /// Opens a piece of an array of `len` pages. Returns the pages that did not come out as their digests
+    /// say; they were not given to `into` and must come again.
     pub fn decode<A: PageSink>(
         &mut self,
         payload: &[u8],
@@ -323,7 +323,8 @@ mod tests {
 
     #[test]
     fn each_step_makes_less_of_a_typical_epoch() {
-        // Of each page a few words change: counters, a pointer, and one block that is the same in all of them.
+        // Of each page a few words change: counters, a pointer, and one block that is the same in all of
+        // them.
         let sent = |coding: CodecOptions| -> ByteCounts {
             let noise = |page| {
                 (0..PAGE_SIZE as u64)

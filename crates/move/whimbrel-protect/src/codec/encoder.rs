@@ -1,8 +1,9 @@
 //! Makes pieces: pages of one array, reduced to what the standby lacks.
 //!
-//! Whatever a page looks like, it is in the piece: one whose blocks all seem to be as they were still travels as its digest,
-//! so that a hash that hides a change is found out. Each block that travels is first looked for among those of this piece
-//! (compared byte by byte before it is shared), then offered to the codes in the order of their price.
+//! Whatever a page looks like, it is in the piece: one whose blocks all seem to be as they were still travels
+//! as its digest, so that a hash that hides a change is found out. Each block that travels is first looked
+//! for among those of this piece (compared byte by byte before it is shared), then offered to the codes in
+//! the order of their price.
 
 use super::{
     BlockSize, ByteCounts, CHECK_BYTES, CodecOptions, FallbackCompressor, PIECE_PAGES_MAX,
@@ -85,7 +86,8 @@ impl Encoder {
         })
     }
 
-    /// From now on pages that the standby has of this or another machine are named, if anything is shared at all.
+    /// From now on pages that the standby has of this or another machine are named, if anything is shared at
+    /// all.
     pub fn share_with(&mut self, member: SharingMachine) {
         self.member = Some(member).filter(|_| self.coding.share);
     }
@@ -100,8 +102,8 @@ impl Encoder {
         self.hashes.bytes()
     }
 
-    /// A first copy begins, or has ended: it is not known any more what the standby has. While it lasts only memory is remembered: most
-    /// of a disk is never written again, and would take the room of what is.
+    /// A first copy begins, or has ended: it is not known any more what the standby has. While it lasts only
+    /// memory is remembered: most of a disk is never written again, and would take the room of what is.
     pub fn first_copy(&mut self, lasts: bool) {
         if lasts {
             self.hashes.forget_all();

@@ -1,13 +1,15 @@
-//! How pages of an epoch travel: only the blocks that changed, each distinct one once, each as small as is cheap.
+//! How pages of an epoch travel: only the blocks that changed, each distinct one once, each as small as is
+//! cheap.
 //!
-//! After "Enhancing the Performance of High Availability Lightweight Live Migration" (FGBI), section 3: [`changes`] finds the
-//! blocks of a page that differ from what was sent before, by hashes kept from then; [`encode`] shares identical blocks
-//! and picks a code for each: offsets and values ([`sparse`]), words of a dictionary ([`wkdm`]), or zstd (or gzip, as in
-//! the paper) over all others.
-//! [`decode`] is the way back. Pure functions over bytes; what comes from outside is bounded before it is allocated.
+//! After "Enhancing the Performance of High Availability Lightweight Live Migration" (FGBI), section 3:
+//! [`changes`] finds the blocks of a page that differ from what was sent before, by hashes kept from then;
+//! [`encode`] shares identical blocks and picks a code for each: offsets and values ([`sparse`]), words of a
+//! dictionary ([`wkdm`]), or zstd (or gzip, as in the paper) over all others. [`decode`] is the way back.
+//! Pure functions over bytes; what comes from outside is bounded before it is allocated.
 //!
-//! A hash that stayed the same although the block did not would leave an old block at the standby. So a page that
-//! travels in blocks carries a BLAKE3 digest of all of it, and the standby asks for the page again if its own differs.
+//! A hash that stayed the same although the block did not would leave an old block at the standby. So a page
+//! that travels in blocks carries a BLAKE3 digest of all of it, and the standby asks for the page again if
+//! its own differs.
 
 mod bit_io;
 pub mod block_hashes;
@@ -22,10 +24,11 @@ pub mod wkdm;
 use serde::{Deserialize, Serialize};
 use whimbrel_core::PAGE_SIZE;
 
-/// Most pages in a piece: 4 MiB of content, so that a piece fits one message even if nothing about it can be made smaller.
+/// Most pages in a piece: 4 MiB of content, so that a piece fits one message even if nothing about it can be
+/// made smaller.
 pub const PIECE_PAGES_MAX: usize = 1024;
-/// Bytes of a page's digest: the first half of its BLAKE3. 128 bits, for errors and not for enemies: whoever could aim at
-/// it owns the guest already and would damage only its own copy.
+/// Bytes of a page's digest: the first half of its BLAKE3. 128 bits, for errors and not for enemies: whoever
+/// could aim at it owns the guest already and would damage only its own copy.
 pub const CHECK_BYTES: usize = 16;
 
 /// The unit in which changes are found.

@@ -1,7 +1,8 @@
-//! The names of pages that the standby has, in a piece: which machines, then of each page whose it is, in which array and where.
+//! The names of pages that the standby has, in a piece: which machines, then of each page whose it is, in
+//! which array and where.
 //!
-//! Pages of one file or one image mostly lie in the same order in both machines: a page's number is told as the distance from the one after the
-//! page named before, so that most names take three bytes.
+//! Pages of one file or one image mostly lie in the same order in both machines: a page's number is told as
+//! the distance from the one after the page named before, so that most names take three bytes.
 
 use super::{
     sections::{DamagedEpochPages, pull_number, push_number},

@@ -1,12 +1,13 @@
-//! What the standby host holds of all machines that this host protects there (the paper's section 3.2, across machines): whole pages
-//! that have travelled, by their hash, and whose they were.
+//! What the standby host holds of all machines that this host protects there (the paper's section 3.2, across
+//! machines): whole pages that have travelled, by their hash, and whose they were.
 //!
-//! A page found here is named instead of sent. That is a guess, and nothing depends on it: the other machine may have written the
-//! page since, may have been taken over or be gone. So a named page carries its digest, and the standby asks for it again if what it
-//! finds by the name is not that. Pages of the same machine are named as well: what a guest has read from its disk is in its memory.
+//! A page found here is named instead of sent. That is a guess, and nothing depends on it: the other machine
+//! may have written the page since, may have been taken over or be gone. So a named page carries its digest,
+//! and the standby asks for it again if what it finds by the name is not that. Pages of the same machine are
+//! named as well: what a guest has read from its disk is in its memory.
 //!
-//! Memory: 17 bytes a bucket, at most [`PLACES_MAX`] places for all machines of one standby host together: 18 MB. What finds no place
-//! is not remembered.
+//! Memory: 17 bytes a bucket, at most [`PLACES_MAX`] places for all machines of one standby host together: 18
+//! MB. What finds no place is not remembered.
 
 use crate::protocol::{DEVICES, ProtectionId};
 use std::{
@@ -102,7 +103,8 @@ impl SharedPages {
 }
 
 impl SharingMachine {
-    /// Where a page like this one was seen last; or from now on it is what was seen at this place. With `anew` the second in any case.
+    /// Where a page like this one was seen last; or from now on it is what was seen at this place. With
+    /// `anew` the second in any case.
     pub(super) fn name(&self, array: u32, page: u64, content: &[u8], anew: bool) -> Option<PageReference> {
         if array == DEVICES {
             return None;

@@ -1,7 +1,8 @@
-//! A block of mostly zeros: how many bytes are not zero, and of each its offset and its value (the paper's section 3.2, kind 1).
+//! A block of mostly zeros: how many bytes are not zero, and of each its offset and its value (the paper's
+//! section 3.2, kind 1).
 //!
-//! Offsets take one byte up to blocks of 256 bytes and two in a page. Worth it while that comes to a third of the block;
-//! counting is the test, and it is what the loop over the block does anyway.
+//! Offsets take one byte up to blocks of 256 bytes and two in a page. Worth it while that comes to a third of
+//! the block; counting is the test, and it is what the loop over the block does anyway.
 
 /// Bytes of an offset in a block of `block` bytes.
 const fn offset_bytes(block: usize) -> usize {
@@ -25,7 +26,8 @@ pub fn encode(block: &[u8], out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// Reads a block of `block.len()` bytes from the beginning of `bytes`; the rest of `bytes`, none if it is garbage.
+/// Reads a block of `block.len()` bytes from the beginning of `bytes`; the rest of `bytes`, none if it is
+/// garbage.
 pub fn decode<'a>(bytes: &'a [u8], block: &mut [u8]) -> Option<&'a [u8]> {
     let (count, mut rest) = bytes.split_first_chunk::<2>()?;
     block.fill(0);

@@ -1,10 +1,11 @@
-//! Words of a small dictionary: for blocks whose 32-bit words repeat, or differ only in their lowest bits, as pointers do.
+//! Words of a small dictionary: for blocks whose 32-bit words repeat, or differ only in their lowest bits, as
+//! pointers do.
 //!
-//! The scheme of WKdm as its authors describe it (Wilson, Kaplan and Smaragdakis, USENIX 1999, section 4; the paper's
-//! reference 17), written anew: a direct-mapped dictionary of 16 recent words, found by a hash of a word's upper 22 bits. A
-//! word is zero, equal to the dictionary's, equal in the upper bits, or new. Two bits a word say which; entries, lower bits
-//! and new words follow in streams of their own. The dictionary lives on from block to block within a piece, since in a
-//! block of 64 bytes alone there is little to repeat.
+//! The scheme of WKdm as its authors describe it (Wilson, Kaplan and Smaragdakis, USENIX 1999, section 4; the
+//! paper's reference 17), written anew: a direct-mapped dictionary of 16 recent words, found by a hash of a
+//! word's upper 22 bits. A word is zero, equal to the dictionary's, equal in the upper bits, or new. Two bits
+//! a word say which; entries, lower bits and new words follow in streams of their own. The dictionary lives
+//! on from block to block within a piece, since in a block of 64 bytes alone there is little to repeat.
 
 use super::bit_io::{BitReader, BitWriter};
 

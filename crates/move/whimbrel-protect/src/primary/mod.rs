@@ -1,8 +1,9 @@
 //! The sending side: the first copy, then epoch after epoch.
 //!
-//! [`crate::epoch::PrimaryEpochs`] says what comes when; this file does it over a [`Link`]. One epoch is on its way at a time, so what is
-//! kept of it is bounded by one cut, and a link that cannot follow makes epochs longer instead of memory fuller. After a
-//! failure every page of the epoch is unseen again, and nothing is known of what the standby has.
+//! [`crate::epoch::PrimaryEpochs`] says what comes when; this file does it over a [`Link`]. One epoch is on
+//! its way at a time, so what is kept of it is bounded by one cut, and a link that cannot follow makes epochs
+//! longer instead of memory fuller. After a failure every page of the epoch is unseen again, and nothing is
+//! known of what the standby has.
 
 mod seeding;
 
@@ -32,7 +33,8 @@ use whimbrel_migrate::{
 /// Pieces without an answer during the first copy: 4 MiB each at most, and as much of pages that were named.
 const UNANSWERED_MAX: usize = 8;
 
-/// Pages in a piece of an epoch: the standby takes one apart while the next is made. Fewer would find less to share, and cost a message each.
+/// Pages in a piece of an epoch: the standby takes one apart while the next is made. Fewer would find less to
+/// share, and cost a message each.
 const EPOCH_PIECE_PAGES: usize = 256;
 
 /// The sending side of one protection.
@@ -73,7 +75,8 @@ impl Committed {
 }
 
 impl<'a> EpochSender<'a> {
-    /// The sending side, before the standby has heard anything. The table of hashes takes at most `hash_bytes_max`.
+    /// The sending side, before the standby has heard anything. The table of hashes takes at most
+    /// `hash_bytes_max`.
     pub fn new(
         link: &'a dyn Link,
         id: ProtectionId,
@@ -91,7 +94,8 @@ impl<'a> EpochSender<'a> {
         self.encoder.share_with(member);
     }
 
-    /// Offers the machine and brings its boot files. Answers whether the standby has pages of the protection before.
+    /// Offers the machine and brings its boot files. Answers whether the standby has pages of the protection
+    /// before.
     pub fn start(
         &self,
         begin: &StartRequest,
@@ -129,8 +133,8 @@ impl<'a> EpochSender<'a> {
         Ok(())
     }
 
-    /// Follows from the pages on of which the standby has another version. Pages are read while the machine writes them:
-    /// what it writes after its page was read is in a later set.
+    /// Follows from the pages on of which the standby has another version. Pages are read while the machine
+    /// writes them: what it writes after its page was read is in a later set.
     fn compare(&self, array: u32, ledger: &mut DirtyLog) -> Result<(), PrimaryError> {
         let mut differs = PageSet::empty(ledger.page_count());
         let mut content = vec![0; 256 * PAGE_SIZE];
@@ -158,8 +162,9 @@ impl<'a> EpochSender<'a> {
         Ok(())
     }
 
-    /// Copies everything that is unseen to the standby, in rounds while the machine runs and a last one after a pause, and
-    /// seals that as epoch 0. The machine of `subject` is to begin holding its output before it goes on after the pause.
+    /// Copies everything that is unseen to the standby, in rounds while the machine runs and a last one after
+    /// a pause, and seals that as epoch 0. The machine of `subject` is to begin holding its output before it
+    /// goes on after the pause.
     pub fn fill(
         &mut self,
         subject: &mut CaptureSource<'_>,
@@ -182,7 +187,8 @@ impl<'a> EpochSender<'a> {
         Ok(captured)
     }
 
-    /// Cuts the next epoch and sends it; returns when the standby has committed it. `stopped` is called within the pause.
+    /// Cuts the next epoch and sends it; returns when the standby has committed it. `stopped` is called
+    /// within the pause.
     pub fn epoch(
         &mut self,
         subject: &mut CaptureSource<'_>,
@@ -232,7 +238,8 @@ impl<'a> EpochSender<'a> {
 
     /// Of the device state only pages travel that differ from the ones `before`, which the standby has.
     ///
-    /// The seal follows the pages at once. A standby that lacks one of them refuses it, and it comes again after what is missing.
+    /// The seal follows the pages at once. A standby that lacks one of them refuses it, and it comes again
+    /// after what is missing.
     fn send_cut(
         &mut self,
         epoch: u64,
@@ -356,8 +363,8 @@ impl Filler<'_, '_> {
             && let Some(Unanswered { answer, array, named }) = self.unanswered.pop_front()
         {
             let wrong = wrong_pages(answer).map_err(undelivered)?;
-            // There is nothing else to assemble pages from wrongly, save pages it got itself; those would come out wrong only if the
-            // standby lost them.
+            // There is nothing else to assemble pages from wrongly, save pages it got itself; those would
+            // come out wrong only if the standby lost them.
             let is_named = |page: &&u64| named.iter().any(|(named, _)| named == *page);
             if let Some(page) = wrong.iter().find(|page| !is_named(page)) {
                 return Err(undelivered(PrimaryError::NeverRight { array, page: *page }));

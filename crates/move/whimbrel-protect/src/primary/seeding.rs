@@ -1,8 +1,8 @@
-//! A copy for a standby that somebody else inherits: rounds while the machine runs, and a last one while it stands still for
-//! good, sealed with the device state that the heir gets too.
+//! A copy for a standby that somebody else inherits: rounds while the machine runs, and a last one while it
+//! stands still for good, sealed with the device state that the heir gets too.
 //!
-//! The machine is paused by whoever moves it; nothing here pauses it or lets it go on. What a round took and did not
-//! deliver is lost to the ledgers' follower: a failure ends the protection, which has not begun.
+//! The machine is paused by whoever moves it; nothing here pauses it or lets it go on. What a round took and
+//! did not deliver is lost to the ledgers' follower: a failure ends the protection, which has not begun.
 
 use super::{EpochSender, Filler};
 use crate::{epoch::PrimaryEpochs, error::PrimaryError};
@@ -14,8 +14,8 @@ use whimbrel_core::{PAGE_SIZE, PageSet};
 const BATCH_PAGES: u64 = 256;
 
 impl EpochSender<'_> {
-    /// Sends what the standby has not seen, once; how many pages that were. `observe` is told how many of how many were read, and
-    /// stops it.
+    /// Sends what the standby has not seen, once; how many pages that were. `observe` is told how many of how
+    /// many were read, and stops it.
     pub fn copy_round(
         &mut self,
         ledgers: &mut [DirtyLog],

@@ -1,8 +1,8 @@
 //! Epochs, checked against every order of messages, losses, repetitions and takeovers.
 //!
-//! A machine of two pages that counts; a standby that applies what the product's rules let it apply; a network that loses,
-//! repeats and reorders. In every state: the standby's pages are those of one whole epoch while it stands or has taken
-//! over, and the output that has left is of epochs that it accounts for.
+//! A machine of two pages that counts; a standby that applies what the product's rules let it apply; a
+//! network that loses, repeats and reorders. In every state: the standby's pages are those of one whole epoch
+//! while it stands or has taken over, and the output that has left is of epochs that it accounts for.
 
 use stateright::{Checker, Model, Property};
 use std::collections::{BTreeMap, BTreeSet};

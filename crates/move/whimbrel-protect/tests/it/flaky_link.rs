@@ -1,7 +1,8 @@
-//! Whole protections of a fake machine over a link that breaks where a seed says, before or after the standby has heard.
+//! Whole protections of a fake machine over a link that breaks where a seed says, before or after the standby
+//! has heard.
 //!
-//! The fears: a standby that is of no one instant, output that is released although the standby lacks what it tells of, a page
-//! that is lost when the standby is filled again from what it still has.
+//! The fears: a standby that is of no one instant, output that is released although the standby lacks what it
+//! tells of, a page that is lost when the standby is filled again from what it still has.
 
 use crate::room::{Copy, DISK, MEMORY};
 use bytes::Bytes;
@@ -51,7 +52,8 @@ impl Machine for Watched {
     }
 }
 
-/// Of a cut: its number, a page that stays, one that changes now and then, and an end of another length each time.
+/// Of a cut: its number, a page that stays, one that changes now and then, and an end of another length each
+/// time.
 fn state_of(cut: usize) -> Vec<u8> {
     let mut state = vec![7; 3 * PAGE_SIZE + 100 * (cut % 3)];
     state[..8].copy_from_slice(&(cut as u64).to_le_bytes());

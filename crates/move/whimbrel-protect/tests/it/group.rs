@@ -1,7 +1,7 @@
 //! Rounds of a group under every kind of order: who comes, who leaves, who is slow.
 //!
-//! The fears: output of a member that leaves before another one's standby has the epoch, a machine that goes on while another still
-//! runs, a member that is waited for after it has left.
+//! The fears: output of a member that leaves before another one's standby has the epoch, a machine that goes
+//! on while another still runs, a member that is waited for after it has left.
 
 use proptest::prelude::*;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};

@@ -1,7 +1,7 @@
 //! Copies of epochs, while epochs go on.
 //!
-//! The fears: a copy that is of no one instant, one that lacks a page which was written long before, one that lacks what a copy that
-//! came to nothing had.
+//! The fears: a copy that is of no one instant, one that lacks a page which was written long before, one that
+//! lacks what a copy that came to nothing had.
 
 use crate::room::{Copy, DISK, MEMORY};
 use proptest::prelude::*;

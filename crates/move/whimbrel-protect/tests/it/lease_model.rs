@@ -1,9 +1,10 @@
 //! The lease, checked against everything that may happen around it.
 //!
-//! Primary, standby and witness with clocks of their own, of which the primary's may lose an eighth; any message may be lost,
-//! repeated, late and overtaken; primary and witness restart at any time; the primary yields, or asks to go on alone, at any
-//! time. The witness is a host with a clock, or a register without one. In every state that can be reached: the machine is seen to run
-//! on one side at most. That the checker can fail is checked by breaking the rules.
+//! Primary, standby and witness with clocks of their own, of which the primary's may lose an eighth; any
+//! message may be lost, repeated, late and overtaken; primary and witness restart at any time; the primary
+//! yields, or asks to go on alone, at any time. The witness is a host with a clock, or a register without
+//! one. In every state that can be reached: the machine is seen to run on one side at most. That the checker
+//! can fail is checked by breaking the rules.
 
 use crate::spoken::{Answer, Reply, TAKE};
 use stateright::{Checker, Model, Property};
@@ -20,7 +21,8 @@ use whimbrel_protect::{
 
 /// Units of a term; the primary may use seven of them.
 const TERM: Duration = Duration::from_secs(8);
-/// Units that are looked at: a lease and its end. The long check, which takes two minutes, also looks at what may come late.
+/// Units that are looked at: a lease and its end. The long check, which takes two minutes, also looks at what
+/// may come late.
 const HORIZON: u64 = 8;
 const LONG_HORIZON: u64 = 12;
 /// Units of a step.

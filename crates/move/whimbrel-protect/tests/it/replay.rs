@@ -1,5 +1,5 @@
-//! Protection by inputs: whatever comes in whatever order, nothing has left that is not preceded by what the standby has, and who takes over
-//! is given all that its epoch lacks.
+//! Protection by inputs: whatever comes in whatever order, nothing has left that is not preceded by what the
+//! standby has, and who takes over is given all that its epoch lacks.
 
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -10,7 +10,8 @@ use whimbrel_protect::{
 
 const ID: ProtectionId = ProtectionId([3; 16]);
 
-/// A guest, its port and its standby. Something may happen to the guest in the middle of every step of a turn.
+/// A guest, its port and its standby. Something may happen to the guest in the middle of every step of a
+/// turn.
 struct World {
     random: StdRng,
     recorded: u64,

@@ -1,7 +1,8 @@
-//! Machines of one host that are protected at one other: what one standby has is not sent for the next, and whatever becomes of the
-//! one in between, the other is what its machine was.
+//! Machines of one host that are protected at one other: what one standby has is not sent for the next, and
+//! whatever becomes of the one in between, the other is what its machine was.
 //!
-//! The fears: a page that is taken from a neighbour who has another one by now, and a copy that fails because a neighbour is gone.
+//! The fears: a page that is taken from a neighbour who has another one by now, and a copy that fails because
+//! a neighbour is gone.
 
 use crate::room::{Copy, DISK, MEMORY};
 use bytes::Bytes;
@@ -154,7 +155,8 @@ impl Protected {
         Self { machine: Watched { machine, cut: Vec::new() }, ledgers, copy, wire }
     }
 
-    /// Fills the standby and sends some epochs, then does something while it is still protected: bytes of the first copy.
+    /// Fills the standby and sends some epochs, then does something while it is still protected: bytes of the
+    /// first copy.
     fn protect(
         &mut self,
         number: u8,
@@ -193,8 +195,8 @@ fn coding(which: u8) -> CodecOptions {
     if which >= 4 { CodecOptions::REMUS } else { CodecOptions::fine(block) }
 }
 
-/// Two machines, the second protected while the first one is: bytes of their first copies, pages that were named of the first one, and
-/// whether both standbys are whole.
+/// Two machines, the second protected while the first one is: bytes of their first copies, pages that were
+/// named of the first one, and whether both standbys are whole.
 fn both(
     seeds: [u64; 2],
     writes_per_call: u64,

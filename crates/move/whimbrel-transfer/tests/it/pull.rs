@@ -1,7 +1,7 @@
 //! Whole pulls between two stores over links that fail.
 //!
-//! The fears: a page that is not what it was, something sent twice, wrong data believed, a holder that could help not asked, a pull
-//! that does not come to an end.
+//! The fears: a page that is not what it was, something sent twice, wrong data believed, a holder that could
+//! help not asked, a pull that does not come to an end.
 
 use crate::common::{Fake, Place, get, live, memory, random, try_get};
 use std::{

@@ -1,4 +1,5 @@
-//! A push over the real wire: one host asks another to take a capsule, which pulls it over the same TLS connection.
+//! A push over the real wire: one host asks another to take a capsule, which pulls it over the same TLS
+//! connection.
 
 use crate::common::{Place, get, live, memory};
 use bytes::Bytes;

@@ -1,8 +1,9 @@
-//! An object store that keeps segments: `s3://BUCKET/PREFIX?endpoint=URL`. Calls block and are given up after a few seconds.
+//! An object store that keeps segments: `s3://BUCKET/PREFIX?endpoint=URL`. Calls block and are given up after
+//! a few seconds.
 //!
-//! A prefix belongs to one benefactor: the object `owner` says to which, so that two never remove each other's segments.
-//! Nothing rests on conditional writes, which some servers accept and ignore: a segment's object is written once, under a number that
-//! is used once. What is read is checked by whoever reads it.
+//! A prefix belongs to one benefactor: the object `owner` says to which, so that two never remove each
+//! other's segments. Nothing rests on conditional writes, which some servers accept and ignore: a segment's
+//! object is written once, under a number that is used once. What is read is checked by whoever reads it.
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
@@ -31,8 +32,8 @@ pub struct TierOptions {
     pub url: TierUrl,
     /// Bytes of full segments that stay on the disk all the same; the oldest go first.
     pub keep_here: u64,
-    /// Credentials, region and what else is usual, by the names of the environment: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
-    /// `AWS_REGION`, …; others are ignored.
+    /// Credentials, region and what else is usual, by the names of the environment: `AWS_ACCESS_KEY_ID`,
+    /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, …; others are ignored.
     pub settings: Vec<(String, String)>,
 }
 
@@ -197,8 +198,8 @@ impl Bucket {
         Ok(all.iter().filter_map(|path| path.filename()).map(str::to_owned).collect())
     }
 
-    /// Takes the prefix for the benefactor with this number, or finds that it has another owner. Without a number, whoever owns it
-    /// is believed: the disk of the owner was lost.
+    /// Takes the prefix for the benefactor with this number, or finds that it has another owner. Without a
+    /// number, whoever owns it is believed: the disk of the owner was lost.
     pub(super) fn own(&self, owner: Option<u64>) -> Result<u64> {
         let path = self.path(OWNER);
         let read = self.runtime.block_on(async {

@@ -1,12 +1,14 @@
-//! The chunks of a benefactor: segment files that only grow, an index in memory, deletion by moving what is left.
+//! The chunks of a benefactor: segment files that only grow, an index in memory, deletion by moving what is
+//! left.
 //!
-//! A put is in the page cache when it returns and durable when [`ChunkStore::flush`] returns; a client flushes what it relies
-//! on before it commits. A flush that comes while another is under way waits for it: what it relies on may be what that one
-//! syncs. A segment that is full is synced before the next begins, so after a crash only the newest can be torn, and it is read
-//! through with its checksums when the store is opened.
+//! A put is in the page cache when it returns and durable when [`ChunkStore::flush`] returns; a client
+//! flushes what it relies on before it commits. A flush that comes while another is under way waits for it:
+//! what it relies on may be what that one syncs. A segment that is full is synced before the next begins, so
+//! after a crash only the newest can be torn, and it is read through with its checksums when the store is
+//! opened.
 //!
-//! Why not the store of capsules: there, what may go follows from refs; here another machine decides chunk by chunk.
-//! After a failed write or sync the store refuses to write until it is opened again.
+//! Why not the store of capsules: there, what may go follows from refs; here another machine decides chunk by
+//! chunk. After a failed write or sync the store refuses to write until it is opened again.
 //!
 //! With an object store behind it, full segments lie there; see `far`.
 
@@ -95,7 +97,8 @@ pub struct Usage {
 }
 
 impl ChunkStore {
-    /// Opens the store in `dir`, or makes it. It takes at most `capacity` bytes and leaves `keep_free` of the disk free.
+    /// Opens the store in `dir`, or makes it. It takes at most `capacity` bytes and leaves `keep_free` of the
+    /// disk free.
     pub fn open(dir: &Path, capacity: u64, keep_free: u64) -> Result<Self> {
         Self::open_before(dir, capacity, keep_free, None)
     }
@@ -175,7 +178,8 @@ impl ChunkStore {
         digests.iter().map(touch).collect()
     }
 
-    /// Keeps chunks whose frames the caller has checked. If the object store falls behind, whoever puts waits for it.
+    /// Keeps chunks whose frames the caller has checked. If the object store falls behind, whoever puts waits
+    /// for it.
     pub fn put(&self, chunks: &[(Digest, Bytes)]) -> Result<()> {
         if self.latched.load(Ordering::Relaxed) {
             return Err(ChunkError::Latched);
@@ -322,7 +326,8 @@ impl ChunkStore {
         true
     }
 
-    /// Reads every chunk and compares its digest, forgetting what is damaged; returns how many were right, and which not.
+    /// Reads every chunk and compares its digest, forgetting what is damaged; returns how many were right,
+    /// and which not.
     pub fn verify(&self) -> (u64, Vec<Digest>) {
         let all: Vec<Digest> = self.state().index.keys().copied().collect();
         let (mut right, mut damaged) = (0, Vec::new());
@@ -354,12 +359,14 @@ impl ChunkStore {
         state.index.range(from..).take(most).map(|(digest, slot)| (*digest, age(slot))).collect()
     }
 
-    /// Deletes chunks that were not put again since `listed`. Their space comes back with [`ChunkStore::compact`].
+    /// Deletes chunks that were not put again since `listed`. Their space comes back with
+    /// [`ChunkStore::compact`].
     pub fn delete(&self, digests: &[Digest], listed: Instant) -> u64 {
         digests.iter().filter(|digest| self.forget_if(digest, |slot| slot.touched < listed)).count() as u64
     }
 
-    /// Moves what is left of segments that are more than half empty, and removes them; returns the bytes freed.
+    /// Moves what is left of segments that are more than half empty, and removes them; returns the bytes
+    /// freed.
     pub fn compact(&self) -> Result<u64> {
         let mut freed = 0;
         loop {

@@ -1,10 +1,11 @@
-//! What a benefactor has to do with its manager: report again and again, and when it is asked to; ask what may go; leave politely.
+//! What a benefactor has to do with its manager: report again and again, and when it is asked to; ask what
+//! may go; leave politely.
 //!
-//! A report is soft state: a benefactor that is silent is soon not written to, and after a while its chunks are copied
-//! from elsewhere. A manager that is away is asked again until it is back; chunks are served meanwhile. Who may come is what
-//! the manager says in its answer; it asks for a report when it sends somebody here whom we may not know yet. Such wishes
-//! are met by the next report that begins, however many there are, so there is never more than one under way. Reports
-//! do not wait for the chores.
+//! A report is soft state: a benefactor that is silent is soon not written to, and after a while its chunks
+//! are copied from elsewhere. A manager that is away is asked again until it is back; chunks are served
+//! meanwhile. Who may come is what the manager says in its answer; it asks for a report when it sends
+//! somebody here whom we may not know yet. Such wishes are met by the next report that begins, however many
+//! there are, so there is never more than one under way. Reports do not wait for the chores.
 
 use super::{
     BenefactorService, ChunkStore, pool_id_file,
@@ -129,7 +130,8 @@ impl ManagerReporter {
         }
     }
 
-    /// After each report: what is full goes to the object store, and what may go is asked for when it is time.
+    /// After each report: what is full goes to the object store, and what may go is asked for when it is
+    /// time.
     async fn do_chores(&self, mut reported: watch::Receiver<()>) {
         let mut listed: Option<Instant> = None;
         while reported.changed().await.is_ok() {

@@ -1,4 +1,5 @@
-//! A benefactor: spare disk given to the pool. It keeps chunks, serves them, and asks the manager which may go.
+//! A benefactor: spare disk given to the pool. It keeps chunks, serves them, and asks the manager which may
+//! go.
 
 mod bucket;
 mod chunk_store;

@@ -1,7 +1,7 @@
 //! `DATA/pool`: to which pool the chunks of a benefactor belong.
 //!
-//! Written whole or not at all, and durable before it is relied on. What cannot be read is an error and not "none yet": else a
-//! damaged file would let chunks of one pool into another.
+//! Written whole or not at all, and durable before it is relied on. What cannot be read is an error and not
+//! "none yet": else a damaged file would let chunks of one pool into another.
 
 use std::{fs, io, path::Path};
 use whimbrel_wire::atomic_file;

@@ -1,4 +1,5 @@
-//! A benefactor as a process: its folder, its socket, those who may come. What it has to do with the manager is in `member`.
+//! A benefactor as a process: its folder, its socket, those who may come. What it has to do with the manager
+//! is in `member`.
 
 use super::{
     BenefactorService, Bucket, ChunkError, ChunkStore, ObjectTier, TierOptions,
@@ -33,7 +34,8 @@ pub struct BenefactorOptions {
     pub keep_free: u64,
     /// Where it listens.
     pub listen: SocketAddr,
-    /// Where clients reach it; unless given, where it listens, or from where it reaches the manager if it listens everywhere.
+    /// Where clients reach it; unless given, where it listens, or from where it reaches the manager if it
+    /// listens everywhere.
     pub advertise: Option<String>,
     /// Its managers; the first that answers counts.
     pub managers: Vec<ManagerAddress>,
@@ -146,8 +148,9 @@ async fn open_chunks(options: &BenefactorOptions) -> Result<ChunkStore> {
     Ok(opened.await.unwrap_or(Err(ChunkError::Latched))?)
 }
 
-/// The address of this machine that others reach, for a socket bound to `bound`: the one from which the manager is reached,
-/// if the socket listens on all. Nothing is sent for that: a UDP socket only asks the routing table.
+/// The address of this machine that others reach, for a socket bound to `bound`: the one from which the
+/// manager is reached, if the socket listens on all. Nothing is sent for that: a UDP socket only asks the
+/// routing table.
 fn reached_by(bound: SocketAddr, managers: &[ManagerAddress]) -> io::Result<SocketAddr> {
     if !bound.ip().is_unspecified() {
         return Ok(bound);

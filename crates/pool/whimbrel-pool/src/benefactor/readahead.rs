@@ -1,9 +1,10 @@
 //! Neighbours of a chunk in an object store, brought with one request.
 //!
-//! Chunks that were written together lie in one pack in their order, and are mostly read so. Who reads on where the last read of a pack
-//! ended gets more than was asked for, up to [`WINDOW`], and whoever reads the same pack meanwhile waits for it. Anybody else gets just
-//! his chunk, and so does who has not used what came before: a file's other chunks may be read from other copies. Packs never change,
-//! so what is held is right as long as the index names its pack. Bounded: [`PACKS`] windows, of the packs read last.
+//! Chunks that were written together lie in one pack in their order, and are mostly read so. Who reads on
+//! where the last read of a pack ended gets more than was asked for, up to [`WINDOW`], and whoever reads the
+//! same pack meanwhile waits for it. Anybody else gets just his chunk, and so does who has not used what came
+//! before: a file's other chunks may be read from other copies. Packs never change, so what is held is right
+//! as long as the index names its pack. Bounded: [`PACKS`] windows, of the packs read last.
 
 use bytes::Bytes;
 use std::{
@@ -74,7 +75,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Readahead {
-    /// A range of pack `number`, which has `length` bytes, with `get` to ask for one. None if there is none, or less than that.
+    /// A range of pack `number`, which has `length` bytes, with `get` to ask for one. None if there is none,
+    /// or less than that.
     pub(super) fn read<E>(
         &self,
         (number, length): (u32, u64),

@@ -1,9 +1,10 @@
 //! Segments that lie in an object store instead of the disk: how they go there, how they are found again.
 //!
-//! A segment that is full is synced, uploaded whole as `NNNNNNNN.seg`, its heads are written down in `NNNNNNNN.far` beside the others,
-//! and only then is the local file removed: at every instant one of the two places has it. An object without heads here (a disk that was
-//! lost, a crash between the two steps) is read through and taken in when the store is opened. A segment of which too little is left
-//! is emptied as any other, and its object removed before its heads.
+//! A segment that is full is synced, uploaded whole as `NNNNNNNN.seg`, its heads are written down in
+//! `NNNNNNNN.far` beside the others, and only then is the local file removed: at every instant one of the two
+//! places has it. An object without heads here (a disk that was lost, a crash between the two steps) is read
+//! through and taken in when the store is opened. A segment of which too little is left is emptied as any
+//! other, and its object removed before its heads.
 
 use super::{
     bucket::Bucket,
@@ -132,7 +133,8 @@ fn insert(dir: &Path, number: u32, state: &mut State) -> Result<()> {
     }
     state.segments.insert(number, Segment { file: None, length, live: 0 });
     for (digest, slot) in found {
-        // What was copied out of a segment that was being emptied is in a later one; of this one the object may be gone.
+        // What was copied out of a segment that was being emptied is in a later one; of this one the object
+        // may be gone.
         if state.index.get(&digest).is_some_and(|known| known.segment > number) {
             continue;
         }

@@ -5,8 +5,8 @@
 //! 40  xxh3 of the 40 bytes before, u64                 48 the frame (docs/formats/image.md)     integers little-endian
 //! ```
 //!
-//! Records follow each other without gaps. Reading stops at the first that is torn: what follows it is unknown to the index,
-//! the manager hears so with the next inventory and has it copied from elsewhere.
+//! Records follow each other without gaps. Reading stops at the first that is torn: what follows it is
+//! unknown to the index, the manager hears so with the next inventory and has it copied from elsewhere.
 
 use crate::{client::OVERHEAD, protocol::MAX_CHUNK};
 use std::{cell::RefCell, fs::File, io, os::unix::fs::FileExt};

@@ -1,7 +1,7 @@
 //! What a benefactor answers: put, get, flush, copy.
 //!
-//! A chunk is checked against its digest before it is kept, so a client cannot give a chunk a wrong name; and its checksum
-//! when it is read. Disk work runs on threads that may block.
+//! A chunk is checked against its digest before it is kept, so a client cannot give a chunk a wrong name; and
+//! its checksum when it is read. Disk work runs on threads that may block.
 
 use super::{ChunkError, ChunkStore, check_frame};
 use crate::{

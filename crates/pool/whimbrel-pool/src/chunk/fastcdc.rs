@@ -1,8 +1,8 @@
 //! FastCDC: a gear hash over single bytes, harder to please before the average length and easier after it.
 //!
-//! W. Xia et al., "The Design of Fast Content-Defined Chunking" (TPDS 2020): normalised chunking of level 2, two bytes a step.
-//! The table is ours and fixed: it comes from BLAKE3 of the name below. The mask takes the upper bits, on which the last
-//! 64 bytes have a say.
+//! W. Xia et al., "The Design of Fast Content-Defined Chunking" (TPDS 2020): normalised chunking of level 2,
+//! two bytes a step. The table is ours and fixed: it comes from BLAKE3 of the name below. The mask takes the
+//! upper bits, on which the last 64 bytes have a say.
 
 use std::sync::LazyLock;
 

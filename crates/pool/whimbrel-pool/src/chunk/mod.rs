@@ -1,8 +1,8 @@
 //! Cutting a stream of bytes into chunks. Pure.
 //!
-//! A [`Chunking`] says how; [`Chunking::cut`] looks at the bytes since the last cut and says where the next one is. Where it cuts
-//! depends on the bytes of the chunk alone, so equal content is cut equally wherever it stands. The cut points are part of
-//! what is stored: the golden vectors in the tests fail when they change.
+//! A [`Chunking`] says how; [`Chunking::cut`] looks at the bytes since the last cut and says where the next
+//! one is. Where it cuts depends on the bytes of the chunk alone, so equal content is cut equally wherever it
+//! stands. The cut points are part of what is stored: the golden vectors in the tests fail when they change.
 
 mod fastcdc;
 mod window;
@@ -83,7 +83,8 @@ impl Chunking {
         }
     }
 
-    /// Where the chunk that begins `data` ends. `data` holds at least [`Chunking::longest`] bytes, or all that is left.
+    /// Where the chunk that begins `data` ends. `data` holds at least [`Chunking::longest`] bytes, or all
+    /// that is left.
     pub fn cut(&self, data: &[u8]) -> usize {
         let most = data.len().min(self.longest());
         let data = &data[..most];
@@ -98,7 +99,8 @@ impl Chunking {
     }
 }
 
-/// A chunk is at least a quarter of the average, then ends with the first page whose hash is a multiple of the average.
+/// A chunk is at least a quarter of the average, then ends with the first page whose hash is a multiple of
+/// the average.
 fn cut_pages(data: &[u8], average: u32) -> usize {
     let least = (average / 4).max(1) as usize;
     let (pages, _) = data.as_chunks::<PAGE_SIZE>();

@@ -1,7 +1,8 @@
-//! CbCH as the paper has it (IV.C): a window of m bytes that advances by p; a cut where the hash of the window has k zero bits.
+//! CbCH as the paper has it (IV.C): a window of m bytes that advances by p; a cut where the hash of the
+//! window has k zero bits.
 //!
-//! The hash is not named there. Ours is a polynomial over the bytes, rolled where the window advances by one byte (the
-//! paper's overlap, which cost it 1.1 MB/s), and xxh3 of the window elsewhere.
+//! The hash is not named there. Ours is a polynomial over the bytes, rolled where the window advances by one
+//! byte (the paper's overlap, which cost it 1.1 MB/s), and xxh3 of the window elsewhere.
 
 use xxhash_rust::xxh3::xxh3_64;
 

@@ -144,7 +144,8 @@ impl Cutter {
         }
     }
 
-    /// What is left of the bytes before and what comes is one stream. Chunks that lie within one block are not copied.
+    /// What is left of the bytes before and what comes is one stream. Chunks that lie within one block are
+    /// not copied.
     fn take(&mut self, mut data: Bytes) {
         let longest = self.cutting.longest();
         while self.buffer.is_empty() && data.len() >= longest {

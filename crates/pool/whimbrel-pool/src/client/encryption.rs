@@ -1,10 +1,12 @@
-//! Chunks that only those with the secret can read: sealed before they leave the client, opened after they were checked.
+//! Chunks that only those with the secret can read: sealed before they leave the client, opened after they
+//! were checked.
 //!
-//! A sealed chunk is `nonce, 12 bytes | AES-256-GCM-SIV of the frame of its raw bytes | tag, 16 bytes`, and that is what a benefactor
-//! keeps, checks and is named by: it needs no secret to know whether a copy is right. The nonce is a digest of the raw
-//! bytes under another key, so equal chunks are equal when sealed and are kept once, for those with the same secret; nobody else
-//! can tell whether a chunk has a content they guess. GCM-SIV, so that two contents with one nonce would give nothing away but
-//! that. Names, sizes and times of files are not hidden.
+//! A sealed chunk is `nonce, 12 bytes | AES-256-GCM-SIV of the frame of its raw bytes | tag, 16 bytes`, and
+//! that is what a benefactor keeps, checks and is named by: it needs no secret to know whether a copy is
+//! right. The nonce is a digest of the raw bytes under another key, so equal chunks are equal when sealed and
+//! are kept once, for those with the same secret; nobody else can tell whether a chunk has a content they
+//! guess. GCM-SIV, so that two contents with one nonce would give nothing away but that. Names, sizes and
+//! times of files are not hidden.
 
 use crate::protocol::MAX_CHUNK;
 use aws_lc_rs::aead::{AES_256_GCM_SIV, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
@@ -49,7 +51,8 @@ impl Secret {
         Self::new(&bytes.0)
     }
 
-    /// Makes a new secret in a new file, which only its owner can read. Whoever loses it loses what was sealed with it.
+    /// Makes a new secret in a new file, which only its owner can read. Whoever loses it loses what was
+    /// sealed with it.
     pub fn create(path: &Path) -> io::Result<()> {
         let mut bytes = [0; 32];
         aws_lc_rs::rand::fill(&mut bytes).map_err(|_| io::Error::other("no random numbers"))?;

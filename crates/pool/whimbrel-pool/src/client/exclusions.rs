@@ -1,4 +1,5 @@
-//! Why benefactors were left out of a write, so that its error says what is wrong: a pool whose benefactors all failed is not full.
+//! Why benefactors were left out of a write, so that its error says what is wrong: a pool whose benefactors
+//! all failed is not full.
 
 use super::PoolError;
 use std::sync::Arc;
@@ -25,7 +26,8 @@ impl Exclusions {
         };
     }
 
-    /// The error of so many chunks that found nobody, where the manager says `refused` to the wish for others.
+    /// The error of so many chunks that found nobody, where the manager says `refused` to the wish for
+    /// others.
     pub(super) fn unwritten(&self, lost: usize, refused: Option<PoolError>) -> PoolError {
         match (self, refused) {
             (Self::For(because), refused) if refused.as_ref().is_none_or(PoolError::is_full) => {

@@ -1,4 +1,5 @@
-//! A handle on a pool: calls to the manager, which are made again while it is away, and the cache of who is where.
+//! A handle on a pool: calls to the manager, which are made again while it is away, and the cache of who is
+//! where.
 
 use super::{PoolError, Result, Secret, previous_versions::PreviousVersions, read_file::ChunkCache};
 use crate::{
@@ -37,7 +38,8 @@ pub struct PoolOptions {
     pub cache: usize,
     /// Bytes read ahead of a reader that goes forward.
     pub read_ahead: usize,
-    /// What chunks are sealed with and opened; without one they are not sealed, and sealed ones cannot be read.
+    /// What chunks are sealed with and opened; without one they are not sealed, and sealed ones cannot be
+    /// read.
     pub secret: Option<Arc<Secret>>,
 }
 
@@ -202,7 +204,8 @@ impl Pool {
         self.simple::<Pin>(&(node, number, pinned)).await
     }
 
-    /// Pins a version, by its number in the pool, for as long as `holder` says so again within the time that this returns.
+    /// Pins a version, by its number in the pool, for as long as `holder` says so again within the time that
+    /// this returns.
     pub async fn hold(&self, version: u64, holder: &str) -> Result<Duration> {
         let seconds = self.simple::<HoldPin>(&(version, holder.to_owned())).await?;
         Ok(Duration::from_secs(seconds.into()))

@@ -15,7 +15,8 @@ impl MemoryBudget {
         Self { most, used: Mutex::new(0), less: Condvar::new() }
     }
 
-    /// Waits for room for `bytes`; when nothing is under way there is room for anything. `stop` ends the waiting.
+    /// Waits for room for `bytes`; when nothing is under way there is room for anything. `stop` ends the
+    /// waiting.
     pub(crate) fn take(&self, bytes: usize, stop: impl Fn() -> bool) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         while *used > 0 && *used + bytes > self.most && !stop() {

@@ -1,7 +1,9 @@
-//! The client: finds the manager, writes files to several benefactors at once, reads them back and checks every chunk.
+//! The client: finds the manager, writes files to several benefactors at once, reads them back and checks
+//! every chunk.
 //!
-//! [`Pool`] is a handle on a pool, [`WriteFile`] a file being written, [`ReadFile`] a version being read. Methods that block
-//! are for plain threads; what talks to the network runs on the runtime the pool was opened with.
+//! [`Pool`] is a handle on a pool, [`WriteFile`] a file being written, [`ReadFile`] a version being read.
+//! Methods that block are for plain threads; what talks to the network runs on the runtime the pool was
+//! opened with.
 
 mod byte_ranges;
 mod chunk_pipeline;

@@ -1,8 +1,9 @@
-//! What this client wrote last of a file, or of a series of timesteps (`A.Ni.Tj`): the next one has much of it, and what it has need not be
-//! asked for chunk by chunk.
+//! What this client wrote last of a file, or of a series of timesteps (`A.Ni.Tj`): the next one has much of
+//! it, and what it has need not be asked for chunk by chunk.
 //!
-//! Only a help. Whoever builds on a version asks the manager first whether it is still there and which of its chunks stand, in a session
-//! that keeps them from then on. It is in memory and bounded; what was not written for longest goes first.
+//! Only a help. Whoever builds on a version asks the manager first whether it is still there and which of its
+//! chunks stand, in a session that keeps them from then on. It is in memory and bounded; what was not written
+//! for longest goes first.
 
 use super::write_session::WriteSession;
 use crate::{

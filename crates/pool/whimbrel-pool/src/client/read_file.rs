@@ -1,7 +1,7 @@
 //! Reading: the map of a version, chunks from whoever has them, every one checked, some read ahead.
 //!
-//! A copy that is wrong or missing is reported to the manager, which marks the benefactor and has the copy made anew; the
-//! reader goes on with another. A chunk that several readers want at once is fetched once.
+//! A copy that is wrong or missing is reported to the manager, which marks the benefactor and has the copy
+//! made anew; the reader goes on with another. A chunk that several readers want at once is fetched once.
 
 use super::{Pool, PoolError, Result};
 use crate::{
@@ -158,7 +158,8 @@ impl Pool {
         }
     }
 
-    /// Tries everybody who should have it, beginning with another one for each chunk. Else why the last of them did not give it.
+    /// Tries everybody who should have it, beginning with another one for each chunk. Else why the last of
+    /// them did not give it.
     async fn fetch_from(
         &self,
         piece: &ChunkRef,

@@ -1,7 +1,8 @@
 //! Who gets the next chunks of a write. Pure.
 //!
-//! Round robin over the stripe (IV.A of the paper), past those whose queue is full: a slow benefactor is given as much as it
-//! takes and holds up nobody. One that fails, or takes nothing for too long, is left out for the rest of the write.
+//! Round robin over the stripe (IV.A of the paper), past those whose queue is full: a slow benefactor is
+//! given as much as it takes and holds up nobody. One that fails, or takes nothing for too long, is left out
+//! for the rest of the write.
 
 use crate::protocol::{BenefactorAddress, BenefactorId};
 
@@ -49,7 +50,8 @@ impl Stripe {
         }
     }
 
-    /// Chooses up to `copies` different benefactors for `bytes`, other than `not`, and queues the bytes there.
+    /// Chooses up to `copies` different benefactors for `bytes`, other than `not`, and queues the bytes
+    /// there.
     pub(crate) fn choose(&mut self, bytes: u64, copies: usize, not: &[BenefactorId]) -> StripeChoice {
         let able = |lane: &Lane| !lane.out && !not.contains(&lane.place.id);
         if !self.lanes.iter().any(able) {

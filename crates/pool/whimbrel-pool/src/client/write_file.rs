@@ -1,11 +1,14 @@
-//! A file being written: what comes in order streams out, what comes out of order waits beside it until the end.
+//! A file being written: what comes in order streams out, what comes out of order waits beside it until the
+//! end.
 //!
-//! A file is a map of chunks that are safe, a stream that grows at its end, and an overlay of changed ranges in a local file.
-//! Checkpoints are written from front to back and never touch the overlay. [`WriteFile::commit`] ends the stream, rewrites
-//! the chunks that the overlay changes, and makes the result visible in one step. Dropped before, it leaves nothing.
+//! A file is a map of chunks that are safe, a stream that grows at its end, and an overlay of changed ranges
+//! in a local file. Checkpoints are written from front to back and never touch the overlay.
+//! [`WriteFile::commit`] ends the stream, rewrites the chunks that the overlay changes, and makes the result
+//! visible in one step. Dropped before, it leaves nothing.
 //!
-//! The protocols of the paper (IV.B) differ in what stands between the program and the stream: memory (sliding window),
-//! files of limited size (incremental), one file that is sent after close (complete local write).
+//! The protocols of the paper (IV.B) differ in what stands between the program and the stream: memory
+//! (sliding window), files of limited size (incremental), one file that is sent after close (complete local
+//! write).
 
 use super::{
     Pool, PoolError, ReadFile, Result, byte_ranges::ByteRanges, chunk_pipeline::ChunkPipeline,
@@ -192,8 +195,8 @@ impl WriteFile {
         self.append(inner, Bytes::copy_from_slice(data))
     }
 
-    /// Appends chunks of an older version, of which nothing is read or sent. If they are gone from the pool by then, the commit is
-    /// refused. Blocks.
+    /// Appends chunks of an older version, of which nothing is read or sent. If they are gone from the pool
+    /// by then, the commit is refused. Blocks.
     pub fn append_known(&self, pieces: &[ChunkRef]) -> Result<()> {
         let mut inner = self.inner();
         inner.usable()?;
@@ -360,7 +363,8 @@ impl WriteFile {
         inner.note(done)
     }
 
-    /// Blocks. Makes the file visible as it is now, as a new version; without a change since the last commit, does nothing.
+    /// Blocks. Makes the file visible as it is now, as a new version; without a change since the last commit,
+    /// does nothing.
     pub fn commit(&self) -> Result<Option<Node>> {
         let mut inner = self.inner();
         inner.usable()?;

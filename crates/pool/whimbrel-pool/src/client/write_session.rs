@@ -1,7 +1,9 @@
-//! The network side of a write: batches of chunks go out, those that are known do not; what failed goes elsewhere.
+//! The network side of a write: batches of chunks go out, those that are known do not; what failed goes
+//! elsewhere.
 //!
-//! A batch is asked for, sent to as many benefactors as copies are wanted, and remembered with who took it. Before a commit
-//! [`WriteSession::secure`] has everybody make it durable, makes up for copies that were lost meanwhile, and enrolls the rest.
+//! A batch is asked for, sent to as many benefactors as copies are wanted, and remembered with who took it.
+//! Before a commit [`WriteSession::secure`] has everybody make it durable, makes up for copies that were lost
+//! meanwhile, and enrolls the rest.
 
 use super::{
     Pool, PoolError, Result,
@@ -39,13 +41,15 @@ const SMALL_GRANT: u64 = 1 << 20;
 const LEAST_BUFFER: usize = 4 << 20;
 /// zstd level of chunks: a fifth of the processor time of sending them.
 pub(super) const LEVEL: i32 = 1;
-/// And of those of which a sample does not shrink: next to nothing, what comes out is as long as what goes in.
+/// And of those of which a sample does not shrink: next to nothing, what comes out is as long as what goes
+/// in.
 const NO_LEVEL: i32 = -1000;
 /// Bytes of a sample.
 const SAMPLE: usize = 8 << 10;
 /// Chunks of one order to copy: it is to be answered while we are patient.
 const ORDERED: usize = 256;
-/// Chunks of one enrolment or one flush: far below [`MAX_LIST`](crate::protocol::MAX_LIST), since a long file has more.
+/// Chunks of one enrolment or one flush: far below [`MAX_LIST`](crate::protocol::MAX_LIST), since a long file
+/// has more.
 const ENROLLED: usize = 20_000;
 
 /// A chunk of a write, as benefactors will know it.
@@ -91,7 +95,8 @@ pub(super) struct WriteSession {
 }
 
 impl WriteSession {
-    /// Begins one under `policy`, with `buffer` bytes under way at most, but no fewer than what waits to be cut and sent.
+    /// Begins one under `policy`, with `buffer` bytes under way at most, but no fewer than what waits to be
+    /// cut and sent.
     pub(super) async fn start(pool: &Pool, policy: &Policy, buffer: usize) -> Result<Arc<Self>> {
         let width = policy.width.max(policy.copies.into());
         let buffer = buffer.max(policy.cutting.longest() * 2 + LEAST_BUFFER);
@@ -132,7 +137,8 @@ impl WriteSession {
         Ok(session)
     }
 
-    /// Takes chunks of an older version without asking for each, those that stand. If the manager does not say, each is asked for.
+    /// Takes chunks of an older version without asking for each, those that stand. If the manager does not
+    /// say, each is asked for.
     pub(super) async fn build_on(&self, before: &KnownVersion) {
         let asked = self.pool.ask::<FindReusable>(&(before.version, self.known_copies), Bytes::new()).await;
         match asked {

@@ -1,9 +1,10 @@
 //! Has benefactors hear of a member before it is sent to them.
 //!
-//! Whom the manager admits is in the answer to a benefactor's report. A member that was admitted since would be refused there
-//! until the next one. So before the manager names a benefactor to a member, it asks that benefactor for a report, unless the
-//! benefactor has said that it holds a list with the member on it. Nobody but admitted members has this happen, and a
-//! benefactor that does not answer is not asked again for a while; it is named all the same.
+//! Whom the manager admits is in the answer to a benefactor's report. A member that was admitted since would
+//! be refused there until the next one. So before the manager names a benefactor to a member, it asks that
+//! benefactor for a report, unless the benefactor has said that it holds a list with the member on it. Nobody
+//! but admitted members has this happen, and a benefactor that does not answer is not asked again for a
+//! while; it is named all the same.
 //!
 //! A benefactor that reports to another manager has no connection here: it hears of members from that one.
 
@@ -134,7 +135,8 @@ mod tests {
         all.update(benefactor, &after);
         all.holds(benefactor, admission(&after));
         assert!(!all.is_needed(&benefactor, &new));
-        // Admitted, removed and admitted again, with a report in between: not on the benefactor's word of before.
+        // Admitted, removed and admitted again, with a report in between: not on the benefactor's word of
+        // before.
         all.update(benefactor, &before);
         all.update(benefactor, &after);
         assert!(all.is_needed(&benefactor, &new));

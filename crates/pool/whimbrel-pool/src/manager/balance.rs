@@ -1,8 +1,8 @@
-//! Chunks move from benefactors that hold more than their share to those that hold less: to one that joined, and away from one
-//! whose disk its owner needs.
+//! Chunks move from benefactors that hold more than their share to those that hold less: to one that joined,
+//! and away from one whose disk its owner needs.
 //!
-//! Shares are reckoned in chunks that are counted, not in bytes that a benefactor says it holds: those go down only when it
-//! has asked what may go. Nothing moves while sessions write or repair has work.
+//! Shares are reckoned in chunks that are counted, not in bytes that a benefactor says it holds: those go
+//! down only when it has asked what may go. Nothing moves while sessions write or repair has work.
 
 use super::{ManagerService, now, placement};
 use crate::{

@@ -132,7 +132,8 @@ impl ManagerService {
         let mut purged = Vec::new();
         let mut policies: HashMap<NodeId, Retention> = HashMap::new();
         for ((folder, _), versions) in series(meta.retained().await?) {
-            // A file may have a policy of its own; timesteps are one thing of many files, which is the folder's.
+            // A file may have a policy of its own; timesteps are one thing of many files, which is the
+            // folder's.
             let own =
                 versions.iter().map(|one| &one.what).find(|kept| kept.own && timestep(&kept.name).is_none());
             let whose = own.map_or(folder, |kept| kept.node);
@@ -179,7 +180,8 @@ fn series(all: Vec<RetainedVersion>) -> BTreeMap<(NodeId, String), Vec<Candidate
         let name = step.map_or(&*kept.name, |step| step.series).to_owned();
         let pinned = kept.info.pinned || !kept.info.holders.is_empty();
         let created = kept.info.created / 1_000_000_000;
-        // The current version of a file can only go with the file, which is right for a timestep and for one too old.
+        // The current version of a file can only go with the file, which is right for a timestep and for one
+        // too old.
         out.entry((kept.folder, name)).or_default().push(Candidate { what: kept, order, created, pinned });
     }
     out

@@ -1,7 +1,7 @@
 //! The manager: all metadata, and the decisions that follow from it. No data goes through it.
 //!
-//! Everything it must not lose is in the database (`meta`); what it has in memory are connections and counters. It is killed
-//! and started again at any instant without loss of anything that was committed.
+//! Everything it must not lose is in the database (`meta`); what it has in memory are connections and
+//! counters. It is killed and started again at any instant without loss of anything that was committed.
 
 mod admission;
 mod balance;

@@ -1,7 +1,8 @@
-//! Pins of those who live from a version: held by a member under a name, for as long as it says so again and again.
+//! Pins of those who live from a version: held by a member under a name, for as long as it says so again and
+//! again.
 //!
-//! The end of a pin is far behind the next word of its holder: whoever was away for days finds what it needs. It is the manager's clock
-//! that counts, and a manager that comes back gives everybody time to speak first.
+//! The end of a pin is far behind the next word of its holder: whoever was away for days finds what it needs.
+//! It is the manager's clock that counts, and a manager that comes back gives everybody time to speak first.
 
 use super::{ManagerService, invalid, now, service::payload};
 use crate::{

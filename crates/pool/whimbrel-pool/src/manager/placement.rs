@@ -47,7 +47,8 @@ pub(crate) fn free(member: &BenefactorRow) -> u64 {
     member.free.saturating_sub(member.reserved)
 }
 
-/// The benefactors for a write: online, not avoided, those with most to give first. Fewer than `width` if there are no more.
+/// The benefactors for a write: online, not avoided, those with most to give first. Fewer than `width` if
+/// there are no more.
 pub(crate) fn stripe(
     members: &[BenefactorRow],
     width: usize,
@@ -78,7 +79,8 @@ pub(crate) struct Repair {
     pub(crate) copies: BTreeMap<(BenefactorId, BenefactorId), Vec<usize>>,
 }
 
-/// Plans copies for `needy`, one more for each chunk that lacks some. Sources and targets share the work evenly.
+/// Plans copies for `needy`, one more for each chunk that lacks some. Sources and targets share the work
+/// evenly.
 pub(crate) fn repair(needy: &[UnderReplicated], members: &[BenefactorRow], now: i64) -> Repair {
     let states: HashMap<BenefactorId, BenefactorState> =
         members.iter().map(|m| (m.id, BenefactorState::of(m, now))).collect();

@@ -253,8 +253,9 @@ impl ManagerService {
         Reply::of::<GetStatus>(&status, Bytes::new())
     }
 
-    /// Sums over the whole pool. Those of a large one are counted anew when they are older than ten times what counting took:
-    /// mounts ask for them again and again, and ten million chunks are not counted in no time.
+    /// Sums over the whole pool. Those of a large one are counted anew when they are older than ten times
+    /// what counting took: mounts ask for them again and again, and ten million chunks are not counted in no
+    /// time.
     async fn sums(&self) -> Result<PoolTotals, Refusal> {
         let mut known = self.shared.sums.lock().await;
         if let Some((sums, counted, took)) = *known

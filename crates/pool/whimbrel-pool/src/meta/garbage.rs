@@ -1,8 +1,8 @@
 //! Which chunk of a benefactor may go. Pure.
 //!
-//! A session that writes may rely on a chunk before it commits: because it put it there, or because it was told that the
-//! chunk is known. So nothing goes that was put, freed or asked for since the oldest living session began. All of it is
-//! reckoned in durations, so the clocks of manager and benefactor need not agree.
+//! A session that writes may rely on a chunk before it commits: because it put it there, or because it was
+//! told that the chunk is known. So nothing goes that was put, freed or asked for since the oldest living
+//! session began. All of it is reckoned in durations, so the clocks of manager and benefactor need not agree.
 
 /// What the manager knows of a chunk that a benefactor lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,13 +36,16 @@ pub(crate) enum GcDecision {
     Go,
 }
 
-/// A copy that was just made for repair or balance lies there before it is counted: longer than any such order takes.
+/// A copy that was just made for repair or balance lies there before it is counted: longer than any such
+/// order takes.
 const GRACE: i64 = 90_000;
 
-/// Decides on one chunk: `age` is the milliseconds since it was put there, `oldest` when the oldest session began.
+/// Decides on one chunk: `age` is the milliseconds since it was put there, `oldest` when the oldest session
+/// began.
 ///
-/// Also a copy that is counted may have been put again: by a session that was told that the chunk is not known, because
-/// another benefactor was just giving up its copy. That session enrols the chunk anew, this copy with it.
+/// Also a copy that is counted may have been put again: by a session that was told that the chunk is not
+/// known, because another benefactor was just giving up its copy. That session enrols the chunk anew, this
+/// copy with it.
 pub(crate) fn judge(knowledge: ChunkStatus, age: i64, now: i64, oldest: Option<i64>) -> GcDecision {
     let quiet_since = |instant: i64| oldest.is_none_or(|oldest| instant < oldest);
     let put = now.saturating_sub(age);

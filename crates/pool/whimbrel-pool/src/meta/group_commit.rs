@@ -1,9 +1,10 @@
 //! Making commits of SQLite durable together: of several that wait, one sync of the log serves all.
 //!
-//! The database is told to write its log and not to sync it (`synchronous=NORMAL`: it still does so around checkpoints, so it is
-//! never torn). Who has committed waits here until a sync has ended that began after that. The log is written in order and has
-//! check sums, so what is durable is a beginning of what was committed: nobody's commit is kept without those it was built on. What others may have
-//! read of a commit before it was durable can be gone after a loss of power; what anybody was answered cannot.
+//! The database is told to write its log and not to sync it (`synchronous=NORMAL`: it still does so around
+//! checkpoints, so it is never torn). Who has committed waits here until a sync has ended that began after
+//! that. The log is written in order and has check sums, so what is durable is a beginning of what was
+//! committed: nobody's commit is kept without those it was built on. What others may have read of a commit
+//! before it was durable can be gone after a loss of power; what anybody was answered cannot.
 //!
 //! After a sync that failed nothing is answered any more: the kernel may have dropped what was not written.
 

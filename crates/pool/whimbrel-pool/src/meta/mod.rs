@@ -1,7 +1,9 @@
-//! What the manager knows, in a transactional database: SQLite in a file, or PostgreSQL, by the same statements.
+//! What the manager knows, in a transactional database: SQLite in a file, or PostgreSQL, by the same
+//! statements.
 //!
-//! Nothing the manager must not lose is anywhere else, so a manager may be killed at any instant and several may run on one
-//! PostgreSQL. what is in `sql` is compiled once for each driver; only the types of columns differ, see `schema`.
+//! Nothing the manager must not lose is anywhere else, so a manager may be killed at any instant and several
+//! may run on one PostgreSQL. what is in `sql` is compiled once for each driver; only the types of columns
+//! differ, see `schema`.
 //!
 //! Times are milliseconds since 1970 by the manager's clock. Only their differences decide anything.
 

@@ -1,9 +1,10 @@
 //! How many users a chunk has, counted by what changes from version to version. Pure.
 //!
-//! Versions that were written one over the other stand in a chain. A chunk counts once for each stretch of a chain of which every version
-//! has it, and not once a version: a new version counts what it has and the one before has not, and of the rest of a large file that
-//! hardly changed no row is touched. A version that leaves a chain ends the stretches that were of it alone; where it was a gap in one, the
-//! two parts become one. So a chunk counts nothing exactly when no version has it.
+//! Versions that were written one over the other stand in a chain. A chunk counts once for each stretch of a
+//! chain of which every version has it, and not once a version: a new version counts what it has and the one
+//! before has not, and of the rest of a large file that hardly changed no row is touched. A version that
+//! leaves a chain ends the stretches that were of it alone; where it was a gap in one, the two parts become
+//! one. So a chunk counts nothing exactly when no version has it.
 
 use crate::{chunk_map::ChunkRef, protocol::ChunkId};
 

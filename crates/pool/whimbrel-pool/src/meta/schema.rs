@@ -2,11 +2,12 @@
 //!
 //! What was added later stands in [`LATER`], each once, counted by `schema`.
 //!
-//! Versions stand in chains (`chain`): `older` and `newer` are those beside one, and `copies` how many are wanted of each of its chunks at least.
-//! Chunks have numbers in the order in which they came, so that maps of versions are short, and what is read together lies
-//! together. `committed` remembers what sessions made visible, for a while longer than session and version may live.
-//! `doomed` chunks have been given up for collection: nobody may build on them, only write them anew. `held` are the pins of those who live
-//! from a version; `version.pinned` is the one that is set by hand.
+//! Versions stand in chains (`chain`): `older` and `newer` are those beside one, and `copies` how many are
+//! wanted of each of its chunks at least. Chunks have numbers in the order in which they came, so that maps
+//! of versions are short, and what is read together lies together. `committed` remembers what sessions made
+//! visible, for a while longer than session and version may live. `doomed` chunks have been given up for
+//! collection: nobody may build on them, only write them anew. `held` are the pins of those who live from a
+//! version; `version.pinned` is the one that is set by hand.
 
 /// Statements that make an empty database ours, for `sqlite` and `postgres`.
 pub(super) fn statements(postgres: bool) -> Vec<String> {

@@ -191,7 +191,8 @@ async fn a_copy_that_was_put_again_outlives_the_end_of_another() {
     let old = database.meta.start_session(&[], NOW - 50_000).await.unwrap();
     database.enroll(old, digest, &[1, 2], NOW - 50_000).await;
     database.meta.end_session(old).await.unwrap();
-    // A session begins; one benefactor gives the chunk up; the session hears that it is not known, and puts it to the other.
+    // A session begins; one benefactor gives the chunk up; the session hears that it is not known, and puts
+    // it to the other.
     let session = database.meta.start_session(&[], NOW).await.unwrap();
     assert_eq!(database.collect(2, &[(digest, 50)], NOW + 1000).await, [true]);
     assert_eq!(database.meta.known(&[digest], 1, NOW - 1000, NOW + 2000).await.unwrap(), [0]);

@@ -1,4 +1,5 @@
-//! Inodes: nodes of the pool by their number, and what exists only here: `.versions`, versions, files not yet committed.
+//! Inodes: nodes of the pool by their number, and what exists only here: `.versions`, versions, files not yet
+//! committed.
 
 /// What an inode stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

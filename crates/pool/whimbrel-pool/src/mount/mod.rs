@@ -1,8 +1,9 @@
-//! The client as a file system (IV.E of the paper): open, write, close as with any other, sessions and versions behind it.
+//! The client as a file system (IV.E of the paper): open, write, close as with any other, sessions and
+//! versions behind it.
 //!
-//! What is POSIX about it and what is not stands in `docs/operations/pool.md`; `tests/mount.rs` checks every line of it.
-//! Invariants: what another opens is a version that was committed; `close` returns the error of the commit; a writer that
-//! is killed commits nothing.
+//! What is POSIX about it and what is not stands in `docs/operations/pool.md`; `tests/mount.rs` checks every
+//! line of it. Invariants: what another opens is a version that was committed; `close` returns the error of
+//! the commit; a writer that is killed commits nothing.
 
 mod attributes;
 mod errno;

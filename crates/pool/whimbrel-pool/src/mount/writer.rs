@@ -43,9 +43,10 @@ pub(super) enum CloseKind {
 
 /// What it means that the process `pid` closes a descriptor of a file called `name`.
 ///
-/// A process that replaces its program closes what is marked so while the kernel holds a lock that most of `/proc/PID` waits for
-/// (`exec_update_lock`), and it waits for our answer: to look there would be a deadlock that no signal ends. Only `status` is read
-/// without that lock, so it is asked first. Nobody hears of an error of such a close, hence nothing is lost by leaving it to the last.
+/// A process that replaces its program closes what is marked so while the kernel holds a lock that most of
+/// `/proc/PID` waits for (`exec_update_lock`), and it waits for our answer: to look there would be a deadlock
+/// that no signal ends. Only `status` is read without that lock, so it is asked first. Nobody hears of an
+/// error of such a close, hence nothing is lost by leaving it to the last.
 pub(super) fn closing(pid: u32, name: &str) -> CloseKind {
     // A process that is killed may be one that was only started by the one that writes.
     if is_replaced(pid) || is_held(pid, name) {
@@ -77,9 +78,10 @@ fn is_killed(pid: u32) -> bool {
 /// Processes above one that are looked at.
 const ABOVE: usize = 8;
 
-/// Whether a process, or one above it, has more descriptors through which it may write a file called `name`. A shell that
-/// redirects closes copies of the one it holds, and so do the programs it starts one after the other, as in
-/// `(first; second) >file`: the file is not complete for that. Should it be another file of that name, the last descriptor commits.
+/// Whether a process, or one above it, has more descriptors through which it may write a file called `name`.
+/// A shell that redirects closes copies of the one it holds, and so do the programs it starts one after the
+/// other, as in `(first; second) >file`: the file is not complete for that. Should it be another file of that
+/// name, the last descriptor commits.
 fn is_held(pid: u32, name: &str) -> bool {
     let mut at = Some(pid);
     for _ in 0..ABOVE {

@@ -1,4 +1,5 @@
-//! Lists of chunks as payload: fixed pieces, or counted ones. Every list is checked for its length before it is believed.
+//! Lists of chunks as payload: fixed pieces, or counted ones. Every list is checked for its length before it
+//! is believed.
 
 use super::{BenefactorId, MAX_CHUNK, MAX_COPIES, MAX_LIST};
 use bytes::{BufMut, Bytes, BytesMut};

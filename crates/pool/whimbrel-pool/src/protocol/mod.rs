@@ -1,7 +1,8 @@
-//! The calls between clients, benefactors and the manager: headers and payloads. `docs/protocols/pool.md` has the exchange.
+//! The calls between clients, benefactors and the manager: headers and payloads. `docs/protocols/pool.md` has
+//! the exchange.
 //!
-//! Headers are postcard; lists of chunks travel as payload in the forms of `lists`, so that thousands fit one call and are
-//! bounded by the payload.
+//! Headers are postcard; lists of chunks travel as payload in the forms of `lists`, so that thousands fit one
+//! call and are bounded by the payload.
 
 mod lists;
 
@@ -138,7 +139,8 @@ pub struct Reserve {
     pub session: u64,
     /// Bytes it will write; may be 0, to keep the session.
     pub bytes: u64,
-    /// Bytes of earlier grants that it has not written yet: what is written stands in what benefactors say they hold.
+    /// Bytes of earlier grants that it has not written yet: what is written stands in what benefactors say
+    /// they hold.
     pub unused: u64,
     /// Benefactors it wants to write to.
     pub width: u16,
@@ -216,7 +218,8 @@ pub struct NewNode {
     pub gid: u32,
 }
 
-/// Makes what a session wrote the new version of a file. The payload is its map. The same call again changes nothing.
+/// Makes what a session wrote the new version of a file. The payload is its map. The same call again changes
+/// nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Commit {
     /// The session.
@@ -254,7 +257,8 @@ pub struct VersionInfo {
     pub chunks: u64,
     /// Bytes that travelled for it.
     pub sent: u64,
-    /// When its content was made, by the clock of who wrote it, nanoseconds since 1970; 0 if that is not known.
+    /// When its content was made, by the clock of who wrote it, nanoseconds since 1970; 0 if that is not
+    /// known.
     pub modified: i64,
     /// It was pinned by hand: it stays.
     pub pinned: bool,

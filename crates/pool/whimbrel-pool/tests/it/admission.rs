@@ -1,4 +1,5 @@
-//! Members that are admitted while the pool runs: benefactors know them when they come, and who is not known hears so.
+//! Members that are admitted while the pool runs: benefactors know them when they come, and who is not known
+//! hears so.
 
 use crate::common::{Cluster, noise};
 use std::{error::Error, fs};

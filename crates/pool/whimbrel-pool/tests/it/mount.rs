@@ -96,7 +96,8 @@ fn what_several_programs_write_one_after_the_other_appears_when_the_last_has_end
     assert_eq!(fs::read_dir(dir.path().join(".versions/log")).unwrap().count(), 1, "and never a part of it");
 }
 
-/// While a process replaces its program the kernel closes its files under a lock that readers of its `/proc` wait for.
+/// While a process replaces its program the kernel closes its files under a lock that readers of its `/proc`
+/// wait for.
 #[test]
 fn programs_are_started_and_replaced_while_files_are_open() {
     let cluster = Cluster::new(1);
@@ -264,7 +265,8 @@ fn attributes_tell_versions_and_set_policies() {
     assert!(get(&folder, "policy").contains("\"copies\":1"));
 }
 
-/// fio writes blocks in random order with a checksum in each, and reads all of them back: another program's witness.
+/// fio writes blocks in random order with a checksum in each, and reads all of them back: another program's
+/// witness.
 #[test]
 fn fio_reads_back_what_it_wrote() {
     let cluster = Cluster::new(2);

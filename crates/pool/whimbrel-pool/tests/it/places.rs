@@ -1,4 +1,5 @@
-//! Where chunks lie and who can read them: more copies of one file, a benefactor that joins, one that is told to leave, secrets.
+//! Where chunks lie and who can read them: more copies of one file, a benefactor that joins, one that is told
+//! to leave, secrets.
 
 use crate::common::{Cluster, noise, until};
 use std::sync::Arc;

@@ -223,8 +223,8 @@ fn a_chunk_damaged_on_disk_is_read_elsewhere_repaired_and_counted() {
     let segment = cluster.benefactors[0].data.join("chunks/00000001.seg");
     let bytes = std::fs::read(&segment).unwrap();
     let file = File::options().write(true).open(segment).unwrap();
-    // Within each frame, so that the store opens and knows the chunks. Only the newest segment is read through at opening:
-    // another must follow.
+    // Within each frame, so that the store opens and knows the chunks. Only the newest segment is read
+    // through at opening: another must follow.
     let records = bytes.windows(4).enumerate().filter(|(_, window)| window == b"WHCK");
     records.for_each(|(at, _)| file.write_all_at(b"damage", at as u64 + 500).unwrap());
     File::create(cluster.benefactors[0].data.join("chunks/00000002.seg")).unwrap();

@@ -1,6 +1,6 @@
-//! What POSIX says of files, folders, names and times, case by case as pjdfstest has them, on a real mount: a line is a call, and what
-//! must come of it. What a pool does not have (links, devices) has a table of its own in `mount.rs`; pjdfstest's cases of these
-//! do not apply.
+//! What POSIX says of files, folders, names and times, case by case as pjdfstest has them, on a real mount: a
+//! line is a call, and what must come of it. What a pool does not have (links, devices) has a table of its
+//! own in `mount.rs`; pjdfstest's cases of these do not apply.
 
 use crate::common::Cluster;
 use rustix::{

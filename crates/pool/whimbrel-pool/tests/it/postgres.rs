@@ -1,5 +1,5 @@
-//! The metadata in a real PostgreSQL server, and two managers on it. The server is one of the test's own, in a folder of its own;
-//! `scripts/bootstrap` installs the programs.
+//! The metadata in a real PostgreSQL server, and two managers on it. The server is one of the test's own, in
+//! a folder of its own; `scripts/bootstrap` installs the programs.
 
 use crate::common::{self, Cluster, noise, until};
 use std::{

@@ -1,4 +1,5 @@
-//! Chunks that lie in an object store: a real S3 server in a process of its own, killed, started again, with damaged files.
+//! Chunks that lie in an object store: a real S3 server in a process of its own, killed, started again, with
+//! damaged files.
 
 use crate::common::{Cluster, noise, until};
 use bytes::Bytes;
@@ -152,7 +153,8 @@ fn chunks_lie_in_packs_outlive_a_restart_and_a_lost_disk_and_go_when_they_may() 
     assert!(matches!(store.get(&doomed[0]), Err(ChunkError::Missing { .. })));
     drop(store);
     let store = open(&data, &server, &runtime).unwrap();
-    // Those that are still in the pack which was not emptied are known again, until the manager says again that they may go.
+    // Those that are still in the pack which was not emptied are known again, until the manager says again
+    // that they may go.
     assert_eq!(store.usage().chunks as usize, left - 16);
     all_there(&store, &chunks[20..left]);
 }

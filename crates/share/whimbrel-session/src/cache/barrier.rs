@@ -1,7 +1,7 @@
 //! Barriers: everything that was written before one is on the disk after it.
 //!
-//! Frames first, then the record of the barrier, which says how many records it covers; then frames that only an older
-//! record promised are free. Callers that wait for a barrier under way share the next one.
+//! Frames first, then the record of the barrier, which says how many records it covers; then frames that only
+//! an older record promised are free. Callers that wait for a barrier under way share the next one.
 
 use super::{
     block_cache::{BlockCache, CacheError, State, snapshot},

@@ -1,8 +1,9 @@
 //! The cache: index, journal and frames under one lock.
 //!
-//! Readers share the lock, so a page they were told about cannot be given to somebody else under them. A dirty write is
-//! in the journal before it is in its frame; both are in the system's memory when it returns, so the death of this process
-//! loses nothing, and on the disk when a later [`BlockCache::sync`] returned, so neither does a power failure.
+//! Readers share the lock, so a page they were told about cannot be given to somebody else under them. A
+//! dirty write is in the journal before it is in its frame; both are in the system's memory when it returns,
+//! so the death of this process loses nothing, and on the disk when a later [`BlockCache::sync`] returned, so
+//! neither does a power failure.
 
 use super::{
     block_index::{Block, BlockIndex, Geometry, Key, PageMask, ZERO},
@@ -206,7 +207,8 @@ pub(super) fn runs(mut pages: PageMask) -> impl Iterator<Item = Range<u32>> {
 }
 
 impl BlockCache {
-    /// The cache on a medium; an empty one if there is none, or if what is there has another geometry and nothing dirty.
+    /// The cache on a medium; an empty one if there is none, or if what is there has another geometry and
+    /// nothing dirty.
     pub fn open(medium: Box<dyn Storage>, geometry: Geometry) -> Result<(Self, Recovered), CacheError> {
         let read = Journal::read(&*medium).map_err(io_error("open"))?;
         let (old, stored, records) = match read {
@@ -356,7 +358,8 @@ impl BlockCache {
         each(needed & !valid).all(|number| held.holes.has(start / page + u64::from(number)))
     }
 
-    /// What fills have to show, so that what was asked for before the content became void is not taken for it.
+    /// What fills have to show, so that what was asked for before the content became void is not taken for
+    /// it.
     pub fn epoch(&self, file: FileId) -> Option<u64> {
         self.shared().files.get(&file).map(|held| held.epoch)
     }
@@ -366,8 +369,8 @@ impl BlockCache {
         self.shared().files.get(&file).map(|held| held.content)
     }
 
-    /// These blocks are asked for from here on, and stay until [`BlockCache::arrived`]: what was written to one and left, once the server
-    /// has it, could come back as it was before.
+    /// These blocks are asked for from here on, and stay until [`BlockCache::arrived`]: what was written to
+    /// one and left, once the server has it, could come back as it was before.
     pub fn takes_off(&self, file: FileId, blocks: &[u64]) {
         let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
         for block in blocks {
@@ -393,8 +396,8 @@ impl BlockCache {
         self.shared().files.get(&file).map(FileGeneration::mark)
     }
 
-    /// Takes in content from the server, from `offset` (a page's start) on; pages that are here already stay. Content that
-    /// was asked for in another epoch is left.
+    /// Takes in content from the server, from `offset` (a page's start) on; pages that are here already stay.
+    /// Content that was asked for in another epoch is left.
     pub fn fill(&self, file: FileId, epoch: u64, offset: u64, content: &[u8]) -> Result<bool, CacheError> {
         let mut state = self.alone();
         self.tidy(&mut state)?;
@@ -435,7 +438,8 @@ impl BlockCache {
         Ok(())
     }
 
-    /// Begins the journal anew if it has grown. Only where nothing is half done: a new journal promises what it says.
+    /// Begins the journal anew if it has grown. Only where nothing is half done: a new journal promises what
+    /// it says.
     pub(super) fn tidy(&self, state: &mut State) -> Result<(), CacheError> {
         let live =
             (u64::from(state.index.used_frames()) + state.files.len() as u64 + state.ops.len() as u64) * 128;
@@ -463,7 +467,8 @@ pub(super) fn snapshot<'a>(
     let files =
         files.iter().map(|(file, held)| JournalRecord::File { file: *file, record: held.record.clone() });
     let ops = ops.iter().map(|(number, op)| JournalRecord::Op { number: *number, op: op.clone() });
-    // Changes of names first: a replay moves files along with them (`recover.rs`), and these files have moved.
+    // Changes of names first: a replay moves files along with them (`recover.rs`), and these files have
+    // moved.
     std::iter::once(JournalRecord::Sent { below: sent })
         .chain(ops)
         .chain(files)

@@ -1,7 +1,8 @@
 //! Pages in frames: what is stored where, in which order with its record, and read again if it is sound.
 //!
-//! A page of zeros is never stored. A dirty page is recorded before it is in its frame, unless the frame is new: then the record must
-//! never be there without it. What cannot be written latches the cache if it was dirty.
+//! A page of zeros is never stored. A dirty page is recorded before it is in its frame, unless the frame is
+//! new: then the record must never be there without it. What cannot be written latches the cache if it was
+//! dirty.
 
 use super::{
     block_cache::{BlockCache, CacheError, State, each, io_error, page_sum, record_of},
@@ -31,8 +32,9 @@ fn padded(page: &[u8]) -> [u8; PAGE] {
 }
 
 impl BlockCache {
-    /// Fills `out` with whole pages that lie one after the other, from page `first` of a block on, and says how many bytes
-    /// that was; none if it is less than two pages, or if one is damaged: page by page it is found out which.
+    /// Fills `out` with whole pages that lie one after the other, from page `first` of a block on, and says
+    /// how many bytes that was; none if it is less than two pages, or if one is damaged: page by page it is
+    /// found out which.
     pub(super) fn read_run(&self, state: &State, key: Key, first: u32, out: &mut [u8]) -> Option<usize> {
         let block = state.index.get(key)?;
         let frame = block.frame?;
@@ -91,8 +93,8 @@ impl BlockCache {
         u64::from(frame) * self.geometry.block() + u64::from(page) * PAGE as u64
     }
 
-    /// Stores whole pages (the last may be short) of one block and gives the record of it. Pages of a dirty write are
-    /// recorded before they are stored.
+    /// Stores whole pages (the last may be short) of one block and gives the record of it. Pages of a dirty
+    /// write are recorded before they are stored.
     pub(super) fn put(
         &self,
         state: &mut State,

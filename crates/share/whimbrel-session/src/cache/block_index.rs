@@ -2,9 +2,9 @@
 //!
 //! A block is a run of pages of a file; a frame is room for one block. A block of zeros needs no frame.
 //!
-//! The rule that makes a crash harmless: a frame is *frozen* while a durable record may promise what is in it. A dirty
-//! write into a frozen frame goes to another frame, and the frozen one is retired: it is free again only after the next
-//! barrier, when the record that replaced the promise is durable as well.
+//! The rule that makes a crash harmless: a frame is *frozen* while a durable record may promise what is in
+//! it. A dirty write into a frozen frame goes to another frame, and the frozen one is retired: it is free
+//! again only after the next barrier, when the record that replaced the promise is durable as well.
 
 use super::journal_record::FileId;
 use crate::proto::PAGE;
@@ -141,8 +141,9 @@ impl BlockIndex {
         self.geometry.frames - self.free.len() as u32
     }
 
-    /// Room for `pages` of a block, of which `full` are not zero. `is_used` says (and forgets) whether a frame was used
-    /// lately, and is asked for the block in it as well. Blocks that had to go are pushed to `gone`.
+    /// Room for `pages` of a block, of which `full` are not zero. `is_used` says (and forgets) whether a
+    /// frame was used lately, and is asked for the block in it as well. Blocks that had to go are pushed to
+    /// `gone`.
     pub(super) fn plan(
         &mut self,
         key: Key,

@@ -10,8 +10,8 @@ use super::{
 use crate::proto::PAGE;
 
 impl BlockCache {
-    /// Pages of `len` bytes from `offset` (a page's start) on that are here: byte in the file, and byte in the frames.
-    /// Zeros lie nowhere.
+    /// Pages of `len` bytes from `offset` (a page's start) on that are here: byte in the file, and byte in
+    /// the frames. Zeros lie nowhere.
     pub fn places(&self, file: FileId, offset: u64, len: u64) -> Vec<(u64, u64)> {
         let (page, block) = (PAGE as u64, self.block_size());
         let end = offset.saturating_add(len);

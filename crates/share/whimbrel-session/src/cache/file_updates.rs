@@ -46,8 +46,8 @@ impl BlockCache {
         self.log(&mut state, &[JournalRecord::File { file, record }])
     }
 
-    /// Writes. Every page that is written in part must be here, or lie past `zero_from`; else says which blocks are needed
-    /// and writes nothing.
+    /// Writes. Every page that is written in part must be here, or lie past `zero_from`; else says which
+    /// blocks are needed and writes nothing.
     pub fn write(&self, file: FileId, offset: u64, data: &[u8]) -> Result<CacheRead, CacheError> {
         let mut state = self.alone();
         if let Some(action) = state.latched {
@@ -193,8 +193,8 @@ impl BlockCache {
             .collect()
     }
 
-    /// What the server has behind a cut need not be cut off if all of it is written again: it can be compared with what is sent, and
-    /// only what is behind the end is cut then.
+    /// What the server has behind a cut need not be cut off if all of it is written again: it can be compared
+    /// with what is sent, and only what is behind the end is cut then.
     pub fn spare_cut(&self, file: FileId) -> Result<(), CacheError> {
         let mut state = self.alone();
         let State { index, files, .. } = &mut *state;
@@ -249,10 +249,11 @@ impl BlockCache {
         Ok(Some(DirtyBlock { block, generation: found.generation, pages: found.dirty, runs, size }))
     }
 
-    /// The server has what was taken, and was `seen` to be so after that. What was written since stays dirty, and all of it if the
-    /// file was cut since `content` was its count: then it is sent again.
+    /// The server has what was taken, and was `seen` to be so after that. What was written since stays dirty,
+    /// and all of it if the file was cut since `content` was its count: then it is sent again.
     ///
-    /// What is clean may go from here and must come back from the server, so zeros begin behind it from now on.
+    /// What is clean may go from here and must come back from the server, so zeros begin behind it from now
+    /// on.
     pub fn flushed(
         &self,
         file: FileId,
@@ -282,8 +283,8 @@ impl BlockCache {
         self.log(&mut state, &records)
     }
 
-    /// The server has everything of a file as it was when `content` was its count: it is not dirty any more. Otherwise only
-    /// notes what the server has.
+    /// The server has everything of a file as it was when `content` was its count: it is not dirty any more.
+    /// Otherwise only notes what the server has.
     pub fn mark_clean(&self, file: FileId, content: u64, base: Version) -> Result<(), CacheError> {
         let mut state = self.alone();
         let more = state.index.blocks(file).any(|(_, block)| block.dirty != 0);
@@ -323,8 +324,8 @@ impl BlockCache {
         self.log(&mut state, &records)
     }
 
-    /// The server's file has these holes, in order, unless something became void or left since it was asked. What is here of
-    /// them may have been written here, and is none.
+    /// The server's file has these holes, in order, unless something became void or left since it was asked.
+    /// What is here of them may have been written here, and is none.
     pub fn set_holes(&self, file: FileId, asked: ContentMark, stretches: &[Range<u64>]) -> bool {
         let mut state = self.alone();
         let State { index, files, .. } = &mut *state;

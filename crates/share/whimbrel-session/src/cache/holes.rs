@@ -1,7 +1,8 @@
 //! Where a file of the server has holes: pages that are zeros without being here. Pure.
 //!
-//! What is in the index goes before what is said here. A page that was written here is out of the holes for good, since the server
-//! is given it later and it may go from here after that. Kept in memory only: after a restart the server is asked again.
+//! What is in the index goes before what is said here. A page that was written here is out of the holes for
+//! good, since the server is given it later and it may go from here after that. Kept in memory only: after a
+//! restart the server is asked again.
 
 use crate::proto::PAGE;
 use std::{collections::BTreeMap, ops::Range};
@@ -14,7 +15,8 @@ pub(super) struct Holes {
 }
 
 impl Holes {
-    /// The holes in a file of `size` bytes; `stretches` are bytes, in order. A page that is not all hole is none.
+    /// The holes in a file of `size` bytes; `stretches` are bytes, in order. A page that is not all hole is
+    /// none.
     pub(super) fn new(stretches: &[Range<u64>], size: u64) -> Self {
         let page = PAGE as u64;
         let pages = |bytes: &Range<u64>| {

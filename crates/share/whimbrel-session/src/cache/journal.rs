@@ -1,7 +1,8 @@
 //! The journal: records appended to one of two parts, and begun anew in the other when it has grown.
 //!
-//! A part begins with a head that says its generation; the valid head of the higher generation is the current one. A
-//! new journal's head is written after all of it is durable, so a crash finds the old one or the new one, whole.
+//! A part begins with a head that says its generation; the valid head of the higher generation is the current
+//! one. A new journal's head is written after all of it is durable, so a crash finds the old one or the new
+//! one, whole.
 
 use super::{
     block_index::Geometry,
@@ -110,7 +111,8 @@ impl Journal {
         StoragePart::Journal(self.which)
     }
 
-    /// A journal of these records in the part that is not current. It is current, and durable, when this returns.
+    /// A journal of these records in the part that is not current. It is current, and durable, when this
+    /// returns.
     pub(super) fn start(
         medium: &dyn Storage,
         after: Option<&Journal>,

@@ -1,7 +1,8 @@
 //! Records of the journal: what is in which frame, what files are, what has yet to happen on the server.
 //!
-//! Length, sum, postcard. The sum starts from the journal's generation, so that what an older journal left in the file is
-//! no record. A record that does not fit its sum ends the journal: what follows was never promised.
+//! Length, sum, postcard. The sum starts from the journal's generation, so that what an older journal left in
+//! the file is no record. A record that does not fit its sum ends the journal: what follows was never
+//! promised.
 
 use crate::proto::{Attr, Ident, Op, RelPath, Time, Version};
 use serde::{Deserialize, Serialize};
@@ -40,8 +41,8 @@ pub struct FileRecord {
 }
 
 impl FileRecord {
-    /// Whether the server had this content after it said `attr`: answers overtake each other, and its clock of inodes
-    /// does not go back.
+    /// Whether the server had this content after it said `attr`: answers overtake each other, and its clock
+    /// of inodes does not go back.
     pub fn is_newer_than(&self, attr: &Attr) -> bool {
         self.base.ctime > attr.ctime
     }
@@ -129,7 +130,8 @@ impl MergedChanges {
         self.now.is_empty() && self.gone.is_empty()
     }
 
-    /// What becomes of a file that a change was to make: the change that makes it now, if one does. None if nothing became of it.
+    /// What becomes of a file that a change was to make: the change that makes it now, if one does. None if
+    /// nothing became of it.
     pub fn made_by(&self, number: u64) -> Option<Option<u64>> {
         self.makes.iter().find(|(before, _)| *before == number).map(|(_, now)| *now)
     }

@@ -1,7 +1,8 @@
 //! A medium that is gone with its process: for sessions that keep nothing on this host's disk.
 //!
-//! It grows with what is written and is not bounded here: the cache on it is, by its frames, and a journal by what it has to say.
-//! Nothing in it survives anything, so whoever uses it may promise nothing before the server has it.
+//! It grows with what is written and is not bounded here: the cache on it is, by its frames, and a journal by
+//! what it has to say. Nothing in it survives anything, so whoever uses it may promise nothing before the
+//! server has it.
 
 use super::storage::{DiskStorage, Storage, StoragePart};
 use std::{

@@ -1,4 +1,5 @@
-//! Changes of names that the server has yet to make, and what is known of each: queued, sent, or another one by now.
+//! Changes of names that the server has yet to make, and what is known of each: queued, sent, or another one
+//! by now.
 
 use super::{
     block_cache::{BlockCache, CacheError, State},
@@ -27,7 +28,8 @@ impl BlockCache {
         self.log(&mut state, &[JournalRecord::OpDone { number }])
     }
 
-    /// Changes below this are sent from now on, or may have been; durable after the next [`BlockCache::sync`].
+    /// Changes below this are sent from now on, or may have been; durable after the next
+    /// [`BlockCache::sync`].
     pub fn send_below(&self, below: u64) -> Result<(), CacheError> {
         let mut state = self.alone();
         if below <= state.sent {
@@ -42,8 +44,8 @@ impl BlockCache {
         self.shared().sent
     }
 
-    /// Changes that were never sent are others by now. A file that none of them makes any more is forgotten, unless it is known to
-    /// be removed and in use.
+    /// Changes that were never sent are others by now. A file that none of them makes any more is forgotten,
+    /// unless it is known to be removed and in use.
     pub fn fold_ops(&self, folded: MergedChanges) -> Result<(), CacheError> {
         let mut lost = Vec::new();
         let makes: HashMap<u64, Option<u64>> = folded.makes.iter().copied().collect();

@@ -1,9 +1,9 @@
 //! What a journal says after a crash, checked against what is in the frames.
 //!
-//! The last durable barrier promises the newest record of each block before it. Later records may or may not have their
-//! content; each is tried, the newest first, and one is good if each dirty page has a sum that some record of that
-//! frame gave it. So a promised page is always found; a page that was written and never promised is found, or an older
-//! one is, or it is reported lost.
+//! The last durable barrier promises the newest record of each block before it. Later records may or may not
+//! have their content; each is tried, the newest first, and one is good if each dirty page has a sum that
+//! some record of that frame gave it. So a promised page is always found; a page that was written and never
+//! promised is found, or an older one is, or it is reported lost.
 
 use super::{
     block_cache::{CacheError, LostWrite, io_error, page_sum},
@@ -119,8 +119,8 @@ impl Words {
         self.ops.extend(folded.now);
     }
 
-    /// Files are where a change moves them, and gone where it takes their name, also if a crash came before their own records said
-    /// so. One that has another name goes by that before its change is recorded.
+    /// Files are where a change moves them, and gone where it takes their name, also if a crash came before
+    /// their own records said so. One that has another name goes by that before its change is recorded.
     fn apply_op(&mut self, op: &Op) {
         if let Op::Unlink { path, .. } | Op::Rename { path, .. } = op {
             self.files.retain(|_, record| record.removed || record.path != *path);
@@ -222,8 +222,9 @@ fn verify(
         let at = start + (page * PAGE) as u64;
         let whole = medium.read(StoragePart::Frames, at, &mut page_bytes)? == PAGE;
         let found = whole.then(|| page_sum(&page_bytes));
-        // Another write into the same frame may have come through where this one did not, or the other way round. Zeros
-        // are never stored: if nothing that was said after them is there, they are what there is.
+        // Another write into the same frame may have come through where this one did not, or the other way
+        // round. Zeros are never stored: if nothing that was said after them is there, they are what there
+        // is.
         let others = window.iter().rev();
         let others = others.filter(|other| other.frame == said.frame && other.valid >> page & 1 == 1);
         let mut there =

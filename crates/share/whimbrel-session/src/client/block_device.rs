@@ -1,8 +1,9 @@
 //! One file of a session as a block device, for monitors that prefer one to a file.
 //!
-//! It is the file as a program that keeps it open has it: the same cache, policy and read-ahead, and a flush is a sync of the
-//! file. Its size is the one it had when it was opened. Of a file that was cut since, reads of what is gone fail with `EIO`; if
-//! it was put aside because the server's had changed, the next flush fails with `ESTALE`.
+//! It is the file as a program that keeps it open has it: the same cache, policy and read-ahead, and a flush
+//! is a sync of the file. Its size is the one it had when it was opened. Of a file that was cut since, reads
+//! of what is gone fail with `EIO`; if it was put aside because the server's had changed, the next flush
+//! fails with `ESTALE`.
 
 use super::{directory_cache::no_name, file_content::FileHandle, session::Core};
 use crate::{

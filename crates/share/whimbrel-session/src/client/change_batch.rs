@@ -1,9 +1,10 @@
 //! Which changes of names may be under way at once. Pure.
 //!
-//! Changes whose answers were lost are sent again, and the server tells from what is there whether each was made before. It
-//! can, if no other change of the same batch has altered what is there: a file that was renamed and made anew under its old
-//! name would be renamed once more, over the first. So a batch holds changes of different names only; what touches
-//! a name that is in it, or that is held back already, waits for the next.
+//! Changes whose answers were lost are sent again, and the server tells from what is there whether each was
+//! made before. It can, if no other change of the same batch has altered what is there: a file that was
+//! renamed and made anew under its old name would be renamed once more, over the first. So a batch holds
+//! changes of different names only; what touches a name that is in it, or that is held back already, waits
+//! for the next.
 
 use crate::proto::{Op, RelPath};
 use std::collections::HashSet;
@@ -44,7 +45,8 @@ fn names(op: &Op) -> impl Iterator<Item = &RelPath> {
     from.into_iter().chain([op.path()])
 }
 
-/// The changes of `queue`, at most `most` of them, that may be sent together now. In their order; those left out come later.
+/// The changes of `queue`, at most `most` of them, that may be sent together now. In their order; those left
+/// out come later.
 pub(super) fn batch(queue: impl IntoIterator<Item = (u64, Op)>, most: usize) -> Vec<(u64, Op)> {
     let (mut taken, mut moved, mut held) = (Touched::default(), Touched::default(), Touched::default());
     let mut chosen = Vec::new();

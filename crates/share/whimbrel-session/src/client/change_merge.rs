@@ -1,12 +1,14 @@
 //! Changes of names that cancel out before the server has heard of them. Pure.
 //!
-//! Programs write under a temporary name and move that over the last version, again and again. Sent as they were made, each
-//! use of the temporary name has to wait for the one before (`batch.rs`). What the server would have in the end takes one change
-//! for each name: a file that was made, moved and replaced by the next one leaves nothing to send.
+//! Programs write under a temporary name and move that over the last version, again and again. Sent as they
+//! were made, each use of the temporary name has to wait for the one before (`batch.rs`). What the server
+//! would have in the end takes one change for each name: a file that was made, moved and replaced by the next
+//! one leaves nothing to send.
 //!
-//! Only files that were made by a change which was never sent are followed. Such a change is put off to the place of the one that
-//! moved the file, which is the same so long as no change between the two is about either name or moves a directory above
-//! one; whatever is about a name in another way leaves what was done to it before as it is (`pin`).
+//! Only files that were made by a change which was never sent are followed. Such a change is put off to the
+//! place of the one that moved the file, which is the same so long as no change between the two is about
+//! either name or moves a directory above one; whatever is about a name in another way leaves what was done
+//! to it before as it is (`pin`).
 
 use crate::{cache::MergedChanges, proto::Op, proto::RelPath};
 use std::collections::HashMap;
@@ -190,7 +192,8 @@ impl Fold {
     }
 }
 
-/// What changes that were never sent, in their order, come to: which of them are others by now, and which are none.
+/// What changes that were never sent, in their order, come to: which of them are others by now, and which are
+/// none.
 pub(super) fn fold(queue: impl IntoIterator<Item = (u64, Op)>) -> MergedChanges {
     let (mut fold, mut bytes) = (Fold::default(), 0);
     for (number, op) in queue {
@@ -400,8 +403,8 @@ mod tests {
             }
         }
 
-        /// Changes come while others are sent; the server makes some of a batch, answers are lost, and the client dies and
-        /// knows only its journal.
+        /// Changes come while others are sent; the server makes some of a batch, answers are lost, and the
+        /// client dies and knows only its journal.
         #[test]
         fn no_cut_has_a_change_made_twice_or_not_at_all(
             steps in steps(60), rounds in proptest::collection::vec((0usize..12, 0usize..9, 0usize..9, any::<bool>()), 1..40)) {

@@ -1,9 +1,10 @@
 //! Changes of names on their way to the server.
 //!
-//! They wait in the journal, where those that were never sent are folded (`fold.rs`), and are sent in batches (`batch.rs`), each on one
-//! ordered stream, all at once. A change leaves the journal when the server has it on its disk, and that is durable here
-//! before the next batch builds on it, together with how far that one goes; so after any crash only changes are sent again whose
-//! traces are still as they left them, and only changes are folded that left none. Needs the turn of the write-back.
+//! They wait in the journal, where those that were never sent are folded (`fold.rs`), and are sent in batches
+//! (`batch.rs`), each on one ordered stream, all at once. A change leaves the journal when the server has it
+//! on its disk, and that is durable here before the next batch builds on it, together with how far that one
+//! goes; so after any crash only changes are sent again whose traces are still as they left them, and only
+//! changes are folded that left none. Needs the turn of the write-back.
 
 use super::{
     change_batch::batch,
@@ -54,7 +55,8 @@ fn latched(error: CacheError) -> CallFailure {
 }
 
 impl Core {
-    /// Before the server is asked by path: as long as it knows files by older names, those are made known first.
+    /// Before the server is asked by path: as long as it knows files by older names, those are made known
+    /// first.
     pub(super) fn flush_changes(&self) -> Result<()> {
         if !self.writeback.has_renames() {
             return Ok(());
@@ -112,7 +114,8 @@ impl Core {
                 Some(Err(fail)) if change.may_be_made() && was_done(&change.op, &fail) => {
                     self.made(change, self.attr_at(change.op.path())?);
                 }
-                // There may be room, or a server, later. What follows may be refused for the lack of this one.
+                // There may be room, or a server, later. What follows may be refused for the lack of this
+                // one.
                 Some(Err(fail)) if later.is_some() || may_pass(&fail) => _ = later.get_or_insert(fail),
                 Some(Err(fail)) => self.not_made(change, &fail),
                 // The connection broke before its answer: it may have been made, and is sent again.
@@ -137,7 +140,8 @@ impl Core {
         Ok(changes)
     }
 
-    /// Folds the first changes that were not sent yet. Whether that may let others be folded. Needs the nodes, so that nobody adds one.
+    /// Folds the first changes that were not sent yet. Whether that may let others be folded. Needs the
+    /// nodes, so that nobody adds one.
     fn fold_some(&self) -> Asked<bool> {
         let (waiting, from) = (self.writeback.waiting(), self.cache.unsent());
         let queue = self.cache.first_ops(LOOKED_AT, |number| *number >= from && waiting.contains(number));
@@ -169,8 +173,8 @@ impl Core {
         self.tell_node(number, node, attr);
     }
 
-    /// Has the server keep what was made for good, and then forgets that it was to be made: which is to be durable before anything
-    /// builds on it. Whether there was something.
+    /// Has the server keep what was made for good, and then forgets that it was to be made: which is to be
+    /// durable before anything builds on it. Whether there was something.
     fn confirm(&self) -> Asked<bool> {
         let made = self.writeback.unconfirmed();
         if made.is_empty() {

@@ -1,7 +1,7 @@
 //! Conflicts: the server's file is another one than what was written over here. Both are kept.
 //!
-//! The server's stays where it is, and is what programs see from now on. Ours goes into the folder `kept` beside the
-//! cache, whole as far as it is known, and an event says where.
+//! The server's stays where it is, and is what programs see from now on. Ours goes into the folder `kept`
+//! beside the cache, whole as far as it is known, and an event says where.
 
 use super::session::{Core, errno_of};
 use crate::{

@@ -1,7 +1,7 @@
 //! The control socket of a mount: what `whimbrel session` asks, one line of JSON each way.
 //!
-//! The socket lies in the cache's folder, which only its owner may enter, has mode 0600, and who connects must be that
-//! user or root. Requests are bounded.
+//! The socket lies in the cache's folder, which only its owner may enter, has mode 0600, and who connects
+//! must be that user or root. Requests are bounded.
 
 use super::{
     nbd_exports::{ExportStatus, NbdExports},
@@ -48,8 +48,8 @@ pub enum Request {
     Flush,
     /// Forget what is believed and clean.
     Invalidate,
-    /// Write everything back, unmount and end. What cannot be written back keeps it going, unless it is to be left in the
-    /// cache for the next session.
+    /// Write everything back, unmount and end. What cannot be written back keeps it going, unless it is to be
+    /// left in the cache for the next session.
     End {
         /// End in any case.
         #[serde(default)]

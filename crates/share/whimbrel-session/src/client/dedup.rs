@@ -1,10 +1,12 @@
 //! Content that is on this side already, under another name: it is not sent over a slow link.
 //!
-//! A table in the cache's folder ([`HashCache`]) says where pages of a digest lie: in the cache's own frames, and in files of this
-//! host that the session was told of, golden images. If enough of a stretch is likely there, the server is asked for its
-//! digests first (`DIGEST`) and then for what is lacking (`PAGES`). A page is used only after its digest was found right,
-//! in the very copy that is used; so nothing that happens to those files can give wrong bytes, and the table is worth no more than
-//! the time it saves. What is not there is looked for in what other users of this host have read (`shared`). It costs some: how likely it is that a file is found is learnt file by file.
+//! A table in the cache's folder ([`HashCache`]) says where pages of a digest lie: in the cache's own frames,
+//! and in files of this host that the session was told of, golden images. If enough of a stretch is likely
+//! there, the server is asked for its digests first (`DIGEST`) and then for what is lacking (`PAGES`). A page
+//! is used only after its digest was found right, in the very copy that is used; so nothing that happens to
+//! those files can give wrong bytes, and the table is worth no more than the time it saves. What is not there
+//! is looked for in what other users of this host have read (`shared`). It costs some: how likely it is that
+//! a file is found is learnt file by file.
 
 use super::{
     fetcher::{FetchSubject, FetchedContent},
@@ -88,7 +90,8 @@ impl Core {
         self.twins.table.get_or_init(|| open(&self.options.cache, pages)).as_ref()
     }
 
-    /// Takes up the table of an earlier session, and looks through the files that were named. In a thread of its own.
+    /// Takes up the table of an earlier session, and looks through the files that were named. In a thread of
+    /// its own.
     pub(super) fn learn_twins(self: &Arc<Self>) {
         let known = self.options.known.clone();
         if known.is_empty() && !self.options.cache.join("pages").exists() {
@@ -118,8 +121,8 @@ impl Core {
         }
     }
 
-    /// What came from the server, and where it lies here, is noted: the same may be asked for under another name, or by
-    /// another user.
+    /// What came from the server, and where it lies here, is noted: the same may be asked for under another
+    /// name, or by another user.
     pub(super) fn note_content(&self, file: FileId, attr: &Attr, offset: u64, content: &[u8]) {
         if self.link.level().is_none() {
             return;

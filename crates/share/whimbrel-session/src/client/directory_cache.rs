@@ -1,7 +1,7 @@
 //! Names: look-up, listing, attributes, and how long they are believed.
 //!
-//! One question brings a small directory whole, so that look-ups of its other names, and of names it does not have, are
-//! answered here. Large directories are brought in parts, all but the first at once.
+//! One question brings a small directory whole, so that look-ups of its other names, and of names it does not
+//! have, are answered here. Large directories are brought in parts, all but the first at once.
 
 use super::{
     id_map::IdKind,

@@ -1,7 +1,7 @@
 //! Content from the server: asked for once however many want it, and checked against what the file was.
 //!
-//! A flight is one request for some blocks of a file. Readers wait for flights; nobody waits for what is only fetched
-//! ahead. What a full cache does not keep is still in the flight for those who waited.
+//! A flight is one request for some blocks of a file. Readers wait for flights; nobody waits for what is only
+//! fetched ahead. What a full cache does not keep is still in the flight for those who waited.
 
 use super::{server_connection::CallFailure, session::Core};
 use crate::{
@@ -13,7 +13,8 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
-/// Most bytes of one request: large enough to fill a line, small enough that the first block does not wait long.
+/// Most bytes of one request: large enough to fill a line, small enough that the first block does not wait
+/// long.
 const REQUEST: u64 = 1 << 20;
 
 /// What came for a stretch: the file as it was, and the content.
@@ -187,8 +188,8 @@ impl Core {
         matches!(self.compare(source, attr), Content::Same)
     }
 
-    /// Compares what the server says of a file with what its clean pages are of. If the server has a newer content, those
-    /// are void, and what is dirty is kept aside.
+    /// Compares what the server says of a file with what its clean pages are of. If the server has a newer
+    /// content, those are void, and what is dirty is kept aside.
     fn compare(&self, source: &FetchSubject, attr: &Attr) -> Content {
         let Some(record) = self.cache.file(source.file) else { return Content::Old };
         let ours = record.base == attr.version()

@@ -1,7 +1,7 @@
 //! Content of files: open, read, write, cut, close, sync.
 //!
-//! Reads come from the cache and wait only for what is not there. Writes go into the cache; when the server gets them is
-//! the policy's business.
+//! Reads come from the cache and wait only for what is not there. Writes go into the cache; when the server
+//! gets them is the policy's business.
 
 use super::{
     fetcher::FetchSubject,
@@ -214,7 +214,8 @@ impl Core {
             match self.cache.read(file, offset, out).map_err(errno_of)? {
                 CacheRead::Here => return Ok(()),
                 CacheRead::Missing(still) => {
-                    // A cache full of what the server lacks keeps nothing else: page by page, from where it is.
+                    // A cache full of what the server lacks keeps nothing else: page by page, from where it
+                    // is.
                     let whole = self.compose(file, offset, out, &brought)?;
                     if whole && self.cache.epoch(file) == epoch {
                         return Ok(());

@@ -1,5 +1,5 @@
-//! Room on the server's disk: asked for when the session begins, since `find` and others look at it before anything else,
-//! and believed for some seconds.
+//! Room on the server's disk: asked for when the session begins, since `find` and others look at it before
+//! anything else, and believed for some seconds.
 
 use super::session::Core;
 use crate::proto::{FilesystemSpace, StatfsCall};

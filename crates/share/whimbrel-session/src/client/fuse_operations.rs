@@ -24,7 +24,8 @@ use whimbrel_fuse::{
     SetTime, StatFs,
 };
 
-/// The kernel's own copy of names and attributes lasts no longer than this, so that settings changed take effect soon.
+/// The kernel's own copy of names and attributes lasts no longer than this, so that settings changed take
+/// effect soon.
 const KERNEL: Duration = Duration::from_secs(60);
 /// `RENAME_NOREPLACE` of renameat2(2).
 const NO_REPLACE: u32 = 1;
@@ -284,7 +285,8 @@ impl FileSystem for FuseOperations {
         self.core.fsync_dir(inode)
     }
 
-    /// The server has none, and ENOSYS ends the kernel's asking: before each write it would look for capabilities to drop.
+    /// The server has none, and ENOSYS ends the kernel's asking: before each write it would look for
+    /// capabilities to drop.
     fn getxattr(&self, _: Caller, _: u64, _: &OsStr) -> Result<Vec<u8>> {
         Err(Errno::ENOSYS)
     }

@@ -1,7 +1,8 @@
-//! Notes that lie beside files of the server: they are looked for when a large file is opened, and believed if they have its owner.
+//! Notes that lie beside files of the server: they are looked for when a large file is opened, and believed
+//! if they have its owner.
 //!
-//! A note that cannot be had or understood changes nothing. Zeros that it tells of are put into the cache when they are asked
-//! for, unless the file is another one by now, and are never fetched.
+//! A note that cannot be had or understood changes nothing. Zeros that it tells of are put into the cache
+//! when they are asked for, unless the file is another one by now, and are never fetched.
 
 use super::{fetcher::FetchSubject, session::Core};
 use crate::{

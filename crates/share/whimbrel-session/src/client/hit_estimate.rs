@@ -1,5 +1,5 @@
-//! Whether it is worth a round trip to ask for digests first: how likely it is that content of a file is found is learnt
-//! file by file.
+//! Whether it is worth a round trip to ask for digests first: how likely it is that content of a file is
+//! found is learnt file by file.
 
 use crate::cache::FileId;
 use std::{
@@ -7,8 +7,8 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// Pages that a guess is worth before anything was tried. A file is as likely known as not, and more so where somebody has
-/// named files that are like those of the server.
+/// Pages that a guess is worth before anything was tried. A file is as likely known as not, and more so where
+/// somebody has named files that are like those of the server.
 const GUESS: u32 = 64;
 const LIKELY: (u32, u32) = (GUESS / 2, GUESS - GUESS / 8);
 /// What was seen longer ago than so many pages counts half.
@@ -28,7 +28,8 @@ pub(super) struct HitEstimate {
     found: u32,
     /// Requests that went without.
     passed: u32,
-    /// Pages of this file that were noted: where nothing else is known, none of it is here under another name.
+    /// Pages of this file that were noted: where nothing else is known, none of it is here under another
+    /// name.
     pub(super) own: u64,
 }
 
@@ -46,7 +47,8 @@ impl HitEstimate {
         Self { asked: GUESS, found: if named { LIKELY.1 } else { LIKELY.0 }, passed: 0, own: 0 }
     }
 
-    /// Whether to ask for digests first. It saves the time of what is found, and costs a round trip for what is not.
+    /// Whether to ask for digests first. It saves the time of what is found, and costs a round trip for what
+    /// is not.
     pub(super) fn are_worth(&mut self, asked: DigestQuery) -> bool {
         let likely = f64::from(self.found) / f64::from(self.asked.max(1));
         let time = asked.bytes as f64 / asked.rate.max(1.0);

@@ -1,7 +1,8 @@
-//! Holes of the server's files: asked for when a large file is opened, so that nobody waits for zeros, neither who reads
-//! them nor who writes a part of a page among them.
+//! Holes of the server's files: asked for when a large file is opened, so that nobody waits for zeros,
+//! neither who reads them nor who writes a part of a page among them.
 //!
-//! Nobody waits for the answer either. It is believed as content is: if the file is the one that is known here.
+//! Nobody waits for the answer either. It is believed as content is: if the file is the one that is known
+//! here.
 
 use super::{fetcher::FetchSubject, session::Core};
 use crate::{

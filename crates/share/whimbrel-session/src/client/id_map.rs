@@ -1,7 +1,7 @@
 //! Who on this side is who on the server. Pure: numbers in, numbers out.
 //!
-//! The server's user is the owner of the session. Others are nobody here, and nothing can be given to them, unless they are paired; a
-//! number stands in one pair at most, so there and back again is the same.
+//! The server's user is the owner of the session. Others are nobody here, and nothing can be given to them,
+//! unless they are paired; a number stands in one pair at most, so there and back again is the same.
 
 use std::{fmt, str::FromStr};
 

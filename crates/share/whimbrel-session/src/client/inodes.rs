@@ -1,8 +1,9 @@
 //! Inodes: what is known of the server's files, and what was done to them here. No I/O.
 //!
-//! A node is found by its number, by its name in a directory, or by what it is on the server. Directories that were seen
-//! whole answer for names they do not have as well. `changes` of a directory goes up with everything done to it here, so
-//! that an answer of the server that was asked for before is not taken for the newer truth.
+//! A node is found by its number, by its name in a directory, or by what it is on the server. Directories
+//! that were seen whole answer for names they do not have as well. `changes` of a directory goes up with
+//! everything done to it here, so that an answer of the server that was asked for before is not taken for the
+//! newer truth.
 
 use crate::{
     cache::FileId,
@@ -58,13 +59,15 @@ pub(super) struct Inode {
     pub(super) file: Option<FileId>,
     /// The server has yet to make it.
     pub(super) local: bool,
-    /// What has yet to be done on the server and is only about this node: it needs not be done if the node goes.
+    /// What has yet to be done on the server and is only about this node: it needs not be done if the node
+    /// goes.
     pub(super) ops: Vec<u64>,
     pub(super) target: Option<Vec<u8>>,
     pub(super) dir: Option<Dir>,
     /// The last change of content made here.
     pub(super) mtime: Option<Time>,
-    /// What was written through an open descriptor was put aside, and whoever closes or syncs one is to hear of it.
+    /// What was written through an open descriptor was put aside, and whoever closes or syncs one is to hear
+    /// of it.
     pub(super) parted: bool,
     /// The content the kernel may have in its cache, by the cache's count.
     pub(super) epoch: Option<u64>,

@@ -1,9 +1,11 @@
 //! The client: a server's directory as files and directories of this host.
 //!
-//! `link` keeps a connection and asks; `nodes` are the inodes, `owners` whose they are; `names` and `content` are what programs do to them;
-//! `fetch`, `readahead` and `neighbours` bring content, `notes` and `learnt` say what and how, `twins` knows what is here already
-//! and `compare` what is there, both as far as `odds` find it worth asking; `queue` and `writeback` take changes of names and content back, `copies` are left to the server; `face` is what the kernel sees, `disk` and `exports`
-//! what clients of NBD see, `control` what `whimbrel session` talks to.
+//! `link` keeps a connection and asks; `nodes` are the inodes, `owners` whose they are; `names` and `content`
+//! are what programs do to them; `fetch`, `readahead` and `neighbours` bring content, `notes` and `learnt`
+//! say what and how, `twins` knows what is here already and `compare` what is there, both as far as `odds`
+//! find it worth asking; `queue` and `writeback` take changes of names and content back, `copies` are left to
+//! the server; `face` is what the kernel sees, `disk` and `exports` what clients of NBD see, `control` what
+//! `whimbrel session` talks to.
 //!
 //! Methods block the calling thread. What the server has to be asked for is asked for while others go on.
 

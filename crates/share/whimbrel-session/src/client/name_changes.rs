@@ -1,9 +1,9 @@
 //! Changes of names and attributes.
 //!
-//! Under write-through a change is made on the server first and here when it was. Under write-back it is made here, with a
-//! record in the journal, and on the server later in the same order; for that the whole directory has to be known, so
-//! that what the server would refuse is refused now. The record is written before the nodes are let go of: whoever sees
-//! the change finds it in the queue.
+//! Under write-through a change is made on the server first and here when it was. Under write-back it is made
+//! here, with a record in the journal, and on the server later in the same order; for that the whole
+//! directory has to be known, so that what the server would refuse is refused now. The record is written
+//! before the nodes are let go of: whoever sees the change finds it in the queue.
 
 use super::{
     directory_cache::no_name,
@@ -117,7 +117,8 @@ impl Core {
         Ok(id)
     }
 
-    /// Whether a change of this name is to be made on the server later; then all of these directories are known whole.
+    /// Whether a change of this name is to be made on the server later; then all of these directories are
+    /// known whole.
     fn later(&self, path: &RelPath, dirs: &[u64]) -> Result<bool> {
         match self.policy_of(path) {
             Policy::None => Err(Errno::EROFS),
@@ -184,8 +185,8 @@ impl Core {
         }
     }
 
-    /// A name is about to lead elsewhere: content of a file that has another one is written back under that. Before the change is
-    /// in the journal, so that after a crash what has this name is what goes with it.
+    /// A name is about to lead elsewhere: content of a file that has another one is written back under that.
+    /// Before the change is in the journal, so that after a crash what has this name is what goes with it.
     fn go_by_another_name(&self, nodes: &InodeTable, id: u64, (parent, name): (u64, &Name)) -> Result<()> {
         let Some(node) = nodes.get(id) else { return Ok(()) };
         let other = node.names.iter().find(|(dir, known)| *dir != parent || known != name);

@@ -1,8 +1,8 @@
 //! Files of a session that are served as NBD exports, each on a unix socket that only this user may open.
 //!
-//! An export lasts until it is ended or the session is. Ending one cuts its clients off after the requests they have under way,
-//! and then does what closing a file does. What a client wrote and did not flush is as safe as what a program wrote and
-//! did not sync.
+//! An export lasts until it is ended or the session is. Ending one cuts its clients off after the requests
+//! they have under way, and then does what closing a file does. What a client wrote and did not flush is as
+//! safe as what a program wrote and did not sync.
 
 use super::{block_device::FileDisk, session::Session};
 use crate::proto::RelPath;

@@ -63,7 +63,8 @@ impl fmt::Display for Glob {
     }
 }
 
-/// Compares with one point to come back to, so a hostile pattern costs no more than the product of the lengths.
+/// Compares with one point to come back to, so a hostile pattern costs no more than the product of the
+/// lengths.
 fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t, mut back) = (0, 0, None);
     while t < text.len() {

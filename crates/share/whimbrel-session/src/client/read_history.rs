@@ -1,8 +1,9 @@
-//! What was read, in order, for the next session: it is brought ahead then, while nobody waits for anything else.
+//! What was read, in order, for the next session: it is brought ahead then, while nobody waits for anything
+//! else.
 //!
-//! A record of blocks is kept in the cache's folder when a session ends (`docs/formats/session-cache.md`). It is advice: a
-//! record that is not understood, files that are gone and blocks that are here already cost nothing. Bounded in blocks here, in
-//! bytes when it is read, and by half of the cache when it is followed.
+//! A record of blocks is kept in the cache's folder when a session ends (`docs/formats/session-cache.md`). It
+//! is advice: a record that is not understood, files that are gone and blocks that are here already cost
+//! nothing. Bounded in blocks here, in bytes when it is read, and by half of the cache when it is followed.
 
 use super::session::Core;
 use crate::{

@@ -1,8 +1,9 @@
 //! What will be read next, judged by what was read. Pure: block numbers in, block numbers out.
 //!
-//! One reader is one open file. Blocks one after the other are a sequence, and the window ahead doubles as long as it
-//! lasts; the kernel hands out reads side by side, so inside the window their order says nothing. Blocks at an equal
-//! distance are a stride; anything else is random, and nothing is fetched that was not asked for.
+//! One reader is one open file. Blocks one after the other are a sequence, and the window ahead doubles as
+//! long as it lasts; the kernel hands out reads side by side, so inside the window their order says nothing.
+//! Blocks at an equal distance are a stride; anything else is random, and nothing is fetched that was not
+//! asked for.
 
 use std::ops::Range;
 
@@ -130,7 +131,8 @@ mod tests {
 
     #[test]
     fn reads_that_end_within_blocks_are_a_sequence_too() {
-        // A program reads into a buffer that begins 16 bytes after a page: the kernel cuts that off each read's end.
+        // A program reads into a buffer that begins 16 bytes after a page: the kernel cuts that off each
+        // read's end.
         let (mut reader, mut end) = (Reader::new(128), 0);
         for number in 0..30u64 {
             let (from, to) = ((number << 20).saturating_sub(16), ((number + 1) << 20) - 16);

@@ -1,8 +1,8 @@
 //! The way to the server: one connection at a time, made again when it breaks, and calls that outlive it.
 //!
-//! A call waits for a connection as long as the session's patience lasts; then it fails as `Gone`. A call whose connection
-//! broke before the answer is asked again: reads are the same again, and changes are made so that the server (or the
-//! caller, who is told) recognises one that was made before.
+//! A call waits for a connection as long as the session's patience lasts; then it fails as `Gone`. A call
+//! whose connection broke before the answer is asked again: reads are the same again, and changes are made so
+//! that the server (or the caller, who is told) recognises one that was made before.
 
 use super::transfer_rate::TransferRate;
 use crate::proto::{
@@ -50,7 +50,8 @@ pub struct LinkSettings {
 /// Pause between attempts, growing from the first to the second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
 
-/// Kinds of requests that are counted apart; sessions have fewer, and their range begins at a multiple of this.
+/// Kinds of requests that are counted apart; sessions have fewer, and their range begins at a multiple of
+/// this.
 const KINDS: usize = 32;
 
 /// Why a call brought nothing.
@@ -369,8 +370,8 @@ impl ServerConnection {
         answer
     }
 
-    /// Asks for changes on one ordered stream, all before the first answer is waited for. Those whose connection broke
-    /// before their answer have none.
+    /// Asks for changes on one ordered stream, all before the first answer is waited for. Those whose
+    /// connection broke before their answer have none.
     pub(super) async fn ask_in_order(&self, ops: &[&Op]) -> Vec<Option<Result<OpDone, CallFailure>>> {
         let up = match self.current(Instant::now() + self.patience()).await {
             Ok(up) => up,

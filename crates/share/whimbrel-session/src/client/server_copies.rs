@@ -1,8 +1,9 @@
 //! Copies from file to file that the server makes, so that content does not come here to be sent back.
 //!
-//! Both files are written back first. Under write-back the copy is on the server's disk before the program hears of it, as all that is
-//! clean here. What lies here already and is little is copied here, which costs the program no round trip. A copy that fails leaves
-//! the file's stretch as far as the server came; the server is asked what both are then.
+//! Both files are written back first. Under write-back the copy is on the server's disk before the program
+//! hears of it, as all that is clean here. What lies here already and is little is copied here, which costs
+//! the program no round trip. A copy that fails leaves the file's stretch as far as the server came; the
+//! server is asked what both are then.
 
 use super::{
     policy::Policy,

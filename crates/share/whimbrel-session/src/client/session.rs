@@ -109,8 +109,8 @@ pub struct SessionOptions {
     pub directory: Vec<u8>,
     /// Where the cache is.
     pub cache: PathBuf,
-    /// Bytes it may hold. With 0 nothing of the server's is kept on this host: what is on its way is in memory, the kernel has its
-    /// page cache, and nothing can be written back later.
+    /// Bytes it may hold. With 0 nothing of the server's is kept on this host: what is on its way is in
+    /// memory, the kernel has its page cache, and nothing can be written back later.
     pub capacity: u64,
     /// Bytes of a block.
     pub block: u64,
@@ -118,11 +118,13 @@ pub struct SessionOptions {
     pub settings: MountSettings,
     /// Who on this side is seen as owner of what who owns there.
     pub owners: IdMap,
-    /// Files on this side whose content may be on the server as well: what is found in them is not sent over a slow link.
+    /// Files on this side whose content may be on the server as well: what is found in them is not sent over
+    /// a slow link.
     pub known: Vec<PathBuf>,
     /// A directory in which the users of this host share what they may read.
     pub shared: Option<PathBuf>,
-    /// A link with this round trip is slow: content is packed for it, and what the other side has is not sent. With zero, any link is.
+    /// A link with this round trip is slow: content is packed for it, and what the other side has is not
+    /// sent. With zero, any link is.
     pub slow: Duration,
 }
 
@@ -291,8 +293,8 @@ pub(super) struct Core {
 }
 
 impl Session {
-    /// Connects, opens the cache, and writes back what an earlier session left in it. Must be called inside a runtime,
-    /// which then carries the session's connections.
+    /// Connects, opens the cache, and writes back what an earlier session left in it. Must be called inside a
+    /// runtime, which then carries the session's connections.
     pub async fn start(connector: Arc<dyn Connector>, options: SessionOptions) -> Result<Self, SessionError> {
         let to = connector.destination();
         let geometry = options.geometry()?;
@@ -399,8 +401,8 @@ impl Session {
         self.core.invalidate()
     }
 
-    /// Ends it: writes everything back and closes the cache in order. What cannot be written back stays in the cache, or
-    /// is put aside where there is none, and is said.
+    /// Ends it: writes everything back and closes the cache in order. What cannot be written back stays in
+    /// the cache, or is put aside where there is none, and is said.
     pub fn end(&self) -> Result<(), Errno> {
         let flushed = self.core.flush_all(true);
         if flushed.is_err() && !self.core.options.has_cache() {
@@ -478,8 +480,8 @@ impl Core {
         self.settings.read().unwrap_or_else(PoisonError::into_inner).policy_of(path.as_bytes())
     }
 
-    /// How long what the server said is believed. While it has yet to make changes of ours, what it would say is not the
-    /// truth here, and what is known is believed on.
+    /// How long what the server said is believed. While it has yet to make changes of ours, what it would say
+    /// is not the truth here, and what is known is believed on.
     pub(super) fn ttl(&self) -> Duration {
         if self.writeback.queued() > 0 || !self.link.is_up() {
             return Duration::MAX;

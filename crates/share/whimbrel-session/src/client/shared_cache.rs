@@ -1,12 +1,14 @@
 //! A directory in which the users of this host share what they read from servers.
 //!
-//! Nobody but its owner, root, can list it, everybody can put files in and open those whose names he knows (mode 1733). A name is 256
-//! bits that only those can know whom the server let read that version of that file ([`ShareKey`]), so the server is asked
-//! before anything is taken from here, by each session for itself. What lies here is not believed: each page is checked
-//! by the digest that the server gave, in memory of ours; so who puts wrong bytes here, or changes them, gets no more than that they are
-//! fetched again. Whoever may read a file may also tell others what is in it, with this directory or without.
+//! Nobody but its owner, root, can list it, everybody can put files in and open those whose names he knows
+//! (mode 1733). A name is 256 bits that only those can know whom the server let read that version of that
+//! file ([`ShareKey`]), so the server is asked before anything is taken from here, by each session for
+//! itself. What lies here is not believed: each page is checked by the digest that the server gave, in memory
+//! of ours; so who puts wrong bytes here, or changes them, gets no more than that they are fetched again.
+//! Whoever may read a file may also tell others what is in it, with this directory or without.
 //!
-//! Files get their names when they are whole, and are never written again. Age them out from outside (`docs/operations/sessions.md`).
+//! Files get their names when they are whole, and are never written again. Age them out from outside
+//! (`docs/operations/sessions.md`).
 
 use super::session::Core;
 use crate::{
@@ -125,7 +127,8 @@ impl SharedCache {
     }
 }
 
-/// Whole pieces of a stretch of a file of `size` bytes, as first page and pages counted from the begin of the stretch.
+/// Whole pieces of a stretch of a file of `size` bytes, as first page and pages counted from the begin of the
+/// stretch.
 fn pieces(offset: u64, len: usize, size: u64) -> impl Iterator<Item = (usize, usize)> {
     let end = offset + len as u64;
     let first = offset.div_ceil(PIECE) * PIECE;

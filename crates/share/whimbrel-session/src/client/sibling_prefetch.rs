@@ -1,9 +1,10 @@
-//! Small files that will be read next, because others near them were: builds, checkouts and copies read a tree file by
-//! file, and each would cost a round trip.
+//! Small files that will be read next, because others near them were: builds, checkouts and copies read a
+//! tree file by file, and each would cost a round trip.
 //!
-//! Who waits for a second file of a directory gets some of those after it by name, then those of the directories near it.
-//! As long as what is brought is used, each wait brings four times as much; who reads here and there, and leaves it,
-//! gets less again and then nothing. Nobody waits for what is brought along, and what is here already is not asked for.
+//! Who waits for a second file of a directory gets some of those after it by name, then those of the
+//! directories near it. As long as what is brought is used, each wait brings four times as much; who reads
+//! here and there, and leaves it, gets less again and then nothing. Nobody waits for what is brought along,
+//! and what is here already is not asked for.
 
 use super::{
     inodes::{Inode, InodeTable},
@@ -115,7 +116,8 @@ fn in_order(nodes: &InodeTable, dir: u64, after: Option<&crate::proto::Name>) ->
     entries.into_iter().map(|(_, _, id)| id).collect()
 }
 
-/// Chooses small files near a file: of its directory, of those below that, of those beside it, and so on upwards.
+/// Chooses small files near a file: of its directory, of those below that, of those beside it, and so on
+/// upwards.
 fn choose(nodes: &InodeTable, id: u64, chosen: &mut Chosen<'_>) {
     let Some((parent, name)) = nodes.get(id).and_then(|node| node.names.first()) else { return };
     let (mut top, mut seen) = (*parent, HashSet::new());
@@ -158,7 +160,8 @@ impl Core {
         // What is wanted now goes before what may be wanted next.
         self.fetch_all(id, file);
         let ids = self.choose_near(id);
-        // Who opens one will hear what is wrong with it. Notes of the cache are written meanwhile: nobody else waits for that.
+        // Who opens one will hear what is wrong with it. Notes of the cache are written meanwhile: nobody
+        // else waits for that.
         let files: Vec<_> = ids.into_iter().filter_map(|id| Some((id, self.file_of(id).ok()?))).collect();
         if files.is_empty() {
             return;

@@ -1,4 +1,5 @@
-//! How fast content comes over a link: bytes over times in which some was on its way. Pure: the clock is given.
+//! How fast content comes over a link: bytes over times in which some was on its way. Pure: the clock is
+//! given.
 
 use std::time::{Duration, Instant};
 

@@ -1,11 +1,13 @@
 //! Names and attributes of many directories, before anybody asks for them.
 //!
-//! When a session begins, the tree is walked level by level, a few large requests at once, as far as it is worth: programs
-//! that go through a tree directory by directory would wait a round trip for each. When what is known grows old while it is
-//! in use, all directories in use are asked for again together, so that the first who asks waits and nobody after.
+//! When a session begins, the tree is walked level by level, a few large requests at once, as far as it is
+//! worth: programs that go through a tree directory by directory would wait a round trip for each. When what
+//! is known grows old while it is in use, all directories in use are asked for again together, so that the
+//! first who asks waits and nobody after.
 //!
-//! What comes back is believed from the moment it was asked for, and not at all for a directory that was changed or listed
-//! here meanwhile. Nobody waits for it, and what it does not bring is asked for as if there were no walk.
+//! What comes back is believed from the moment it was asked for, and not at all for a directory that was
+//! changed or listed here meanwhile. Nobody waits for it, and what it does not bring is asked for as if there
+//! were no walk.
 
 use super::{directory_cache::SMALL, inodes::Dir, server_connection::CallFailure, session::Core};
 use crate::proto::{Kind, ListTree, RelPath, WalkCall, Walked, WalkedDir, unpack_dirs};
@@ -78,8 +80,8 @@ impl Core {
         });
     }
 
-    /// What to ask for next of these directories, and those left for later. While the server has yet to make changes of
-    /// ours, what it would say is not the truth here.
+    /// What to ask for next of these directories, and those left for later. While the server has yet to make
+    /// changes of ours, what it would say is not the truth here.
     fn wave(&self, dirs: &mut Vec<u64>, below: bool) -> Option<Wave> {
         let mut nodes = self.nodes();
         if self.writeback.queued() > 0 {

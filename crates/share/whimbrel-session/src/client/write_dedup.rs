@@ -1,10 +1,11 @@
 //! What a write-back need not send over a slow link: pages that the server has already where they are to be.
 //!
-//! A file that is written anew is mostly much like what it was, and so are many blocks of a disk. The server is asked for digests of
-//! what it has there (`DIGEST`); a page of which it has the same is not sent, and the write that says the file's size
-//! says that the file was still as expected. Whoever writes a file over cuts it first: a cut of which everything
-//! is written again is not made ([`Cache::spare_cut`](crate::cache::Cache::spare_cut)). It costs some where nothing is the same: how likely that is
-//! is learnt file by file.
+//! A file that is written anew is mostly much like what it was, and so are many blocks of a disk. The server
+//! is asked for digests of what it has there (`DIGEST`); a page of which it has the same is not sent, and the
+//! write that says the file's size says that the file was still as expected. Whoever writes a file over cuts
+//! it first: a cut of which everything is written again is not made
+//! ([`Cache::spare_cut`](crate::cache::Cache::spare_cut)). It costs some where nothing is the same: how
+//! likely that is is learnt file by file.
 
 use super::{
     dedup::USUAL,
@@ -27,7 +28,8 @@ use whimbrel_wire::Code;
 
 /// Bytes compared with one request.
 const RANGE: u64 = 1 << 20;
-/// A run is sent as one although so many pages in the middle of it are the same: each piece has its answer to be waited for.
+/// A run is sent as one although so many pages in the middle of it are the same: each piece has its answer to
+/// be waited for.
 const APART: usize = 4;
 
 /// What was compared.
@@ -56,7 +58,8 @@ impl ServerDigests {
         })
     }
 
-    /// What is to be sent of runs that begin with a page, and how many pages are not, of how many that were compared.
+    /// What is to be sent of runs that begin with a page, and how many pages are not, of how many that were
+    /// compared.
     fn lacks(&self, runs: Vec<(u64, Vec<u8>)>) -> (Vec<(u64, Vec<u8>)>, u32, u32) {
         if self.0.is_empty() {
             return (runs, 0, 0);
@@ -128,8 +131,8 @@ impl Core {
             return ServerDigests::default();
         }
         if sending.expect.len() > 2 || self.link.breaks() > 0 {
-            // What is on its way of an earlier attempt must not come after the server has said what it has. If this fails, so
-            // does what is sent next, and says why.
+            // What is on its way of an earlier attempt must not come after the server has said what it has.
+            // If this fails, so does what is sent next, and says why.
             let stamped = self.clone().send_piece(sending.clone(), None, None, 0, &[]).await;
             if stamped.is_err() {
                 return ServerDigests::default();
@@ -154,7 +157,8 @@ impl Core {
         self.compared.odds.with(sending.file, HitEstimate::new(false), |odds| odds.are_worth(asked))
     }
 
-    /// Nothing, if the server does not say so or has another content than the one that is written over: then the write says why.
+    /// Nothing, if the server does not say so or has another content than the one that is written over: then
+    /// the write says why.
     async fn digests_of(&self, sending: &FileWriteBack, range: Range) -> Option<Vec<(u64, Option<Digest>)>> {
         let body = Digests { file: sending.wanted.clone(), range };
         let asked = self.link.ask::<DigestCall, _>(body, Bytes::new(), None).await.0;

@@ -1,9 +1,9 @@
 //! What goes to the server: changes of names (`queue.rs`), then content.
 //!
-//! One write-back runs at a time. Content of a file goes after every change of names; it says which last change it expects to
-//! find, and sets a new one, which is in the journal before. So a write-back that was cut off is told from a change by
-//! somebody else, also after a crash. Under write-back nothing is clean here before it is on the server's disk: what a
-//! program has synced is on a disk at every moment.
+//! One write-back runs at a time. Content of a file goes after every change of names; it says which last
+//! change it expects to find, and sets a new one, which is in the journal before. So a write-back that was
+//! cut off is told from a change by somebody else, also after a crash. Under write-back nothing is clean here
+//! before it is on the server's disk: what a program has synced is on a disk at every moment.
 
 use super::{
     policy::Policy,
@@ -283,7 +283,8 @@ impl Core {
         self.with_flushed(vec![file], |flushed| flushed)
     }
 
-    /// Writes these files back, and runs `then`, which hears how that went, before anything else is written back.
+    /// Writes these files back, and runs `then`, which hears how that went, before anything else is written
+    /// back.
     pub(super) fn with_flushed<T>(&self, files: Vec<FileId>, then: impl FnOnce(Result<()>) -> T) -> T {
         let _turn = self.writeback.turn();
         let drained = self.drain().map_err(errno_of_fail);
@@ -378,7 +379,8 @@ impl Core {
         Ok(expect)
     }
 
-    /// A file that the server has not made. Unless that is still to come, a crash came between, and nobody will.
+    /// A file that the server has not made. Unless that is still to come, a crash came between, and nobody
+    /// will.
     fn unmade(&self, file: FileId) -> Result<Option<FileWriteBack>> {
         let comes = {
             // Who makes or removes a file holds the nodes until journal and queue agree.
@@ -418,8 +420,9 @@ impl Core {
         sent.ok_or(CallFailure::Nonsense)
     }
 
-    /// Sends blocks, and has them clean here when the server has them as it should. The last, which is one or none, with the
-    /// size that the file has by then: it may have grown since this began, and what was sent of that must not be cut off.
+    /// Sends blocks, and has them clean here when the server has them as it should. The last, which is one or
+    /// none, with the size that the file has by then: it may have grown since this began, and what was sent
+    /// of that must not be cut off.
     async fn send_part(
         self: &Arc<Self>,
         sending: &Arc<FileWriteBack>,

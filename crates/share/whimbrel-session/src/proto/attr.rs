@@ -21,8 +21,8 @@ impl Time {
     }
 }
 
-/// What a file is on the server, however it is called: device, inode, and when the inode was born, since numbers of
-/// inodes are used again.
+/// What a file is on the server, however it is called: device, inode, and when the inode was born, since
+/// numbers of inodes are used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
 pub struct Ident {
     /// Device.

@@ -1,8 +1,8 @@
 //! The calls of a session, kinds 0x0500 and up.
 //!
-//! Every call but the first carries the key in its header. A call that changes names says them as paths, and is sent on
-//! one ordered stream, so that many may be under way and still happen in their order. Content is read and written by
-//! path and identity: a path that leads to another file by now is refused, not served.
+//! Every call but the first carries the key in its header. A call that changes names says them as paths, and
+//! is sent on one ordered stream, so that many may be under way and still happen in their order. Content is
+//! read and written by path and identity: a path that leads to another file by now is refused, not served.
 
 use super::{Attr, DigestedPages, Ident, Name, PackedPages, RelPath, SessionKey, ShareKey, Time};
 use serde::{Deserialize, Serialize};
@@ -67,8 +67,8 @@ macro_rules! calls {
 }
 
 calls! {
-    /// Begins a session. Payload: what the client is known by ([`ClientId`](super::ClientId)), or nothing. What that client asked for in earlier
-    /// sessions and was not done yet is not done any more.
+    /// Begins a session. Payload: what the client is known by ([`ClientId`](super::ClientId)), or nothing.
+    /// What that client asked for in earlier sessions and was not done yet is not done any more.
     OpenCall = 0x01: Open => Opened;
     /// Ends it.
     EndCall = 0x02: Keyed<End> => ();
@@ -98,7 +98,8 @@ calls! {
     PagesCall = 0x0e: Keyed<ReadPages> => ReadDone;
     /// Where a file has holes. Payload of the reply: packed holes.
     HolesCall = 0x0f: Keyed<FileRef> => HolesDone;
-    /// From one file into another, without the content coming here. A server that is older than this call refuses its kind.
+    /// From one file into another, without the content coming here. A server that is older than this call
+    /// refuses its kind.
     CopyCall = 0x10: Keyed<Copy> => Copied;
 }
 
@@ -282,7 +283,8 @@ pub struct Write {
     pub file: FileRef,
     /// From this byte on.
     pub offset: u64,
-    /// The content's last change as the writer knows it, or one made by the writer itself. Any other is a conflict.
+    /// The content's last change as the writer knows it, or one made by the writer itself. Any other is a
+    /// conflict.
     pub expect: Vec<Time>,
     /// What the last change is to be from now on.
     pub stamp: Time,

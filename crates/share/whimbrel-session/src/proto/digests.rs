@@ -1,7 +1,7 @@
 //! Content said by its digests: a map of pages that are not all zeros, and the BLAKE3 digest of each of them.
 //!
-//! 32 bytes stand for 4,096, so who has much of the content already asks for these first. Pure functions over bytes; lengths are
-//! checked before anything is allocated for them.
+//! 32 bytes stand for 4,096, so who has much of the content already asks for these first. Pure functions over
+//! bytes; lengths are checked before anything is allocated for them.
 
 use super::pages::{PAGE, PagesError, is_in, is_zero};
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,8 @@
-//! Content on the wire: a map of pages that are not all zeros, and those pages, packed where that saves bytes.
+//! Content on the wire: a map of pages that are not all zeros, and those pages, packed where that saves
+//! bytes.
 //!
-//! So zeros never travel, whoever wrote them. Pure functions over bytes; lengths are checked before anything is
-//! allocated for them.
+//! So zeros never travel, whoever wrote them. Pure functions over bytes; lengths are checked before anything
+//! is allocated for them.
 
 use serde::{Deserialize, Serialize};
 

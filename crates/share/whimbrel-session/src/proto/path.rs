@@ -1,7 +1,7 @@
 //! Names and paths beneath an export: bytes of any value but `/` and zero, never `.` or `..`.
 //!
-//! A path that exists as a value is safe to hand to the system relative to the export: it is not absolute and climbs
-//! nowhere. Symlinks are no matter of names: the server resolves without following any.
+//! A path that exists as a value is safe to hand to the system relative to the export: it is not absolute and
+//! climbs nowhere. Symlinks are no matter of names: the server resolves without following any.
 
 use serde::{Deserialize, Serialize};
 use std::{ffi::OsStr, fmt, os::unix::ffi::OsStrExt};

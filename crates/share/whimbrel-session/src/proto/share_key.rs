@@ -1,8 +1,10 @@
-//! Names under which the users of one client host share content, known only to those whom a server let read it.
+//! Names under which the users of one client host share content, known only to those whom a server let read
+//! it.
 //!
-//! A server makes a key for each version of a file from a secret of its own, and gives it with the file's digests: to
-//! whoever may read the file, and to nobody else. The name of a piece is made of that key and the digests of its pages. So who
-//! guesses content and not the key does not learn whether somebody here has read it. Pure.
+//! A server makes a key for each version of a file from a secret of its own, and gives it with the file's
+//! digests: to whoever may read the file, and to nobody else. The name of a piece is made of that key and the
+//! digests of its pages. So who guesses content and not the key does not learn whether somebody here has read
+//! it. Pure.
 
 use super::{Attr, PAGE};
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,7 @@
 //! Requests: the key first, then the work on a thread that may wait for the disk.
 //!
-//! One server may be reached over any number of connections and carriers. Nothing of it needs to be kept when it ends.
+//! One server may be reached over any number of connections and carriers. Nothing of it needs to be kept when
+//! it ends.
 
 use super::{
     Export, Limits,

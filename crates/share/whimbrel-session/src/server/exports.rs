@@ -1,8 +1,9 @@
 //! Exported directories, and names resolved beneath them.
 //!
-//! The kernel resolves (`RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS`), from a descriptor that was
-//! opened once; so neither a symlink nor a directory moved in the middle leads out. A file is looked at through a
-//! descriptor that cannot read (`O_PATH`) before it is opened for reading, so a device is never touched.
+//! The kernel resolves (`RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS`), from a descriptor
+//! that was opened once; so neither a symlink nor a directory moved in the middle leads out. A file is looked
+//! at through a descriptor that cannot read (`O_PATH`) before it is opened for reading, so a device is never
+//! touched.
 
 use super::{refuse, stale};
 use crate::proto::{Attr, FileRef, Ident, Kind, Name, RelPath, Time};
@@ -92,7 +93,8 @@ impl ExportTree {
         for _ in 0..TRIES {
             match openat2(&self.root, name, flags, Mode::empty(), how) {
                 Err(Errno::AGAIN | Errno::INTR) => {}
-                // A symlink in the middle or at the end: the client resolves those itself, so the path is old.
+                // A symlink in the middle or at the end: the client resolves those itself, so the path is
+                // old.
                 Err(Errno::LOOP | Errno::XDEV) => return Err(stale()),
                 opened => return opened.map_err(refuse("find the file")),
             }

@@ -1,9 +1,11 @@
-//! Whose turn it is to change files for a client: that of its last session, whichever process of this host serves it.
+//! Whose turn it is to change files for a client: that of its last session, whichever process of this host
+//! serves it.
 //!
-//! A server that ssh starts is another process for every connection, and the one of a connection that broke may still read
-//! what was on its way. A file for each client, in a folder of the server's user alone, holds the number of its last session (8
-//! bytes, little-endian). A session begins by raising it under an exclusive lock; every change is made under a shared one,
-//! if the number is still its own. Nothing here has to survive the host: nor does any process.
+//! A server that ssh starts is another process for every connection, and the one of a connection that broke
+//! may still read what was on its way. A file for each client, in a folder of the server's user alone, holds
+//! the number of its last session (8 bytes, little-endian). A session begins by raising it under an exclusive
+//! lock; every change is made under a shared one, if the number is still its own. Nothing here has to survive
+//! the host: nor does any process.
 
 use super::refuse;
 use crate::proto::ClientId;

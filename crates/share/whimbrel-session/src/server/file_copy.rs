@@ -1,8 +1,9 @@
 //! Copies from file to file, so that content which lies here does not travel to the client and back.
 //!
-//! The kernel copies, and shares blocks where the file system can; where it cannot copy between the two files, bytes are read and
-//! written. Holes stay holes. The file that is written is guarded as in a write; the other must be what the client knows, before and after.
-//! A copy that fails leaves in its stretch what it came to, with the client's stamp.
+//! The kernel copies, and shares blocks where the file system can; where it cannot copy between the two
+//! files, bytes are read and written. Holes stay holes. The file that is written is guarded as in a write;
+//! the other must be what the client knows, before and after. A copy that fails leaves in its stretch what it
+//! came to, with the client's stamp.
 
 use super::{name_changes, open_files::raw, refuse, sessions::ServedSession, stale};
 use crate::proto::{Copied, Copy};
@@ -13,7 +14,8 @@ use rustix::{
 use std::{fs::File, os::unix::fs::FileExt};
 use whimbrel_wire::Refusal;
 
-/// Bytes of one request; more would keep others from the file, and the client without an answer, for too long.
+/// Bytes of one request; more would keep others from the file, and the client without an answer, for too
+/// long.
 const MOST: u64 = 64 << 20;
 /// Bytes that are read and written at once where the kernel does not copy.
 const BY_HAND: u64 = 1 << 20;

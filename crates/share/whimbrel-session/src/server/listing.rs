@@ -1,7 +1,7 @@
 //! Directories, whole or in parts.
 //!
-//! A listing is the names of a directory at one moment; its parts may be asked for in any order and at once. A name that
-//! is gone when its part is asked for is left out.
+//! A listing is the names of a directory at one moment; its parts may be asked for in any order and at once.
+//! A name that is gone when its part is asked for is left out.
 
 use super::{exports::attr_in, refuse};
 use crate::proto::{Entry, List, Listed, Name, RelPath, code, pack_entries};

@@ -1,10 +1,12 @@
 //! The server: named directories, handed out to those who may have a session.
 //!
-//! It keeps nothing that cannot be lost: files are named by path and identity in every request, so a server that was
-//! started anew goes on where the last one was, with a new key. What it holds (open files, listings) is bounded.
+//! It keeps nothing that cannot be lost: files are named by path and identity in every request, so a server
+//! that was started anew goes on where the last one was, with a new key. What it holds (open files, listings)
+//! is bounded.
 //!
-//! Every path is resolved beneath the session's directory by the kernel (`openat2`), following no symlink at all; only
-//! regular files are opened. The server's user decides by the system's permissions what can be read and written.
+//! Every path is resolved beneath the session's directory by the kernel (`openat2`), following no symlink at
+//! all; only regular files are opened. The server's user decides by the system's permissions what can be read
+//! and written.
 
 mod dispatcher;
 mod exports;

@@ -1,7 +1,7 @@
 //! Changes of names and attributes.
 //!
-//! Each works on one name in a directory that was resolved beneath the export. A change that may have been made before
-//! (its answer got lost) is recognised by its result and answered as done.
+//! Each works on one name in a directory that was resolved beneath the export. A change that may have been
+//! made before (its answer got lost) is recognised by its result and answered as done.
 
 use super::{
     exports::{attr_in, attr_of, numbered},
@@ -60,8 +60,8 @@ fn is_ours(there: &Attr, stamp: Time) -> bool {
     there.kind == Kind::File && there.size == 0 && there.mtime == stamp
 }
 
-/// Nobody finds the name without a file: the new one gets another name first, which is the same whenever this is asked for
-/// again, so that a server that was killed in between leaves nothing.
+/// Nobody finds the name without a file: the new one gets another name first, which is the same whenever this
+/// is asked for again, so that a server that was killed in between leaves nothing.
 fn replace(session: &ServedSession, path: &RelPath, mode: u16, stamp: Time) -> Result<(), Refusal> {
     let (dir, name) = session.tree.parent(path)?;
     match attr_in(&dir, &name) {

@@ -1,8 +1,8 @@
 //! Content: reading without zeros, writing only what the writer expects to write over.
 //!
-//! Open files are kept for a while, by identity; so a file that is renamed or removed goes on being the file it was for
-//! those who use it. A write looks at the last change first and sets it afterwards, both under the file's own lock,
-//! so writers of one server see each other.
+//! Open files are kept for a while, by identity; so a file that is renamed or removed goes on being the file
+//! it was for those who use it. A write looks at the last change first and sets it afterwards, both under the
+//! file's own lock, so writers of one server see each other.
 
 use super::{
     exports::{ExportTree, attr_of},
@@ -143,7 +143,8 @@ impl OpenFile {
         self.steady(|size| self.content(range, size))
     }
 
-    /// The holes of the file, in order, as many as are said at once, and the file as it was no later than that.
+    /// The holes of the file, in order, as many as are said at once, and the file as it was no later than
+    /// that.
     pub(super) fn holes(&self) -> Result<(Attr, Vec<ops::Range<u64>>), Refusal> {
         self.steady(|size| Ok(self.find_holes(size)))
     }
@@ -229,7 +230,8 @@ impl OpenFile {
             .map(|done| done.0)
     }
 
-    /// Has `change` alter the file, which gets its size, if the last change is one of those that are expected, and gives the file its stamp.
+    /// Has `change` alter the file, which gets its size, if the last change is one of those that are
+    /// expected, and gives the file its stamp.
     pub(super) fn stamped<T>(
         &self,
         expect: &[Time],

@@ -1,11 +1,12 @@
 //! Sessions of a server: keys, whom they belong to, and what each holds.
 //!
-//! A key is worth something only to the peer it was given to, and only until its session ends or was not used for the
-//! time allowed. What a session holds is bounded in number; the oldest goes first.
+//! A key is worth something only to the peer it was given to, and only until its session ends or was not used
+//! for the time allowed. What a session holds is bounded in number; the oldest goes first.
 //!
-//! A request outlives the connection that it came on. When a client begins another session, its earlier ones are over first: their
-//! changes that are under way are waited for, and none begins any more. Otherwise a change that was asked for twice could be made the
-//! second time after those that followed it. Other processes that serve the same client are seen to in `turn.rs`.
+//! A request outlives the connection that it came on. When a client begins another session, its earlier ones
+//! are over first: their changes that are under way are waited for, and none begins any more. Otherwise a
+//! change that was asked for twice could be made the second time after those that followed it. Other
+//! processes that serve the same client are seen to in `turn.rs`.
 
 use super::{exports::ExportTree, fencing::FencingToken, listing::Listings, open_files::OpenFiles};
 use crate::proto::{ClientId, SessionKey, code};
@@ -26,7 +27,8 @@ pub struct Limits {
     pub idle: Duration,
     /// Files kept open for a session.
     pub files: usize,
-    /// A folder of this server's user alone, in which processes that serve one client one after the other find each other.
+    /// A folder of this server's user alone, in which processes that serve one client one after the other
+    /// find each other.
     pub turns: Option<PathBuf>,
     /// Clients may share among the users of their host what more than one of them may read.
     pub share: bool,
@@ -128,8 +130,8 @@ impl Sessions {
         self.living.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a session in, which is the only one of its client then. If there are too many, the one that was not used for longest is over: whose it was begins
-    /// another.
+    /// Takes a session in, which is the only one of its client then. If there are too many, the one that was
+    /// not used for longest is over: whose it was begins another.
     pub(super) fn add(&self, session: ServedSession, limits: &Limits) -> Arc<ServedSession> {
         let before: Vec<_> = self.living().extract_if(.., |before| session.succeeds(before)).collect();
         before.iter().for_each(|session| session.end_changes());

@@ -1,8 +1,8 @@
 //! Many directories in one answer, so that who is far away learns a tree in a few round trips.
 //!
-//! The directories asked for come first, then those below them, level by level, until there is enough for one answer. A
-//! directory that cannot be read is passed over: who needs it asks for it alone and hears why. What is mounted in the
-//! tree is not walked into.
+//! The directories asked for come first, then those below them, level by level, until there is enough for one
+//! answer. A directory that cannot be read is passed over: who needs it asks for it alone and hears why. What
+//! is mounted in the tree is not walked into.
 
 use super::{
     exports::{ExportTree, attr_of},

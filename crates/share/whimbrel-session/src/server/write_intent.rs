@@ -1,10 +1,12 @@
-//! What a write is about to do to a file, noted on the file itself, so that its half is not taken for somebody else's work.
+//! What a write is about to do to a file, noted on the file itself, so that its half is not taken for
+//! somebody else's work.
 //!
-//! The system sets the last change of a file with every write, and we set the writer's stamp afterwards. A server that is
-//! killed between the two leaves a last change that nobody expects. The note, an extended attribute, says which stamp was
-//! to come and when: a last change of about that time is ours. Where a file system knows no such attributes there is no note,
-//! and such a write is said to be a conflict, with both contents kept. Somebody who writes within the same moment as a
-//! server that is killed is overlooked; that is the window which the check before a write has anyway.
+//! The system sets the last change of a file with every write, and we set the writer's stamp afterwards. A
+//! server that is killed between the two leaves a last change that nobody expects. The note, an extended
+//! attribute, says which stamp was to come and when: a last change of about that time is ours. Where a file
+//! system knows no such attributes there is no note, and such a write is said to be a conflict, with both
+//! contents kept. Somebody who writes within the same moment as a server that is killed is overlooked; that
+//! is the window which the check before a write has anyway.
 
 use crate::proto::Time;
 use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr};

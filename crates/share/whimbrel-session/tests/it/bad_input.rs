@@ -1,6 +1,7 @@
-//! What a session meets that nobody wishes for: servers that are gone, started anew or lie, files that others change or replace, keys that are
-//! worth nothing any more, odd names, huge files, a full disk. (Mount points that are busy: `whimbrel-fuse`; an end with dirty data: `e2e`; a
-//! million names: `large.rs`; wrong keys: `server.rs`.)
+//! What a session meets that nobody wishes for: servers that are gone, started anew or lie, files that others
+//! change or replace, keys that are worth nothing any more, odd names, huge files, a full disk. (Mount points
+//! that are busy: `whimbrel-fuse`; an end with dirty data: `e2e`; a million names: `large.rs`; wrong keys:
+//! `server.rs`.)
 
 use crate::common::{self, Fate, World, back, pattern, until};
 use std::{
@@ -221,7 +222,8 @@ fn a_file_that_was_replaced_on_the_server_is_another_at_the_next_open_and_never_
     fs::write(server.join("new"), &new).unwrap();
     fs::rename(server.join("new"), server.join("file")).unwrap();
     until("it is the new one", || fs::read(mount.join("file")).unwrap() == new);
-    // Who has the old one open gets its bytes as far as they are here, or an error, and nothing of the new one.
+    // Who has the old one open gets its bytes as far as they are here, or an error, and nothing of the new
+    // one.
     let mut rest = vec![0; 300_000];
     if open.read_exact_at(&mut rest, 100_000).is_ok() {
         assert!(rest == old[100_000..]);

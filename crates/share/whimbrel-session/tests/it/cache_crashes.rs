@@ -1,7 +1,9 @@
-//! The cache on a disk that loses power, or in a process that is killed, at any operation of seeded histories.
+//! The cache on a disk that loses power, or in a process that is killed, at any operation of seeded
+//! histories.
 //!
-//! What a page holds afterwards must be what was promised at the last sync or written since; after a kill, what was written
-//! last. Pages are written whole, each time with another content, so an old or torn page is seen as what it is.
+//! What a page holds afterwards must be what was promised at the last sync or written since; after a kill,
+//! what was written last. Pages are written whole, each time with another content, so an old or torn page is
+//! seen as what it is.
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::{
@@ -264,7 +266,8 @@ fn open(medium: &CrashMedium) -> Result<BlockCache, CacheError> {
     BlockCache::open(Box::new(medium.clone()), geometry).map(|(cache, _)| cache)
 }
 
-/// After a crash: clean pages may be older than the server's. The client notices by the file's version, and drops them.
+/// After a crash: clean pages may be older than the server's. The client notices by the file's version, and
+/// drops them.
 fn reopen(medium: &CrashMedium, file: u64) -> BlockCache {
     let cache = open(medium).unwrap();
     cache.invalidate(file).unwrap();
@@ -345,7 +348,8 @@ fn a_damaged_clean_page_is_missing_and_a_damaged_dirty_one_is_said() {
     assert!(matches!(damaged, Err(CacheError::Damaged { offset: 16384 })), "{damaged:?}");
 }
 
-/// Zeros begin behind what the server has, also while the file is still written to, or the next look at it finds none of it.
+/// Zeros begin behind what the server has, also while the file is still written to, or the next look at it
+/// finds none of it.
 #[test]
 fn what_was_written_back_while_more_was_written_comes_from_the_server_again() {
     let medium = CrashMedium::default();

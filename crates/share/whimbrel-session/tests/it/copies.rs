@@ -187,7 +187,8 @@ fn a_source_that_somebody_else_has_changed_is_copied_as_it_is_now() {
     fs::write(world.server().join("source"), &theirs).unwrap();
     copy(&from, &to).unwrap();
     world.session().flush().unwrap();
-    // What was read and brought ahead before may be in the kernel's cache, which believes it without an end here.
+    // What was read and brought ahead before may be in the kernel's cache, which believes it without an end
+    // here.
     let copied = fs::read(world.server().join("copy")).unwrap();
     assert!(copied.len() == 3 * MIB && copied[2 * MIB..] == theirs[2 * MIB..]);
     assert_eq!(world.session().status().events, []);

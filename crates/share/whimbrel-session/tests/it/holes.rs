@@ -1,4 +1,5 @@
-//! Holes of the server's files: nobody waits for what they are known to be, and nothing that was written is taken for one.
+//! Holes of the server's files: nobody waits for what they are known to be, and nothing that was written is
+//! taken for one.
 
 use crate::common::{Fate, World, back, pattern, until};
 use std::{

@@ -1,4 +1,5 @@
-//! What is known before anybody asks: trees, small files beside those that are read, names that are not there; and for how long.
+//! What is known before anybody asks: trees, small files beside those that are read, names that are not
+//! there; and for how long.
 
 use crate::common::{Fate, World, pattern, until};
 use std::{

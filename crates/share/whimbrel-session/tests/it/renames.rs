@@ -1,5 +1,5 @@
-//! Changes of names that are written back: how few go over the line, and that cuts, deaths and restarts leave the tree that
-//! a local disk would have.
+//! Changes of names that are written back: how few go over the line, and that cuts, deaths and restarts leave
+//! the tree that a local disk would have.
 
 use crate::common::{Fate, World, server_of, until};
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -200,7 +200,8 @@ fn late_change(processes: bool) {
     assert_eq!(tree(&server).into_keys().collect::<Vec<_>>(), ["second"]);
 }
 
-/// One random change, on the mount and on a directory of this machine alike. Whether it was refused is the same on both.
+/// One random change, on the mount and on a directory of this machine alike. Whether it was refused is the
+/// same on both.
 fn change(random: &mut StdRng, dirs: [&Path; 2], number: u64) {
     const NAMES: [&str; 10] = ["a", "b", "c", "t", "d", "d/a", "d/b", "e", "e/a", "e/b"];
     let mut name = || NAMES[random.random_range(0..NAMES.len())];

@@ -1,8 +1,10 @@
-//! `--safe`: a third host that has all of the machine as of the pause, and follows it while pages are missing on the target.
+//! `--safe`: a third host that has all of the machine as of the pause, and follows it while pages are missing
+//! on the target.
 //!
-//! What is asked for is checked before a byte moves; the copy is `protect::Filling`. A machine that is protected already, is paused or
-//! runs away from its network is refused, and so is every mode but `lazy`: in the others the machine is whole on one host at any time,
-//! or its last rounds would be sent twice while it stands still.
+//! What is asked for is checked before a byte moves; the copy is `protect::Filling`. A machine that is
+//! protected already, is paused or runs away from its network is refused, and so is every mode but `lazy`: in
+//! the others the machine is whole on one host at any time, or its last rounds would be sent twice while it
+//! stands still.
 
 use crate::{
     core::{error::DaemonError, operations::ProgressReporter},
@@ -19,7 +21,8 @@ use whimbrel_api::{MigrateMode, MigrateRequest};
 use whimbrel_capture::Consumer;
 use whimbrel_core::MachineName;
 
-/// How long the third host's word is waited for when the target says that it needs nothing more, and has not ended the protection.
+/// How long the third host's word is waited for when the target says that it needs nothing more, and has not
+/// ended the protection.
 const UNDECIDED: Duration = Duration::from_secs(5);
 /// How often is looked.
 const LOOK: Duration = Duration::from_millis(20);
@@ -88,8 +91,8 @@ pub(super) fn went(name: &MachineName, inherited: &InheritedProtectionRecord) ->
 }
 
 impl Daemon {
-    /// The target needs nothing more: because it has all of it, or because the third host has. It ends the protection before it
-    /// says the first.
+    /// The target needs nothing more: because it has all of it, or because the third host has. It ends the
+    /// protection before it says the first.
     pub(super) fn check_not_at_third(
         &self,
         name: &MachineName,

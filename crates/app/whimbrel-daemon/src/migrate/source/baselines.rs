@@ -1,7 +1,9 @@
-//! What the machine has in common with capsules that both hosts hold: the source's side of [`whimbrel_migrate::baseline`].
+//! What the machine has in common with capsules that both hosts hold: the source's side of
+//! [`whimbrel_migrate::baseline`].
 //!
-//! Pages that may differ from the base are told by whoever knows without reading: the set of the next capsule where the base is
-//! the last one, what the overlay of a disk owns where the base lies under it. Otherwise all pages are looked at, by digest.
+//! Pages that may differ from the base are told by whoever knows without reading: the set of the next capsule
+//! where the base is the last one, what the overlay of a disk owns where the base lies under it. Otherwise
+//! all pages are looked at, by digest.
 
 use crate::{
     core::refs,
@@ -47,7 +49,8 @@ impl Daemon {
             if !seen.insert(id) {
                 continue;
             }
-            // What a capsule comes from is known from its manifest, which may have been all that came here of it.
+            // What a capsule comes from is known from its manifest, which may have been all that came here of
+            // it.
             let Ok(manifest) = self.store.manifest(&id) else { continue };
             if !self.is_partial(&id) {
                 bases.push(id);

@@ -1,9 +1,10 @@
-//! A machine that writes to its disks faster than they are copied has its writes carried to the target as well, from then on, and is held
-//! to half of what is copied, so that rounds have the other half of the link.
+//! A machine that writes to its disks faster than they are copied has its writes carried to the target as
+//! well, from then on, and is held to half of what is copied, so that rounds have the other half of the link.
 //!
-//! After the first round that begins so a disk is the same on both sides but for what was being written in that moment, and it stays so, however
-//! hard the machine writes: disks always converge. The first round is as long as the disks are large; there it may write as it likes.
-//! All of it is let go with the value, whether the machine has gone or stays.
+//! After the first round that begins so a disk is the same on both sides but for what was being written in
+//! that moment, and it stays so, however hard the machine writes: disks always converge. The first round is
+//! as long as the disks are large; there it may write as it likes. All of it is let go with the value,
+//! whether the machine has gone or stays.
 
 use crate::running::RunningDisk;
 use std::{sync::Arc, time::Duration};
@@ -14,11 +15,13 @@ use whimbrel_core::PAGE_SIZE;
 
 /// Part of what a round copies that a machine may write meanwhile.
 const SHARE: f64 = 0.5;
-/// Nobody is held to less, in bytes a second: a guest that waits seconds for a write takes its disk for broken.
+/// Nobody is held to less, in bytes a second: a guest that waits seconds for a write takes its disk for
+/// broken.
 const SLOWEST: f64 = 1e6;
 /// A shorter round says nothing about rates.
 const TELLING: Duration = Duration::from_millis(20);
-/// What is carried and not yet there comes on top of the pause, so it is as much as travels in this time, between limits.
+/// What is carried and not yet there comes on top of the pause, so it is as much as travels in this time,
+/// between limits.
 const AHEAD: Duration = Duration::from_millis(5);
 const AHEAD_MIN: f64 = 256e3;
 const AHEAD_MAX: f64 = 4e6;
@@ -90,8 +93,8 @@ fn written(disks: &[RunningDisk]) -> u64 {
     disks.iter().map(|disk| disk.brake().written()).sum()
 }
 
-/// What all disks together are to be held to after a round in which the machine wrote so many bytes to them, if that is more than
-/// half of what the round copied.
+/// What all disks together are to be held to after a round in which the machine wrote so many bytes to them,
+/// if that is more than half of what the round copied.
 fn limit(round: &RoundStats, wrote: u64) -> Option<u64> {
     if round.took < TELLING {
         return None;

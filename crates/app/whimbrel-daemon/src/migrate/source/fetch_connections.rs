@@ -1,7 +1,7 @@
 //! The source's connections in post-copy: made again whenever they are lost, until the target lacks nothing.
 //!
-//! The target asks over the connections that the source makes, so it needs no way to the source. One is for what somebody
-//! waits for, one for all the rest. What is answered is `whimbrel_migrate::postcopy::Giving`.
+//! The target asks over the connections that the source makes, so it needs no way to the source. One is for
+//! what somebody waits for, one for all the rest. What is answered is `whimbrel_migrate::postcopy::Giving`.
 
 use crate::{core::error::DaemonError, daemon::Daemon, server::peer_rpc};
 use bytes::Bytes;
@@ -45,7 +45,8 @@ pub(crate) fn keep_connected(
             if !host.sleep_unless_closing(pause) {
                 return;
             }
-            // Before the pause of the machine the target may not have heard of it yet: that takes no time to ask again.
+            // Before the pause of the machine the target may not have heard of it yet: that takes no time to
+            // ask again.
             pause = if giving.is_open() { (pause * 2).min(PAUSES[1]) } else { PAUSES[0] };
         }
     };
@@ -67,7 +68,8 @@ fn attend(
         if lane == FetchPriority::Bulk {
             connection.limit_rate(rate.map(|rate| rate.0));
         }
-        // A target that has not heard of the handover yet has nothing either, so its word counts only from the pause on.
+        // A target that has not heard of the handover yet has nothing either, so its word counts only from
+        // the pause on.
         let counts = giving.is_open();
         let header = postcard::to_stdvec(&OfferFetch { handover: giving.handover(), lane });
         let header = header.map_err(|error| DaemonError::invalid(error.to_string()))?;

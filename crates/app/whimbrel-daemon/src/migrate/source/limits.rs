@@ -6,10 +6,11 @@ use whimbrel_api::{MigrateMode, MigrateRequest};
 use whimbrel_capture::{PrecopyPolicy, Rates, RoundDecision, StopPolicy, precopy_policy::DOWNTIME_MAX};
 use whimbrel_core::ByteSize;
 
-/// What the rest may take to travel before a machine is paused that leaves pages behind: what goes with it then does not have to
-/// be waited for.
+/// What the rest may take to travel before a machine is paused that leaves pages behind: what goes with it
+/// then does not have to be waited for.
 const DOWNTIME_MAX_LEAVING: Duration = Duration::from_millis(10);
-/// "We have empirically determined that 50 Mbit/s is a suitable value" (Clark et al., NSDI 2005, section 5.3).
+/// "We have empirically determined that 50 Mbit/s is a suitable value" (Clark et al., NSDI 2005, section
+/// 5.3).
 const STEP: u64 = 50 * MBIT;
 /// What the first round of the paper's experiments ran at (section 6).
 const MIN: u64 = 100 * MBIT;

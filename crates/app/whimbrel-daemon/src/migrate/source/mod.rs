@@ -259,8 +259,9 @@ impl Daemon {
         }
     }
 
-    /// Writes down, before the target hears of it, that there is a handover, and all that its commit point needs but for the mark.
-    /// None of the three files means anything without the mark, so they are written at once: syncs that wait together wait once.
+    /// Writes down, before the target hears of it, that there is a handover, and all that its commit point
+    /// needs but for the mark. None of the three files means anything without the mark, so they are written
+    /// at once: syncs that wait together wait once.
     fn make_ready_to_leave(
         &self,
         record: &mut Record,
@@ -294,8 +295,8 @@ impl Daemon {
         let PendingHandover { handover, to, keeps } = leaving;
         self.keep_network(record, offer, &to)?;
         if let Err(error) = mark.make(handover) {
-            // The write that failed may have reached the disk all the same: say again who runs it, and only then
-            // let the target forget it.
+            // The write that failed may have reached the disk all the same: say again who runs it, and only
+            // then let the target forget it.
             *record = before.clone();
             record.save(&self.layout)?;
             return Err(error.into());

@@ -1,11 +1,12 @@
 //! Handovers that this host has begun, written down until the target cannot misunderstand them any more.
 //!
-//! A target that is prepared waits for word, however long. So a handover is written down before the target hears of
-//! it, and struck out once the target has confirmed that the machine runs there, or that it has forgotten it. What is
-//! found here by a later daemon, and is not committed by a machine's record, was given up by the crash.
+//! A target that is prepared waits for word, however long. So a handover is written down before the target
+//! hears of it, and struck out once the target has confirmed that the machine runs there, or that it has
+//! forgotten it. What is found here by a later daemon, and is not committed by a machine's record, was given
+//! up by the crash.
 //!
-//! One JSON file, replaced whole and durable before a target is asked. A handover that is told twice to be given up does no
-//! harm; one that is forgotten would keep a paused machine on the target for ever.
+//! One JSON file, replaced whole and durable before a target is asked. A handover that is told twice to be
+//! given up does no harm; one that is forgotten would keep a paused machine on the target for ever.
 
 use crate::{
     core::{directories::Directories, error::DaemonError},

@@ -1,7 +1,9 @@
-//! Migrations that let the machine run on the target before all of it is there: the source's part after the commit.
+//! Migrations that let the machine run on the target before all of it is there: the source's part after the
+//! commit.
 //!
-//! The machine's record says `HandedOver` with `keeps` until the target lacks nothing. Memory stays in the RAM file of the
-//! paused QEMU, disks in their overlays: a later daemon takes both up and goes on serving. Only then is all of it freed.
+//! The machine's record says `HandedOver` with `keeps` until the target lacks nothing. Memory stays in the
+//! RAM file of the paused QEMU, disks in their overlays: a later daemon takes both up and goes on serving.
+//! Only then is all of it freed.
 
 use super::fetch_connections;
 use crate::{
@@ -119,7 +121,8 @@ fn arrays_left(host: &Daemon, record: &Record) -> Result<Vec<Box<dyn PageArray>>
 }
 
 impl Daemon {
-    /// Keeps the pages of a machine that runs on the target until that lacks nothing; then nothing of it is left here.
+    /// Keeps the pages of a machine that runs on the target until that lacks nothing; then nothing of it is
+    /// left here.
     pub(super) fn keep_until_whole(
         self: &Arc<Self>,
         machine: &Arc<Machine>,

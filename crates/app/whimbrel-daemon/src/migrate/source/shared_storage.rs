@@ -1,7 +1,8 @@
-//! Marks beside the files that lie under a machine's disks, so that a target which reaches the same files knows them.
+//! Marks beside the files that lie under a machine's disks, so that a target which reaches the same files
+//! knows them.
 //!
-//! A file with a random name and a random content, for as long as the migration lasts. Where none can be laid the file counts as
-//! this host's alone, and the disk is copied.
+//! A file with a random name and a random content, for as long as the migration lasts. Where none can be laid
+//! the file counts as this host's alone, and the disk is copied.
 
 use crate::{
     machine::record::{DiskBase, Record},

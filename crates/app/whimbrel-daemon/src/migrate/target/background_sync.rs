@@ -1,4 +1,5 @@
-//! What an arriving machine's disks get is made durable while it comes, so that little of that is left for the pause.
+//! What an arriving machine's disks get is made durable while it comes, so that little of that is left for
+//! the pause.
 
 use crate::running::RunningDisk;
 use std::thread::{self, JoinHandle};

@@ -1,8 +1,9 @@
 //! What an arriving machine begins as: the target's side of [`whimbrel_migrate::baseline`].
 //!
-//! Of the capsules that the source names the first one that is whole here is taken: disks lie over its images, and memory is
-//! filled from it while the source begins to send. Of the files that lie under the source's disks those are used that are
-//! the same here, which a mark proves that the source has just laid beside them.
+//! Of the capsules that the source names the first one that is whole here is taken: disks lie over its
+//! images, and memory is filled from it while the source begins to send. Of the files that lie under the
+//! source's disks those are used that are the same here, which a mark proves that the source has just laid
+//! beside them.
 
 use crate::{daemon::Daemon, machine::record::DiskBase};
 use std::{
@@ -102,8 +103,8 @@ fn disks_over_files(offer: &Offer, begun_as: &mut [Baseline]) -> Vec<DiskBase> {
     begun_as.iter_mut().enumerate().map(base).collect()
 }
 
-/// Whether the file at that place here is the source's: the mark that it laid beside it is there, and nobody has written the
-/// file since.
+/// Whether the file at that place here is the source's: the mark that it laid beside it is there, and nobody
+/// has written the file since.
 fn is_same_file(file: &SharedFile) -> bool {
     let path = Path::new(&file.path);
     let is_name = Path::new(&file.mark).components().count() == 1 && !file.mark.starts_with('.');

@@ -1,9 +1,9 @@
 //! Machines that arrive from other hosts: what the target side of a migration does here.
 //!
-//! An arriving machine has a durable record as soon as it has a QEMU, so that nothing is left to sync when the guest is
-//! paused; only its disks are. Whether all of it is here is a mark in its slot, which ends with the QEMU. Until it is
-//! marked a later daemon drops it. Marked, or found without its slot after a loss of power, it waits, paused,
-//! for its old host's word, across restarts.
+//! An arriving machine has a durable record as soon as it has a QEMU, so that nothing is left to sync when
+//! the guest is paused; only its disks are. Whether all of it is here is a mark in its slot, which ends with
+//! the QEMU. Until it is marked a later daemon drops it. Marked, or found without its slot after a loss of
+//! power, it waits, paused, for its old host's word, across restarts.
 
 use crate::{
     core::{error::DaemonError, failpoint::Failpoint},
@@ -165,7 +165,8 @@ fn page_here(host: &Daemon, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool 
     }
 }
 
-/// What can be checked before anything is made. What machines that have left still take is waited for where room is short.
+/// What can be checked before anything is made. What machines that have left still take is waited for where
+/// room is short.
 fn check_fit(host: &Daemon, offer: &Offer) -> Result<(), Cause> {
     match compatibility::check(offer, &here(host, offer)?) {
         Err(Incompatibility::Memory { .. } | Incompatibility::Disk { .. })
@@ -197,8 +198,8 @@ fn here(host: &Daemon, offer: &Offer) -> Result<HostCapacity, Cause> {
     })
 }
 
-/// Whether this host has a network interface of this name. A socket is asked and not `/sys`, which may show the interfaces
-/// of another network namespace than this process is in.
+/// Whether this host has a network interface of this name. A socket is asked and not `/sys`, which may show
+/// the interfaces of another network namespace than this process is in.
 fn has_interface(name: &str) -> bool {
     use rustix::net::{AddressFamily, SocketType, netdevice, socket};
     let asked = socket(AddressFamily::INET, SocketType::DGRAM, None);
@@ -258,8 +259,8 @@ impl Arriving {
         Ok(())
     }
 
-    /// The old host's word came for a machine whose QEMU has ended while it waited. It is this host's from now on, as one
-    /// that crashed: its disks are here, and nobody else may ever run it.
+    /// The old host's word came for a machine whose QEMU has ended while it waited. It is this host's from
+    /// now on, as one that crashed: its disks are here, and nobody else may ever run it.
     fn end_of_the_owned(&self, turn: &mut MachineLock<'_>) -> Result<(), DaemonError> {
         if matches!(turn.record.phase, Phase::Prepared { .. }) {
             match turn.live.take() {
@@ -274,7 +275,8 @@ impl Arriving {
         turn.record.save(&self.host.layout)
     }
 
-    /// It is this host's, whose daemon was restarted since the machine was prepared: the third host is to have it.
+    /// It is this host's, whose daemon was restarted since the machine was prepared: the third host is to
+    /// have it.
     fn yield_to_backup(&self) -> Result<(), DaemonError> {
         let mut turn = self.machine.lock("arrival");
         if matches!(turn.record.phase, Phase::Prepared { .. }) {
@@ -473,7 +475,8 @@ impl IncomingMachine for Arriving {
     }
 }
 
-/// Has the device state of a machine loaded while what its disks got is made durable: loading does not write to them.
+/// Has the device state of a machine loaded while what its disks got is made durable: loading does not write
+/// to them.
 fn beside_its_disks(
     live: &mut RunningMachine,
     load: impl FnOnce(&mut RunningMachine) -> Result<(), DaemonError>,
@@ -488,7 +491,8 @@ fn beside_its_disks(
     })
 }
 
-/// Whether an arrival that an earlier daemon left is to be dropped: its source was never told that it is whole.
+/// Whether an arrival that an earlier daemon left is to be dropped: its source was never told that it is
+/// whole.
 pub(crate) fn is_unfinished(host: &Daemon, record: &Record) -> bool {
     let Phase::Prepared { ahead, .. } = record.phase else { return false };
     let waiting = waiting(host, record.process.as_ref(), ahead);

@@ -1,9 +1,10 @@
-//! Machines of this host of which pages are still on the host that they came from: who keeps what, found again after a
-//! restart, and struck out once all of it is here.
+//! Machines of this host of which pages are still on the host that they came from: who keeps what, found
+//! again after a restart, and struck out once all of it is here.
 //!
-//! What was owed of the disks is beside the machine's record, durable before the machine may run here; what was owed of memory
-//! is in the slot, and ends with the memory. Neither changes: what is missing now, overlays and RAM file know. A machine that
-//! is switched off meanwhile goes on fetching its disks when it is started again.
+//! What was owed of the disks is beside the machine's record, durable before the machine may run here; what
+//! was owed of memory is in the slot, and ends with the memory. Neither changes: what is missing now,
+//! overlays and RAM file know. A machine that is switched off meanwhile goes on fetching its disks when it is
+//! started again.
 
 use crate::{
     core::{error::DaemonError, operations::ProgressReporter},
@@ -57,7 +58,8 @@ pub(crate) struct MissingPagesRecord {
 /// What is known of one.
 enum Entry {
     Known(Arc<PageFetcher>),
-    /// What was written down cannot be read: nothing of it may be used, and its old host is to keep everything.
+    /// What was written down cannot be read: nothing of it may be used, and its old host is to keep
+    /// everything.
     Unreadable(Arc<str>),
 }
 
@@ -291,7 +293,8 @@ impl Daemon {
     /// Tells the host that kept pages of a machine that nobody needs them any more.
     pub(crate) fn release(&self, handover: HandoverId) {
         let Some(taking) = self.owings.remove(handover) else { return };
-        // An answer may take as long as a lost connection does; the other host hears it at its next attempt if not now.
+        // An answer may take as long as a lost connection does; the other host hears it at its next attempt
+        // if not now.
         let tell = move || taking.mark_complete();
         if let Err(error) = thread::Builder::new().name("release".into()).spawn(tell) {
             tracing::error!(%error, "no thread to tell that nothing is owed");
@@ -324,7 +327,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// A machine has ended here: nobody needs what its memory lacked. If its disks lack nothing, nothing is owed any more.
+    /// A machine has ended here: nobody needs what its memory lacked. If its disks lack nothing, nothing is
+    /// owed any more.
     pub(crate) fn discard_missing_memory(&self, turn: &mut MachineLock<'_>) {
         let Some(taking) = fetcher_of(self, &turn.record) else { return };
         taking.waive(0);

@@ -1,7 +1,8 @@
 //! The away end: the ports of a machine that runs here, and the way to the host that has its network.
 //!
-//! While there is no connection the machine's frames are dropped, as on a cable that was pulled, and one is tried for again
-//! and again, ever more seldom up to a few seconds. With a new connection the machine is announced at home.
+//! While there is no connection the machine's frames are dropped, as on a cable that was pulled, and one is
+//! tried for again and again, ever more seldom up to a few seconds. With a new connection the machine is
+//! announced at home.
 
 use super::{
     Way, address_of, lock,
@@ -65,7 +66,8 @@ impl TunnelView {
 }
 
 impl AwayEnd {
-    /// The end for a machine of this record, if its network is on another host. It begins with [`AwayEnd::open`].
+    /// The end for a machine of this record, if its network is on another host. It begins with
+    /// [`AwayEnd::open`].
     pub(crate) fn of(
         host: &Daemon,
         record: &Record,
@@ -178,8 +180,8 @@ impl Daemon {
         record.tunnel.as_ref().filter(|tunnel| tunnel.home != self.name)
     }
 
-    /// The machine of this record needs its home no more: that host is told, now or as soon as it can be reached, also by
-    /// a later daemon.
+    /// The machine of this record needs its home no more: that host is told, now or as soon as it can be
+    /// reached, also by a later daemon.
     pub(crate) fn leave_home(&self, record: &mut Record) {
         record.tunnel.take().into_iter().for_each(|tunnel| self.leave(tunnel));
     }

@@ -1,8 +1,8 @@
 //! The home end: tap devices on the bridges of a machine that runs on another host.
 //!
-//! A note says that the machine is away; while the other host is connected there are tap devices too. They are made anew for
-//! every connection, so a bridge never sends frames to a host that is gone, and learns the machine's place again from the
-//! announcements that the other end makes then.
+//! A note says that the machine is away; while the other host is connected there are tap devices too. They
+//! are made anew for every connection, so a bridge never sends frames to a host that is gone, and learns the
+//! machine's place again from the announcements that the other end makes then.
 
 use super::{Tunnels, lock, protocol::Open, records::HomeRecord, refused, transport::WireTransport};
 use crate::{
@@ -144,7 +144,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// A tunnel that this host does not know begins if its machine lies here as the capsule that was resumed there.
+    /// A tunnel that this host does not know begins if its machine lies here as the capsule that was resumed
+    /// there.
     fn claim_home(&self, open: &Open, away: &HostName) -> Result<(), Refusal> {
         if lock(&self.tunnels.homes).contains_key(&open.id) {
             return Ok(());

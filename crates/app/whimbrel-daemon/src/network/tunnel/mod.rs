@@ -1,12 +1,13 @@
 //! Tunnels: a machine that runs on another host stays in the network of its home host.
 //!
-//! The host where the machine runs (`away`) connects to the one that has its network (`home`), and makes that connection
-//! again whenever it is lost. Frames travel over it in batches; the engine is `whimbrel_net::tunnel`, the messages
-//! are in `protocol` (docs/protocols/tunnel.md), what must survive a restart is in `notes` and in the machine's record.
+//! The host where the machine runs (`away`) connects to the one that has its network (`home`), and makes that
+//! connection again whenever it is lost. Frames travel over it in batches; the engine is
+//! `whimbrel_net::tunnel`, the messages are in `protocol` (docs/protocols/tunnel.md), what must survive a
+//! restart is in `notes` and in the machine's record.
 //!
-//! What holds: the home end opens for nobody but a trusted host with the right to it that knows the tunnel's id, and only
-//! for a machine that was here; its tap devices exist only while it is connected. No host waits for another: an
-//! end that cannot be reached drops frames and is told later.
+//! What holds: the home end opens for nobody but a trusted host with the right to it that knows the tunnel's
+//! id, and only for a machine that was here; its tap devices exist only while it is connected. No host waits
+//! for another: an end that cannot be reached drops frames and is told later.
 
 pub(crate) mod away;
 pub(crate) mod home;
@@ -69,14 +70,16 @@ impl Tunnels {
         lock(&self.connections).get(&peer).cloned()
     }
 
-    /// A connection is over (named by the address of its peer), and so is every home end that was open over it.
+    /// A connection is over (named by the address of its peer), and so is every home end that was open over
+    /// it.
     pub(crate) fn left(&self, peer: usize) {
         lock(&self.connections).remove(&peer);
         self.close_homes_of(peer);
     }
 }
 
-/// Answers a message of another host. Passing frames on is done at once, everything else on a thread of its own.
+/// Answers a message of another host. Passing frames on is done at once, everything else on a thread of its
+/// own.
 pub(crate) async fn handle(host: Arc<Daemon>, peer: &Peer, request: Request) -> Result<Reply, Refusal> {
     let (address, name) = (address_of(peer), peer.name.clone());
     match request.kind {
@@ -122,7 +125,8 @@ impl Tunnels {
 }
 
 impl Daemon {
-    /// The tunnel that a capsule's machine is to have here: to the home that it had, or to the host that suspended it.
+    /// The tunnel that a capsule's machine is to have here: to the home that it had, or to the host that
+    /// suspended it.
     pub(crate) fn tunnel_home(
         &self,
         manifest: &Manifest,

@@ -22,7 +22,8 @@ pub(super) const STREAM: u16 = 2;
 pub(super) struct Open {
     pub(super) id: TunnelId,
     pub(super) name: MachineName,
-    /// The capsule as which the home host suspended it, if that is how it came away: proof enough to begin a tunnel.
+    /// The capsule as which the home host suspended it, if that is how it came away: proof enough to begin a
+    /// tunnel.
     pub(super) capsule: Option<CapsuleId>,
 }
 

@@ -1,5 +1,6 @@
-//! Batches over a connection between hosts. They arrive in order; each is answered, which is how the relay learns that it
-//! is no longer under way. An end that refuses one has no such tunnel any more: the connection is then given up.
+//! Batches over a connection between hosts. They arrive in order; each is answered, which is how the relay
+//! learns that it is no longer under way. An end that refuses one has no such tunnel any more: the connection
+//! is then given up.
 
 use super::protocol::{Frames, FramesCall, STREAM};
 use tokio::runtime::Handle;

@@ -187,8 +187,8 @@ fn attach_consumer(
     epochs.all(told)
 }
 
-/// Goes on from a standby that the machine's old host has filled: epoch after epoch, until all of the machine is here or something
-/// else ends it.
+/// Goes on from a standby that the machine's old host has filled: epoch after epoch, until all of the machine
+/// is here or something else ends it.
 pub(in crate::protect) fn inherit(
     host: &Daemon,
     guard: &ProtectionHandle,
@@ -220,7 +220,8 @@ struct Epochs<'a, 'l> {
     membership: Option<Membership>,
     /// If it is protected by its inputs.
     shipping: Option<&'a InputShipper<'a>>,
-    /// Whether it came here with the machine, of which pages may be missing: then it can neither be filled anew nor outlast that.
+    /// Whether it came here with the machine, of which pages may be missing: then it can neither be filled
+    /// anew nor outlast that.
     inherited: bool,
     /// The epoch that is cut next.
     next: u64,
@@ -336,7 +337,8 @@ impl Epochs<'_, '_> {
         }
     }
 
-    /// Whether the next epoch is to be cut now: in a group once it is due for all. No if there may be something else to do.
+    /// Whether the next epoch is to be cut now: in a group once it is due for all. No if there may be
+    /// something else to do.
     fn is_gathered(&self) -> bool {
         let until = Instant::now() + GATHERS;
         let mut go_on = || !self.host.is_closing() && !self.guard.has_command() && Instant::now() < until;
@@ -376,7 +378,8 @@ impl Epochs<'_, '_> {
         EpochsEnd::Failed(error)
     }
 
-    /// Cuts an epoch, sends it, and lets its output go: how long after the cut. With `stay` the machine does not go on.
+    /// Cuts an epoch, sends it, and lets its output go: how long after the cut. With `stay` the machine does
+    /// not go on.
     fn epoch(&mut self, stay: bool, last_cut: &mut Instant) -> Result<Duration, DaemonError> {
         let RunningMachine { qemu, ledgers, disks, ports, .. } = &mut *self.live;
         let mut machine = PausableMachine { qemu, disks, keep_paused: stay, keeping: &[] };

@@ -1,8 +1,9 @@
 //! Groups on this host: threads of guards that wait for each other.
 //!
-//! The rounds are those of [`ConsistencyGroup`]. A machine is a member while it is protected epoch by epoch, and none before its first copy is whole,
-//! while that is made anew, or once its standby is lost: the others do not wait for it then. Waiting ends when
-//! the caller has something better to do; in the middle of a pause nobody is waited for longer than [`STANDS`].
+//! The rounds are those of [`ConsistencyGroup`]. A machine is a member while it is protected epoch by epoch,
+//! and none before its first copy is whole, while that is made anew, or once its standby is lost: the others
+//! do not wait for it then. Waiting ends when the caller has something better to do; in the middle of a pause
+//! nobody is waited for longer than [`STANDS`].
 
 use crate::protect::lock;
 use std::{

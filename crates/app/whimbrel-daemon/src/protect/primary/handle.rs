@@ -1,5 +1,5 @@
-//! A machine of this host that is protected, as others see it: what it is asked for, what is told about it, and the words to and
-//! from the thread that protects it, which is `attempt`.
+//! A machine of this host that is protected, as others see it: what it is asked for, what is told about it,
+//! and the words to and from the thread that protects it, which is `attempt`.
 
 use crate::core::error::DaemonError;
 use crate::protect::settings::ProtectionSettings;
@@ -21,7 +21,8 @@ use whimbrel_protect::{codec::ByteCounts, stats::Stats};
 pub(crate) struct ProtectionHandle {
     pub(in crate::protect) name: MachineName,
     pub(in crate::protect) settings: ProtectionSettings,
-    /// The same for all protections of this machine to this standby, so that pages it keeps are known to be of it.
+    /// The same for all protections of this machine to this standby, so that pages it keeps are known to be
+    /// of it.
     pub(in crate::protect) handover: HandoverId,
     shared: Mutex<Shared>,
     wake: Condvar,

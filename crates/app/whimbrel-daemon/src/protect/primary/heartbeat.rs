@@ -1,8 +1,9 @@
-//! The primary's lease at work: asks for it again and again, and shuts the machine off from the world the moment it runs out.
+//! The primary's lease at work: asks for it again and again, and shuts the machine off from the world the
+//! moment it runs out.
 //!
-//! Three threads a protection: one renews at the witness, one beats to the standby, one watches the clock. The last one does not
-//! wait for anybody, so nothing that hangs can keep the gates open. A standby that is silent for a whole term has its link cut,
-//! which ends whatever waits for it.
+//! Three threads a protection: one renews at the witness, one beats to the standby, one watches the clock.
+//! The last one does not wait for anybody, so nothing that hangs can keep the gates open. A standby that is
+//! silent for a whole term has its link cut, which ends whatever waits for it.
 
 use super::handle::ProtectionHandle;
 use crate::protect::{
@@ -131,7 +132,8 @@ impl Heartbeat {
         }
     }
 
-    /// Renews the lease at the witness: as often as a lease without a standby's promise needs it once that is getting old.
+    /// Renews the lease at the witness: as often as a lease without a standby's promise needs it once that is
+    /// getting old.
     fn renew(&self) {
         let mut renewed: Option<BootTime> = None;
         while let (Some(witness), false) = (&self.witness, self.is_over()) {
@@ -161,7 +163,8 @@ impl Heartbeat {
                     }
                 }
             }
-            // A first copy holds nothing up: one that is made on busy hosts is not given up for a late heartbeat.
+            // A first copy holds nothing up: one that is made on busy hosts is not given up for a late
+            // heartbeat.
             let patience = if self.is_armed() { Duration::ZERO } else { FIRST_COPY_SILENT };
             let silent = now > lease.promise_until().max(begun.after(self.term * 4)).after(patience);
             if (silent || shut)
@@ -171,7 +174,8 @@ impl Heartbeat {
             }
             std::thread::sleep(LOOK.min(self.term / 32));
         }
-        // Whoever ended this has opened the gates; this thread may have shut them a moment later, on what it knew before.
+        // Whoever ended this has opened the gates; this thread may have shut them a moment later, on what it
+        // knew before.
         if shut && self.may_run() {
             self.ports().for_each(|port| port.set_gates(Gates::OPEN));
         }
@@ -207,7 +211,8 @@ impl HeartbeatThreads {
 impl Drop for HeartbeatThreads {
     fn drop(&mut self) {
         self.beats.stop.store(true, Ordering::SeqCst);
-        // They sleep a quarter of a term at most, or wait for an answer as long as they are patient: nobody waits for that.
+        // They sleep a quarter of a term at most, or wait for an answer as long as they are patient: nobody
+        // waits for that.
         self.threads.drain(..).for_each(drop);
     }
 }

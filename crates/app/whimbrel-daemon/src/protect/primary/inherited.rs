@@ -1,11 +1,13 @@
 //! The target's part of a move with a third host behind it: the protection that it inherits.
 //!
-//! The standby is whole as of the pause when the machine is committed to this host. From then on epochs of what is written here go
-//! there, and output waits for them, until the last missing page has come. Then the protection ends.
+//! The standby is whole as of the pause when the machine is committed to this host. From then on epochs of
+//! what is written here go there, and output waits for them, until the last missing page has come. Then the
+//! protection ends.
 //!
-//! Its note is durable before the source hears that this host is ready. The machine's turn is taken, and the machine let run, by the
-//! thread that protects it: nobody works on it in between. If the pages that are missing cannot be had, its QEMU is ended, which
-//! gives the machine to the third host, and frees whoever waits for those pages.
+//! Its note is durable before the source hears that this host is ready. The machine's turn is taken, and the
+//! machine let run, by the thread that protects it: nobody works on it in between. If the pages that are
+//! missing cannot be had, its QEMU is ended, which gives the machine to the third host, and frees whoever
+//! waits for those pages.
 
 use super::{handle::ProtectionHandle, heartbeat::Heartbeat, run};
 use crate::protect::{
@@ -88,7 +90,8 @@ impl InheritedProtection {
         host.protecting.put_note(ProtectionRecord::new(self.id, &self.name, self.handover, side))
     }
 
-    /// What is written from now on is what the third host lacks. Before the devices are loaded, which may write.
+    /// What is written from now on is what the third host lacks. Before the devices are loaded, which may
+    /// write.
     pub(crate) fn attach_consumer(ledgers: &mut [DirtyLog]) -> Result<(), PageError> {
         ledgers.iter_mut().try_for_each(|ledger| {
             let nothing = PageSet::empty(ledger.page_count());
@@ -180,7 +183,8 @@ impl Drop for SourceWatch {
     }
 }
 
-/// Returns true when pages have not come for too long and the standby lives; false when there is nothing to watch any more.
+/// Returns true when pages have not come for too long and the standby lives; false when there is nothing to
+/// watch any more.
 fn waits_for_nothing(taking: &PageFetcher, beats: &Heartbeat, over: &AtomicBool) -> bool {
     let (mut missing, mut since) = (None, Instant::now());
     while !over.load(Ordering::Acquire) {
@@ -201,7 +205,8 @@ fn waits_for_nothing(taking: &PageFetcher, beats: &Heartbeat, over: &AtomicBool)
 }
 
 impl crate::protect::Protections {
-    /// Whether this host is noted as the heir of a protection of this machine, which an earlier daemon had prepared.
+    /// Whether this host is noted as the heir of a protection of this machine, which an earlier daemon had
+    /// prepared.
     pub(crate) fn is_heir(&self, name: &MachineName) -> bool {
         !self.unsettled(name).is_empty()
     }

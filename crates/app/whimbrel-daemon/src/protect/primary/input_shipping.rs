@@ -1,8 +1,9 @@
-//! Protection by inputs, at the primary: what reaches the machine is told to the standby every millisecond or so, and what the machine sends leaves
-//! once all that came before it is known there.
+//! Protection by inputs, at the primary: what reaches the machine is told to the standby every millisecond or
+//! so, and what the machine sends leaves once all that came before it is known there.
 //!
-//! The order of a turn is [`turn`]'s. One thread a machine, over a connection of its own, so that nothing waits behind pages. While there is no
-//! whole epoch at the standby nothing leaves. Whatever fails cuts the link of pages, which ends the protection.
+//! The order of a turn is [`turn`]'s. One thread a machine, over a connection of its own, so that nothing
+//! waits behind pages. While there is no whole epoch at the standby nothing leaves. Whatever fails cuts the
+//! link of pages, which ends the protection.
 
 use super::heartbeat::Heartbeat;
 use crate::daemon::Daemon;
@@ -31,7 +32,8 @@ pub(in crate::protect) struct InputShipper<'a> {
     inputs: Arc<InputLog>,
     /// Held for a whole turn: whoever wants nothing to be released waits for that.
     stand: Mutex<Stand>,
-    /// An epoch that was cut, and the first input that may not be in it: until the standby knows. Never held for long.
+    /// An epoch that was cut, and the first input that may not be in it: until the standby knows. Never held
+    /// for long.
     image: Mutex<Option<(u64, u64)>>,
     told: Condvar,
     /// Microseconds of the longest turn since somebody looked.
@@ -95,7 +97,8 @@ impl<'a> InputShipper<'a> {
         }
     }
 
-    /// An epoch is cut: the machine stands still, for good if it is the `last` one. From which input on that epoch needs them.
+    /// An epoch is cut: the machine stands still, for good if it is the `last` one. From which input on that
+    /// epoch needs them.
     pub(in crate::protect) fn cut(&self, epoch: u64, last: bool) -> u64 {
         let began = self.inputs.start();
         let needed = if last { self.inputs.next() } else { began };
@@ -110,7 +113,8 @@ impl<'a> InputShipper<'a> {
         needed
     }
 
-    /// Waits until the standby knows which inputs the epoch that was cut needs. Not for longer than it may be silent.
+    /// Waits until the standby knows which inputs the epoch that was cut needs. Not for longer than it may be
+    /// silent.
     pub(in crate::protect) fn wait_told(&self) {
         let waits =
             self.told.wait_timeout_while(lock(&self.image), self.beats.patience(), |image| image.is_some());
@@ -119,7 +123,8 @@ impl<'a> InputShipper<'a> {
         }
     }
 
-    /// The epoch that needs inputs from this one on is whole: how long output waited at most since the last one.
+    /// The epoch that needs inputs from this one on is whole: how long output waited at most since the last
+    /// one.
     pub(in crate::protect) fn wait_until_shipped(&self, needed: u64) -> Duration {
         self.inputs.release(needed);
         let mut stand = lock(&self.stand);

@@ -1,5 +1,5 @@
-//! A machine as it is offered to a standby: like to the target of a migration, with nothing that could make it begin as something
-//! else than zeros, so that what the standby lacks is what differs from nothing.
+//! A machine as it is offered to a standby: like to the target of a migration, with nothing that could make
+//! it begin as something else than zeros, so that what the standby lacks is what differs from nothing.
 
 use crate::{core::error::DaemonError, daemon::Daemon, machine::record::Record, running::RunningMachine};
 use whimbrel_core::Digest;

@@ -1,8 +1,9 @@
-//! One protection of a machine after the other: from the first copy until somebody else has it or nobody does.
+//! One protection of a machine after the other: from the first copy until somebody else has it or nobody
+//! does.
 //!
-//! One thread a machine. While it is protected the thread has the machine's turn, so nothing else changes it: whoever wants to
-//! stop it, or to end the protection, asks the thread. When the standby is lost the thread settles whose the machine is
-//! (`settle`), lets go of the turn, and comes back when the standby does.
+//! One thread a machine. While it is protected the thread has the machine's turn, so nothing else changes it:
+//! whoever wants to stop it, or to end the protection, asks the thread. When the standby is lost the thread
+//! settles whose the machine is (`settle`), lets go of the turn, and comes back when the standby does.
 
 use super::{
     epochs::{self, EpochsEnd},
@@ -75,7 +76,8 @@ pub(in crate::protect) fn run(
     host.protecting.leave_guard(guard);
 }
 
-/// The thread of a guard whose protection came here with the machine. `runs` is told since when the machine runs.
+/// The thread of a guard whose protection came here with the machine. `runs` is told since when the machine
+/// runs.
 pub(in crate::protect) fn inherit(
     host: &Arc<Daemon>,
     machine: &Arc<Machine>,
@@ -384,7 +386,8 @@ impl Attempt<'_> {
         ownership::determine_owner(self.host, self.guard, beats, turn.live.as_mut(), keep)
     }
 
-    /// The machine is this host's alone: whatever it has said may be heard. Its standby is told afterwards, which may take long.
+    /// The machine is this host's alone: whatever it has said may be heard. Its standby is told afterwards,
+    /// which may take long.
     fn release_output(&self, turn: &mut MachineLock<'_>, beats: &Arc<Heartbeat>, keep: bool) {
         beats.ports().for_each(|port| port.set_gates(whimbrel_net::Gates::OPEN));
         beats.ports().for_each(|port| port.release_all());

@@ -1,9 +1,9 @@
-//! The source's part of a move with a third host behind it: fills the standby that the target inherits, and is its witness
-//! from the commit on.
+//! The source's part of a move with a third host behind it: fills the standby that the target inherits, and
+//! is its witness from the commit on.
 //!
-//! The rules are those of `whimbrel_protect::inherited_primary`. A note that the third host is to be told of the end is durable before that
-//! hears anything, and struck out by the commit: whatever ends the move before that, it is told. A failure here fails the
-//! migration, and the machine goes on where it is, whole.
+//! The rules are those of `whimbrel_protect::inherited_primary`. A note that the third host is to be told of
+//! the end is durable before that hears anything, and struck out by the commit: whatever ends the move before
+//! that, it is told. A failure here fails the migration, and the machine goes on where it is, whole.
 
 use super::epochs;
 use crate::protect::{
@@ -59,8 +59,8 @@ pub(crate) struct StandbySeeding {
 }
 
 impl StandbySeeding {
-    /// Up to where the third host has room for the machine. With `rate_max` no more goes there from the target once the machine is
-    /// there; the copy before that is this host's and has no limit.
+    /// Up to where the third host has room for the machine. With `rate_max` no more goes there from the
+    /// target once the machine is there; the copy before that is this host's and has no limit.
     pub(crate) fn start(
         host: &Arc<Daemon>,
         (record, live): (&Record, &RunningMachine),
@@ -200,7 +200,8 @@ impl SeedRounds<'_> {
 impl source::BackupSink for SeedRounds<'_> {
     fn ahead(&mut self, ledgers: &mut [DirtyLog]) -> Result<(), BoxError> {
         self.round(ledgers)?;
-        // It is about to be whole: that it hears nobody for the length of the pause is no reason to ask who is alive.
+        // It is about to be whole: that it hears nobody for the length of the pause is no reason to ask who
+        // is alive.
         match self.filling.send_heartbeat() {
             true => Ok(()),
             false => Err(format!("{} does not answer", self.filling.line.to()).into()),
@@ -216,8 +217,9 @@ impl source::BackupSink for SeedRounds<'_> {
 }
 
 impl crate::protect::Protections {
-    /// If a machine was handed over, says its record, whose protection another host inherits: its standby must not be told that it
-    /// has ended, and this host is its witness. Found by a later daemon, it is the same again.
+    /// If a machine was handed over, says its record, whose protection another host inherits: its standby
+    /// must not be told that it has ended, and this host is its witness. Found by a later daemon, it is the
+    /// same again.
     pub(crate) fn hand_on(
         &self,
         record: SourceRecord,

@@ -1,8 +1,9 @@
 //! Epochs of a machine that waits here, stored as capsules: time travel.
 //!
-//! At the rate that was asked for an epoch's end begins a copy ([`whimbrel_protect::start_snapshot`]); one thread a standby reads it,
-//! little by little while epochs go on, and writes it to the store against the capsule before. Nothing of the
-//! protection waits for that thread: what fails here costs a capsule, is said in the log, and is tried again when the next one is due.
+//! At the rate that was asked for an epoch's end begins a copy ([`whimbrel_protect::start_snapshot`]); one
+//! thread a standby reads it, little by little while epochs go on, and writes it to the store against the
+//! capsule before. Nothing of the protection waits for that thread: what fails here costs a capsule, is said
+//! in the log, and is tried again when the next one is due.
 
 use super::hosted::HostedStandby;
 use crate::protect::lock;
@@ -176,8 +177,8 @@ impl EpochCapsuleWriter {
     }
 }
 
-/// A writer whose threads give way to epochs and to machines: a thread has the priority of the one that starts it. Whoever reads the
-/// pages keeps its own, since epochs wait for it.
+/// A writer whose threads give way to epochs and to machines: a thread has the priority of the one that
+/// starts it. Whoever reads the pages keeps its own, since epochs wait for it.
 fn patient_writer(store: &Store) -> Result<CapsuleWriter, DaemonError> {
     let begin = || {
         if let Err(error) = rustix::process::nice(NICE) {

@@ -1,11 +1,13 @@
 //! The standby's side on this host: machines that wait here to be taken over.
 //!
-//! Pages go to a [`EpochReceiver`], who may run to a [`lease::StandbyLease`]; this file answers messages with both and does what the rules
-//! say: asks the witness when the primary is silent, writes down that the machine is this host's, runs it. One thread a
-//! standby watches the clock, and whether the QEMU that waits is still there.
+//! Pages go to a [`EpochReceiver`], who may run to a [`lease::StandbyLease`]; this file answers messages with
+//! both and does what the rules say: asks the witness when the primary is silent, writes down that the
+//! machine is this host's, runs it. One thread a standby watches the clock, and whether the QEMU that waits
+//! is still there.
 //!
-//! Locks are taken in the order receiver, rules, current. Whether there is something to take over from is read, and cleared, with
-//! the rules in hand: nobody decides to take over what is about to be of no one instant.
+//! Locks are taken in the order receiver, rules, current. Whether there is something to take over from is
+//! read, and cleared, with the rules in hand: nobody decides to take over what is about to be of no one
+//! instant.
 
 use super::epoch_capsules::{EpochCapsuleWriter, LastEpochCapsule};
 use crate::protect::standby::page_sharing::SiblingStandbys;
@@ -40,7 +42,8 @@ use whimbrel_protect::{
     standby::{CommittedEpoch, EpochReceiver},
 };
 
-/// How long the pages of a protection that ended wait for the next one, and how long a first copy may be silent.
+/// How long the pages of a protection that ended wait for the next one, and how long a first copy may be
+/// silent.
 const KEPT_FOR: Duration = Duration::from_secs(600);
 
 /// A machine that waits here.
@@ -137,7 +140,8 @@ impl Daemon {
         }
         if let (Some(_), Some(source)) = (&begin.heir, begin.witness.as_ref().and_then(WitnessAddress::host))
         {
-            // Who decides once the machine has moved: asked when it cannot be reached any more, it would be too late.
+            // Who decides once the machine has moved: asked when it cannot be reached any more, it would be
+            // too late.
             self.route(source)?;
         }
         let then = begin.then.as_deref().map(|text| self.next_settings(text)).transpose()?;
@@ -216,7 +220,8 @@ impl Daemon {
         thread.map(drop).map_err(|source| DaemonError::io("start a thread for", self.layout.data(), source))
     }
 
-    /// How this host is to protect a machine that it has taken over. Known to be possible before there is anything to take over.
+    /// How this host is to protect a machine that it has taken over. Known to be possible before there is
+    /// anything to take over.
     fn next_settings(&self, text: &str) -> Result<ProtectionSettings, DaemonError> {
         let garbage =
             |error| DaemonError::invalid(format!("what comes after a takeover cannot be read: {error}"));
@@ -272,7 +277,8 @@ impl Daemon {
         fate
     }
 
-    /// The primary never runs the machine again. Answers when it runs here, or when it has turned out that it cannot.
+    /// The primary never runs the machine again. Answers when it runs here, or when it has turned out that it
+    /// cannot.
     fn take_yielded(&self, asker: &HostName, id: ProtectionId) -> Result<StandbyOutcome, DaemonError> {
         let Some(standing) = self.standing_of_host(asker, id) else { return Ok(self.protecting.fate(id)) };
         let action = {
@@ -372,7 +378,8 @@ impl HostedStandby {
         self.from == *from && self.handover == handover
     }
 
-    /// Gives its pages to the protection that follows, if it is of the same machine and this one cannot take over any more.
+    /// Gives its pages to the protection that follows, if it is of the same machine and this one cannot take
+    /// over any more.
     fn release(
         &self,
         arrays: &[u64],

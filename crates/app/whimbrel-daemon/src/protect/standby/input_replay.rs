@@ -1,6 +1,8 @@
-//! What reached a machine that waits here, if it is protected by that: kept while its host lives, given to it once more when it is this host's.
+//! What reached a machine that waits here, if it is protected by that: kept while its host lives, given to it
+//! once more when it is this host's.
 //!
-//! What is kept and for how long is [`whimbrel_protect::input_replay::Log`]'s. It fails when the host's connection or the machine's ports do.
+//! What is kept and for how long is [`whimbrel_protect::input_replay::Log`]'s. It fails when the host's
+//! connection or the machine's ports do.
 
 use super::hosted::{HostedStandby, lock};
 use crate::core::error::DaemonError;
@@ -26,7 +28,8 @@ impl HostedStandby {
         log.add(inputs, payload, self.current.epoch().0)
     }
 
-    /// What reached the machine after the epoch that it goes on from reaches it once more, before anything else does.
+    /// What reached the machine after the epoch that it goes on from reaches it once more, before anything
+    /// else does.
     pub(in crate::protect) fn replay(&self, from: Option<u64>) -> Result<(), DaemonError> {
         let (frames, left) = lock(&self.log).take(from);
         if frames.is_empty() {

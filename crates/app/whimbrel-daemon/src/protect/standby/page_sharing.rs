@@ -1,8 +1,9 @@
 //! Pages that one standby here has of another: of two machines that began as one, most are the same.
 //!
-//! Whoever asks holds its own receiver, and the other may ask at the same time for a page of this one. So nobody waits for another's
-//! receiver for long, and a page that cannot be read in time is asked of the primary again. Only machines of one primary lend to each other: a
-//! host must not find out what is in the machines of others.
+//! Whoever asks holds its own receiver, and the other may ask at the same time for a page of this one. So
+//! nobody waits for another's receiver for long, and a page that cannot be read in time is asked of the
+//! primary again. Only machines of one primary lend to each other: a host must not find out what is in the
+//! machines of others.
 
 use super::hosted::HostedStandby;
 use crate::daemon::Daemon;

@@ -1,8 +1,9 @@
-//! Whose is the machine? Asked when primary and standby have lost each other, and by a daemon that finds a protection of its
-//! predecessor.
+//! Whose is the machine? Asked when primary and standby have lost each other, and by a daemon that finds a
+//! protection of its predecessor.
 //!
-//! The rules are [`Primary`](whimbrel_protect::lease::Primary). This file asks those who know, again and again, while nothing of the machine is seen unless
-//! the lease allows it; and does what follows when the machine is the standby's.
+//! The rules are [`Primary`](whimbrel_protect::lease::Primary). This file asks those who know, again and
+//! again, while nothing of the machine is seen unless the lease allows it; and does what follows when the
+//! machine is the standby's.
 
 use crate::protect::{
     primary::{handle::ProtectionHandle, heartbeat::Heartbeat},
@@ -102,7 +103,8 @@ fn stop(live: Option<&mut RunningMachine>) {
     }
 }
 
-/// Gives the machine to the standby: written down first, so that this host never runs it, then said until it is heard.
+/// Gives the machine to the standby: written down first, so that this host never runs it, then said until it
+/// is heard.
 pub(in crate::protect) fn yield_to_standby(
     host: &Daemon,
     guard: &ProtectionHandle,
@@ -157,8 +159,8 @@ pub(in crate::protect) fn say_until_heard(
     }
 }
 
-/// The machine is this host's. Where that is decided only the standby is to hear of it; without a witness it is not before the
-/// standby has heard, and is settled again by a later daemon.
+/// The machine is this host's. Where that is decided only the standby is to hear of it; without a witness it
+/// is not before the standby has heard, and is settled again by a later daemon.
 pub(in crate::protect) fn note_alone(host: &Daemon, guard: &ProtectionHandle, beats: &Heartbeat, keep: bool) {
     match beats.lease().state() {
         PrimaryState::Alone | PrimaryState::Gone => tell_ended(host, guard, beats, keep),
@@ -166,8 +168,8 @@ pub(in crate::protect) fn note_alone(host: &Daemon, guard: &ProtectionHandle, be
     }
 }
 
-/// No standby can take over by this protection any more: it is told, now or when it can be reached again. Until it has heard
-/// it keeps a QEMU and all of the memory.
+/// No standby can take over by this protection any more: it is told, now or when it can be reached again.
+/// Until it has heard it keeps a QEMU and all of the memory.
 pub(in crate::protect) fn tell_ended(host: &Daemon, guard: &ProtectionHandle, beats: &Heartbeat, keep: bool) {
     let standby = beats.standby.to().clone();
     let witness = beats.witness.as_ref().map(|witness| witness.name().clone());
@@ -214,7 +216,8 @@ pub(in crate::protect) fn retire(
     match saved {
         Ok(()) => {
             host.protecting.remove_note(beats.id);
-            // The witness may have said so before the standby heard its yes: then it must be able to ask again.
+            // The witness may have said so before the standby heard its yes: then it must be able to ask
+            // again.
             if let Some(witness) = &beats.witness
                 && beats.standby.end(beats.id, false, beats.patience()) == Some(StandbyOutcome::TakenOver)
             {

@@ -1,7 +1,8 @@
-//! What a daemon does with protections of its predecessor: nothing of such a machine is seen, and it stands still, until those
-//! who know have said whose it is.
+//! What a daemon does with protections of its predecessor: nothing of such a machine is seen, and it stands
+//! still, until those who know have said whose it is.
 //!
-//! Its guest may have run on without a daemon meanwhile, but had neither network nor disks: both are the daemon's.
+//! Its guest may have run on without a daemon meanwhile, but had neither network nor disks: both are the
+//! daemon's.
 
 use super::ownership::{self, Ownership};
 use crate::protect::{
@@ -62,7 +63,8 @@ impl Daemon {
                 return true;
             }
         };
-        // One that lacks pages has written something that nobody counts any more, and may wait for a page for ever.
+        // One that lacks pages has written something that nobody counts any more, and may wait for a page for
+        // ever.
         let lacks = record.owed.is_some();
         if let (true, Some(process)) = (lacks, &record.process) {
             runtime_dir::end(&self.layout.slot(&process.slot));
@@ -97,7 +99,8 @@ impl Daemon {
         true
     }
 
-    /// Gives a machine that has come here, and that an earlier daemon had prepared, to the host that it inherits as its standby.
+    /// Gives a machine that has come here, and that an earlier daemon had prepared, to the host that it
+    /// inherits as its standby.
     pub(crate) fn yield_to_backup(self: &Arc<Self>, machine: &Arc<Machine>) -> Result<(), DaemonError> {
         let notes = self.protecting.unsettled(machine.name());
         let Some(note) = notes.first() else { return Ok(()) };
@@ -169,7 +172,8 @@ impl Daemon {
         }
     }
 
-    /// Without a witness a person decided. The machine is the other host's, whatever it has done here meanwhile.
+    /// Without a witness a person decided. The machine is the other host's, whatever it has done here
+    /// meanwhile.
     fn stop_taken_over(self: &Arc<Self>, name: &whimbrel_core::MachineName, id: ProtectionId) {
         let Some(note) = lock(&self.protecting.noted).get(&id).cloned() else { return };
         let (ProtectionSide::Primary { request, .. }, Ok(machine)) = (&note.side, self.machine(name)) else {

@@ -1,7 +1,7 @@
 //! Taking a machine over: written down, loaded, run, and protected anew.
 //!
-//! Whether it may be taken over is decided before, by the rules in `standing.rs`. A machine that was *taken* is this host's whatever happens here; one
-//! that was *yielded* and does not load is given back.
+//! Whether it may be taken over is decided before, by the rules in `standing.rs`. A machine that was *taken*
+//! is this host's whatever happens here; one that was *yielded* and does not load is given back.
 
 use crate::protect::standby::hosted::{HostedStandby, lock, standby_error, unknown};
 use crate::{
@@ -27,8 +27,8 @@ pub(in crate::protect) enum TakeoverCause {
 }
 
 impl HostedStandby {
-    /// The machine is this host's. Written down first, run second. One that was yielded and does not load is given back: its
-    /// host still has all of it.
+    /// The machine is this host's. Written down first, run second. One that was yielded and does not load is
+    /// given back: its host still has all of it.
     pub(in crate::protect) fn take_over(&self, why: TakeoverCause) -> Result<(), DaemonError> {
         let begun = Instant::now();
         let mut held = lock(&self.receiver);
@@ -110,7 +110,8 @@ impl HostedStandby {
         self.host.protecting.remove_note(self.id);
     }
 
-    /// Writes down that the machine is this host's. Nobody else may ever run it, so this is tried until it is done.
+    /// Writes down that the machine is this host's. Nobody else may ever run it, so this is tried until it is
+    /// done.
     fn note_taken(&self) -> Result<(), DaemonError> {
         let side = ProtectionSide::TookOver { from: self.from.clone(), at_ms: crate::now_ms() };
         let note = ProtectionRecord::new(self.id, &self.name, self.handover, side);

@@ -12,8 +12,8 @@ use whimbrel_protect::{
 
 /// How often a connection to a host that is a witness is looked after.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
-/// Time between renewals at an etcd while the standby answers: ten terms, this at most. Each is a write to the disks of most of its
-/// members, and part of its history.
+/// Time between renewals at an etcd while the standby answers: ten terms, this at most. Each is a write to
+/// the disks of most of its members, and part of its history.
 const SELDOM: Duration = Duration::from_secs(2);
 
 /// The witness of one protection.
@@ -65,7 +65,8 @@ impl WitnessClient {
         }
     }
 
-    /// Time between two renewals. The standby's promise is enough for as long as it answers, and a write to an etcd is dear.
+    /// Time between two renewals. The standby's promise is enough for as long as it answers, and a write to
+    /// an etcd is dear.
     pub(in crate::protect) fn renewed_every(&self, standby_answers: bool) -> Duration {
         match &self.kind {
             Kind::Etcd(_) if standby_answers => (self.term * 10).min(SELDOM).max(self.term / 4),

@@ -1,7 +1,8 @@
 //! This host as a witness: who may run the machines that two other hosts protect.
 //!
-//! The rules are those of [`WitnessLease`]. Here is the table, who may ask what, and what is durable: that a protection is registered, and
-//! how it ended, each before anybody is told. When leases run out is not; a restarted witness waits for a whole term first.
+//! The rules are those of [`WitnessLease`]. Here is the table, who may ask what, and what is durable: that a
+//! protection is registered, and how it ended, each before anybody is told. When leases run out is not; a
+//! restarted witness waits for a whole term first.
 
 use crate::core::error::DaemonError;
 use crate::protect::records;
@@ -22,8 +23,9 @@ use whimbrel_protect::{
 const FORMAT: u32 = 1;
 /// Protections at once. One that has ended is forgotten when its hosts say so.
 const REGISTERED_MAX: usize = 4096;
-/// How long those of a protection were silent when it may be forgotten to make room: one that is decided, and one that is not. Who asks
-/// about it after all hears that it is unknown, which lets nobody run anything: the hosts ask each other, as without a witness.
+/// How long those of a protection were silent when it may be forgotten to make room: one that is decided, and
+/// one that is not. Who asks about it after all hears that it is unknown, which lets nobody run anything: the
+/// hosts ask each other, as without a witness.
 const SILENT: [Duration; 2] = [Duration::from_secs(7 * 86_400), Duration::from_secs(30 * 86_400)];
 /// Terms that are taken, in milliseconds.
 const TERMS: std::ops::RangeInclusive<u32> = 50..=600_000;
@@ -126,7 +128,8 @@ impl WitnessTable {
         Ok(verdict)
     }
 
-    /// This host is the witness of a protection that `primary` has inherited from it. Known already, it stays as it is.
+    /// This host is the witness of a protection that `primary` has inherited from it. Known already, it stays
+    /// as it is.
     pub(crate) fn recover(
         &self,
         id: ProtectionId,

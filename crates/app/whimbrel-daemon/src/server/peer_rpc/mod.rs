@@ -1,7 +1,8 @@
 //! Other hosts: what they may ask of this one. How this one reaches them is in `link`, and over ssh in `ssh`.
 //!
-//! They come by TLS, by the key they are trusted under, or through the socket of the API. Whoever may open that
-//! socket is root here already, so a host behind it (one whose ssh runs `whimbrel serve --stdio`) may do all.
+//! They come by TLS, by the key they are trusted under, or through the socket of the API. Whoever may open
+//! that socket is root here already, so a host behind it (one whose ssh runs `whimbrel serve --stdio`) may do
+//! all.
 
 pub(crate) use crate::peers::connections::PeerConnections;
 pub(crate) use crate::peers::link::PeerLink;
@@ -98,8 +99,8 @@ impl Service for Apart {
     }
 }
 
-/// A new connection to a trusted host, over which that one asks for the pages that `giving` keeps. Anything else is answered as
-/// ever: that host may use the connection for more.
+/// A new connection to a trusted host, over which that one asks for the pages that `giving` keeps. Anything
+/// else is answered as ever: that host may use the connection for more.
 pub(crate) fn connect_giving(
     host: &Daemon,
     name: &HostName,

@@ -1,9 +1,11 @@
-//! A capsule as one file of a pool: where its pages, nodes and blobs lie in it. `docs/formats/pooled-capsule.md`. Pure.
+//! A capsule as one file of a pool: where its pages, nodes and blobs lie in it.
+//! `docs/formats/pooled-capsule.md`. Pure.
 //!
-//! Pages stand in groups of [`GROUP`] at their places in the image, and groups begin at multiples of their size. The file is
-//! cut there too, so that a group which did not change is a chunk that the pool has already, however much moved before it. What
-//! is zero in a whole group is left out. Whatever is read from such a file is compared with the digest it was asked by: the index is
-//! advice, and a wrong one costs a read.
+//! Pages stand in groups of [`GROUP`] at their places in the image, and groups begin at multiples of their
+//! size. The file is cut there too, so that a group which did not change is a chunk that the pool has
+//! already, however much moved before it. What is zero in a whole group is left out. Whatever is read from
+//! such a file is compared with the digest it was asked by: the index is advice, and a wrong one costs a
+//! read.
 
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE};

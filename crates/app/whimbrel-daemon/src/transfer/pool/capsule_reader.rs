@@ -1,8 +1,8 @@
 //! A capsule that a pool holds: what is asked for by digest is read from where it lies in the capsule's file.
 //!
-//! Only the index is in memory. Pages are found by the leaf that lists them; of a page whose leaf is of another capsule (one
-//! that was written here over this one) the place is looked up in all leaves, which are read once for that. Digests of what is
-//! read are for the caller to compare.
+//! Only the index is in memory. Pages are found by the leaf that lists them; of a page whose leaf is of
+//! another capsule (one that was written here over this one) the place is looked up in all leaves, which are
+//! read once for that. Digests of what is read are for the caller to compare.
 
 use super::capsule_file::{CapsuleFileIndex, FileRange, GROUP, NodePlace, TRAILER, Trailer, page_at};
 use bytes::Bytes;
@@ -109,8 +109,8 @@ impl PooledCapsule {
         self.read_pages(offsets)
     }
 
-    /// The wanted pages that lie here, in their order; `leaf` knows nodes that are on this host. Without `thorough`, pages of leaves
-    /// of other capsules are not looked for. Blocks.
+    /// The wanted pages that lie here, in their order; `leaf` knows nodes that are on this host. Without
+    /// `thorough`, pages of leaves of other capsules are not looked for. Blocks.
     pub(super) fn pages(
         &self,
         wants: &[PageWant],

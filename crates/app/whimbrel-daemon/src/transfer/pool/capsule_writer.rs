@@ -1,8 +1,9 @@
 //! A capsule of this host becomes a version of a file in a pool.
 //!
-//! Pages go leaf by leaf, a leaf that occurs twice once, then nodes, blobs, the index. Groups that an older version of the file has are
-//! taken over from it without being read (`older`); of the rest the pool keeps chunks that it has. So a later version of a machine costs
-//! what changed. The file appears whole when all of it is safe, or not at all.
+//! Pages go leaf by leaf, a leaf that occurs twice once, then nodes, blobs, the index. Groups that an older
+//! version of the file has are taken over from it without being read (`older`); of the rest the pool keeps
+//! chunks that it has. So a later version of a machine costs what changed. The file appears whole when all of
+//! it is safe, or not at all.
 
 use super::{
     capsule_file::{CHUNK, CapsuleFileIndex, FileRange, GROUP, NodePlace, Trailer, groups},
@@ -61,7 +62,8 @@ struct Met<'a> {
     page: u64,
 }
 
-/// Writes a capsule that is whole here. The caller commits the file. Returns how many pages were not in the `older` version.
+/// Writes a capsule that is whole here. The caller commits the file. Returns how many pages were not in the
+/// `older` version.
 pub(super) fn write(
     store: &Store,
     capsule: &CapsuleId,

@@ -1,10 +1,12 @@
-//! Capsules in a checkpoint pool: pushed to it, pulled from it, and machines that run while most of their pages are there.
+//! Capsules in a checkpoint pool: pushed to it, pulled from it, and machines that run while most of their
+//! pages are there.
 //!
-//! A capsule is one file of the pool (`layout`), each push of a machine a version of it, so what the pool does for files it does
-//! for machines: only new chunks travel, they are kept several times and checked, a version appears whole, policies drop old ones.
-//! The daemon is a client of the pool with the key of its host. What is missing here of a capsule is read from the pool before other
-//! hosts are asked (`fetch`); where it lies is noted (`notes`), so that the next daemon finds it too, and pinned there
-//! (`holding`), so that no policy takes it away.
+//! A capsule is one file of the pool (`layout`), each push of a machine a version of it, so what the pool
+//! does for files it does for machines: only new chunks travel, they are kept several times and checked, a
+//! version appears whole, policies drop old ones. The daemon is a client of the pool with the key of its
+//! host. What is missing here of a capsule is read from the pool before other hosts are asked (`fetch`);
+//! where it lies is noted (`notes`), so that the next daemon finds it too, and pinned there (`holding`), so
+//! that no policy takes it away.
 //!
 //! A pool has no say about who may run a machine: what is pushed is a copy, as with `export`.
 

@@ -1,7 +1,9 @@
-//! Which capsules here are in part in a pool: a note for each, durable before the capsule is named here, and what is open of them.
+//! Which capsules here are in part in a pool: a note for each, durable before the capsule is named here, and
+//! what is open of them.
 //!
-//! A note goes when all of its capsule came. Until then it stays, also when the capsule itself is forgotten: another that was
-//! written over it may lack the same pages. With the last capsule that is not whole here, all of them go.
+//! A note goes when all of its capsule came. Until then it stays, also when the capsule itself is forgotten:
+//! another that was written over it may lack the same pages. With the last capsule that is not whole here,
+//! all of them go.
 
 use super::{capsule_reader::PooledCapsule, pool_path::PoolPath};
 use crate::core::error::DaemonError;

@@ -1,8 +1,10 @@
-//! Versions of pools that capsules here are in part in stay pinned there, under the names of this host and of what needs them.
+//! Versions of pools that capsules here are in part in stay pinned there, under the names of this host and of
+//! what needs them.
 //!
-//! One thread compares what is needed here with what this host pins, as the pool has it, and sets that right; so nothing of it need be
-//! remembered here, and pins that a daemon before has left are let go. A version is pinned before it is noted where the rest of its
-//! capsule is. What is needed follows from refs and machines: a note that none of them leads to goes, and the pin with it.
+//! One thread compares what is needed here with what this host pins, as the pool has it, and sets that right;
+//! so nothing of it need be remembered here, and pins that a daemon before has left are let go. A version is
+//! pinned before it is noted where the rest of its capsule is. What is needed follows from refs and machines:
+//! a note that none of them leads to goes, and the pin with it.
 
 use super::{failed, partial_records::OpenPartial, pool_path::PoolPath};
 use crate::{
@@ -25,7 +27,8 @@ use whimbrel_pool::{
     protocol::code,
 };
 
-/// Between two times that a pin is renewed: the least that a manager may be told to believe in one is far longer.
+/// Between two times that a pin is renewed: the least that a manager may be told to believe in one is far
+/// longer.
 const RENEWED: Duration = Duration::from_secs(600);
 /// How soon a pool that was away is asked again.
 const RETRY: Duration = Duration::from_secs(30);
@@ -69,7 +72,8 @@ impl Daemon {
         format!("{}/{subject}", self.name)
     }
 
-    /// Strikes notes that nothing needs, pins what is needed and lets go what is not. Whether all pools have heard it.
+    /// Strikes notes that nothing needs, pins what is needed and lets go what is not. Whether all pools have
+    /// heard it.
     fn reconcile_pins(&self) -> bool {
         let _settled = self.pools.settling.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = match self.wanted_pins() {
@@ -143,7 +147,8 @@ impl Daemon {
         Ok(needed)
     }
 
-    /// The noted capsules that a partial one may lack pages of: the nearest among its ancestors. If those are not all known, any.
+    /// The noted capsules that a partial one may lack pages of: the nearest among its ancestors. If those are
+    /// not all known, any.
     fn notes_under(&self, root: CapsuleId) -> Vec<CapsuleId> {
         let (mut open, mut seen, mut found) = (vec![root], BTreeSet::new(), Vec::new());
         while let Some(capsule) = open.pop() {

@@ -1,8 +1,10 @@
-//! What an older version of a capsule's file has of a newer capsule: groups of pages that are neither read here nor sent again.
+//! What an older version of a capsule's file has of a newer capsule: groups of pages that are neither read
+//! here nor sent again.
 //!
-//! Leaves of the new capsule are compared with those of the old one: the same leaf anywhere, or the one at the same place of the image
-//! with the same name. Where a group of the old file lies is believed as its index says it; whoever can write to the folder could spoil
-//! what is there anyway, and whoever reads compares digests.
+//! Leaves of the new capsule are compared with those of the old one: the same leaf anywhere, or the one at
+//! the same place of the image with the same name. Where a group of the old file lies is believed as its
+//! index says it; whoever can write to the folder could spoil what is there anyway, and whoever reads
+//! compares digests.
 
 use super::{
     capsule_file::{CHUNK, GROUP, groups, page_at},

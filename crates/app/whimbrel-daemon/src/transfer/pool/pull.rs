@@ -1,4 +1,5 @@
-//! Capsules of a pool to this host: found, described so that machines may be made of them, brought as a whole.
+//! Capsules of a pool to this host: found, described so that machines may be made of them, brought as a
+//! whole.
 
 use super::{
     capsule_file::NodePlace,
@@ -131,7 +132,8 @@ impl Daemon {
         self.describe_pooled(&found, called, |manifest| Ok(vec![own_name(&found.name, manifest)]))
     }
 
-    /// Fetches what describes a capsule, and names it here; what needs it will be `called` so, or as its machine was.
+    /// Fetches what describes a capsule, and names it here; what needs it will be `called` so, or as its
+    /// machine was.
     fn describe_pooled(
         &self,
         found: &Found,
@@ -162,7 +164,8 @@ impl Daemon {
         Ok((capsule, manifest))
     }
 
-    /// Fetches what pools have of a capsule, and of those that it was written over: it may lack the same pages.
+    /// Fetches what pools have of a capsule, and of those that it was written over: it may lack the same
+    /// pages.
     pub(crate) fn fetch_from_pools(
         &self,
         capsule: CapsuleId,
@@ -181,7 +184,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Fetches all of a capsule that is in part in a pool; `progress` hears of bytes. Returns bytes and pages that came.
+    /// Fetches all of a capsule that is in part in a pool; `progress` hears of bytes. Returns bytes and pages
+    /// that came.
     fn fetch_pooled(
         &self,
         capsule: CapsuleId,

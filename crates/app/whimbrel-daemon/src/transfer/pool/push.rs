@@ -88,7 +88,8 @@ impl Daemon {
         }))
     }
 
-    /// Makes a capsule the newest version of a file; bytes that travelled, and pages that the version before lacks.
+    /// Makes a capsule the newest version of a file; bytes that travelled, and pages that the version before
+    /// lacks.
     pub(crate) fn send_to_pool(
         &self,
         place: &PoolPath,
@@ -160,7 +161,8 @@ fn not_sent(place: &PoolPath, error: CapsuleWriteError) -> DaemonError {
     }
 }
 
-/// The name of a capsule's file: that of the machine or tag; of one that was named otherwise, the machine and the id's begin.
+/// The name of a capsule's file: that of the machine or tag; of one that was named otherwise, the machine and
+/// the id's begin.
 fn name_in_pool(subject: &CapsuleRef, capsule: &CapsuleId, manifest: &Manifest) -> String {
     match subject {
         CapsuleRef::Name(name) => refs::known_as(name).to_owned(),

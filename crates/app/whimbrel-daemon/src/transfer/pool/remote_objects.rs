@@ -1,7 +1,8 @@
 //! What a machine here lacks and a pool has: the part of the pools in the store's `Elsewhere`.
 //!
-//! All capsules that are in part in a pool are looked through; there are few, and their indexes are in memory once they were needed.
-//! What cannot be read now is left to other hosts, and said if those have it neither: the reader waits and asks again.
+//! All capsules that are in part in a pool are looked through; there are few, and their indexes are in memory
+//! once they were needed. What cannot be read now is left to other hosts, and said if those have it neither:
+//! the reader waits and asks again.
 
 use super::{
     capsule_reader::{CLUSTER, PooledCapsule},

@@ -1,4 +1,5 @@
-//! Questions to a pool: `whimbrel pool status`, `policy`, `versions`, `purge`, `drain`. Pins have a file of their own.
+//! Questions to a pool: `whimbrel pool status`, `policy`, `versions`, `purge`, `drain`. Pins have a file of
+//! their own.
 
 use super::PoolArgs;
 use crate::{

@@ -26,7 +26,8 @@ pub(super) struct Manager {
     /// Address for benefactors and clients
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
-    /// Keep the metadata in this PostgreSQL, postgres://USER@HOST/DB, instead of a file; several managers may share one
+    /// Keep the metadata in this PostgreSQL, postgres://USER@HOST/DB, instead of a file; several managers may
+    /// share one
     #[arg(long, value_name = "URL")]
     database: Option<String>,
     /// After so long in silence the chunks of a benefactor are copied from elsewhere
@@ -73,7 +74,8 @@ pub(super) struct Benefactor {
     /// Between two lists of its chunks to the manager, which answers what may go
     #[arg(long, value_name = "DURATION", default_value = "300s")]
     inventory: DurationArg,
-    /// Object store for its chunks: the disk keeps what is new. Credentials are taken from AWS_ACCESS_KEY_ID and the like
+    /// Object store for its chunks: the disk keeps what is new. Credentials are taken from AWS_ACCESS_KEY_ID
+    /// and the like
     #[arg(long, value_name = "s3://BUCKET/PREFIX[?endpoint=URL]")]
     tier: Option<TierUrl>,
     /// Bytes that stay on the disk before the oldest go to the object store

@@ -1,4 +1,5 @@
-//! `whimbrel pool`: its members as processes, and questions to the manager. Nothing of it needs the host daemon.
+//! `whimbrel pool`: its members as processes, and questions to the manager. Nothing of it needs the host
+//! daemon.
 
 mod admin;
 mod members;

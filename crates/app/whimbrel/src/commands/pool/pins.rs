@@ -22,7 +22,8 @@ pub(super) struct Pin {
     /// Let it go again
     #[arg(long)]
     release: bool,
-    /// Let go what this holder pins, as `whimbrel pool pins` names it: a machine that lives from the version loses what it has not read yet
+    /// Let go what this holder pins, as `whimbrel pool pins` names it: a machine that lives from the version
+    /// loses what it has not read yet
     #[arg(long, value_name = "HOST/MACHINE", requires = "release")]
     holder: Option<String>,
     #[command(flatten)]

@@ -1,7 +1,9 @@
-//! `whimbrel serve`: directories for sessions, or, without any, what another host's ssh runs here to reach the daemon.
+//! `whimbrel serve`: directories for sessions, or, without any, what another host's ssh runs here to reach
+//! the daemon.
 //!
-//! For the daemon only bytes are carried, between standard input and output and the daemon; the daemon speaks. Nothing else may
-//! go to standard output, and what fails is told on standard error, which ssh takes to the other host.
+//! For the daemon only bytes are carried, between standard input and output and the daemon; the daemon
+//! speaks. Nothing else may go to standard output, and what fails is told on standard error, which ssh takes
+//! to the other host.
 
 mod exports;
 mod upstream;
@@ -39,8 +41,8 @@ const BUFFER: usize = 256 << 10;
 
 /// Let others mount directories of this host, or talk to its daemon
 ///
-/// Only the directories named can be opened; names are resolved beneath them, following no symlink. What can be read
-/// and written there is what the user who runs this can.
+/// Only the directories named can be opened; names are resolved beneath them, following no symlink. What can
+/// be read and written there is what the user who runs this can.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -145,8 +147,8 @@ impl Args {
     }
 }
 
-/// Carries bytes both ways until the daemon has ended its side. The end of the input is passed on to it, for it may
-/// still have something to say.
+/// Carries bytes both ways until the daemon has ended its side. The end of the input is passed on to it, for
+/// it may still have something to say.
 async fn relay(
     input: impl AsyncRead + Unpin,
     mut output: impl AsyncWrite + Unpin,

@@ -1,8 +1,9 @@
 //! A cache between: the directory that is served is itself a mount of another server's.
 //!
-//! The mount is this program once more, as `whimbrel mount --foreground` in a child process, so it has the same cache, policies and
-//! control socket as every other. It is there before anything is served, and told to write back and end when serving
-//! ends. If it ends first, so does the serving: nobody shall write into the empty directory below.
+//! The mount is this program once more, as `whimbrel mount --foreground` in a child process, so it has the
+//! same cache, policies and control socket as every other. It is there before anything is served, and told to
+//! write back and end when serving ends. If it ends first, so does the serving: nobody shall write into the
+//! empty directory below.
 
 use crate::error::CliError;
 use rustix::process::{Pid, Signal, kill_process};
@@ -30,7 +31,8 @@ impl Upstream {
         let below = device(dir).map_err(CliError::io("find the directory to mount on"))?;
         let mut command = Command::new(program);
         command.arg("mount").arg(target).arg(dir).args(options).arg("--foreground");
-        // What is served over standard input and output has both for itself. Signals of a terminal are for us alone.
+        // What is served over standard input and output has both for itself. Signals of a terminal are for us
+        // alone.
         command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
         let child = command.spawn().map_err(CliError::io("start the mount of the other server"))?;
         let mut upstream = Self { child };

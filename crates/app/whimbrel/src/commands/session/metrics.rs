@@ -1,4 +1,5 @@
-//! The numbers of sessions in the text format of Prometheus: a unit at the end of each name, the session as label.
+//! The numbers of sessions in the text format of Prometheus: a unit at the end of each name, the session as
+//! label.
 
 use whimbrel_session::client::ControlResponse;
 

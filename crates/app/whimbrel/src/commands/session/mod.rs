@@ -77,7 +77,8 @@ enum Action {
     End {
         /// Its name
         name: String,
-        /// End it also if not everything can be written back; the next mount of the same target does that first
+        /// End it also if not everything can be written back; the next mount of the same target does that
+        /// first
         #[arg(long)]
         leave: bool,
     },

@@ -1,7 +1,8 @@
 //! Mounting a session: `[USER@]HOST:/PATH` by the user's ssh, `HOST:PORT:/PATH` with a key by TLS.
 //!
-//! The command returns when the mount answers; another process of it carries the mount until it is unmounted, told to
-//! end, or killed. What it cannot write back stays in the cache for the next mount of the same directory.
+//! The command returns when the mount answers; another process of it carries the mount until it is unmounted,
+//! told to end, or killed. What it cannot write back stays in the cache for the next mount of the same
+//! directory.
 
 use crate::{context::Context, error::CliError, session_dirs};
 use serde::Serialize;
@@ -56,10 +57,12 @@ pub(crate) struct MountSession {
     /// Seconds that calls wait for a server that is gone before they fail
     #[arg(long, value_name = "SECONDS", default_value = "60")]
     patience: u64,
-    /// A file of this host, like a golden image: what it has as well is not sent over a slow link; may be given several times
+    /// A file of this host, like a golden image: what it has as well is not sent over a slow link; may be
+    /// given several times
     #[arg(long, value_name = "FILE")]
     known: Vec<PathBuf>,
-    /// A directory (root's, mode 1733) in which users of this host share what the server lets each of them read
+    /// A directory (root's, mode 1733) in which users of this host share what the server lets each of them
+    /// read
     #[arg(long, value_name = "DIR")]
     shared: Option<PathBuf>,
     /// Files that are fetched whole when they are opened, like memory of machines: '*.vmss,*.mem'

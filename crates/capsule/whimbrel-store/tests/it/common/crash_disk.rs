@@ -1,8 +1,8 @@
 //! A disk in memory that loses power, fails or fills up at a chosen operation.
 //!
-//! What survives a power failure: of every file the synced bytes and a random stretch of the rest, some of it zeros;
-//! of every name changed since its directory was synced either the old or the new state, each chosen by itself.
-//! A killed process leaves everything it did.
+//! What survives a power failure: of every file the synced bytes and a random stretch of the rest, some of it
+//! zeros; of every name changed since its directory was synced either the old or the new state, each chosen
+//! by itself. A killed process leaves everything it did.
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::{

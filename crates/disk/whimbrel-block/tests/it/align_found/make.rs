@@ -1,4 +1,5 @@
-//! File systems with files in them, and disks with a file system somewhere, made by the usual tools without mounting anything.
+//! File systems with files in them, and disks with a file system somewhere, made by the usual tools without
+//! mounting anything.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -109,7 +110,8 @@ impl Place {
         disk
     }
 
-    /// Writes `image` to its place on `disk`. What followed on the disk is gone, a backup of the table included.
+    /// Writes `image` to its place on `disk`. What followed on the disk is gone, a backup of the table
+    /// included.
     pub(crate) fn put(&self, disk: &Path, image: &Path) {
         let mut from = File::open(image).unwrap();
         let to = File::options().write(true).open(disk).unwrap();

@@ -1,7 +1,9 @@
-//! Files copied into file systems that lie differently on their disks must be found again by the digests of their pages.
+//! Files copied into file systems that lie differently on their disks must be found again by the digests of
+//! their pages.
 //!
-//! The tables and file systems are made by the tools people use, so they are also the witnesses of the parsers. What is looked for are
-//! the pages as the page cache of a guest holds them: from the start of each file, the last one filled up with zeros.
+//! The tables and file systems are made by the tools people use, so they are also the witnesses of the
+//! parsers. What is looked for are the pages as the page cache of a guest holds them: from the start of each
+//! file, the last one filled up with zeros.
 
 mod make;
 

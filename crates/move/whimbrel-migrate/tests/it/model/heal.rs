@@ -1,7 +1,8 @@
 //! What becomes of any state once nothing breaks any more.
 //!
-//! Whatever was under way is lost, connections end and both sides notice, daemons that are down come back unless their host
-//! is lost. Then only what is said again counts: commits and aborts, which are repeated until they are answered.
+//! Whatever was under way is lost, connections end and both sides notice, daemons that are down come back
+//! unless their host is lost. Then only what is said again counts: commits and aborts, which are repeated
+//! until they are answered.
 
 use super::{
     ATTEMPTS, Rules, Wire, World,

@@ -1,4 +1,5 @@
-//! The two hosts: what each has in memory, on its disk and in its processes, and how the actions of the rules change it.
+//! The two hosts: what each has in memory, on its disk and in its processes, and how the actions of the rules
+//! change it.
 
 use super::{ATTEMPTS, Rules, Wire, World};
 use whimbrel_migrate::handover::{

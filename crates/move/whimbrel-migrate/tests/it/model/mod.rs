@@ -71,8 +71,8 @@ pub(crate) struct World {
     pub(crate) wires: [Wire; ATTEMPTS],
 }
 
-/// The messages of one attempt. What was sent stays deliverable: lost is what is never delivered, repeated what is
-/// delivered again, late what is delivered after younger ones.
+/// The messages of one attempt. What was sent stays deliverable: lost is what is never delivered, repeated
+/// what is delivered again, late what is delivered after younger ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Wire {
     /// On the connection of the pages: it ends for each side when that side notices.

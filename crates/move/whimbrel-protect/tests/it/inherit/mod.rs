@@ -1,12 +1,14 @@
-//! A machine that moves with a third host behind it: the handover and the protection of its heir, checked as one.
+//! A machine that moves with a third host behind it: the handover and the protection of its heir, checked as
+//! one.
 //!
-//! The source, which fills the standby and is the witness once it has committed; the target, which inherits; the third host. Any
-//! message may be lost, repeated, late and overtaken; either daemon restarts, the target's QEMU dies, or a host dies for
-//! good, at any step. The transition functions are those of the product: `whimbrel_migrate::handover`, `whimbrel_protect::lease`
-//! and `whimbrel_protect::inherited_primary`. In every state that can be reached the machine is seen on one host at most, and whoever runs it has
-//! all that ever left it. From every state in which one host at most is dead for good, and the target had heard the source's word
-//! before that if it is the source, the machine comes to run somewhere once the faults end. That the checker can fail is
-//! checked by breaking the rules.
+//! The source, which fills the standby and is the witness once it has committed; the target, which inherits;
+//! the third host. Any message may be lost, repeated, late and overtaken; either daemon restarts, the
+//! target's QEMU dies, or a host dies for good, at any step. The transition functions are those of the
+//! product: `whimbrel_migrate::handover`, `whimbrel_protect::lease` and
+//! `whimbrel_protect::inherited_primary`. In every state that can be reached the machine is seen on one host
+//! at most, and whoever runs it has all that ever left it. From every state in which one host at most is dead
+//! for good, and the target had heard the source's word before that if it is the source, the machine comes to
+//! run somewhere once the faults end. That the checker can fail is checked by breaking the rules.
 
 mod world;
 
@@ -199,7 +201,8 @@ impl Model for Inherited {
                     || world.standby.fate() == StandbyOutcome::TakenOver;
                 let ended = world.standby.fate() == StandbyOutcome::Ended || world.dead == Some(Host::Third);
                 let ended_with_it = its_own && ended;
-                // Closed, the protection is over: the machine is the target's alone, and nobody promises anything.
+                // Closed, the protection is over: the machine is the target's alone, and nobody promises
+                // anything.
                 let closed = world.witness.is_some_and(|witness| witness.state() == WitnessState::Closed);
                 world.unheard || closed || ended_with_it || world.faults > 1 || world.heals(model.broken)
             }),

@@ -1,4 +1,5 @@
-//! The three hosts and what is under way between them: what each says, and what it does when something arrives, fails or dies.
+//! The three hosts and what is under way between them: what each says, and what it does when something
+//! arrives, fails or dies.
 
 use crate::spoken::{Answer, Reply, TAKE};
 use std::{collections::BTreeSet, time::Duration};

@@ -1,4 +1,5 @@
-//! What members of a protection say to each other, as numbers: a state of a model must be hashed and ordered, which those types are not.
+//! What members of a protection say to each other, as numbers: a state of a model must be hashed and ordered,
+//! which those types are not.
 
 use whimbrel_protect::{
     lease::{WitnessQuery, WitnessReply},

@@ -1,4 +1,5 @@
-//! Chunks: known ones, new ones, where they are, which may go, which need copies. Compiled for each driver; see `meta`.
+//! Chunks: known ones, new ones, where they are, which may go, which need copies. Compiled for each driver;
+//! see `meta`.
 
 use super::statements::{BATCH, Database, RANGES, Tx, list, numbers, ranges_as_part, rows, signed, unsigned};
 use crate::{
@@ -20,8 +21,8 @@ fn digest_of(bytes: Vec<u8>) -> Result<Digest> {
 }
 
 impl Database {
-    /// The number of each chunk that can be built upon, 0 for the others: those with so many copies in reach. Being asked for
-    /// keeps one from collection for as long as a session lives that began before.
+    /// The number of each chunk that can be built upon, 0 for the others: those with so many copies in reach.
+    /// Being asked for keeps one from collection for as long as a session lives that began before.
     pub(crate) async fn known(
         &self,
         digests: &[Digest],
@@ -56,9 +57,10 @@ impl Database {
         Ok(digests.iter().map(number).collect())
     }
 
-    /// For each chunk of a version, in the order of its map, whether a session that began before may build on it without asking for
-    /// it: those of which all wanted copies are in reach, as far as that is known without looking at each. What lacks a copy waits for repair,
-    /// and what is at a silent benefactor is found there.
+    /// For each chunk of a version, in the order of its map, whether a session that began before may build on
+    /// it without asking for it: those of which all wanted copies are in reach, as far as that is known
+    /// without looking at each. What lacks a copy waits for repair, and what is at a silent benefactor is
+    /// found there.
     pub(crate) async fn standing(&self, version: u64, copies: u8, alive_since: i64) -> Result<Vec<bool>> {
         let row = sqlx::query("SELECT map, copies FROM version WHERE id = $1")
             .bind(signed(version)?)
@@ -220,7 +222,8 @@ impl Database {
         let mut verdicts = vec![GcDecision::Keep; listed.len()];
         let mut range = (Digest(inventory.from), Digest(inventory.to));
         loop {
-            // A benefactor that lost its disk lists nothing of all that is counted: that goes page by page too.
+            // A benefactor that lost its disk lists nothing of all that is counted: that goes page by page
+            // too.
             let mut page = counted(&mut tx, benefactor, range).await?;
             let more = page.len() == PAGE;
             let last = page.keys().max().copied().filter(|_| more).unwrap_or(range.1);
@@ -293,7 +296,8 @@ impl Database {
         rows.iter().map(|row| Ok((unsigned(row.try_get(0)?), digest_of(row.try_get(1)?)?))).collect()
     }
 
-    /// These count at another place instead. A chunk that meanwhile lost its copy at the old one does not lose another.
+    /// These count at another place instead. A chunk that meanwhile lost its copy at the old one does not
+    /// lose another.
     pub(crate) async fn moved(
         &self,
         chunks: &[ChunkId],
@@ -441,10 +445,11 @@ async fn vanish(tx: &mut Tx<'_>, benefactor: BenefactorId, chunks: Vec<ChunkId>,
     queue(tx, &chunks, now).await
 }
 
-/// The counted copies of a benefactor in a range, the first [`PAGE`]: number, whether in use, when freed, since when there.
+/// The counted copies of a benefactor in a range, the first [`PAGE`]: number, whether in use, when freed,
+/// since when there.
 ///
-/// The order of the join is said (`CROSS JOIN` does that in SQLite and nothing elsewhere): by digest first, not through all
-/// that the benefactor has.
+/// The order of the join is said (`CROSS JOIN` does that in SQLite and nothing elsewhere): by digest first,
+/// not through all that the benefactor has.
 async fn counted(tx: &mut Tx<'_>, benefactor: BenefactorId, range: (Digest, Digest)) -> Result<Counted> {
     let found = sqlx::query(
         "SELECT chunk.id, chunk.digest, chunk.refs, chunk.freed, place.since

@@ -8,7 +8,8 @@ use crate::{
 use sqlx::{AssertSqlSafe, Row};
 use whimbrel_wire::PublicKey;
 
-/// How long it is remembered what a session committed, beyond its lease, in milliseconds: a call that is sent again is not later.
+/// How long it is remembered what a session committed, beyond its lease, in milliseconds: a call that is sent
+/// again is not later.
 const REMEMBERED: i64 = 3_600_000;
 
 impl Database {
@@ -118,7 +119,8 @@ impl Database {
         self.finish(tx).await
     }
 
-    /// Chunks in use of which those in `counted` have fewer copies than are wanted, or than there are benefactors in it.
+    /// Chunks in use of which those in `counted` have fewer copies than are wanted, or than there are
+    /// benefactors in it.
     pub(crate) async fn undrained(&self, benefactor: BenefactorId, counted: &[BenefactorId]) -> Result<u64> {
         let most = counted.len().max(1);
         let counted: Vec<String> = counted.iter().map(ToString::to_string).collect();

@@ -178,8 +178,8 @@ impl Database {
         self.finish(tx).await
     }
 
-    /// A file in the way gives its versions to the one that comes: a checkpoint written under another name and renamed is
-    /// the next version.
+    /// A file in the way gives its versions to the one that comes: a checkpoint written under another name
+    /// and renamed is the next version.
     pub(crate) async fn rename(
         &self,
         from: (NodeId, &str),
@@ -239,7 +239,8 @@ impl Database {
         Ok(node)
     }
 
-    /// The policy set on a file or folder, and the one that holds there: its own, or that of the nearest folder above.
+    /// The policy set on a file or folder, and the one that holds there: its own, or that of the nearest
+    /// folder above.
     pub(crate) async fn policy(&self, folder: NodeId) -> Result<(Option<Policy>, Policy)> {
         let (mut at, mut own) = (folder, None);
         for depth in 0..DEEPEST {
@@ -264,8 +265,8 @@ impl Database {
         Ok((None, Policy::default()))
     }
 
-    /// What is set on a folder holds for files written from then on, and for which versions stay. More copies set on a file
-    /// are made of what it has, too.
+    /// What is set on a folder holds for files written from then on, and for which versions stay. More copies
+    /// set on a file are made of what it has, too.
     pub(crate) async fn set_policy(&self, node: NodeId, policy: Option<&Policy>, now: i64) -> Result<()> {
         let text = policy.map(serde_json::to_string).transpose();
         let text = text.map_err(|_| MetaError::Invalid("the policy cannot be kept"))?;

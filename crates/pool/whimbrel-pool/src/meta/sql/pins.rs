@@ -1,8 +1,8 @@
-//! Pins that somebody holds: a version that a machine lives from stays for as long as that says so. Compiled for each driver; see
-//! `meta`.
+//! Pins that somebody holds: a version that a machine lives from stays for as long as that says so. Compiled
+//! for each driver; see `meta`.
 //!
-//! A pin has an end, which its holder moves ahead; what ended pins nothing. Whoever pins a version and whoever drops one lock its row
-//! first, so that one of the two comes too late.
+//! A pin has an end, which its holder moves ahead; what ended pins nothing. Whoever pins a version and
+//! whoever drops one lock its row first, so that one of the two comes too late.
 
 use super::{
     IS_POSTGRES,
@@ -132,7 +132,8 @@ fn pin_of(row: &<super::Driver as sqlx::Database>::Row) -> Result<PinRow> {
     })
 }
 
-/// Refuses if a version of a file is pinned, that of this number or any. Nobody pins one of them before the transaction ends.
+/// Refuses if a version of a file is pinned, that of this number or any. Nobody pins one of them before the
+/// transaction ends.
 pub(crate) async fn refuse_pinned(
     tx: &mut Tx<'_>,
     node: NodeId,

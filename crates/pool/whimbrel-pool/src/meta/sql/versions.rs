@@ -13,9 +13,9 @@ use sqlx::{AssertSqlSafe, Row};
 use std::collections::HashMap;
 
 impl Database {
-    /// The one step that makes what a session wrote visible: all of it, or nothing. Asked again for
-    /// the same commit of a session, because the answer was lost, this says what there is now and changes nothing, for others may
-    /// have written since.
+    /// The one step that makes what a session wrote visible: all of it, or nothing. Asked again for the same
+    /// commit of a session, because the answer was lost, this says what there is now and changes nothing, for
+    /// others may have written since.
     pub(crate) async fn commit(&self, commit: &Commit, pieces: &[ChunkRef], now: i64) -> Result<Node> {
         let mut tx = self.write.begin().await?;
         if let Some(node) = committed(&mut tx, commit).await? {
@@ -195,7 +195,8 @@ async fn committed(tx: &mut Tx<'_>, commit: &Commit) -> Result<Option<NodeId>> {
     row.map(|row| Ok(unsigned(row.try_get(0)?))).transpose()
 }
 
-/// The file that is committed to; a name that was taken meanwhile gets a new version, a file that went is made again.
+/// The file that is committed to; a name that was taken meanwhile gets a new version, a file that went is
+/// made again.
 async fn target(tx: &mut Tx<'_>, commit: &Commit, now: i64) -> Result<Node> {
     let known = match commit.node {
         Some(id) => names::get(tx, id).await?,
@@ -212,7 +213,8 @@ async fn target(tx: &mut Tx<'_>, commit: &Commit, now: i64) -> Result<Node> {
     }
 }
 
-/// Makes a version the one before in a chain, and returns its map; none if it is gone, has a next one, or fewer copies of it are wanted.
+/// Makes a version the one before in a chain, and returns its map; none if it is gone, has a next one, or
+/// fewer copies of it are wanted.
 async fn claim(tx: &mut Tx<'_>, version: u64, copies: u8) -> Result<Option<Vec<ChunkRef>>> {
     let row = sqlx::query(
         "UPDATE version SET newer = -1 WHERE id = $1 AND newer = 0 AND copies >= $2 RETURNING map",
@@ -238,8 +240,8 @@ async fn point(tx: &mut Tx<'_>, side: &str, version: u64, to: u64) -> Result<()>
     Ok(())
 }
 
-/// Counts the version among the users of its chunks, and refuses a map of chunks that are not all there. What the version before in
-/// the chain has is counted already.
+/// Counts the version among the users of its chunks, and refuses a map of chunks that are not all there. What
+/// the version before in the chain has is counted already.
 async fn take_chunks(
     tx: &mut Tx<'_>,
     commit: &Commit,
@@ -295,7 +297,8 @@ async fn take_chunks(
     Ok(())
 }
 
-/// Refuses chunks in use of which no copy is left. One that lacks copies waits for repair, so few are looked at.
+/// Refuses chunks in use of which no copy is left. One that lacks copies waits for repair, so few are looked
+/// at.
 async fn refuse_lost(tx: &mut Tx<'_>, chunks: &[ChunkId]) -> Result<()> {
     for ranges in reference_counts::runs(chunks).chunks(RANGES) {
         let text = format!(
@@ -346,7 +349,8 @@ async fn maps(tx: &mut Tx<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
 
 /// A version goes, and what it alone had has a user less.
 ///
-/// Rows of versions are locked before those of chunks, as a commit does it, and nobody else takes versions out of chains meanwhile.
+/// Rows of versions are locked before those of chunks, as a commit does it, and nobody else takes versions
+/// out of chains meanwhile.
 async fn release(tx: &mut Tx<'_>, version: u64, now: i64) -> Result<()> {
     if super::IS_POSTGRES {
         sqlx::query("SELECT pg_advisory_xact_lock(7751012)").execute(&mut **tx).await?;

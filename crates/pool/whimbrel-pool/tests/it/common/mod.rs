@@ -1,5 +1,5 @@
-//! A pool on this machine: manager and benefactors with real sockets and TLS, each in a folder of its own, each to be killed
-//! and started again.
+//! A pool on this machine: manager and benefactors with real sockets and TLS, each in a folder of its own,
+//! each to be killed and started again.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 

@@ -158,7 +158,8 @@ pub struct World {
     pub dir: TempDir,
 }
 
-/// A server of a directory. Another one of it is another process: what this one still has to do is not done after what is asked there.
+/// A server of a directory. Another one of it is another process: what this one still has to do is not done
+/// after what is asked there.
 pub fn server_of(dir: &Path) -> Server {
     let turns = dir.parent().unwrap().join("turns");
     fs::create_dir_all(&turns).unwrap();

@@ -1,8 +1,9 @@
 //! How this host shows itself to an etcd: files in the folder `etcd` of its data, which its owner puts there.
 //!
-//! `ca.pem`: every etcd is spoken to by TLS 1.3 and must have a certificate of this authority for the name or address it is known by. `client.pem` and
-//! `client.key`: what this host shows then. `user`: a name, a colon and a password in one line. What is not there is not used; what is
-//! there and no good is an error, and nothing is said to any etcd: never less than what was asked for.
+//! `ca.pem`: every etcd is spoken to by TLS 1.3 and must have a certificate of this authority for the name or
+//! address it is known by. `client.pem` and `client.key`: what this host shows then. `user`: a name, a colon
+//! and a password in one line. What is not there is not used; what is there and no good is an error, and
+//! nothing is said to any etcd: never less than what was asked for.
 
 use std::{fs, io, path::Path, sync::Arc};
 use tokio_rustls::{

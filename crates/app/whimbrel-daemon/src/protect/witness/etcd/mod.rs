@@ -1,12 +1,14 @@
 //! An etcd as the witness: one key a protection, changed in single transactions, over its JSON gateway.
 //!
-//! The rules are those of [`RegisterWitness`]. Here is how a transaction is said and heard (etcd 3.4, `/v3/kv/txn`), and that a question never takes
-//! longer than it may: members are asked one after the other, the one that answered last first, each for its share of the patience. One that was
-//! asked and did not answer in time may have done it all the same, so every attempt may be made again.
+//! The rules are those of [`RegisterWitness`]. Here is how a transaction is said and heard (etcd 3.4,
+//! `/v3/kv/txn`), and that a question never takes longer than it may: members are asked one after the other,
+//! the one that answered last first, each for its share of the patience. One that was asked and did not
+//! answer in time may have done it all the same, so every attempt may be made again.
 //!
-//! Keys: `whimbrel/protections/ID` is `open`, `taken` or `closed`; `whimbrel/about/ID` says to people whose it is. Whoever may write there
-//! decides who runs machines: who that is, is for the etcd to say, to which this host shows what `login` has. A user is
-//! known there by a token, which is asked for with the password when there is none or it is refused.
+//! Keys: `whimbrel/protections/ID` is `open`, `taken` or `closed`; `whimbrel/about/ID` says to people whose
+//! it is. Whoever may write there decides who runs machines: who that is, is for the etcd to say, to which
+//! this host shows what `login` has. A user is known there by a token, which is asked for with the password
+//! when there is none or it is refused.
 
 mod credentials;
 
@@ -157,7 +159,8 @@ impl Etcd {
             Some(connection) => connection,
             None => connect(endpoint, login).await?,
         };
-        // Taken, so that one that makes an etcd wait for ever, as after a restored backup, is not shown again.
+        // Taken, so that one that makes an etcd wait for ever, as after a restored backup, is not shown
+        // again.
         let mut token = lock(&self.token).take();
         let mut is_new = false;
         let reply = loop {

@@ -28,8 +28,8 @@ fn sh(folder: &Path, script: &str) -> bool {
     done.unwrap().success()
 }
 
-/// An authority, a server certificate for 127.0.0.1 and one for clients. Those have no common name: an etcd that knows users
-/// refuses one over HTTP.
+/// An authority, a server certificate for 127.0.0.1 and one for clients. Those have no common name: an etcd
+/// that knows users refuses one over HTTP.
 fn make_certificates(folder: &Path) {
     let script = "
         ec='-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes'
