@@ -4,11 +4,13 @@
 //! nothing. A finding names the place, the rule and how to mend it. A note is shown and fails nothing.
 
 mod arrows;
+mod comments;
 mod dependencies;
 mod ignored;
 mod licences;
 mod links;
 mod metadata;
+mod names;
 mod opening;
 mod size;
 mod source;
@@ -70,6 +72,8 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     findings.extend(size::check(&files));
     findings.extend(opening::check(&files));
     findings.extend(words::check(&files));
+    findings.extend(names::check(&files));
+    findings.extend(comments::check(&files));
     findings.extend(links::check(root, &files));
     findings.extend(ignored::check(&files));
 

@@ -1,19 +1,15 @@
 //! Files stay small enough to read at one sitting, functions small enough to see at once.
 //!
-//! Over [`FILE_NOTE`] lines a file is named, over [`FILE_LIMIT`] it fails unless [`LONG_FILES`] gives a
-//! reason. A function fails over [`FUNCTION_LIMIT`] lines. Functions are found by indentation, which is exact
-//! for text that rustfmt made: the closing brace of a body stands in the column of its `fn` line.
+//! Over [`FILE_LIMIT`] lines a file fails, over [`FUNCTION_LIMIT`] a function. Functions are found by
+//! indentation, which is exact for text that rustfmt made: the closing brace of a body stands in the column of
+//! its `fn` line.
 
 use super::Finding;
 use super::source::SourceFile;
 
 const RULE: &str = "size";
-const FILE_NOTE: usize = 600;
-const FILE_LIMIT: usize = 1000;
-const FUNCTION_LIMIT: usize = 100;
-
-/// Files allowed to be longer, and why. Empty is how it should stay.
-const LONG_FILES: &[(&str, &str)] = &[];
+const FILE_LIMIT: usize = 600;
+const FUNCTION_LIMIT: usize = 70;
 
 /// Every Rust file and function that is too long.
 pub(crate) fn check(files: &[SourceFile]) -> Vec<Finding> {
@@ -23,13 +19,9 @@ pub(crate) fn check(files: &[SourceFile]) -> Vec<Finding> {
 fn check_file(file: &SourceFile) -> Vec<Finding> {
     let mut findings = long_functions(file);
     let lines = file.text.lines().count();
-    let excused = LONG_FILES.iter().any(|(path, _)| *path == file.path);
-    if lines > FILE_LIMIT && !excused {
+    if lines > FILE_LIMIT {
         let text = format!("{lines} lines, the limit is {FILE_LIMIT}: split it by subject");
         findings.push(Finding::violation(&file.path, 0, RULE, text));
-    } else if lines > FILE_NOTE {
-        let text = format!("{lines} lines: is there a second subject in it?");
-        findings.push(Finding::note(&file.path, 0, RULE, text));
     }
     findings
 }
@@ -107,13 +99,8 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_named_before_it_fails() {
-        let weights = |lines: usize| {
-            let found = check(&[file("//\n".repeat(lines))]);
-            found.iter().map(|f| f.weight).collect::<Vec<_>>()
-        };
-        assert_eq!(weights(FILE_NOTE), []);
-        assert_eq!(weights(FILE_NOTE + 1), [crate::tidy::Weight::Note]);
-        assert_eq!(weights(FILE_LIMIT + 1), [crate::tidy::Weight::Violation]);
+    fn a_long_file_fails() {
+        let count = |lines: usize| check(&[file("//\n".repeat(lines))]).len();
+        assert_eq!((count(FILE_LIMIT), count(FILE_LIMIT + 1)), (0, 1));
     }
 }
