@@ -1,4 +1,4 @@
-//! Between the trait of ours and the package that speaks the kernel's protocol: one short function a request.
+//! Adapter from the [`FileSystem`] trait to the `fuser` package: one short function for each FUSE request.
 
 use crate::{
     Access, Attributes, Caller, Entry, Errno, FileKind, FileSystem, MountOptions, Result, SetAttributes,
@@ -18,7 +18,7 @@ use std::{
     time::SystemTime,
 };
 
-/// The longest value the kernel takes for an extended attribute (`XATTR_SIZE_MAX`).
+/// The longest value that the kernel accepts for an extended attribute (`XATTR_SIZE_MAX`).
 const XATTR_MAX: usize = 64 << 10;
 
 pub(crate) struct Adapter<F> {
@@ -35,7 +35,7 @@ impl<F: FileSystem> Adapter<F> {
         Self { files, max_write, read_ahead, writeback, shared_maps }
     }
 
-    /// Runs a method; its panic is an I/O error of one request.
+    /// Calls a method; a panic becomes an I/O error of this request.
     fn ask<T>(&self, method: impl FnOnce(&F) -> Result<T>) -> std::result::Result<T, fuser::Errno> {
         let answer = catch_unwind(AssertUnwindSafe(|| method(&self.files)));
         answer
@@ -68,7 +68,7 @@ fn reply_done(reply: ReplyEmpty, done: std::result::Result<(), fuser::Errno>) {
     }
 }
 
-/// A question of size 0 asks how long the value is.
+/// Replies with an extended attribute; a request of size 0 asks for its length.
 fn reply_xattr(reply: ReplyXattr, size: u32, value: std::result::Result<Vec<u8>, fuser::Errno>) {
     match value {
         Err(error) => reply.error(error),
@@ -85,7 +85,7 @@ fn handle_of(handle: Option<FileHandle>) -> Option<u64> {
 
 impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // What a kernel does not have it does without.
+        // A capability that the kernel lacks is not used.
         let _ = config.set_max_write(self.max_write.max(4096));
         let _ = config.set_max_readahead(self.read_ahead.max(4096));
         let _ = config.set_max_background(64);
@@ -108,7 +108,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         if found.as_ref().is_err_and(|error| error.code() == libc::ENOENT) {
             let kept = self.ask(|files| Ok(files.absent(parent.0, name))).unwrap_or_default();
             if !kept.is_zero() {
-                // An entry that leads to inode 0 is the protocol's way to say so.
+                // In the FUSE protocol, an entry with inode 0 is a negative entry.
                 let nothing = Attributes::new(0, FileKind::File, 0).to_fuser();
                 return reply.entry(&kept, &nothing, Generation(0));
             }

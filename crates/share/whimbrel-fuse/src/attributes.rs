@@ -1,19 +1,19 @@
-//! Attributes of a file, as a file system gives them and as a caller changes them.
+//! File attributes: those that a file system reports and those that a caller changes.
 
 use std::time::{Duration, SystemTime};
 
-/// What a file is.
+/// The type of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FileKind {
     /// A regular file.
     File,
-    /// A directory.
+    /// A directory (`S_IFDIR`).
     Directory,
     /// A symbolic link.
     Link,
     /// A named pipe.
     Pipe,
-    /// A socket.
+    /// A Unix socket.
     Socket,
     /// A character device.
     CharDevice,
@@ -22,7 +22,7 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// The kind in the upper bits of a mode.
+    /// The type in the upper bits of a mode.
     pub fn of_mode(mode: u32) -> Option<Self> {
         Some(match mode & libc::S_IFMT {
             libc::S_IFREG => Self::File,
@@ -49,39 +49,39 @@ impl FileKind {
     }
 }
 
-/// What `stat` says of a file.
+/// Attributes of a file, as `stat` reports them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attributes {
-    /// Its inode.
+    /// Number of the inode.
     pub inode: u64,
-    /// What it is.
+    /// Type of the file.
     pub kind: FileKind,
-    /// Permission bits, without the kind.
+    /// Permission bits, without the type.
     pub mode: u16,
-    /// Bytes.
+    /// Length in bytes.
     pub size: u64,
-    /// Bytes it takes where it is stored.
+    /// Bytes allocated where the file is stored.
     pub stored: u64,
-    /// Hard links.
+    /// Number of hard links.
     pub links: u32,
-    /// Owner.
+    /// User that owns the file.
     pub uid: u32,
-    /// Group.
+    /// Group that owns the file.
     pub gid: u32,
     /// Device number, for devices.
     pub device: u32,
-    /// Bytes a program should read or write at once.
+    /// Preferred size of a read or write, in bytes.
     pub block: u32,
-    /// Last access.
+    /// Time of the last access.
     pub accessed: SystemTime,
-    /// Last change of content.
+    /// Last change of the content.
     pub modified: SystemTime,
-    /// Last change of content or attributes.
+    /// Last change of the content or attributes.
     pub changed: SystemTime,
 }
 
 impl Attributes {
-    /// A file of `kind` with `mode`, everything else empty or zero.
+    /// Attributes of a file of `kind` with `mode`; everything else is empty or zero.
     pub fn new(inode: u64, kind: FileKind, mode: u16) -> Self {
         let links = if kind == FileKind::Directory { 2 } else { 1 };
         let epoch = SystemTime::UNIX_EPOCH;
@@ -114,14 +114,14 @@ impl Attributes {
 /// A time to set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetTime {
-    /// The file system's own now.
+    /// The current time of the file system.
     Now,
-    /// This.
+    /// A given time.
     At(SystemTime),
 }
 
 impl SetTime {
-    /// The time it means, if now is `now`.
+    /// Resolves the time; `now` stands for [`SetTime::Now`].
     pub fn or_now(self, now: SystemTime) -> SystemTime {
         match self {
             Self::Now => now,
@@ -137,22 +137,22 @@ impl SetTime {
     }
 }
 
-/// What to change of a file; what is none stays.
+/// Attributes to change; `None` leaves one as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SetAttributes {
-    /// Permission bits.
+    /// New permission bits.
     pub mode: Option<u32>,
-    /// Owner.
+    /// New owning user.
     pub uid: Option<u32>,
-    /// Group.
+    /// New owning group.
     pub gid: Option<u32>,
-    /// Bytes: `truncate`.
+    /// New length in bytes (`truncate`).
     pub size: Option<u64>,
-    /// Last access.
+    /// New time of the last access.
     pub accessed: Option<SetTime>,
-    /// Last change of content.
+    /// New time of the last change of content.
     pub modified: Option<SetTime>,
 }
 
-/// How long the kernel may believe what it was told when nothing else is said.
+/// Default time for which the kernel may cache an answer.
 pub(crate) const NO_TTL: Duration = Duration::ZERO;

@@ -1,9 +1,9 @@
-//! The kernel's side of a mount: a connection, which lives as long as any mount of it does.
+//! Connection: the kernel's side of a mount, which lives as long as any copy of the mount.
 //!
-//! A mount namespace that was made while we were mounted has a copy of the mount, and whoever opened a file
-//! before a mount was detached keeps it alive. Then an unmount here ends nothing: the threads wait for
-//! requests for as long as somebody else likes. [`Connection::abort`] ends it for everybody. Needs what
-//! mounting needs, or a mounted fusectl.
+//! A mount namespace created while the file system was mounted has a copy of the mount, and files opened
+//! before a lazy unmount keep the mount alive. In both cases unmounting here does not end the threads that
+//! wait for requests. [`Connection::abort`] ends the connection for everybody. It needs the privileges of
+//! mounting, or a mounted fusectl.
 
 use rustix::{
     fs::{CWD, Mode, OFlags, openat},
@@ -16,20 +16,20 @@ use std::{
     path::Path,
 };
 
-/// Where a connection's number is looked up by most systems.
+/// The usual mount point of fusectl.
 const MOUNTED: &str = "/sys/fs/fuse/connections";
 const FLAGS: OFlags = OFlags::WRONLY.union(OFlags::CLOEXEC);
 
-/// The way to end one connection and no other. A number alone would not do: the next mount gets it as soon as
-/// this one is gone, whoever's that is. The kernel's file for it leads nowhere from then on
-/// (`fuse_ctl_remove_conn` in fs/fuse/control.c).
+/// Handle to end one connection and no other. A connection number would not do: the next mount reuses it as
+/// soon as this connection is gone. The open control file has no effect from then on (`fuse_ctl_remove_conn`
+/// in fs/fuse/control.c).
 #[derive(Debug)]
 pub(crate) struct Connection {
     abort: OwnedFd,
 }
 
 impl Connection {
-    /// The connection of what is mounted on `path`: the minor number of its device (fs/fuse/inode.c).
+    /// The connection of the mount at `path`: the minor number of its device (fs/fuse/inode.c).
     pub(crate) fn of(path: &Path) -> io::Result<Self> {
         let number = rustix::fs::minor(fs::metadata(path)?.dev());
         let abort = match openat(CWD, format!("{MOUNTED}/{number}/abort"), FLAGS, Mode::empty()) {
@@ -39,7 +39,7 @@ impl Connection {
         Ok(Self { abort })
     }
 
-    /// Ends it, if it has not ended: what is being asked fails with `ECONNABORTED`, what is asked later with
+    /// Ends the connection, unless it has ended: pending requests fail with `ECONNABORTED`, later ones with
     /// `ENOTCONN`.
     pub(crate) fn abort(&self) -> io::Result<()> {
         rustix::io::write(&self.abort, b"1")?;
@@ -47,8 +47,7 @@ impl Connection {
     }
 }
 
-/// The same where nobody has mounted the kernel's list of connections: through a mount of it that has no
-/// place.
+/// Opens the control file through a detached fusectl mount, for hosts where fusectl is not mounted.
 fn unseen(number: u32) -> Result<OwnedFd, Errno> {
     let list = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&list)?;
@@ -95,14 +94,14 @@ mod tests {
         let mount = |at: usize| {
             Mounted::new(Empty, dirs[at].path(), &MountOptions::new("t", "whimbreltest")).unwrap()
         };
-        // Other tests mount as well, and may be quicker.
+        // Other tests mount as well, and may take the number first.
         let reused = (0..1000).any(|_| {
             let first = mount(0);
             let (of_first, connection) = (number(dirs[0].path()), Connection::of(dirs[0].path()).unwrap());
             drop(first);
             let _second = mount(1);
             let of_second = number(dirs[1].path());
-            // There is nothing of ours to end any more, which the kernel may say or pass over.
+            // The first connection is gone, so the kernel may report an error or ignore the write.
             let _ = connection.abort();
             assert_eq!(fs::read_dir(dirs[1].path()).unwrap().count(), 0);
             of_first == of_second

@@ -1,8 +1,8 @@
-//! Error numbers as the kernel wants them, and how errors of the standard library become them.
+//! Error numbers for the kernel, and their conversion from errors of the standard library.
 
 use std::{fmt, io};
 
-/// What a file system method returns.
+/// Result of a file system method.
 pub type Result<T> = std::result::Result<T, Errno>;
 
 /// A positive error number.
@@ -68,13 +68,14 @@ numbers!(
 );
 
 impl Errno {
-    /// The error with this number; one that is no error number becomes `EIO`.
+    /// The error with this number; a number that is not an errno becomes `EIO`.
     pub fn from_number(number: i32) -> Self {
-        // The kernel takes numbers up to 511 from a file system and makes everything else its own mistake.
+        // The kernel accepts numbers up to 511 from a file system and reports anything else as a bug of its
+        // own.
         if (1..512).contains(&number) { Self(number) } else { Self::EIO }
     }
 
-    /// The number.
+    /// The number as in `errno.h`.
     pub fn number(self) -> i32 {
         self.0
     }

@@ -1,4 +1,4 @@
-//! What a file system answers. Methods block and may be called from several threads at once.
+//! The trait of a file system. Its methods block and may be called from several threads at once.
 
 use crate::{Access, Attributes, Errno, FileKind, Opened, Result, SetAttributes, attributes::NO_TTL};
 use bytes::Bytes;
@@ -8,73 +8,74 @@ use std::{
     time::Duration,
 };
 
-/// Who asks.
+/// The process that makes a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
-    /// User.
+    /// User id of the process.
     pub uid: u32,
-    /// Group.
+    /// Group id of the process.
     pub gid: u32,
-    /// Process; 0 for the kernel itself.
+    /// Process id; 0 for the kernel itself.
     pub pid: u32,
 }
 
 /// A file found by name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// What it is.
+    /// Attributes of the file.
     pub attributes: Attributes,
-    /// Tells reuses of the inode apart.
+    /// Distinguishes successive uses of one inode number.
     pub generation: u64,
-    /// How long the kernel may keep that the name leads here.
+    /// How long the kernel may cache that the name leads to this file.
     pub entry_ttl: Duration,
-    /// How long it may keep the attributes.
+    /// How long the kernel may cache the attributes.
     pub attributes_ttl: Duration,
 }
 
 impl Entry {
-    /// An entry the kernel asks for again every time.
+    /// An entry that the kernel does not cache.
     pub fn new(attributes: Attributes) -> Self {
         Self { attributes, generation: 0, entry_ttl: NO_TTL, attributes_ttl: NO_TTL }
     }
 
-    /// The same, kept by the kernel for `ttl`.
+    /// Lets the kernel cache the entry and its attributes for `ttl`.
     pub fn cached(self, ttl: Duration) -> Self {
         Self { entry_ttl: ttl, attributes_ttl: ttl, ..self }
     }
 }
 
-/// One line of a directory.
+/// One entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirEntry {
-    /// Inode.
+    /// Number of the inode.
     pub inode: u64,
-    /// What it is.
+    /// Type of the file.
     pub kind: FileKind,
-    /// Name.
+    /// File name without a path.
     pub name: OsString,
-    /// Where a later call goes on after this entry; never 0, and stable while the directory is open.
+    /// Offset at which a later call continues after this entry; never 0, and stable while the directory is
+    /// open.
     pub next: u64,
 }
 
-/// What `statfs` says.
+/// Space of a file system, as `statfs` reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatFs {
-    /// Bytes in all.
+    /// Total size in bytes.
     pub total: u64,
     /// Bytes that can still be written.
     pub free: u64,
-    /// Files there may be.
+    /// Largest possible number of files.
     pub files: u64,
-    /// Of those, how many more.
+    /// Files that can still be created.
     pub files_free: u64,
-    /// Bytes of a block.
+    /// Block size in bytes.
     pub block: u32,
-    /// Longest name.
+    /// Longest file name in bytes.
     pub name_max: u32,
 }
 
-/// A file system. What is not implemented has a fitting errno.
+/// A file system. Methods that are not implemented return a suitable errno.
 #[allow(unused_variables)]
 #[allow(
     missing_docs,
@@ -83,15 +84,15 @@ pub struct StatFs {
 pub trait FileSystem: Send + Sync + 'static {
     fn lookup(&self, caller: Caller, parent: u64, name: &OsStr) -> Result<Entry>;
 
-    /// How long the kernel may believe that there is no such name, after `lookup` has said so with `ENOENT`.
+    /// How long the kernel may cache that a name does not exist, after `lookup` returned `ENOENT`.
     fn absent(&self, parent: u64, name: &OsStr) -> Duration {
         Duration::ZERO
     }
 
-    /// The kernel gives back `count` of the references it took with entries.
+    /// The kernel drops `count` of the references that it took with entries.
     fn forget(&self, inode: u64, count: u64) {}
 
-    /// The attributes, and how long the kernel may keep them.
+    /// The attributes, and how long the kernel may cache them.
     fn getattr(&self, caller: Caller, inode: u64, handle: Option<u64>) -> Result<(Attributes, Duration)>;
 
     fn setattr(
@@ -132,7 +133,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::EPERM)
     }
 
-    /// `flags` as of `renameat2`.
+    /// Renames; `flags` are those of `renameat2`.
     fn rename(&self, caller: Caller, from: (u64, &OsStr), to: (u64, &OsStr), flags: u32) -> Result<()> {
         Err(Errno::EPERM)
     }
@@ -145,7 +146,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Ok(Opened::default())
     }
 
-    /// Makes a file and opens it. `mode` is already under the caller's umask.
+    /// Creates a file and opens it. The caller's umask is already applied to `mode`.
     fn create(
         &self,
         caller: Caller,
@@ -157,19 +158,19 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::EPERM)
     }
 
-    /// Fewer bytes than `size` only at the end of the file.
+    /// Reads; fewer bytes than `size` are returned only at the end of the file.
     fn read(&self, inode: u64, handle: u64, offset: u64, size: u32) -> Result<Bytes>;
 
     fn write(&self, caller: Caller, inode: u64, handle: u64, offset: u64, data: &[u8]) -> Result<u32> {
         Err(Errno::EROFS)
     }
 
-    /// A descriptor is closed, as often as there are descriptors; what fails here is what `close` returns.
+    /// Called for every descriptor that is closed; an error here is what `close` returns.
     fn flush(&self, caller: Caller, inode: u64, handle: u64) -> Result<()> {
         Ok(())
     }
 
-    /// The last descriptor is gone. Nobody hears of an error.
+    /// The last descriptor is closed. Nobody sees an error.
     fn release(&self, inode: u64, handle: u64) -> Result<()> {
         Ok(())
     }
@@ -182,7 +183,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Ok(0)
     }
 
-    /// Entries after `offset` (0: from the begin) go to `add` until it returns false.
+    /// Passes the entries after `offset` (0: from the start) to `add` until it returns false.
     fn readdir(
         &self,
         inode: u64,
@@ -223,14 +224,14 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::ENOTSUP)
     }
 
-    /// Copies from one open file to another, without the bytes going through the caller: how many, which may
-    /// be fewer. With `ENOTSUP` the kernel reads and writes this time, with `ENOSYS` always. Each end is
-    /// inode and offset.
+    /// Copies between two open files without passing the bytes through the caller, and returns how many were
+    /// copied, perhaps fewer. With `ENOTSUP` the kernel reads and writes this time, with `ENOSYS` always.
+    /// Each end is inode and offset.
     fn copy_file_range(&self, from: (u64, u64), to: (u64, u64), length: u64) -> Result<u32> {
         Err(Errno::ENOSYS)
     }
 
-    /// `SEEK_DATA` and `SEEK_HOLE`; without it the kernel has a file be all data.
+    /// `SEEK_DATA` and `SEEK_HOLE`; without them the kernel treats a file as all data.
     fn lseek(&self, inode: u64, handle: u64, offset: i64, whence: i32) -> Result<i64> {
         Err(Errno::ENOSYS)
     }

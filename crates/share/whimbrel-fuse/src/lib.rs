@@ -1,15 +1,15 @@
-//! Mounting a file system of ours through FUSE: one trait, one error type, threads, and an unmount that
-//! happens.
+//! Mounts a file system through FUSE: one trait, one error type, worker threads and a reliable unmount.
 //!
-//! A file system implements [`FileSystem`] with blocking methods that return `Result<_, Errno>`;
+//! A file system implements [`FileSystem`] with blocking methods that return `Result<_, Errno>`.
 //! [`Mounted::new`] mounts it and answers the kernel from several threads, each with its own descriptor. The
-//! package that speaks the kernel's protocol is behind this crate and seen nowhere else, since each of its
-//! versions changes its interface.
+//! package that implements the FUSE protocol is used in this crate only, because each of its versions changes
+//! its interface.
 //!
-//! Invariants: every request is answered exactly once; a method that panics answers `EIO` and the mount lives
-//! on; what a method does not implement has the errno that POSIX has for "not here" (`ENOSYS` would make the
-//! kernel stop asking, so it is used where that is meant); dropping [`Mounted`] unmounts, also while files
-//! are open.
+//! Invariants:
+//! - Every request is answered exactly once. A method that panics answers `EIO`, and the mount stays.
+//! - A method that is not implemented returns the POSIX errno for "not supported". `ENOSYS` makes the kernel
+//!   stop asking, so it is used only where that is meant.
+//! - Dropping [`Mounted`] unmounts, even while files are open.
 
 mod adapter;
 mod attributes;
@@ -25,5 +25,5 @@ pub use file_system::{Caller, DirEntry, Entry, FileSystem, StatFs};
 pub use mount::{MountError, MountOptions, Mounted, Notifier, clear_stale};
 pub use open::{Access, Opened};
 
-/// The inode of the root of every mount.
+/// Inode of the root of every mount.
 pub const ROOT: u64 = 1;

@@ -1,7 +1,7 @@
-//! Mounting, threads, and the way back.
+//! Mounting: options, worker threads and unmounting.
 //!
-//! A process that dies leaves a mount that answers `ENOTCONN`; the next mount on the same directory clears it
-//! away first.
+//! A process that dies leaves a mount that answers `ENOTCONN`; the next mount on the directory removes it
+//! first.
 
 use crate::{FileSystem, adapter::Adapter, connection::Connection};
 use rustix::{
@@ -17,37 +17,36 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the threads of a mount that is gone here may take to notice, before whoever else has it is cut
-/// off.
+/// Time for the threads of an unmounted file system to end, before the connection is aborted for everybody.
 const NOTICE: Duration = Duration::from_millis(500);
-/// How long a mount that was cut off is waited for. What its threads wait for themselves may take longer.
+/// Time to wait for the threads after an abort. A method that blocks may take longer.
 const CUT_OFF: Duration = Duration::from_secs(5);
 
 /// How a file system is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountOptions {
-    /// What `mount` shows as source.
+    /// Source that `mount` shows.
     pub source: String,
-    /// What stands after `fuse.` as type.
+    /// Type that `mount` shows after `fuse.`.
     pub kind: String,
-    /// Nothing can be changed.
+    /// Whether the mount is read-only.
     pub read_only: bool,
-    /// Users other than the one who mounts may use it; the kernel then checks modes and owners.
+    /// Whether users other than the mounting one have access; the kernel then checks modes and owners.
     pub others: bool,
-    /// Threads that answer: as many methods may block at once. Each takes as much memory as one write.
+    /// Number of threads, hence of methods that may block at once. Each takes as much memory as one write.
     pub threads: usize,
-    /// Most bytes of one write, at most 1 MiB unless `fs.fuse.max_pages_limit` is raised.
+    /// Largest write in bytes, at most 1 MiB unless `fs.fuse.max_pages_limit` is raised.
     pub max_write: u32,
-    /// Bytes the kernel reads ahead in cached files.
+    /// Bytes that the kernel reads ahead in cached files.
     pub read_ahead: u32,
-    /// Whether the kernel gathers small writes to cached files.
+    /// Whether the kernel combines small writes to cached files.
     pub writeback: bool,
-    /// Whether files that are opened without page cache may be mapped shared; else `mmap` says `ENODEV`.
+    /// Whether files opened without page cache may be mapped shared; otherwise `mmap` fails with `ENODEV`.
     pub shared_maps: bool,
 }
 
 impl MountOptions {
-    /// The usual ones, under these names.
+    /// Default options with this source and type.
     pub fn new(source: impl Into<String>, kind: impl Into<String>) -> Self {
         Self {
             source: source.into(),
@@ -65,7 +64,7 @@ impl MountOptions {
     fn config(&self) -> fuser::Config {
         use fuser::MountOption as M;
         let mut config = fuser::Config::default();
-        // A comma would begin another option.
+        // A comma would start another option.
         let plain = |text: &str| text.replace(',', "_");
         config.mount_options =
             vec![M::FSName(plain(&self.source)), M::Subtype(plain(&self.kind)), M::NoDev, M::NoSuid];
@@ -82,40 +81,40 @@ impl MountOptions {
     }
 }
 
-/// Why a file system could not be mounted.
+/// Reasons why a file system could not be mounted or unmounted.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// The directory cannot be mounted on.
     #[error("cannot mount on {}", path.display())]
     Directory {
-        /// The directory.
+        /// Directory to mount on.
         path: PathBuf,
-        /// Why.
+        /// Cause reported by the system.
         #[source]
         source: io::Error,
     },
-    /// The kernel, or `fusermount3` for who is not root, refused.
+    /// The kernel, or `fusermount3` for users other than root, refused.
     #[error("cannot mount a FUSE file system on {}", path.display())]
     Mount {
-        /// The directory.
+        /// Directory to mount on.
         path: PathBuf,
-        /// Why.
+        /// Cause reported by the kernel or `fusermount3`.
         #[source]
         source: io::Error,
     },
     /// The mount could not be undone.
     #[error("cannot unmount {}", path.display())]
     Unmount {
-        /// The directory.
+        /// Directory of the mount.
         path: PathBuf,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
 }
 
-/// A mounted file system. Dropping it unmounts it, also while files are open, and also where another
-/// namespace has a copy of the mount: their next call fails.
+/// A mounted file system. Dropping it unmounts, even while files are open or another namespace has a copy of
+/// the mount: later calls on those fail.
 #[derive(Debug)]
 pub struct Mounted {
     path: PathBuf,
@@ -124,7 +123,7 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Mounts `files` on the directory `path`, which exists. When it returns, the mount answers.
+    /// Mounts `files` on the existing directory `path`. The mount answers when this returns.
     pub fn new(files: impl FileSystem, path: &Path, options: &MountOptions) -> Result<Self, MountError> {
         let unusable = |source| MountError::Directory { path: path.to_owned(), source };
         clear_stale(path).map_err(unusable)?;
@@ -133,7 +132,7 @@ impl Mounted {
         let session = fuser::spawn_mount(adapter, &path, &options.config())
             .map_err(|source| MountError::Mount { path: path.clone(), source })?;
         let connection = Connection::of(&path)
-            .inspect_err(|error| tracing::debug!(%error, "the mount cannot be cut off"))
+            .inspect_err(|error| tracing::debug!(%error, "cannot open the connection of the mount"))
             .ok();
         let mounted = Self { path, connection, session: Some(session) };
         if options.read_ahead > 0 {
@@ -142,23 +141,23 @@ impl Mounted {
         Ok(mounted)
     }
 
-    /// Where it is mounted.
+    /// Directory of the mount.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Tells the kernel what it must not believe any more.
+    /// A handle to invalidate what the kernel has cached.
     pub fn notifier(&self) -> Option<Notifier> {
         self.session.as_ref().map(|session| Notifier { inner: session.notifier() })
     }
 
-    /// Whether somebody else has unmounted it.
+    /// Whether the mount has ended, for instance because somebody else unmounted it.
     pub fn is_gone(&self) -> bool {
         self.session.as_ref().is_none_or(|session| session.guard.is_finished())
     }
 
-    /// Unmounts, and waits until the last request is answered. A mount with open files is refused as busy,
-    /// and stays.
+    /// Unmounts and waits until the last request is answered. A mount with open files stays and is reported
+    /// as busy.
     pub fn unmount(&mut self) -> Result<(), MountError> {
         match unmount(&self.path, UnmountFlags::empty()) {
             Ok(()) | Err(Os::INVAL) => {
@@ -169,14 +168,13 @@ impl Mounted {
         }
     }
 
-    /// The kernel never offers more than 128 KiB of read-ahead to a server; the device of the mount takes
-    /// more.
+    /// Sets the read-ahead of the mount's device: FUSE itself negotiates 128 KiB at most.
     fn read_ahead(&self, bytes: u32) {
         let Ok(meta) = fs::metadata(&self.path) else { return };
         let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
         let setting = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
         if let Err(error) = fs::write(&setting, (bytes / 1024).to_string()) {
-            tracing::debug!(%error, setting, "the kernel reads ahead as far as it likes");
+            tracing::debug!(%error, setting, "cannot set the read-ahead of the mount");
         }
     }
 
@@ -188,11 +186,11 @@ impl Mounted {
         self.is_gone()
     }
 
-    /// Whether nobody can ask anything any more.
+    /// Aborts the connection; true if no request can arrive any more.
     fn cut_off(&self) -> bool {
         let aborted = self.connection.as_ref().map(Connection::abort);
         if let Some(Err(error)) = &aborted {
-            tracing::debug!(%error, path = %self.path.display(), "the connection of the mount was not ended");
+            tracing::debug!(%error, path = %self.path.display(), "cannot abort the connection of the mount");
         }
         matches!(aborted, Some(Ok(())))
     }
@@ -202,7 +200,7 @@ impl Mounted {
             self.cut_off();
         }
         let Some(session) = self.session.take() else { return };
-        // Its own unmount sees that there is nothing left, or detaches what is busy.
+        // `umount_and_join` finds nothing left to unmount, or detaches a busy mount.
         if let Err(error) = session.umount_and_join() {
             tracing::debug!(%error, path = %self.path.display(), "the mount ended with an error");
         }
@@ -220,7 +218,7 @@ impl Drop for Mounted {
                 // Open files would keep a detached mount alive until they are closed.
                 let _ = unmount(&self.path, UnmountFlags::DETACH);
                 if !self.cut_off() || !self.is_over_within(CUT_OFF) {
-                    // Threads that are left end by themselves.
+                    // The remaining threads end by themselves.
                     self.session.take();
                     return;
                 }
@@ -230,28 +228,28 @@ impl Drop for Mounted {
     }
 }
 
-/// Tells the kernel what changed behind its back.
+/// Invalidates what the kernel has cached.
 #[derive(Debug, Clone)]
 pub struct Notifier {
     inner: fuser::Notifier,
 }
 
 impl Notifier {
-    /// Cached bytes (`length` 0: to the end) and attributes of `inode` are no longer true.
+    /// Invalidates cached bytes (`length` 0: to the end) and attributes of `inode`.
     pub fn changed(&self, inode: u64, offset: u64, length: u64) -> io::Result<()> {
         let (offset, length) =
             (i64::try_from(offset).unwrap_or(i64::MAX), i64::try_from(length).unwrap_or(0));
         forgiving(self.inner.inval_inode(fuser::INodeNo(inode), offset, length))
     }
 
-    /// `name` in `parent` may lead elsewhere, or nowhere. Must not be called from a method of the file system
-    /// that has to do with `parent`: the kernel would wait for itself.
+    /// Invalidates `name` in `parent`. Must not be called from a file system method on `parent`: the kernel
+    /// would deadlock with itself.
     pub fn renamed(&self, parent: u64, name: &OsStr) -> io::Result<()> {
         forgiving(self.inner.inval_entry(fuser::INodeNo(parent), name))
     }
 }
 
-/// The kernel does not know what was never asked for.
+/// Ignores `ENOENT`: the kernel has not cached what was invalidated.
 fn forgiving(told: io::Result<()>) -> io::Result<()> {
     match told {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -259,7 +257,7 @@ fn forgiving(told: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Removes the dead mount that a killed process left on `path`, if there is one.
+/// Removes the dead mount that a killed process left on `path`, if any.
 pub fn clear_stale(path: &Path) -> io::Result<()> {
     match fs::metadata(path) {
         Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {

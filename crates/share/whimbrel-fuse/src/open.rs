@@ -1,24 +1,24 @@
-//! Opening files: what the caller wants, and what the kernel shall do with what is opened.
+//! Opening files: the access that the caller wants and the caching that the kernel may do.
 
-/// What an open file is for, out of the flags of `open`.
+/// The access that the flags of `open` ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Access {
-    /// The flags as they came.
+    /// Flags of `open`, unchanged.
     pub flags: i32,
 }
 
 impl Access {
-    /// Whether it may be read.
+    /// Whether the file is opened for reading.
     pub fn reads(self) -> bool {
         self.flags & libc::O_ACCMODE != libc::O_WRONLY
     }
 
-    /// Whether it may be written.
+    /// Whether the file is opened for writing.
     pub fn writes(self) -> bool {
         matches!(self.flags & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR)
     }
 
-    /// Whether it begins empty.
+    /// Whether the file is truncated.
     pub fn truncates(self) -> bool {
         self.flags & libc::O_TRUNC != 0
     }
@@ -34,23 +34,24 @@ impl Access {
     }
 }
 
-/// An open file.
+/// An open file and how the kernel caches it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Opened {
-    /// What later calls on it carry.
+    /// Handle that later calls carry.
     pub handle: u64,
-    /// No page cache: every read and write comes here as it is. The fastest way for bulk.
+    /// Bypass the page cache: every read and write reaches the file system unchanged. Fastest for bulk
+    /// transfers.
     pub direct: bool,
-    /// With `direct`: writes of different callers may come at once.
+    /// With `direct`: writes of different callers may be concurrent.
     pub parallel_writes: bool,
-    /// What the page cache has from an earlier opening still holds.
+    /// Keep what the page cache holds from an earlier open.
     pub keep_cache: bool,
-    /// No `flush` when a descriptor is closed.
+    /// Send no `flush` when a descriptor is closed.
     pub no_flush: bool,
 }
 
 impl Opened {
-    /// A file whose reads and writes do not go through the page cache.
+    /// A file that bypasses the page cache.
     pub fn direct(handle: u64) -> Self {
         Self { handle, direct: true, ..Self::default() }
     }

@@ -1,4 +1,4 @@
-//! A real mount of a small file system in memory: what goes through, what panics, what is unmounted.
+//! Mounts a small file system in memory: requests, panics and unmounting.
 
 use bytes::Bytes;
 use std::{
@@ -23,7 +23,7 @@ use whimbrel_fuse::{
 #[derive(Default)]
 struct Memory {
     files: Mutex<BTreeMap<OsString, Vec<u8>>>,
-    /// Look-ups of names that are not there.
+    /// Number of lookups of absent names.
     missed: Arc<AtomicUsize>,
 }
 
@@ -206,18 +206,19 @@ fn dropping_unmounts_though_a_file_is_open_and_a_busy_mount_is_not_unmounted_by_
     let mut rest = Vec::new();
     let _ = open.read_to_end(&mut rest);
     drop(open);
-    // The same directory can be mounted on again at once.
+    // The directory can be mounted on again at once.
     let mut again = Mounted::new(Memory::default(), dir.path(), &options()).unwrap();
     assert!(is_mounted(dir.path()));
     again.unmount().unwrap();
 }
 
-/// A file system that tells when it is gone.
+/// A file system that reports when it is dropped.
 fn told(files: &Memory) -> std::sync::Weak<AtomicUsize> {
     Arc::downgrade(&files.missed)
 }
 
-/// Whether nobody holds it any more. On a busy machine the last thread ends a moment after the mount.
+/// Whether nobody uses the file system any more. On a busy machine the last thread ends a moment after the
+/// mount.
 fn ends(files: &std::sync::Weak<AtomicUsize>) -> bool {
     let deadline = Instant::now() + Duration::from_secs(30);
     while files.strong_count() > 0 && Instant::now() < deadline {

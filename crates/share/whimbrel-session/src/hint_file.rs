@@ -1,9 +1,8 @@
-//! A note beside a file: how it is best brought, and where it is zeros. Text; the format is in
-//! `docs/formats/session-note.md`.
+//! Hint file: a small file beside a file that lists its zero blocks and says whether to fetch it whole.
 //!
-//! Pure but for [`Hint::of_file`], which looks a file through. A note comes from the server, so it is bounded
-//! and checked as such: what is not understood makes all of it void. Where zeros are holds for one version of
-//! the file only.
+//! The format is in `docs/formats/session-note.md`. Pure except for [`Hint::of_file`], which reads a file. A
+//! hint comes from the server, so it is bounded and checked: one invalid line makes all of it void. Its zero
+//! ranges apply to one version of the file only.
 
 use crate::proto::{Name, PAGE, Time};
 use std::{
@@ -15,49 +14,49 @@ use std::{
     path::Path,
 };
 
-/// First line.
+/// First line of a hint file.
 const HEAD: &str = "whimbrel note 1";
-/// Longest note.
+/// Longest hint file in bytes.
 pub const LONGEST: u64 = 256 << 10;
-/// Most runs of zeros.
+/// Most ranges of zeros.
 const RUNS: usize = 4096;
-/// Shorter runs of zeros are not worth a line: a block of the cache is asked for as a whole.
+/// Shortest range worth a line: a block of the cache is requested as a whole.
 const SHORTEST: u64 = 64 << 10;
-/// Looked through at once.
+/// Bytes read at once.
 const PIECE: usize = 1 << 20;
 
-/// What a note says.
+/// Content of a hint file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Hint {
-    /// Whether the file is best brought whole, or block by block.
+    /// Whether to fetch the file whole or block by block.
     pub whole: Option<bool>,
-    /// Bytes and last change of the file that it is about; zeros are believed of no other.
+    /// Size and last change of the file described; the ranges apply to no other version.
     pub of: Option<(u64, Time)>,
-    /// Bytes that are zeros, in order.
+    /// Ranges of zeros in bytes, in order.
     pub zeros: Vec<Range<u64>>,
 }
 
-/// A text that is no note.
+/// Reasons why a hint file is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HintError {
-    /// Longer than any, or not text.
-    #[error("it is too long, or no text")]
+    /// The file is too long, or not text.
+    #[error("it is too long or not UTF-8 text")]
     Text,
-    /// A line says nothing, or something that cannot be.
-    #[error("line {line} cannot be")]
+    /// A line is malformed or contradicts an earlier one.
+    #[error("line {line} is invalid")]
     Line {
-        /// Which, from 1.
+        /// Number of the line, from 1.
         line: usize,
     },
 }
 
-/// What the note of a file is called; none if that would be too long.
+/// Name of the hint file of `file`; none if it would be too long.
 pub fn name_of(file: &Name) -> Option<Name> {
     Name::new(&[b".", file.as_bytes(), b".whimbrel"].concat()).ok()
 }
 
 impl Hint {
-    /// The note of these bytes.
+    /// Parses a hint file.
     pub fn parse(bytes: &[u8]) -> Result<Self, HintError> {
         if bytes.len() as u64 > LONGEST {
             return Err(HintError::Text);
@@ -93,13 +92,13 @@ impl Hint {
         Some(())
     }
 
-    /// Whether all of these bytes are zeros, if the file is the one that the note is about.
+    /// Whether all of these bytes are zeros, if the file is the version described.
     pub fn is_zero(&self, bytes: &Range<u64>) -> bool {
         let after = self.zeros.partition_point(|run| run.end <= bytes.start);
         self.zeros.get(after).is_some_and(|run| run.start <= bytes.start && bytes.end <= run.end)
     }
 
-    /// Looks a file through.
+    /// Makes a hint by reading the file.
     pub fn of_file(path: &Path, whole: Option<bool>) -> io::Result<Self> {
         let mut file = File::open(path)?;
         let before = file.metadata()?;
@@ -123,11 +122,11 @@ impl Hint {
         let after = file.metadata()?;
         let same = |a: &std::fs::Metadata| (a.len(), a.mtime(), a.mtime_nsec());
         if same(&before) != same(&after) || at != after.len() {
-            return Err(io::Error::other("it was changed while it was looked through"));
+            return Err(io::Error::other("the file was changed while it was read"));
         }
         zeros.retain(|run| run.end - run.start >= SHORTEST);
         if zeros.len() > RUNS {
-            // The longest ones, in order.
+            // Retain the longest ones, in order.
             zeros.sort_unstable_by_key(|run| std::cmp::Reverse(run.end - run.start));
             zeros.truncate(RUNS);
             zeros.sort_unstable_by_key(|run| run.start);
@@ -136,7 +135,7 @@ impl Hint {
         Ok(Self { whole, of: Some((at, changed)), zeros })
     }
 
-    /// As it is stored.
+    /// The text as it is stored.
     pub fn to_text(&self) -> String {
         let mut text = format!("{HEAD}\n");
         // Writing to a string does not fail.

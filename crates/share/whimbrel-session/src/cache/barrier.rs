@@ -1,7 +1,8 @@
-//! Barriers: everything that was written before one is on the disk after it.
+//! Barriers of the cache: everything written before a barrier is durable after it.
 //!
-//! Frames first, then the record of the barrier, which says how many records it covers; then frames that only
-//! an older record promised are free. Callers that wait for a barrier under way share the next one.
+//! Frames are synced first. Then a journal record of the barrier says how many records it covers. After that,
+//! frames that only an older record promised are free. Callers that arrive during a barrier share the next
+//! one.
 
 use super::{
     block_cache::{BlockCache, CacheError, State, snapshot},
@@ -30,11 +31,11 @@ impl BlockCache {
             }
             (state.index.start_barrier(), state.journal.generation, state.journal.records)
         };
-        // Not under the lock: others go on reading and writing while the disk works.
+        // Sync without the lock, so that others can read and write meanwhile.
         let synced = self.medium.sync(StoragePart::Frames);
         let mut state = self.alone();
         self.latch_on_error(&mut state, synced)?;
-        // A journal that was begun anew meanwhile is a barrier by itself.
+        // A journal restarted meanwhile is itself a barrier.
         if state.journal.generation == generation {
             self.log(&mut state, &[JournalRecord::Barrier { records }])?;
         }
@@ -56,7 +57,7 @@ impl BlockCache {
         })
     }
 
-    /// Writes the journal anew, without what is past. A barrier, too.
+    /// Restarts the journal without outdated records. Also acts as a barrier.
     pub(super) fn restart_journal(&self, state: &mut State) -> Result<(), CacheError> {
         let barrier = state.index.start_barrier();
         let synced = self.medium.sync(StoragePart::Frames);
@@ -74,7 +75,7 @@ impl BlockCache {
         Ok(())
     }
 
-    /// Ends the session in order, if nothing is left to be done.
+    /// Ends the session; the journal is marked as ended if nothing is unsent.
     pub fn end(&self) -> Result<(), CacheError> {
         self.sync()?;
         let mut state = self.alone();

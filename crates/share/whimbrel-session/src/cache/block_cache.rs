@@ -1,9 +1,9 @@
-//! The cache: index, journal and frames under one lock.
+//! The block cache: index, journal and frames under one lock.
 //!
-//! Readers share the lock, so a page they were told about cannot be given to somebody else under them. A
-//! dirty write is in the journal before it is in its frame; both are in the system's memory when it returns,
-//! so the death of this process loses nothing, and on the disk when a later [`BlockCache::sync`] returned, so
-//! neither does a power failure.
+//! Readers hold the lock shared, so a frame is not reused while they read from it. A dirty write is in the
+//! journal before it is in its frame. Both are in the page cache when the write returns, so a crash of this
+//! process loses nothing. Both are on the disk when a later [`BlockCache::sync`] returns, so a power failure
+//! loses nothing then.
 
 use super::{
     block_index::{Block, BlockIndex, Geometry, Key, PageMask, ZERO},
@@ -24,10 +24,10 @@ use std::{
     },
 };
 
-/// A journal is begun anew when it is so long and four times what it has to say.
+/// A journal is restarted when it is longer than this and four times as long as its live records.
 const MIN_JOURNAL: u64 = 16 << 20;
 
-/// The cache cannot do what was asked.
+/// Errors of the block cache.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
     /// The disk of the cache failed or is full.
@@ -35,105 +35,105 @@ pub enum CacheError {
     Io {
         /// `read`, `write`, `sync` or `open`.
         action: &'static str,
-        /// Why.
+        /// Cause reported by the system.
         #[source]
         source: io::Error,
     },
-    /// Earlier writes may not be safe, so nothing more is taken.
-    #[error("the cache takes nothing more after a failed {action}")]
+    /// Earlier writes may not be durable, so no more are accepted (the latch).
+    #[error("the cache accepts no more writes after a failed {action}")]
     Latched {
-        /// What failed.
+        /// The action that failed.
         action: &'static str,
     },
-    /// Everything in the cache has yet to reach the server.
-    #[error("the cache is full of data that has yet to be written back")]
+    /// Everything in the cache is unsent.
+    #[error("the cache is full of data that was not written back yet")]
     Full,
     /// A page that only this cache has is damaged.
     #[error("data at byte {offset} that was not written back yet is damaged")]
     Damaged {
-        /// Where in the file.
+        /// Byte offset in the file.
         offset: u64,
     },
-    /// No such file is known.
-    #[error("the cache knows no such file")]
+    /// The cache has no such file.
+    #[error("the cache has no such file")]
     Unknown,
 }
 
-/// What a read found.
+/// Result of a read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CacheRead {
-    /// All of it.
+    /// Every page was here.
     Here,
-    /// These blocks are not here, or not all of them.
+    /// Blocks that are not here, or not completely.
     Missing(Vec<u64>),
 }
 
-/// A block that the server lacks.
+/// A block with pages that the server does not have yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirtyBlock {
-    /// Its number.
+    /// Number of the block in the file.
     pub block: u64,
-    /// To be given back when it has been sent.
+    /// Generation to return when the block has been sent.
     pub generation: u32,
-    /// The pages it is about.
+    /// Mask of the dirty pages.
     pub pages: u64,
-    /// Runs of pages with the byte of the file where each begins.
+    /// Runs of pages with their byte offset in the file.
     pub runs: Vec<(u64, Vec<u8>)>,
-    /// Bytes of the file when this was taken: nothing in it lies behind that.
+    /// Size of the file when the block was taken: no run extends beyond it.
     pub size: u64,
 }
 
-/// Something that was written and never promised, and is not there any more.
+/// An unsynced write that a power failure destroyed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LostWrite {
-    /// The file.
+    /// Path of the file.
     pub path: RelPath,
-    /// Where the block begins.
+    /// Byte offset of the block.
     pub offset: u64,
-    /// How many pages of it.
+    /// Number of pages lost.
     pub pages: u32,
 }
 
-/// What was found when a cache was opened.
+/// Findings when a cache was opened.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Recovered {
-    /// Files with something the server lacks.
+    /// Files with changes that the server does not have.
     pub dirty: Vec<FileId>,
-    /// What is not there any more.
+    /// Unsynced writes that are lost.
     pub lost: Vec<LostWrite>,
-    /// The session before did not end in order.
+    /// Whether the previous session did not end in order.
     pub unclean: bool,
 }
 
-/// Counters.
+/// Counters of the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CacheStats {
-    /// Bytes it may hold.
+    /// Capacity in bytes.
     pub capacity: u64,
     /// Bytes of frames in use.
     pub used: u64,
     /// Bytes of pages that are here.
     pub valid: u64,
-    /// Bytes the server lacks.
+    /// Bytes that the server does not have yet.
     pub dirty: u64,
-    /// Pages found damaged and fetched again.
+    /// Damaged pages that were fetched again.
     pub damaged: u64,
 }
 
-/// A file and how often its content was declared void.
+/// A file and counters of the changes of its content.
 pub(super) struct FileGeneration {
     pub(super) record: FileRecord,
-    /// Goes up when what was asked for before may not be taken in any more.
+    /// Counts events after which content requested earlier may not be stored any more.
     pub(super) epoch: u64,
-    /// Goes up when what was read before is not so any more.
+    /// Counts events after which content read earlier is outdated.
     pub(super) content: u64,
-    /// What is not here and lies in one is zeros.
+    /// Holes of the file: a page in one that is not here is zeros.
     pub(super) holes: Holes,
-    /// Goes up when a block that was written here leaves.
+    /// Counts evictions of blocks that were written here.
     pub(super) left: u64,
 }
 
-/// Tells whether what the server says of a whole file can be older than what is known here.
+/// State of a file's content, to see whether an answer about the whole file is older than what is known here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContentMark {
     epoch: u64,
@@ -157,26 +157,26 @@ pub(super) struct State {
     pub(super) ops: BTreeMap<u64, Op>,
     pub(super) next_file: FileId,
     pub(super) next_op: u64,
-    /// Changes below this may have been sent.
+    /// Changes below this number may have been sent.
     pub(super) sent: u64,
     pub(super) latched: Option<&'static str>,
 }
 
-/// A cache.
+/// The cache of a session.
 pub struct BlockCache {
     pub(super) medium: Box<dyn Storage>,
     pub(super) geometry: Geometry,
     state: RwLock<State>,
     pub(super) used: Vec<AtomicBool>,
     damaged: AtomicU64,
-    /// Blocks that are on their way, and how often.
+    /// Blocks being fetched, each with the number of requests.
     pub(super) flights: Mutex<HashMap<Key, u32>>,
     pub(super) barrier: Mutex<()>,
     pub(super) barriers_begun: AtomicU64,
     pub(super) barriers_done: AtomicU64,
 }
 
-/// The sum of a page; zeros have the sum that is never looked for.
+/// The checksum of a page; a page of zeros has the one that is never looked up.
 pub(super) fn page_sum(page: &[u8]) -> u32 {
     if is_zero(page) {
         return ZERO;
@@ -191,12 +191,12 @@ pub(super) fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> CacheE
     move |source| CacheError::Io { action, source }
 }
 
-/// Page numbers of a set.
+/// Page numbers of a mask.
 pub(super) fn each(pages: PageMask) -> impl Iterator<Item = u32> {
     (0..64).filter(move |page| pages >> page & 1 == 1)
 }
 
-/// Runs of page numbers of a set.
+/// Runs of page numbers of a mask.
 pub(super) fn runs(mut pages: PageMask) -> impl Iterator<Item = Range<u32>> {
     std::iter::from_fn(move || {
         let first = pages.trailing_zeros();
@@ -207,8 +207,8 @@ pub(super) fn runs(mut pages: PageMask) -> impl Iterator<Item = Range<u32>> {
 }
 
 impl BlockCache {
-    /// The cache on a medium; an empty one if there is none, or if what is there has another geometry and
-    /// nothing dirty.
+    /// Opens the cache on a storage. The cache is new if there is none, or if the existing one has another
+    /// geometry and nothing dirty.
     pub fn open(medium: Box<dyn Storage>, geometry: Geometry) -> Result<(Self, Recovered), CacheError> {
         let read = Journal::read(&*medium).map_err(io_error("open"))?;
         let (old, stored, records) = match read {
@@ -217,7 +217,7 @@ impl BlockCache {
         };
         let mut replayed = replay(&*medium, stored, records).map_err(io_error("open"))?;
         let owed = replayed.has_unsent();
-        // What is owed to the server keeps its shape.
+        // Unsent data keeps its geometry.
         let geometry = if owed { stored } else { geometry };
         if geometry != stored {
             replayed.index = BlockIndex::new(geometry);
@@ -229,7 +229,7 @@ impl BlockCache {
             .map(|(file, _)| *file)
             .collect();
         dirty.sort_unstable();
-        // What survived the death of a process is not on the disk for that.
+        // What survived a process crash is not necessarily on the disk.
         medium.sync(StoragePart::Frames).map_err(io_error("open"))?;
         let recovered = Recovered { dirty, lost, unclean: old.is_some() && !ended };
         let files: HashMap<FileId, FileGeneration> = files
@@ -269,7 +269,7 @@ impl BlockCache {
         self.geometry.block()
     }
 
-    /// Counters.
+    /// Current counters of the cache.
     pub fn stats(&self) -> CacheStats {
         let state = self.shared();
         let page = PAGE as u64;
@@ -282,13 +282,13 @@ impl BlockCache {
         }
     }
 
-    /// Bytes that are known to lie in holes. Looks at each of them.
+    /// Bytes known to be in holes. Iterates over all of them.
     pub fn holes(&self) -> u64 {
         self.shared().files.values().map(|held| held.holes.pages()).sum::<u64>() * PAGE as u64
     }
 
-    /// Fills `out` from `offset`, if all of it is here. What is not here and lies past `zero_from`, or in a
-    /// hole, is zeros.
+    /// Fills `out` from `offset` if every page is here. Pages that are not here and lie beyond `zero_from` or
+    /// in a hole are zeros.
     pub fn read(&self, file: FileId, offset: u64, out: &mut [u8]) -> Result<CacheRead, CacheError> {
         let mut bad = Vec::new();
         let missing = {
@@ -336,17 +336,17 @@ impl BlockCache {
             if !dirty {
                 state.index.cut(*key, 1 << page);
                 self.damaged.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(block = key.block, page, "a damaged page of the cache is fetched again");
+                tracing::warn!(block = key.block, page, "fetching a damaged page of the cache again");
             }
         }
     }
 
-    /// Which pages of a block are here.
+    /// Mask of the pages of a block that are here.
     pub fn valid_pages(&self, file: FileId, block: u64) -> u64 {
         self.shared().index.get(Key { file, block }).map_or(0, |block| block.valid)
     }
 
-    /// Whether all pages of a block that lie below `size` are here or known to be zeros.
+    /// Whether all pages of a block below `size` are here or known to be zeros.
     pub fn has_block(&self, file: FileId, block: u64, size: u64) -> bool {
         let state = self.shared();
         let Some(held) = state.files.get(&file) else { return false };
@@ -358,19 +358,18 @@ impl BlockCache {
         each(needed & !valid).all(|number| held.holes.has(start / page + u64::from(number)))
     }
 
-    /// What fills have to show, so that what was asked for before the content became void is not taken for
-    /// it.
+    /// The epoch that a fill must present: content requested in an earlier one is void.
     pub fn epoch(&self, file: FileId) -> Option<u64> {
         self.shared().files.get(&file).map(|held| held.epoch)
     }
 
-    /// Tells contents of a file apart that were read at different times.
+    /// Counter that distinguishes contents of a file read at different times.
     pub fn content_epoch(&self, file: FileId) -> Option<u64> {
         self.shared().files.get(&file).map(|held| held.content)
     }
 
-    /// These blocks are asked for from here on, and stay until [`BlockCache::arrived`]: what was written to
-    /// one and left, once the server has it, could come back as it was before.
+    /// Marks blocks as being fetched, so that they stay until [`BlockCache::arrived`]. A block that was
+    /// written here, sent and evicted meanwhile could otherwise come back with its old content.
     pub fn takes_off(&self, file: FileId, blocks: &[u64]) {
         let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
         for block in blocks {
@@ -378,7 +377,7 @@ impl BlockCache {
         }
     }
 
-    /// What came of these blocks is taken in, or nothing came.
+    /// Unmarks blocks whose fetch was stored or failed.
     pub fn arrived(&self, file: FileId, blocks: &[u64]) {
         let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
         for block in blocks {
@@ -391,13 +390,13 @@ impl BlockCache {
         }
     }
 
-    /// What was so of a file when something was asked about all of it.
+    /// State of a file's content at the time of a question about the whole file.
     pub fn mark(&self, file: FileId) -> Option<ContentMark> {
         self.shared().files.get(&file).map(FileGeneration::mark)
     }
 
-    /// Takes in content from the server, from `offset` (a page's start) on; pages that are here already stay.
-    /// Content that was asked for in another epoch is left.
+    /// Stores content from the server at `offset`, a page boundary; pages that are here already stay. Content
+    /// requested in another epoch is ignored.
     pub fn fill(&self, file: FileId, epoch: u64, offset: u64, content: &[u8]) -> Result<bool, CacheError> {
         let mut state = self.alone();
         self.tidy(&mut state)?;
@@ -411,7 +410,7 @@ impl BlockCache {
             let len = (block_bytes - here % block_bytes).min((keep - at) as u64) as usize;
             let key = Key { file, block: here / block_bytes };
             let first = (here % block_bytes / PAGE as u64) as u32;
-            // A full cache serves what it is asked for and keeps it not.
+            // A full cache serves the content without storing it.
             match self.put(&mut state, key, first, &content[at..at + len], false) {
                 Ok(record) => records.extend(record),
                 Err(CacheError::Full) => break,
@@ -423,7 +422,7 @@ impl BlockCache {
         Ok(true)
     }
 
-    /// Appends records; a journal that cannot be written latches the cache.
+    /// Appends records; a failed write of the journal latches the cache.
     pub(super) fn log(&self, state: &mut State, records: &[JournalRecord]) -> Result<(), CacheError> {
         if records.is_empty() {
             return Ok(());
@@ -438,8 +437,8 @@ impl BlockCache {
         Ok(())
     }
 
-    /// Begins the journal anew if it has grown. Only where nothing is half done: a new journal promises what
-    /// it says.
+    /// Restarts the journal if it has grown. Must not be called between the steps of a change: a new journal
+    /// promises every record in it.
     pub(super) fn tidy(&self, state: &mut State) -> Result<(), CacheError> {
         let live =
             (u64::from(state.index.used_frames()) + state.files.len() as u64 + state.ops.len() as u64) * 128;
@@ -458,7 +457,7 @@ pub(super) fn record_of(key: Key, block: &Block) -> JournalRecord {
     }
 }
 
-/// Everything there is to say.
+/// Records of the complete state.
 pub(super) fn snapshot<'a>(
     index: &'a BlockIndex,
     files: &'a HashMap<FileId, FileGeneration>,
@@ -467,8 +466,8 @@ pub(super) fn snapshot<'a>(
     let files =
         files.iter().map(|(file, held)| JournalRecord::File { file: *file, record: held.record.clone() });
     let ops = ops.iter().map(|(number, op)| JournalRecord::Op { number: *number, op: op.clone() });
-    // Changes of names first: a replay moves files along with them (`recover.rs`), and these files have
-    // moved.
+    // Changes of names come first: a replay applies them to the files known so far (`recovery.rs`), and the
+    // files here have already been renamed.
     std::iter::once(JournalRecord::Sent { below: sent })
         .chain(ops)
         .chain(files)

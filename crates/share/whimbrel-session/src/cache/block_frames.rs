@@ -1,8 +1,8 @@
-//! Pages in frames: what is stored where, in which order with its record, and read again if it is sound.
+//! Pages in frames: storing them in the right order with their records, and reading them with a checksum.
 //!
-//! A page of zeros is never stored. A dirty page is recorded before it is in its frame, unless the frame is
-//! new: then the record must never be there without it. What cannot be written latches the cache if it was
-//! dirty.
+//! Pages of zeros are not stored. A dirty page is recorded before it is written to its frame, unless the
+//! frame is new: then it is written first, because a record must never exist without its page. A failed write
+//! of dirty pages latches the cache.
 
 use super::{
     block_cache::{BlockCache, CacheError, State, each, io_error, page_sum, record_of},
@@ -16,7 +16,7 @@ use std::{
     sync::{PoisonError, atomic::Ordering},
 };
 
-/// Pages to be stored, from page `first` of a block on: those that have a sum here.
+/// Pages to be stored, from page `first` of a block on: those with a sum in `sums`.
 #[derive(Clone, Copy)]
 struct Stretch<'a> {
     first: u32,
@@ -24,7 +24,7 @@ struct Stretch<'a> {
     sums: &'a [(u32, u32)],
 }
 
-/// A page of a short end of content.
+/// A short last page, filled up with zeros.
 fn padded(page: &[u8]) -> [u8; PAGE] {
     let mut whole = [0; PAGE];
     whole[..page.len()].copy_from_slice(page);
@@ -32,9 +32,8 @@ fn padded(page: &[u8]) -> [u8; PAGE] {
 }
 
 impl BlockCache {
-    /// Fills `out` with whole pages that lie one after the other, from page `first` of a block on, and says
-    /// how many bytes that was; none if it is less than two pages, or if one is damaged: page by page it is
-    /// found out which.
+    /// Fills `out` with adjacent stored pages from page `first` of a block on, and returns the number of
+    /// bytes. `None` if there are fewer than two, or if one is damaged: the caller then reads page by page.
     pub(super) fn read_run(&self, state: &State, key: Key, first: u32, out: &mut [u8]) -> Option<usize> {
         let block = state.index.get(key)?;
         let frame = block.frame?;
@@ -52,7 +51,7 @@ impl BlockCache {
         pages.all(|(page, sum)| page_sum(page) == *sum).then_some(place.len())
     }
 
-    /// Copies a part of a page if it is here and sound. A clean page that is not is noted in `bad`.
+    /// Copies a part of a page if it is here and undamaged. A damaged clean page is added to `bad`.
     pub(super) fn read_page(
         &self,
         state: &State,
@@ -93,8 +92,8 @@ impl BlockCache {
         u64::from(frame) * self.geometry.block() + u64::from(page) * PAGE as u64
     }
 
-    /// Stores whole pages (the last may be short) of one block and gives the record of it. Pages of a dirty
-    /// write are recorded before they are stored.
+    /// Stores complete pages of one block (the last may be short) and returns the journal record. Dirty pages
+    /// are recorded before they are stored.
     pub(super) fn put(
         &self,
         state: &mut State,
@@ -123,7 +122,8 @@ impl BlockCache {
         let stored = Stretch { first, content, sums: &sums };
         let in_place = state.index.get(key).is_some_and(|block| block.frame == plan.frame);
         if !in_place {
-            // Nothing speaks of the new frame yet: content first, so that its record is never without it.
+            // No record names the new frame yet: write the content first, so that its record never exists
+            // without it.
             self.store_in(state, plan.frame, stored, dirty)?;
         }
         let record = record_of(key, state.index.stored(key, plan, pages, &sums, dirty));
@@ -131,7 +131,7 @@ impl BlockCache {
             self.log(state, std::slice::from_ref(&record))?;
         }
         if in_place && let Err(error) = self.store_in(state, plan.frame, stored, dirty) {
-            // The frame holds neither the old nor the new.
+            // The frame holds neither the old nor the new content.
             state.index.remove(key);
             return Err(error);
         }
@@ -160,7 +160,7 @@ impl BlockCache {
             plan = plan_now(state);
         }
         for (key, _) in gone.iter().filter(|(_, block)| block.generation != 0) {
-            // The server was given it: what it says of the file may be older.
+            // The block was sent to the server: what the server reports about the file may be older.
             if let Some(held) = state.files.get_mut(&key.file) {
                 held.left += 1;
             }
@@ -172,7 +172,7 @@ impl BlockCache {
         let (Some(frame), Some((from, pages))) = (plan.frame, plan.copy) else { return Ok(()) };
         let mut bytes = [0; PAGE];
         for page in each(pages) {
-            // A page that cannot be read or is damaged is carried along as it is: its sum will say so.
+            // A page that is unreadable or damaged is copied as it is: its sum shows the damage.
             let _ = self.load(from, page, &mut bytes);
             let written = self.medium.write(StoragePart::Frames, self.frame_at(frame, page), &bytes);
             written.map_err(io_error("write"))?;
@@ -199,7 +199,7 @@ impl BlockCache {
         Ok(())
     }
 
-    /// Writes runs of pages that are not zeros, out of the content as it lies.
+    /// Writes runs of non-zero pages directly from the content.
     fn store_pages(&self, frame: u32, stored: Stretch<'_>) -> io::Result<()> {
         let Stretch { first, content, sums } = stored;
         let mut numbers = sums.iter().filter(|(_, sum)| *sum != ZERO).map(|(number, _)| *number).peekable();

@@ -1,27 +1,29 @@
-//! Which page of which file lies in which frame, and what may happen to it. Pure: no I/O, no clock.
+//! Block index: which page of which file is in which frame, and which frame may be reused. Pure: no I/O, no
+//! clock.
 //!
-//! A block is a run of pages of a file; a frame is room for one block. A block of zeros needs no frame.
+//! A cache block is a run of pages of a file; a cache frame is room for one block. A block of zeros needs no
+//! frame.
 //!
-//! The rule that makes a crash harmless: a frame is *frozen* while a durable record may promise what is in
-//! it. A dirty write into a frozen frame goes to another frame, and the frozen one is retired: it is free
-//! again only after the next barrier, when the record that replaced the promise is durable as well.
+//! The rule that makes a crash harmless: a frame is *frozen* while a durable record may promise its content.
+//! A dirty write to a frozen frame goes to another frame, and the frozen one is retired. It becomes free only
+//! after the next barrier, when the record that replaced the promise is durable.
 
 use super::journal_record::FileId;
 use crate::proto::PAGE;
 use std::collections::{BTreeMap, HashMap};
 
-/// Sum of a page of zeros, which is never read from a frame.
+/// Checksum of a page of zeros, which is never read from a frame.
 pub(super) const ZERO: u32 = 0;
 
 /// Pages of a block as bits.
 pub(super) type PageMask = u64;
 
-/// How large blocks are and how many there may be.
+/// Size of the blocks and number of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     /// Pages of a block, 1 to 64.
     pub pages: u32,
-    /// Frames.
+    /// Number of frames.
     pub frames: u32,
 }
 
@@ -52,47 +54,47 @@ pub(super) struct Key {
     pub(super) block: u64,
 }
 
-/// What is known of a block.
+/// State of one cache block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Block {
-    /// Where its pages lie, if any is not zero.
+    /// Frame of its pages, if any of them is not zero.
     pub(super) frame: Option<u32>,
     /// Pages that are here.
     pub(super) valid: PageMask,
-    /// Pages the server lacks; a part of `valid`.
+    /// Pages that the server does not have; a subset of `valid`.
     pub(super) dirty: PageMask,
-    /// A sum for each page that is here.
+    /// Checksum of each page that is here.
     pub(super) sums: Box<[u32]>,
-    /// Goes up with each dirty write, so that a write-back knows whether it sent the last word.
+    /// Goes up with each dirty write, so that a write-back knows whether it sent the latest content.
     pub(super) generation: u32,
-    /// A durable record may promise the frame's content.
+    /// Whether a durable record may promise the frame's content.
     pub(super) frozen: bool,
 }
 
-/// What must be done for pages to be stored.
+/// Preparation for storing pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WritePlan {
-    /// Where they go; nowhere if they and the rest of the block are zeros.
+    /// Frame to write to; none if the whole block will be zeros.
     pub(super) frame: Option<u32>,
-    /// These pages are copied there first.
+    /// Frame and pages to copy first.
     pub(super) copy: Option<(u32, PageMask)>,
 }
 
-/// No frame is free.
+/// Reason why no frame is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CacheFull {
-    /// After a barrier there would be.
+    /// Frames become free at the next barrier.
     Barrier,
-    /// Everything is dirty.
+    /// Every frame is dirty.
     Dirty,
 }
 
-/// All blocks and frames.
+/// All blocks and frames of the cache.
 #[derive(Debug)]
 pub(super) struct BlockIndex {
     geometry: Geometry,
     files: HashMap<FileId, BTreeMap<u64, Block>>,
-    /// Whose each frame is.
+    /// Block that uses each frame.
     owner: Vec<Option<Key>>,
     free: Vec<u32>,
     retired: Vec<u32>,
@@ -141,9 +143,8 @@ impl BlockIndex {
         self.geometry.frames - self.free.len() as u32
     }
 
-    /// Room for `pages` of a block, of which `full` are not zero. `is_used` says (and forgets) whether a
-    /// frame was used lately, and is asked for the block in it as well. Blocks that had to go are pushed to
-    /// `gone`.
+    /// Plans storing `pages` of a block, of which `full` are not zero. `is_used` tells whether a frame and
+    /// its block were used lately, and clears that mark. Evicted blocks are pushed to `gone`.
     pub(super) fn plan(
         &mut self,
         key: Key,
@@ -155,7 +156,7 @@ impl BlockIndex {
     ) -> Result<WritePlan, CacheFull> {
         let (frame, kept) = match self.get(key) {
             Some(block) if dirty && block.frozen => {
-                // Whatever was promised stays where it is until the new promise is durable.
+                // Promised content stays in its frame until the new promise is durable.
                 (None, block.frame.map(|frame| (frame, self.held(key) & !pages)))
             }
             Some(block) => (block.frame, None),
@@ -169,7 +170,7 @@ impl BlockIndex {
         Ok(WritePlan { frame: Some(frame), copy: kept.filter(|(_, pages)| *pages != 0) })
     }
 
-    /// Pages of a block that lie in its frame.
+    /// Pages of a block that are stored in its frame.
     fn held(&self, key: Key) -> PageMask {
         self.get(key).map_or(0, |block| {
             let in_frame = |page: &u32| block.valid >> page & 1 == 1 && block.sums[*page as usize] != ZERO;
@@ -198,7 +199,7 @@ impl BlockIndex {
         self.free.pop().ok_or(none)
     }
 
-    /// The pages were stored as planned.
+    /// Records that the pages were stored as planned.
     pub(super) fn stored(
         &mut self,
         key: Key,
@@ -246,13 +247,13 @@ impl BlockIndex {
         if frozen { self.retired.push(frame) } else { self.free.push(frame) }
     }
 
-    /// All blocks were restored: the frames they left are free.
+    /// Frees the frames without a block, after all blocks were restored.
     pub(super) fn restored(&mut self) {
         self.free =
             (0..self.geometry.frames).rev().filter(|frame| self.owner[*frame as usize].is_none()).collect();
     }
 
-    /// The block is as a record says. For recovery; `restored` follows the last one.
+    /// Restores a block from its record; [`Self::restored`] follows the last one.
     pub(super) fn restore_one(&mut self, key: Key, block: Block) {
         if let Some(frame) = block.frame {
             self.owner[frame as usize] = Some(key);
@@ -262,7 +263,7 @@ impl BlockIndex {
         self.files.entry(key.file).or_default().insert(key.block, block);
     }
 
-    /// Forgets a block, dirty or not.
+    /// Removes a block, dirty or not.
     pub(super) fn remove(&mut self, key: Key) -> Option<Block> {
         let blocks = self.files.get_mut(&key.file)?;
         let block = blocks.remove(&key.block)?;
@@ -277,7 +278,7 @@ impl BlockIndex {
         Some(block)
     }
 
-    /// Forgets pages of a block.
+    /// Removes pages of a block.
     pub(super) fn cut(&mut self, key: Key, pages: PageMask) {
         let Some(block) = self.files.get_mut(&key.file).and_then(|blocks| blocks.get_mut(&key.block)) else {
             return;
@@ -292,7 +293,7 @@ impl BlockIndex {
         }
     }
 
-    /// The server has these pages now, unless they were written again.
+    /// Marks pages as clean once the server has them, unless they were written again.
     pub(super) fn flushed(&mut self, key: Key, generation: u32, pages: PageMask) -> Option<&Block> {
         let block = self.files.get_mut(&key.file)?.get_mut(&key.block)?;
         if block.generation != generation {
@@ -303,7 +304,7 @@ impl BlockIndex {
         Some(block)
     }
 
-    /// A barrier begins: everything dirty is promised from here on. What `end_barrier` needs to know.
+    /// Begins a barrier: everything dirty is promised from here on. Returns what `end_barrier` needs.
     pub(super) fn start_barrier(&mut self) -> Barrier {
         let mut clean = Vec::new();
         for (file, blocks) in &mut self.files {
@@ -318,7 +319,7 @@ impl BlockIndex {
         Barrier { clean, retired: std::mem::take(&mut self.retired) }
     }
 
-    /// Every record before the barrier is durable, and so is every frame.
+    /// Ends a barrier: every record before it and every frame is durable.
     pub(super) fn end_barrier(&mut self, barrier: Barrier) {
         for (key, generation) in barrier.clean {
             let block = self.files.get_mut(&key.file).and_then(|blocks| blocks.get_mut(&key.block));
@@ -330,7 +331,7 @@ impl BlockIndex {
     }
 }
 
-/// A barrier under way.
+/// A barrier in progress.
 #[derive(Debug)]
 pub(super) struct Barrier {
     clean: Vec<(Key, u32)>,

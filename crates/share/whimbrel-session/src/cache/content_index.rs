@@ -1,6 +1,6 @@
-//! Where pages of a file lie among the frames, for who finds them again by their content.
+//! Content index: places of a file's pages in the frames, for finding them again by their content.
 //!
-//! A hint: a frame may hold something else a moment later. Whoever reads there checks what was read.
+//! The result is a hint, because a frame may be reused at any moment: readers check what they read.
 
 use super::{
     block_cache::{BlockCache, each},
@@ -10,8 +10,8 @@ use super::{
 use crate::proto::PAGE;
 
 impl BlockCache {
-    /// Pages of `len` bytes from `offset` (a page's start) on that are here: byte in the file, and byte in
-    /// the frames. Zeros lie nowhere.
+    /// Byte offsets, in the file and in the frames, of the pages in `len` bytes from `offset` (a page
+    /// boundary) that are here. Pages of zeros are left out.
     pub fn places(&self, file: FileId, offset: u64, len: u64) -> Vec<(u64, u64)> {
         let (page, block) = (PAGE as u64, self.block_size());
         let end = offset.saturating_add(len);

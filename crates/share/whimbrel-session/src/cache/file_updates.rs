@@ -1,4 +1,4 @@
-//! What changes a file in the cache: writes, cuts, write-back, records of files.
+//! Updates of a file in the cache: writes, truncation, write-back and file records.
 
 use super::{
     block_cache::{
@@ -13,7 +13,7 @@ use crate::proto::{PAGE, Version};
 use std::ops::Range;
 
 impl BlockCache {
-    /// A new file; its number.
+    /// Adds a file and returns its number.
     pub fn add_file(&self, record: FileRecord) -> Result<FileId, CacheError> {
         let mut state = self.alone();
         let file = state.next_file;
@@ -23,17 +23,17 @@ impl BlockCache {
         Ok(file)
     }
 
-    /// What is known of a file.
+    /// Record of a file.
     pub fn file(&self, file: FileId) -> Option<FileRecord> {
         self.shared().files.get(&file).map(|held| held.record.clone())
     }
 
-    /// All files.
+    /// Every file of the cache.
     pub fn files(&self) -> Vec<(FileId, FileRecord)> {
         self.shared().files.iter().map(|(file, held)| (*file, held.record.clone())).collect()
     }
 
-    /// Changes what is known of a file, and records it if it is another thing now.
+    /// Changes the record of a file, and logs it if it differs.
     pub fn update_file(&self, file: FileId, change: impl FnOnce(&mut FileRecord)) -> Result<(), CacheError> {
         let mut state = self.alone();
         let held = state.files.get_mut(&file).ok_or(CacheError::Unknown)?;
@@ -46,8 +46,8 @@ impl BlockCache {
         self.log(&mut state, &[JournalRecord::File { file, record }])
     }
 
-    /// Writes. Every page that is written in part must be here, or lie past `zero_from`; else says which
-    /// blocks are needed and writes nothing.
+    /// Writes. Every page that is partly overwritten must be here or beyond `zero_from`; otherwise the blocks
+    /// needed are returned and nothing is written.
     pub fn write(&self, file: FileId, offset: u64, data: &[u8]) -> Result<CacheRead, CacheError> {
         let mut state = self.alone();
         if let Some(action) = state.latched {
@@ -81,7 +81,7 @@ impl BlockCache {
         Ok(CacheRead::Here)
     }
 
-    /// What a page held before it is written in part; false if that is not known.
+    /// Reads the old content of a page that is partly overwritten; false if it is not known.
     fn old_page(
         &self,
         state: &State,
@@ -128,7 +128,7 @@ impl BlockCache {
         Ok(())
     }
 
-    /// Sets the size. What is cut off is gone, here and, once written back, there.
+    /// Sets the size. Content beyond it is removed here and, at the next write-back, on the server.
     pub fn truncate(&self, file: FileId, size: u64) -> Result<CacheRead, CacheError> {
         let mut state = self.alone();
         let held = state.files.get(&file).ok_or(CacheError::Unknown)?;
@@ -138,7 +138,7 @@ impl BlockCache {
         if size < old && !size.is_multiple_of(page) {
             let mut bytes = vec![0; PAGE];
             if !self.old_page(&state, file, edge, zero_from, &mut bytes)? {
-                // The rest of the page comes from the server and is cut there as `zero_from` says.
+                // The rest of the page comes from the server, and is cut off as `zero_from` says.
                 tail = None;
             } else {
                 bytes[(size % page) as usize..].fill(0);
@@ -161,7 +161,7 @@ impl BlockCache {
         Ok(CacheRead::Here)
     }
 
-    /// Forgets every page from byte `from` (a page's start) on.
+    /// Removes every page from byte `from` (a page boundary) on.
     fn cut_from(&self, state: &mut State, file: FileId, from: u64, records: &mut Vec<JournalRecord>) {
         let block_bytes = self.geometry.block();
         let blocks: Vec<u64> = state
@@ -182,7 +182,7 @@ impl BlockCache {
         }
     }
 
-    /// Files that have something the server lacks.
+    /// Files with changes that the server does not have.
     pub fn dirty_files(&self) -> Vec<FileId> {
         let state = self.shared();
         state
@@ -193,8 +193,8 @@ impl BlockCache {
             .collect()
     }
 
-    /// What the server has behind a cut need not be cut off if all of it is written again: it can be compared
-    /// with what is sent, and only what is behind the end is cut then.
+    /// Avoids truncating the server's file when everything beyond the cut was written again. The new content
+    /// can then be compared with the old, and only what is beyond the end is cut off.
     pub fn spare_cut(&self, file: FileId) -> Result<(), CacheError> {
         let mut state = self.alone();
         let State { index, files, .. } = &mut *state;
@@ -213,12 +213,12 @@ impl BlockCache {
         self.log(&mut state, &[JournalRecord::File { file, record }])
     }
 
-    /// Blocks of a file of which something is here.
+    /// Blocks of a file with at least one page here.
     pub fn held_blocks(&self, file: FileId) -> Vec<u64> {
         self.shared().index.blocks(file).map(|(number, _)| number).collect()
     }
 
-    /// Blocks of a file that the server lacks.
+    /// Blocks of a file with dirty pages.
     pub fn dirty_blocks(&self, file: FileId) -> Vec<u64> {
         self.shared()
             .index
@@ -228,7 +228,7 @@ impl BlockCache {
             .collect()
     }
 
-    /// What is to be sent of a block; none if it is not dirty any more.
+    /// Dirty pages of a block, to be sent; none if it is clean by now.
     pub fn take_dirty(&self, file: FileId, block: u64) -> Result<Option<DirtyBlock>, CacheError> {
         let state = self.shared();
         let key = Key { file, block };
@@ -249,11 +249,11 @@ impl BlockCache {
         Ok(Some(DirtyBlock { block, generation: found.generation, pages: found.dirty, runs, size }))
     }
 
-    /// The server has what was taken, and was `seen` to be so after that. What was written since stays dirty,
-    /// and all of it if the file was cut since `content` was its count: then it is sent again.
+    /// Records that the server has what was sent, and that the file's version was `seen` after that. Pages
+    /// written since stay dirty. If the file was truncated since its counter was `content`, all stay dirty
+    /// and are sent again.
     ///
-    /// What is clean may go from here and must come back from the server, so zeros begin behind it from now
-    /// on.
+    /// Clean pages may be evicted and must then come from the server, so zeros begin after them from now on.
     pub fn flushed(
         &self,
         file: FileId,
@@ -269,9 +269,9 @@ impl BlockCache {
         let end = (sent.block + 1).saturating_mul(self.geometry.block()).min(held.record.size);
         let before = held.record.clone();
         if let Some(Version { size, mtime, ctime }) = seen {
-            // What is behind its end does not come from the server.
+            // Content beyond its end does not come from the server.
             held.record.zero_from = held.record.zero_from.max(end.min(size));
-            // What was read there before this is older than what was sent.
+            // Content read there earlier is older than what was sent.
             held.record.base.mtime = mtime;
             held.record.base.ctime = held.record.base.ctime.max(ctime);
         }
@@ -283,8 +283,8 @@ impl BlockCache {
         self.log(&mut state, &records)
     }
 
-    /// The server has everything of a file as it was when `content` was its count: it is not dirty any more.
-    /// Otherwise only notes what the server has.
+    /// Marks a file as clean if the server has everything as of counter `content`. Otherwise only records the
+    /// server's version.
     pub fn mark_clean(&self, file: FileId, content: u64, base: Version) -> Result<(), CacheError> {
         let mut state = self.alone();
         let more = state.index.blocks(file).any(|(_, block)| block.dirty != 0);
@@ -303,7 +303,7 @@ impl BlockCache {
         self.log(&mut state, &[JournalRecord::File { file, record }])
     }
 
-    /// Forgets what is clean of a file; what comes from before this is void.
+    /// Removes the clean pages of a file; content requested before this call is void.
     pub fn invalidate(&self, file: FileId) -> Result<(), CacheError> {
         let mut state = self.alone();
         let Some(held) = state.files.get_mut(&file) else { return Ok(()) };
@@ -324,8 +324,8 @@ impl BlockCache {
         self.log(&mut state, &records)
     }
 
-    /// The server's file has these holes, in order, unless something became void or left since it was asked.
-    /// What is here of them may have been written here, and is none.
+    /// Sets the holes of the server's file, in order, unless content became void or left since `asked`. Pages
+    /// that are here may have been written here, and are not holes.
     pub fn set_holes(&self, file: FileId, asked: ContentMark, stretches: &[Range<u64>]) -> bool {
         let mut state = self.alone();
         let State { index, files, .. } = &mut *state;
@@ -340,7 +340,7 @@ impl BlockCache {
         true
     }
 
-    /// Forgets a file and everything of it, dirty or not.
+    /// Removes a file and all of its pages, dirty or not.
     pub fn forget(&self, file: FileId) -> Result<(), CacheError> {
         let mut state = self.alone();
         let blocks: Vec<u64> = state.index.blocks(file).map(|(block, _)| block).collect();

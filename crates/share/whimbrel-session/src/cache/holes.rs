@@ -1,33 +1,32 @@
-//! Where a file of the server has holes: pages that are zeros without being here. Pure.
+//! Holes: runs of pages of a server's file that are zeros without being stored here. Pure.
 //!
-//! What is in the index goes before what is said here. A page that was written here is out of the holes for
-//! good, since the server is given it later and it may go from here after that. Kept in memory only: after a
-//! restart the server is asked again.
+//! Pages in the index take precedence. A page that was written here is never a hole again, because it may be
+//! sent to the server and then evicted. Kept in memory only: after a restart the server is asked again.
 
 use crate::proto::PAGE;
 use std::{collections::BTreeMap, ops::Range};
 
-/// Runs of pages, each behind the one before it and not touching it.
+/// Runs of pages in order, neither overlapping nor adjacent.
 #[derive(Debug, Default)]
 pub(super) struct Holes {
-    /// First page, and the one after the last.
+    /// First page of a run, and the page after its last.
     runs: BTreeMap<u64, u64>,
 }
 
 impl Holes {
-    /// The holes in a file of `size` bytes; `stretches` are bytes, in order. A page that is not all hole is
-    /// none.
+    /// The holes in a file of `size` bytes; `stretches` are byte ranges in order. A page counts only if all
+    /// of it is a hole.
     pub(super) fn new(stretches: &[Range<u64>], size: u64) -> Self {
         let page = PAGE as u64;
         let pages = |bytes: &Range<u64>| {
-            // Behind the end of the file there is nothing.
+            // There is nothing beyond the end of the file.
             let end = if bytes.end >= size { size.div_ceil(page) } else { bytes.end / page };
             (bytes.start.div_ceil(page), end)
         };
         Self { runs: stretches.iter().map(pages).filter(|(first, end)| first < end).collect() }
     }
 
-    /// How many pages lie in holes.
+    /// Number of pages in holes.
     pub(super) fn pages(&self) -> u64 {
         self.runs.iter().map(|(first, end)| end - first).sum()
     }
@@ -36,7 +35,7 @@ impl Holes {
         self.runs.range(..=page).next_back().is_some_and(|(_, end)| page < *end)
     }
 
-    /// These pages are no hole any more.
+    /// Removes pages from the holes.
     pub(super) fn cut(&mut self, pages: Range<u64>) {
         while let Some((&first, &end)) = self.runs.range(..pages.end).next_back()
             && end > pages.start

@@ -1,8 +1,8 @@
-//! The journal: records appended to one of two parts, and begun anew in the other when it has grown.
+//! The journal: records appended to one of two parts, and restarted in the other part when it has grown.
 //!
-//! A part begins with a head that says its generation; the valid head of the higher generation is the current
-//! one. A new journal's head is written after all of it is durable, so a crash finds the old one or the new
-//! one, whole.
+//! A part begins with a header that holds its generation; the valid header with the higher generation is
+//! current. The header of a new journal is written after the rest is durable, so a crash leaves either the
+//! old journal or the new one, complete.
 
 use super::{
     block_index::Geometry,
@@ -13,16 +13,16 @@ use std::io;
 
 const MAGIC: &[u8; 8] = b"WhSCjnl1";
 const START: u64 = 32;
-/// Read at once when a journal is read.
+/// Bytes per read when a journal is read.
 const PIECE: usize = 1 << 20;
 
-/// Where the next record goes.
+/// A journal and the position of its next record.
 #[derive(Debug)]
 pub(super) struct Journal {
     which: bool,
     pub(super) generation: u64,
     tail: u64,
-    /// Records in it.
+    /// Number of records.
     pub(super) records: u64,
 }
 
@@ -35,7 +35,7 @@ fn head(generation: u64, geometry: Geometry) -> Vec<u8> {
     bytes
 }
 
-/// What the head of a part says, if it is one.
+/// Decodes the header of a part, if it is valid.
 fn read_head(medium: &dyn Storage, which: bool) -> io::Result<Option<(u64, Geometry)>> {
     let mut bytes = [0; START as usize];
     if medium.read(StoragePart::Journal(which), 0, &mut bytes)? < bytes.len() {
@@ -53,7 +53,7 @@ fn malformed(error: RecordError) -> io::Error {
 }
 
 impl Journal {
-    /// The current journal of a medium and its records; none on a medium without one.
+    /// The current journal of a storage and its records; none if there is no journal.
     pub(super) fn read(medium: &dyn Storage) -> io::Result<Option<(Self, Geometry, Vec<JournalRecord>)>> {
         let heads = [read_head(medium, false)?, read_head(medium, true)?];
         let Some((generation, geometry)) =
@@ -67,7 +67,7 @@ impl Journal {
         Ok(Some((journal, geometry, records)))
     }
 
-    /// Reads to the first thing that is no record, which is where the journal ends.
+    /// Reads until the first invalid record, which is the end of the journal.
     fn read_records(&mut self, medium: &dyn Storage) -> io::Result<Vec<JournalRecord>> {
         let (mut records, mut window, mut at) = (Vec::new(), Vec::new(), 0);
         loop {
@@ -91,7 +91,7 @@ impl Journal {
         }
     }
 
-    /// Bytes of it.
+    /// Length in bytes.
     pub(super) fn len(&self) -> u64 {
         self.tail
     }
@@ -111,7 +111,7 @@ impl Journal {
         StoragePart::Journal(self.which)
     }
 
-    /// A journal of these records in the part that is not current. It is current, and durable, when this
+    /// Writes a journal of these records to the part that is not current. It is current and durable when this
     /// returns.
     pub(super) fn start(
         medium: &dyn Storage,

@@ -1,153 +1,153 @@
-//! Records of the journal: what is in which frame, what files are, what has yet to happen on the server.
+//! Journal records: content of frames, files, and changes that the server has yet to make.
 //!
-//! Length, sum, postcard. The sum starts from the journal's generation, so that what an older journal left in
-//! the file is no record. A record that does not fit its sum ends the journal: what follows was never
-//! promised.
+//! A record is length, checksum and postcard. The checksum is seeded with the generation of the journal, so
+//! that remains of an older journal are invalid. A record with a wrong checksum ends the journal: nothing
+//! after it was promised.
 
 use crate::proto::{Attr, Ident, Op, RelPath, Time, Version};
 use serde::{Deserialize, Serialize};
 
-/// A file of the cache. Numbers are never used again within a cache.
+/// Number of a file in the cache, never used again.
 pub type FileId = u64;
 
-/// Longest record: changes of names that were folded, a bounded number of bytes of them.
+/// Longest record: the merged changes of names are bounded in bytes.
 pub(super) const MAX_RECORD: usize = 256 << 10;
-/// Length and sum.
+/// Bytes of length and checksum.
 pub(super) const HEAD: usize = 8;
 
-/// What is known of a file beside its blocks.
+/// State of a file, without its blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRecord {
-    /// Where it is.
+    /// Path of the file.
     pub path: RelPath,
-    /// What it is on the server; none before the server has made it.
+    /// Identity on the server; none until the server has created it.
     pub ident: Option<Ident>,
-    /// The operation that makes it, while the server has yet to do that.
+    /// The change that creates the file, while the server has yet to make it.
     pub made_by: Option<u64>,
-    /// The server's content that clean pages are of, and that dirty ones were written over.
+    /// Version on the server of the clean pages, and of the content below the dirty ones.
     pub base: Version,
-    /// Its size here.
+    /// Size of the file here.
     pub size: u64,
-    /// From this byte on, what is not here is zeros: the server's content from there is cut off or never was.
+    /// Byte from which absent pages are zeros: the server has nothing there, or it will be cut off.
     pub zero_from: u64,
-    /// Its last change here, if that has yet to reach the server.
+    /// Last change made here, if it has yet to reach the server.
     pub mtime: Option<Time>,
-    /// The server may have one of these as its last change: write-backs that were begun set them.
+    /// Modification times that the server may have: write-backs that were started set them.
     pub stamps: Vec<Time>,
-    /// Size or content differ from the server's.
+    /// Whether size or content differ from the server's.
     pub dirty: bool,
-    /// It was removed; what is dirty of it is nobody's.
+    /// Whether the file was removed; its dirty pages are then dropped.
     pub removed: bool,
 }
 
 impl FileRecord {
-    /// Whether the server had this content after it said `attr`: answers overtake each other, and its clock
-    /// of inodes does not go back.
+    /// Whether the server had this content after it reported `attr`. Replies overtake each other, but the
+    /// server's inode change time does not go back.
     pub fn is_newer_than(&self, attr: &Attr) -> bool {
         self.base.ctime > attr.ctime
     }
 }
 
-/// One record.
+/// One record of the journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JournalRecord {
-    /// A block is like this.
+    /// State of a block.
     Block {
-        /// Its file.
+        /// File of the block.
         file: FileId,
-        /// Its number.
+        /// Number of the block.
         block: u64,
-        /// Where it lies.
+        /// Frame with its pages.
         frame: Option<u32>,
-        /// Pages that are there.
+        /// Pages that are valid.
         valid: u64,
         /// Pages that are dirty.
         dirty: u64,
-        /// A sum for each valid page, the lowest first.
+        /// Checksum of each valid page, the lowest first.
         sums: Vec<u32>,
     },
     /// A block is not here.
     NoBlock {
-        /// Its file.
+        /// File of the block.
         file: FileId,
-        /// Its number.
+        /// Number of the block.
         block: u64,
     },
-    /// A file is like this.
+    /// State of a file.
     File {
-        /// Its number.
+        /// Number of the file.
         file: FileId,
-        /// What it is.
+        /// State of the file.
         record: FileRecord,
     },
     /// A file is not here.
     NoFile {
-        /// Its number.
+        /// Number of the file.
         file: FileId,
     },
-    /// The server has yet to do this.
+    /// A change of names that the server has yet to make.
     Op {
-        /// In this order.
+        /// Position in the order of changes.
         number: u64,
-        /// What.
+        /// The change itself.
         op: Op,
     },
-    /// The server has done it, or it is given up.
+    /// The server has made a change, or it was given up.
     OpDone {
-        /// Which.
+        /// Number of the change.
         number: u64,
     },
-    /// All frames as of this many records are durable.
+    /// The frames as of this many records are durable.
     Barrier {
-        /// Records of this journal before the barrier began.
+        /// Number of records of this journal before the barrier.
         records: u64,
     },
     /// The session ended in order: nothing is dirty.
     End,
-    /// Changes with numbers below this may have been sent; those from it on were not.
+    /// Changes below a number may have been sent; later ones were not.
     Sent {
-        /// The first that was not.
+        /// First number that was not sent.
         below: u64,
     },
-    /// Changes came to be others before they were sent.
+    /// Unsent changes were merged.
     Folded(MergedChanges),
 }
 
-/// Changes that come to the same as those that were queued before.
+/// Unsent changes merged into equivalent ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MergedChanges {
-    /// Changes that are these by now.
+    /// Changes that were replaced.
     pub now: Vec<(u64, Op)>,
-    /// Changes that are none any more.
+    /// Changes that were dropped.
     pub gone: Vec<u64>,
-    /// Files by the change that was to make them, and which makes them now, if any does.
+    /// For the files of each change that creates: the change that creates them now, or none.
     pub makes: Vec<(u64, Option<u64>)>,
 }
 
 impl MergedChanges {
-    /// Whether all is as it was.
+    /// Whether nothing was merged.
     pub fn is_nothing(&self) -> bool {
         self.now.is_empty() && self.gone.is_empty()
     }
 
-    /// What becomes of a file that a change was to make: the change that makes it now, if one does. None if
-    /// nothing became of it.
+    /// The change that now creates a file that `number` was to create; inner `None` if no change does, outer
+    /// `None` if nothing changed.
     pub fn made_by(&self, number: u64) -> Option<Option<u64>> {
         self.makes.iter().find(|(before, _)| *before == number).map(|(_, now)| *now)
     }
 }
 
-/// The bytes are no record.
+/// Reasons why bytes are not a valid record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// There is no whole record.
+    /// There is no complete record.
     #[error("the journal ends in the middle of a record")]
     Short,
-    /// The sum does not fit.
-    #[error("a record of the journal does not fit its sum")]
+    /// The checksum does not match.
+    #[error("a record of the journal has a wrong checksum")]
     Sum,
-    /// It fits its sum and means nothing.
-    #[error("a record of the journal cannot be understood")]
+    /// The checksum matches, but the content is invalid.
+    #[error("a record of the journal has invalid content")]
     Meaning,
 }
 
@@ -155,7 +155,7 @@ fn sum(bytes: &[u8], generation: u64) -> u32 {
     xxhash_rust::xxh3::xxh3_64_with_seed(bytes, generation) as u32
 }
 
-/// Appends a record as it is stored.
+/// Appends a record in its stored form.
 pub fn encode_record(record: &JournalRecord, generation: u64, out: &mut Vec<u8>) -> Result<(), RecordError> {
     let bytes = postcard::to_stdvec(record).map_err(|_| RecordError::Meaning)?;
     if bytes.len() > MAX_RECORD {
@@ -167,7 +167,7 @@ pub fn encode_record(record: &JournalRecord, generation: u64, out: &mut Vec<u8>)
     Ok(())
 }
 
-/// The first record of `bytes`, and how long it is.
+/// Decodes the first record of `bytes` and returns its length.
 pub fn decode_record(bytes: &[u8], generation: u64) -> Result<(JournalRecord, usize), RecordError> {
     let (head, rest) = bytes.split_first_chunk::<HEAD>().ok_or(RecordError::Short)?;
     let [a, b, c, d, e, f, g, h] = *head;

@@ -1,8 +1,7 @@
-//! A medium that is gone with its process: for sessions that keep nothing on this host's disk.
+//! Storage in memory, for sessions that keep nothing on this host's disk.
 //!
-//! It grows with what is written and is not bounded here: the cache on it is, by its frames, and a journal by
-//! what it has to say. Nothing in it survives anything, so whoever uses it may promise nothing before the
-//! server has it.
+//! It grows with what is written; the frames of the cache and the live records of the journal bound it.
+//! Nothing survives the process, so its users may promise nothing before the server has it.
 
 use super::storage::{DiskStorage, Storage, StoragePart};
 use std::{
@@ -10,7 +9,7 @@ use std::{
     sync::{PoisonError, RwLock},
 };
 
-/// Memory of this process, in the place of a folder that stays locked and as it is.
+/// Memory of this process, in place of a directory that stays locked and unchanged.
 #[derive(Debug)]
 pub struct MemoryStorage {
     parts: [RwLock<Vec<u8>>; 3],
@@ -18,7 +17,7 @@ pub struct MemoryStorage {
 }
 
 impl MemoryStorage {
-    /// Empty memory; nobody else uses the folder meanwhile.
+    /// Empty memory; the directory stays locked.
     pub fn instead_of(folder: DiskStorage) -> Self {
         Self { parts: Default::default(), _instead_of: folder }
     }
@@ -63,7 +62,7 @@ impl Storage for MemoryStorage {
         let mut bytes = self.part(part).write().unwrap_or_else(PoisonError::into_inner);
         bytes.resize(place(len)?, 0);
         if len == 0 {
-            // A journal that was begun anew elsewhere needs its room no more.
+            // Release the memory of a journal that was restarted in the other part.
             *bytes = Vec::new();
         }
         Ok(())

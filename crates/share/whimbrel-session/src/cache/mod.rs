@@ -1,12 +1,14 @@
-//! The cache on the client's disk: blocks of files, what has yet to reach the server, and the order of it.
+//! The cache on the client's disk: blocks of files, and the changes that have yet to reach the server in
+//! their order.
 //!
-//! `index` decides (which frame, what is copied, what may be reused when) and does no I/O; `record` is the
-//! bytes of the journal; `journal`, `medium` and `memory` store them; `frames` and `store` put them together.
-//! The format is described in `docs/formats/session-cache.md`.
+//! `block_index` decides which frame to use, what to copy and what to reuse, and does no I/O.
+//! `journal_record` has the bytes of the journal; `journal`, `storage` and `memory_storage` store them;
+//! `block_frames` and `block_cache` combine the parts. The format is described in
+//! `docs/formats/session-cache.md`.
 //!
-//! Invariants: a page is checked against its sum before it is given out. A frame that a durable record
-//! promises to hold dirty pages is not written again until a later durable record no longer does. After a
-//! failed write or sync of the journal the cache takes nothing more that is dirty.
+//! Invariants: a page is checked against its checksum before it is returned. A frame that a durable record
+//! promises to hold dirty pages is not written again until a later durable record replaces the promise. After
+//! a failed write or sync of the journal the cache accepts no more dirty pages.
 
 mod barrier;
 mod block_cache;

@@ -1,5 +1,4 @@
-//! Changes of names that the server has yet to make, and what is known of each: queued, sent, or another one
-//! by now.
+//! Pending changes of names: those that the server has yet to make, whether queued, sent or merged.
 
 use super::{
     block_cache::{BlockCache, CacheError, State},
@@ -9,7 +8,7 @@ use crate::proto::Op;
 use std::collections::HashMap;
 
 impl BlockCache {
-    /// The server has yet to do this; its number.
+    /// Adds a change for the server and returns its number.
     pub fn add_op(&self, op: Op) -> Result<u64, CacheError> {
         let mut state = self.alone();
         let number = state.next_op;
@@ -19,7 +18,7 @@ impl BlockCache {
         Ok(number)
     }
 
-    /// The server has done it, or it is given up.
+    /// Removes a change that the server has made or that was given up.
     pub fn op_done(&self, number: u64) -> Result<(), CacheError> {
         let mut state = self.alone();
         if state.ops.remove(&number).is_none() {
@@ -28,7 +27,7 @@ impl BlockCache {
         self.log(&mut state, &[JournalRecord::OpDone { number }])
     }
 
-    /// Changes below this are sent from now on, or may have been; durable after the next
+    /// Records that changes below this number may be sent from now on; durable after the next
     /// [`BlockCache::sync`].
     pub fn send_below(&self, below: u64) -> Result<(), CacheError> {
         let mut state = self.alone();
@@ -39,13 +38,13 @@ impl BlockCache {
         self.log(&mut state, &[JournalRecord::Sent { below }])
     }
 
-    /// The first number of a change that was never sent.
+    /// First number of a change that was never sent.
     pub fn unsent(&self) -> u64 {
         self.shared().sent
     }
 
-    /// Changes that were never sent are others by now. A file that none of them makes any more is forgotten,
-    /// unless it is known to be removed and in use.
+    /// Replaces unsent changes by merged ones. A file that no change creates any more is removed, unless it
+    /// is known to be removed and in use.
     pub fn fold_ops(&self, folded: MergedChanges) -> Result<(), CacheError> {
         let mut lost = Vec::new();
         let makes: HashMap<u64, Option<u64>> = folded.makes.iter().copied().collect();
@@ -66,14 +65,14 @@ impl BlockCache {
         lost.into_iter().try_for_each(|file| self.forget(file))
     }
 
-    /// The first `most` of these that `are` wanted.
+    /// The first `most` changes that `are` wanted.
     pub fn first_ops(&self, most: usize, are: impl Fn(&u64) -> bool) -> Vec<(u64, Op)> {
         let state = self.shared();
         let wanted = state.ops.iter().filter(|(number, _)| are(number)).take(most);
         wanted.map(|(number, op)| (*number, op.clone())).collect()
     }
 
-    /// What the server has yet to do, in order.
+    /// Pending changes in order.
     pub fn ops(&self) -> Vec<(u64, Op)> {
         self.shared().ops.iter().map(|(number, op)| (*number, op.clone())).collect()
     }

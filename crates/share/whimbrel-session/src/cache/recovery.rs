@@ -1,9 +1,9 @@
-//! What a journal says after a crash, checked against what is in the frames.
+//! Recovery: replays the journal after a crash and checks it against the frames.
 //!
-//! The last durable barrier promises the newest record of each block before it. Later records may or may not
-//! have their content; each is tried, the newest first, and one is good if each dirty page has a sum that
-//! some record of that frame gave it. So a promised page is always found; a page that was written and never
-//! promised is found, or an older one is, or it is reported lost.
+//! The last durable barrier promises the newest record of each block before it. Later records may lack their
+//! content. They are tried from the newest on, and one is valid if each dirty page has a checksum that some
+//! record of that frame gave it. A promised page is therefore always found. For an unsynced page, that page
+//! or an older one is found, or its loss is reported.
 
 use super::{
     block_cache::{CacheError, LostWrite, io_error, page_sum},
@@ -18,7 +18,7 @@ use std::{
     io,
 };
 
-/// What a record said of a block.
+/// One record of a block.
 #[derive(Debug, Clone)]
 struct Said {
     number: u64,
@@ -28,22 +28,22 @@ struct Said {
     sums: Box<[u32]>,
 }
 
-/// A cache as its journal has it.
+/// State of a cache according to its journal.
 pub(super) struct Replayed {
     pub(super) index: BlockIndex,
     pub(super) files: HashMap<FileId, FileRecord>,
     pub(super) ops: BTreeMap<u64, Op>,
     pub(super) next_file: FileId,
     pub(super) next_op: u64,
-    /// Changes below this may have been sent.
+    /// Changes below this number may have been sent.
     pub(super) sent: u64,
     pub(super) lost: Vec<LostWrite>,
-    /// Whether the session before ended in order.
+    /// Whether the previous session ended in order.
     pub(super) ended: bool,
 }
 
 impl Replayed {
-    /// Whether the server lacks something of it.
+    /// Whether there is anything that the server does not have.
     pub(super) fn has_unsent(&self) -> bool {
         self.index.dirty_pages() > 0
             || !self.ops.is_empty()
@@ -51,7 +51,7 @@ impl Replayed {
     }
 }
 
-/// Whether a cache that is not open has something that the server lacks. Changes nothing.
+/// Whether a closed cache has anything that the server does not have. Changes nothing.
 pub fn has_unsent(medium: &dyn Storage) -> Result<bool, CacheError> {
     let Some((_, geometry, records)) = Journal::read(medium).map_err(io_error("open"))? else {
         return Ok(false);
@@ -59,7 +59,7 @@ pub fn has_unsent(medium: &dyn Storage) -> Result<bool, CacheError> {
     Ok(replay(medium, geometry, records).map_err(io_error("open"))?.has_unsent())
 }
 
-/// Everything the records say, before any frame was looked at.
+/// State according to the records alone, before any frame is read.
 #[derive(Default)]
 struct Words {
     blocks: HashMap<Key, Vec<Said>>,
@@ -119,8 +119,8 @@ impl Words {
         self.ops.extend(folded.now);
     }
 
-    /// Files are where a change moves them, and gone where it takes their name, also if a crash came before
-    /// their own records said so. One that has another name goes by that before its change is recorded.
+    /// Applies a change of names to the files known so far, in case of a crash before their own records were
+    /// written. A file that takes a name is recorded under it before the change is.
     fn apply_op(&mut self, op: &Op) {
         if let Op::Unlink { path, .. } | Op::Rename { path, .. } = op {
             self.files.retain(|_, record| record.removed || record.path != *path);
@@ -134,7 +134,7 @@ impl Words {
     }
 }
 
-/// Sums by page number.
+/// Checksums by page number.
 fn spread(valid: u64, sums: &[u32], geometry: Geometry) -> Option<Box<[u32]>> {
     if valid & !geometry.all() != 0 || valid.count_ones() as usize != sums.len() {
         return None;
@@ -157,7 +157,7 @@ pub(super) fn replay(
     let (mut lost, mut taken, mut clean) = (Vec::new(), HashSet::new(), Vec::new());
     for (key, said) in words.blocks {
         let Some(file) = words.files.get(&key.file).filter(|file| !file.removed) else { continue };
-        // What the newest record before the barrier said is promised; what was said before that is past.
+        // The newest record before the barrier is promised; older ones are outdated.
         let from = said.iter().rposition(|said| said.number < words.barrier).unwrap_or(0);
         let window = &said[from..];
         let Some(newest) = window.last() else { continue };
@@ -177,7 +177,7 @@ pub(super) fn replay(
             }),
         }
     }
-    // Of clean blocks that claim one frame, the newest record is right.
+    // If several clean blocks claim one frame, the newest record is right.
     clean.sort_by_key(|(_, said)| std::cmp::Reverse(said.number));
     for (key, said) in clean {
         if said.valid != 0 && said.frame.is_none_or(|frame| taken.insert(frame)) {
@@ -186,7 +186,7 @@ pub(super) fn replay(
     }
     index.restored();
     let Words { files, ops, next_file, next_op, sent, ended, .. } = words;
-    // A journal of before this was noted may have had any of them sent.
+    // A journal without a `Sent` record is older than this rule: any change may have been sent.
     let sent = if ops.is_empty() { 0 } else { sent.unwrap_or(next_op) };
     Ok(Replayed { index, files, ops, next_file, next_op, sent, lost, ended })
 }
@@ -196,7 +196,7 @@ fn block_of(said: &Said, sums: Box<[u32]>) -> Block {
     Block { frame, valid, dirty, sums, generation: u32::from(dirty != 0), frozen: dirty != 0 }
 }
 
-/// The newest record whose dirty pages are there.
+/// The newest record whose dirty pages are in the frame.
 fn best(medium: &dyn Storage, geometry: Geometry, window: &[Said]) -> io::Result<Option<Block>> {
     for said in window.iter().rev() {
         if said.valid == 0 {
@@ -222,9 +222,8 @@ fn verify(
         let at = start + (page * PAGE) as u64;
         let whole = medium.read(StoragePart::Frames, at, &mut page_bytes)? == PAGE;
         let found = whole.then(|| page_sum(&page_bytes));
-        // Another write into the same frame may have come through where this one did not, or the other way
-        // round. Zeros are never stored: if nothing that was said after them is there, they are what there
-        // is.
+        // Any of several writes to the same frame may have reached the disk. Zeros are never stored: if the
+        // frame holds nothing recorded after them, the page is zeros.
         let others = window.iter().rev();
         let others = others.filter(|other| other.frame == said.frame && other.valid >> page & 1 == 1);
         let mut there =

@@ -1,6 +1,6 @@
-//! Where a cache lies: room for frames, and two journals of which one is current.
+//! Storage of a cache: room for frames, and two journals of which one is current.
 //!
-//! A trait, so that tests can take the power away between any two operations.
+//! A trait, so that tests can simulate a power failure between any two operations.
 
 use crate::proto::ClientId;
 use rustix::fs::{FlockOperation, flock};
@@ -11,43 +11,42 @@ use std::{
     path::Path,
 };
 
-/// A part of a medium.
+/// Parts of a storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoragePart {
     /// Frames, one after the other.
     Frames,
-    /// One of the two journals.
+    /// Either of the two journals.
     Journal(bool),
 }
 
-/// Files of fixed purpose. What was written is there for later reads; it is durable after a sync of its part.
+/// Files of a cache. Written data is visible to later reads, and durable after a sync of its part.
 pub trait Storage: Send + Sync {
-    /// Fills as much of `out` as there is from `at` on, and says how much that was.
+    /// Reads as much of `out` as there is from `at` on, and returns the number of bytes.
     fn read(&self, part: StoragePart, at: u64, out: &mut [u8]) -> io::Result<usize>;
     /// Stores all of `data` at `at`.
     fn write(&self, part: StoragePart, at: u64, data: &[u8]) -> io::Result<()>;
     /// Makes a part durable.
     fn sync(&self, part: StoragePart) -> io::Result<()>;
-    /// Cuts a part.
+    /// Truncates a part.
     fn truncate(&self, part: StoragePart, len: u64) -> io::Result<()>;
-    /// Bytes of a part.
+    /// Length of a part in bytes.
     fn len(&self, part: StoragePart) -> io::Result<u64>;
 }
 
-/// A folder of the file system, locked for as long as this lives.
+/// A directory of the file system, locked while this exists.
 #[derive(Debug)]
 pub struct DiskStorage {
     frames: File,
     journals: [File; 2],
-    /// Locked; in it is what the client is known by.
+    /// Lock file; it contains the client's id.
     lock: File,
 }
 
 impl DiskStorage {
-    /// The folder `dir`, made if it is not there; nobody else may read it.
+    /// Opens or creates the directory `dir`; nobody else may read it.
     ///
-    /// # Errors
-    /// `WouldBlock` if another process has it.
+    /// # Errors `WouldBlock` if another process has locked it.
     pub fn open(dir: &Path) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         let open = |name: &str| {
@@ -58,15 +57,14 @@ impl DiskStorage {
         flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
         let folder =
             Self { frames: open("frames")?, journals: [open("journal.0")?, open("journal.1")?], lock };
-        // The names must last as long as what is in them.
+        // Directory entries must be as durable as their files.
         File::open(dir)?.sync_all()?;
         Ok(folder)
     }
 
-    /// What the client of this cache is known by, whichever process it is.
+    /// The id of the client with this cache, for every process that uses it.
     ///
-    /// # Errors
-    /// The file that says so cannot be read, or made.
+    /// # Errors The lock file cannot be read or written.
     pub fn client(&self) -> io::Result<ClientId> {
         let mut bytes = Vec::new();
         (&self.lock).seek(io::SeekFrom::Start(0))?;
@@ -74,7 +72,7 @@ impl DiskStorage {
         if let Some(known) = ClientId::from_bytes(&bytes) {
             return Ok(known);
         }
-        // A new cache, or one whose maker died here: it has not opened a session yet.
+        // A new cache, or its creator died here: no session was opened yet.
         let client = ClientId::random();
         self.lock.set_len(0)?;
         self.lock.write_all_at(client.as_bytes(), 0)?;

@@ -1,9 +1,8 @@
-//! One file of a session as a block device, for monitors that prefer one to a file.
+//! One file of a session as a block device, for virtual machine monitors that prefer a device to a file.
 //!
-//! It is the file as a program that keeps it open has it: the same cache, policy and read-ahead, and a flush
-//! is a sync of the file. Its size is the one it had when it was opened. Of a file that was cut since, reads
-//! of what is gone fail with `EIO`; if it was put aside because the server's had changed, the next flush
-//! fails with `ESTALE`.
+//! It behaves like the file in a program that keeps it open: same cache, policy and read-ahead, and a flush
+//! is an `fsync`. Its size is fixed at opening. If the file is truncated later, reads beyond its end fail
+//! with `EIO`. If it was put aside because of a conflict, the next flush fails with `ESTALE`.
 
 use super::{directory_cache::no_name, file_content::FileHandle, session::Core};
 use crate::{
@@ -15,10 +14,10 @@ use std::{io, sync::Arc, sync::atomic::Ordering};
 use whimbrel_block::{BlockError, Device};
 use whimbrel_fuse::{Access, Errno, ROOT, Result};
 
-/// Zeros are written, and long ranges read, in pieces of this size.
+/// Unit for writing zeros and for long reads.
 const PIECE: usize = 1 << 20;
 
-/// An open file of a session.
+/// A file of a session, opened as a block device.
 pub(super) struct FileDisk {
     core: Arc<Core>,
     id: u64,
@@ -32,7 +31,7 @@ fn failed(action: &'static str, offset: u64) -> impl FnOnce(Errno) -> BlockError
 }
 
 impl FileDisk {
-    /// Opens the file at `path`; for reading only, if its policy lets nobody write.
+    /// Opens the file at `path`; read-only if its policy forbids writes.
     pub(super) fn open(core: &Arc<Core>, path: &RelPath) -> Result<Self> {
         let mut id = ROOT;
         for part in path.as_bytes().split(|byte| *byte == b'/') {
@@ -49,12 +48,12 @@ impl FileDisk {
         Ok(disk)
     }
 
-    /// Has the server have it, if it is to have it before a file is closed.
+    /// Closes the file; sends its content if its policy requires that on close.
     pub(super) fn close(&self) -> Result<()> {
         self.core.close(self.id)
     }
 
-    /// Reads what is in the cache, if all of it is.
+    /// Reads from the cache if all of it is there.
     fn read_here(&self, offset: u64, out: &mut [u8]) -> Result<bool> {
         let file = self.core.file_of(self.id)?;
         let size = self.core.cache.file(file).ok_or(Errno::ESTALE)?.size;
@@ -72,7 +71,7 @@ impl FileDisk {
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.core.write(self.id, offset, data)?;
         if let Some(node) = self.core.nodes().get_mut(self.id) {
-            // What the kernel has of it is older by now: who opens it next does not get that.
+            // The kernel's page cache is outdated: the next open must not use it.
             node.epoch = None;
         }
         Ok(())
@@ -81,7 +80,7 @@ impl FileDisk {
 
 impl Drop for FileDisk {
     fn drop(&mut self) {
-        // What cannot be forgotten now is forgotten when the session ends.
+        // What cannot be removed now is removed when the session ends.
         let _ = self.core.released(self.id);
     }
 }
@@ -122,11 +121,11 @@ impl Device for FileDisk {
 
     fn write_zeroes(&self, offset: u64, len: u64) -> std::result::Result<(), BlockError> {
         BlockError::check(offset, len, self.size)?;
-        // Pages of zeros have no room in the cache and do not travel.
+        // Pages of zeros take no room in the cache and are not sent.
         let zeros = vec![0; PIECE.min(len as usize)];
         let mut at = offset;
         while at < offset + len {
-            // To the next whole piece, so that only the ends are pages in part.
+            // Up to the next boundary, so that only the ends are partial pages.
             let piece = (PIECE as u64 - at % PIECE as u64).min(offset + len - at);
             self.write(at, &zeros[..piece as usize]).map_err(failed("clear", at))?;
             at += piece;
@@ -138,7 +137,7 @@ impl Device for FileDisk {
         self.core.fsync(self.id).map_err(failed("sync", 0))
     }
 
-    /// A read may have to ask the server, a write may have to wait for room.
+    /// Always true: a read may ask the server, a write may wait for a free frame.
     fn may_wait(&self, _: u64, _: u64) -> bool {
         true
     }

@@ -1,26 +1,26 @@
-//! Which changes of names may be under way at once. Pure.
+//! Change batch: which changes of names may be sent at once. Pure.
 //!
-//! Changes whose answers were lost are sent again, and the server tells from what is there whether each was
-//! made before. It can, if no other change of the same batch has altered what is there: a file that was
-//! renamed and made anew under its old name would be renamed once more, over the first. So a batch holds
-//! changes of different names only; what touches a name that is in it, or that is held back already, waits
-//! for the next.
+//! Changes without an answer are sent again, and the server tells from the state of its files whether each
+//! was already made. It can do so only if no other change of the same batch altered that state: a file that
+//! was renamed and created again under its old name would be renamed once more, over the first. So a batch
+//! holds changes of different names only. A change of a name that is in the batch, or in a change already
+//! held back, waits for the next batch.
 
 use crate::proto::{Op, RelPath};
 use std::collections::HashSet;
 
-/// Names that changes are about.
+/// Names that a set of changes affects.
 #[derive(Default)]
 struct Touched {
     names: HashSet<RelPath>,
-    /// Everything above one of them.
+    /// Every directory above one of the names.
     above: HashSet<RelPath>,
 }
 
 impl Touched {
     fn add(&mut self, path: &RelPath) {
         for dir in above(path) {
-            // Whatever is above a directory that is here is here.
+            // A directory in the set has all directories above it in the set.
             if !self.above.insert(dir) {
                 break;
             }
@@ -45,8 +45,8 @@ fn names(op: &Op) -> impl Iterator<Item = &RelPath> {
     from.into_iter().chain([op.path()])
 }
 
-/// The changes of `queue`, at most `most` of them, that may be sent together now. In their order; those left
-/// out come later.
+/// The changes of `queue`, at most `most`, that may be sent together now, in their order; the others come
+/// later.
 pub(super) fn batch(queue: impl IntoIterator<Item = (u64, Op)>, most: usize) -> Vec<(u64, Op)> {
     let (mut taken, mut moved, mut held) = (Touched::default(), Touched::default(), Touched::default());
     let mut chosen = Vec::new();
@@ -91,7 +91,7 @@ mod tests {
         Op::Rename { from: path(from), path: path(to), no_replace: false }
     }
 
-    /// Files by name and stamp; a change made again is recognised as the server and the caller do it.
+    /// Files by name and stamp; a repeated change is recognised in the way of the server and the caller.
     type Tree = BTreeMap<RelPath, i64>;
 
     fn make(tree: &mut Tree, op: &Op, again: bool) -> bool {
@@ -127,7 +127,8 @@ mod tests {
     }
 
     proptest! {
-        /// The server makes any prefix of each batch, every answer is lost, and all of it is sent again.
+        /// The server makes any prefix of each batch, every answer is lost, and the whole batch is sent
+        /// again.
         #[test]
         fn changes_whose_answers_were_lost_are_made_once(
             steps in proptest::collection::vec((0usize..3, 0usize..4, 0usize..4), 1..40), cuts in proptest::collection::vec(0usize..6, 1..40)) {
@@ -139,7 +140,7 @@ mod tests {
                     1 if one != other => Op::Rename { from: name(one), path: name(other), no_replace: false },
                     _ => Op::Unlink { path: name(one), ident: None, keep: false },
                 };
-                // Only what the client would let pass is queued.
+                // Only changes that the client would accept are queued.
                 if make(&mut expected, &op, false) {
                     queue.push((number as u64, op));
                 }

@@ -1,35 +1,34 @@
-//! Changes of names that cancel out before the server has heard of them. Pure.
+//! Merging of changes of names that cancel out before they are sent. Pure.
 //!
-//! Programs write under a temporary name and move that over the last version, again and again. Sent as they
-//! were made, each use of the temporary name has to wait for the one before (`batch.rs`). What the server
-//! would have in the end takes one change for each name: a file that was made, moved and replaced by the next
-//! one leaves nothing to send.
+//! Programs write under a temporary name and rename that over the last version, again and again. Sent
+//! unmerged, each use of the temporary name would have to wait for the one before (`change_batch.rs`). The
+//! final state needs one change for each name: a file that was created, renamed and then replaced by the next
+//! one needs none.
 //!
-//! Only files that were made by a change which was never sent are followed. Such a change is put off to the
-//! place of the one that moved the file, which is the same so long as no change between the two is about
-//! either name or moves a directory above one; whatever is about a name in another way leaves what was done
-//! to it before as it is (`pin`).
+//! Only files created by an unsent change are followed. Such a creation is postponed to the place of the
+//! rename, which is equivalent as long as no change in between affects either name or moves a directory above
+//! one. Any other change of a name leaves earlier changes of that name as they are (`pin`).
 
 use crate::{cache::MergedChanges, proto::Op, proto::RelPath};
 use std::collections::HashMap;
 
-/// Bytes of names that are folded at once, so that what comes of it fits into one record of the journal.
+/// Bytes of names that are merged at once, so that the result fits into one journal record.
 const MOST_BYTES: usize = 64 << 10;
 
-/// How a name is after the changes so far, if that is one change's doing and no other's.
+/// State of a name after the changes so far, if one change alone determines it.
 #[derive(Clone, Copy)]
 enum At {
-    /// The file that this change makes.
+    /// The file that this change creates.
     Born(usize),
-    /// Nothing, since this change took away whatever there was.
+    /// Nothing, since this change removed whatever was there.
     Cleared(usize),
 }
 
 struct Slot {
     number: u64,
-    /// None if nothing is left of it.
+    /// The change; none if it was dropped.
     op: Option<Op>,
-    /// The number of the change that made the file which this one makes now.
+    /// Number of the change that originally created the file which this one creates now.
     born: Option<u64>,
     changed: bool,
 }
@@ -42,7 +41,7 @@ struct Fold {
     makes: Vec<(u64, Option<u64>)>,
 }
 
-/// A file with its mode and stamp at a name, in place of what may be there or (if nothing can be) not.
+/// Creates the file of `of` at `path`: replaces what may be there (`over`), or requires that nothing is.
 fn birth(of: &Op, path: RelPath, over: bool) -> Option<Op> {
     let (Op::Create { mode, stamp, .. } | Op::Replace { mode, stamp, .. }) = of else { return None };
     let (mode, stamp) = (*mode, *stamp);
@@ -59,7 +58,7 @@ impl Fold {
         self.slots.len() - 1
     }
 
-    /// Takes a change back; the file it makes will not be.
+    /// Drops a change; the file that it creates will not exist.
     fn drop_slot(&mut self, slot: usize) {
         let slot = &mut self.slots[slot];
         slot.op = None;
@@ -71,7 +70,8 @@ impl Fold {
         matches!(self.slots[slot].op, Some(Op::Replace { .. }))
     }
 
-    /// What was done to a name is taken back, since it gets a file now: whether there may be something then.
+    /// Drops the changes of a name that gets a file now, and returns whether the server may have something
+    /// there.
     fn make_way(&mut self, path: &RelPath, unknown: bool) -> bool {
         match self.at.remove(path) {
             Some(At::Born(slot)) => {
@@ -133,7 +133,7 @@ impl Fold {
         let Some(old) = self.slots[slot].op.take() else { return };
         let born = self.slots[slot].born.take();
         if matches!(old, Op::Replace { .. }) {
-            // What was there before the file came has gone all the same.
+            // What was there before the file came is removed all the same.
             self.slots[slot].op = Some(cleared(from.clone()));
             self.slots[slot].changed = true;
             self.at.insert(from.clone(), At::Cleared(slot));
@@ -154,7 +154,7 @@ impl Fold {
             self.gone.push(number);
             return;
         }
-        // What a program still uses is a file of the server's only if no change here made it.
+        // A removed file that is still in use is a file of the server only if no change here created it.
         let keep = keep && known.is_none();
         let op = Op::Unlink { path: path.clone(), ident: None, keep };
         let slot = self.push(number, op, None, known.is_some());
@@ -163,7 +163,7 @@ impl Fold {
         }
     }
 
-    /// A change that is not understood here: what it is about stays as it was made before it.
+    /// A change that cannot be merged: earlier changes of its names stay as they are.
     fn pin(&mut self, op: &Op) {
         let from = match op {
             Op::Rename { from, .. } | Op::Link { from, .. } => Some(from),
@@ -192,8 +192,7 @@ impl Fold {
     }
 }
 
-/// What changes that were never sent, in their order, come to: which of them are others by now, and which are
-/// none.
+/// Merges unsent changes, given in order: the result says which are replaced and which are dropped.
 pub(super) fn fold(queue: impl IntoIterator<Item = (u64, Op)>) -> MergedChanges {
     let (mut fold, mut bytes) = (Fold::default(), 0);
     for (number, op) in queue {
@@ -225,7 +224,7 @@ mod tests {
         Dir,
     }
 
-    /// What a server has. A change made again is recognised as the server and the caller do it.
+    /// Files of a server. A repeated change is recognised in the way of the server and the caller.
     type Tree = BTreeMap<RelPath, Thing>;
 
     fn path(text: &str) -> RelPath {
@@ -326,7 +325,7 @@ mod tests {
         }
     }
 
-    /// What the client lets pass, and what that comes to on the server.
+    /// Server before, changes that the client accepts, and server after.
     fn queued(steps: Vec<Step>) -> (Tree, Vec<(u64, Op)>, Tree) {
         let old = |stamp| Thing::File { stamp, mode: 0o600 };
         let server = Tree::from([
@@ -394,7 +393,7 @@ mod tests {
             }
             prop_assert_eq!(&server, &expected);
             prop_assert!(fold(queue.clone()).gone.is_empty(), "what is folded once is folded");
-            // Each file is made by the change that its record says, or by none.
+            // Each file is created by the change in its record, or by none.
             for (number, op) in &before {
                 let Op::Create { stamp, .. } = op else { continue };
                 let by = folded.made_by(*number).unwrap_or(Some(*number));
@@ -403,8 +402,8 @@ mod tests {
             }
         }
 
-        /// Changes come while others are sent; the server makes some of a batch, answers are lost, and the
-        /// client dies and knows only its journal.
+        /// Changes arrive while others are sent; the server makes some of a batch, answers are lost, and the
+        /// client crashes and knows only its journal.
         #[test]
         fn no_cut_has_a_change_made_twice_or_not_at_all(
             steps in steps(60), rounds in proptest::collection::vec((0usize..12, 0usize..9, 0usize..9, any::<bool>()), 1..40)) {

@@ -1,10 +1,10 @@
-//! Changes of names on their way to the server.
+//! Change queue: changes of names on their way to the server.
 //!
-//! They wait in the journal, where those that were never sent are folded (`fold.rs`), and are sent in batches
-//! (`batch.rs`), each on one ordered stream, all at once. A change leaves the journal when the server has it
-//! on its disk, and that is durable here before the next batch builds on it, together with how far that one
-//! goes; so after any crash only changes are sent again whose traces are still as they left them, and only
-//! changes are folded that left none. Needs the turn of the write-back.
+//! They wait in the journal, where unsent ones are merged (`change_merge.rs`), and are sent in batches
+//! (`change_batch.rs`), all of a batch at once on one ordered stream. A change leaves the journal when it is
+//! durable on the server. That, and the number below which changes may be sent next, is durable here before
+//! the next batch is sent. After any crash, therefore, only changes are repeated whose results are unaltered,
+//! and only changes are merged that were never sent. Needs the write-back lock.
 
 use super::{
     change_batch::batch,
@@ -24,39 +24,39 @@ use std::{
 use tokio::{sync::Semaphore, task::JoinSet};
 use whimbrel_fuse::{Errno, Result};
 
-/// Changes sent before the first answer is waited for.
+/// Changes sent before the first answer is awaited.
 const CHANGES: usize = 512;
-/// Changes looked at to find these, and to be folded at once.
+/// Changes considered for one batch, and for one merge.
 const LOOKED_AT: usize = 4 * CHANGES;
-/// Directories that the server is asked at once to have on its disk.
+/// Directories that the server is asked to sync at once.
 const DIRECTORIES: usize = 256;
 
 type Asked<T> = std::result::Result<T, CallFailure>;
 
-/// A change that is sent.
+/// One change to send.
 struct Change {
     number: u64,
     op: Op,
-    /// It was sent before, and may have been made.
+    /// Whether it was sent before, and may already have been made.
     again: bool,
 }
 
 impl Change {
-    /// Whether it is done if the server finds nothing to be done.
+    /// Whether it counts as done if the server finds nothing to do.
     fn may_be_made(&self) -> bool {
         self.again || matches!(self.op, Op::Unlink { ident: None, .. })
     }
 }
 
-/// The journal could not be written, and takes nothing more.
+/// The journal cannot be written and is latched.
 fn latched(error: CacheError) -> CallFailure {
     errno_of(error);
     CallFailure::Nonsense
 }
 
 impl Core {
-    /// Before the server is asked by path: as long as it knows files by older names, those are made known
-    /// first.
+    /// Sends pending renames before a request by path, because the server still has files under their old
+    /// names.
     pub(super) fn flush_changes(&self) -> Result<()> {
         if !self.writeback.has_renames() {
             return Ok(());
@@ -66,7 +66,8 @@ impl Core {
         self.drain().map_err(errno_of_fail)
     }
 
-    /// Makes a change on the server now, after all that were to be made before. What its name is then.
+    /// Makes a change on the server now, after all queued ones. Returns the attributes of its name after
+    /// that.
     pub(super) fn make(&self, op: Op) -> Result<Option<Attr>> {
         if self.writeback.queued() > 0 {
             let _turn = self.writeback.turn();
@@ -88,7 +89,7 @@ impl Core {
         self.link.call::<LookupCall, _>(wanted).map(|(found, _)| found.attr)
     }
 
-    /// Sends every change that is queued. Needs the turn.
+    /// Sends every queued change. Needs the write-back lock.
     pub(super) fn drain(&self) -> Asked<()> {
         loop {
             let confirmed = self.confirm()?;
@@ -114,20 +115,20 @@ impl Core {
                 Some(Err(fail)) if change.may_be_made() && was_done(&change.op, &fail) => {
                     self.made(change, self.attr_at(change.op.path())?);
                 }
-                // There may be room, or a server, later. What follows may be refused for the lack of this
-                // one.
+                // A later attempt may succeed; following changes may have been refused because this one is
+                // missing.
                 Some(Err(fail)) if later.is_some() || may_pass(&fail) => _ = later.get_or_insert(fail),
                 Some(Err(fail)) => self.not_made(change, &fail),
-                // The connection broke before its answer: it may have been made, and is sent again.
+                // The connection broke before its answer: the change may have been made, and is sent again.
                 None => {}
             }
         }
         later.map_or(Ok(()), Err)
     }
 
-    /// The next changes to send, which can be taken back no more.
+    /// The next changes to send, which cannot be merged any more.
     fn next_changes(&self) -> Asked<Vec<Change>> {
-        // A change is in the journal and in the queue before its maker lets go of the nodes.
+        // The inodes are locked until a new change is in both the journal and the queue.
         let _nodes = self.nodes();
         while self.fold_some()? {}
         let waiting = self.writeback.waiting();
@@ -140,8 +141,8 @@ impl Core {
         Ok(changes)
     }
 
-    /// Folds the first changes that were not sent yet. Whether that may let others be folded. Needs the
-    /// nodes, so that nobody adds one.
+    /// Merges the first unsent changes; true if more may be merged now. Needs the inodes, so that no change
+    /// is added.
     fn fold_some(&self) -> Asked<bool> {
         let (waiting, from) = (self.writeback.waiting(), self.cache.unsent());
         let queue = self.cache.first_ops(LOOKED_AT, |number| *number >= from && waiting.contains(number));
@@ -154,7 +155,7 @@ impl Core {
         Ok(true)
     }
 
-    /// The server made a change.
+    /// Records that the server made a change.
     fn made(&self, change: &Change, attr: Option<Attr>) {
         let number = change.number;
         let node = self.writeback.made(number, dirs_of(&change.op));
@@ -173,8 +174,8 @@ impl Core {
         self.tell_node(number, node, attr);
     }
 
-    /// Has the server keep what was made for good, and then forgets that it was to be made: which is to be
-    /// durable before anything builds on it. Whether there was something.
+    /// Has the server sync the changes that it made, then removes them from the journal, which must be
+    /// durable before anything builds on it. Returns whether there were any.
     fn confirm(&self) -> Asked<bool> {
         let made = self.writeback.unconfirmed();
         if made.is_empty() {
@@ -195,7 +196,7 @@ impl Core {
                 let _place = places.acquire().await;
                 let body = Sync { file: FileRef { path, ident: Ident::default() } };
                 match link.ask::<SyncCall, _>(body, Bytes::new(), None).await.0 {
-                    // It has gone with a later change, or nobody may open it.
+                    // The directory was removed by a later change, or cannot be opened.
                     Err(fail) if !fail.is_errno(&[5]) && matches!(fail, CallFailure::Refused(_)) => Ok(()),
                     synced => synced.map(drop),
                 }
@@ -210,12 +211,12 @@ impl Core {
         self.link.runtime().block_on(self.sync_dirs(HashSet::from([path]))).map_err(errno_of_fail)
     }
 
-    /// The file that a change makes.
+    /// The file that a change creates.
     fn made_file(&self, number: u64, node: Option<u64>) -> Option<FileId> {
         let makes =
             |file: &FileId| self.cache.file(*file).is_some_and(|record| record.made_by == Some(number));
         match node {
-            // Of an earlier session: no node knows it.
+            // A change of an earlier session has no inode.
             None | Some(0) => self.cache.files().into_iter().map(|(file, _)| file).find(makes),
             Some(id) => self.nodes().get(id)?.file.filter(makes),
         }
@@ -228,7 +229,7 @@ impl Core {
             let Some(found) = nodes.get_mut(id) else { return };
             let makes = found.local && found.ops.first() == Some(&number);
             found.ops.retain(|op| *op != number);
-            // A change that made it, however it is called by now.
+            // The change created the file, whatever its name is now.
             let made = makes || (found.local && found.attr.kind == attr.kind);
             if made {
                 nodes.made(id, attr);
@@ -240,17 +241,17 @@ impl Core {
         }
     }
 
-    /// The server will not make a change: it is said, and what was written for it is kept.
+    /// The server refused a change: reports it, and saves what was written to its file as a conflict.
     fn not_made(&self, Change { number, op, .. }: &Change, fail: &CallFailure) {
         self.event(format!("cannot {} {} on the server: {fail}", op.verb(), op.path()));
         let node = self.writeback.done(*number);
         if let Some(file) = self.made_file(*number, node) {
-            self.conflict(file, "the server does not take it");
+            self.conflict(file, "the server refused to create the file");
         }
         if let Err(error) = self.cache.op_done(*number) {
             errno_of(error);
         }
-        // What is believed of the places it is about is not so.
+        // What is cached about the affected names is wrong.
         let mut nodes = self.nodes();
         if let Some(id) = node {
             let names = nodes.get(id).map(|node| node.names.clone()).unwrap_or_default();
@@ -266,7 +267,7 @@ impl Core {
     }
 }
 
-/// Directories that a change alters.
+/// Directories that a change modifies.
 fn dirs_of(op: &Op) -> Vec<RelPath> {
     let from = match op {
         Op::Rename { from, .. } => Some(from),
@@ -275,13 +276,13 @@ fn dirs_of(op: &Op) -> Vec<RelPath> {
     from.into_iter().chain([op.path()]).filter_map(|path| Some(path.split()?.0)).collect()
 }
 
-/// Whether the same change may be made later.
+/// Whether the same change may succeed later.
 fn may_pass(fail: &CallFailure) -> bool {
-    // ENOMEM, ENFILE, EMFILE, ENOSPC, EDQUOT.
+    // The numbers are ENOMEM, ENFILE, EMFILE, ENOSPC and EDQUOT.
     matches!(fail, CallFailure::Gone) || fail.is_errno(&[12, 23, 24, 28, 122])
 }
 
-/// Whether a change that is refused like this was made when it was asked for the first time.
+/// Whether this refusal of a repeated change means that the first attempt was made.
 fn was_done(op: &Op, fail: &CallFailure) -> bool {
     let CallFailure::Refused(refusal) = fail else { return false };
     let number = errno(refusal).map(Errno::from_number);

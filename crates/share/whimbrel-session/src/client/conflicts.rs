@@ -1,7 +1,7 @@
-//! Conflicts: the server's file is another one than what was written over here. Both are kept.
+//! Conflicts: the server's file changed under unsent writes. Both versions are retained.
 //!
-//! The server's stays where it is, and is what programs see from now on. Ours goes into the folder `kept`
-//! beside the cache, whole as far as it is known, and an event says where.
+//! The server's version stays in place, and programs see it from now on. The local one is copied to the
+//! directory `kept` in the cache, as far as its content is known, and an event names the copy.
 
 use super::session::{Core, errno_of};
 use crate::{
@@ -11,17 +11,17 @@ use crate::{
 use std::{fs, io, os::unix::fs::FileExt, path::PathBuf};
 
 impl Core {
-    /// The server has another content than the clean pages here are of.
+    /// Handles a server version that differs from the one of the clean pages here.
     pub(super) fn server_changed(&self, file: FileId, attr: &Attr) {
         let Some(record) = self.cache.file(file) else { return };
         if record.dirty {
-            self.conflict(file, "the server's file was changed by somebody else");
+            self.conflict(file, "the file was changed on the server by somebody else");
             return;
         }
         self.adopt_version(file, attr);
     }
 
-    /// What is here of the file is void; from now on it is what `attr` says.
+    /// Drops the content here and adopts the version in `attr`.
     pub(super) fn adopt_version(&self, file: FileId, attr: &Attr) {
         let changed = self.cache.invalidate(file).and_then(|()| {
             self.cache.update_file(file, |record| {
@@ -37,19 +37,19 @@ impl Core {
         }
     }
 
-    /// Puts what was written here aside, and lets the server's file be the file.
+    /// Puts the local version aside as a conflict; the server's version is used from now on.
     pub(super) fn conflict(&self, file: FileId, why: &str) {
         let Some(record) = self.cache.file(file) else { return };
         match self.save_conflict(file, &record) {
             Ok(path) => self.event(format!(
-                "{}: {why}; the server's is left as it is, ours is kept in {}",
+                "{}: {why}; the server's version stays, the local one is kept in {}",
                 record.path,
                 path.display()
             )),
             Err(error) => {
-                // Then it stays dirty in the cache: nothing is thrown away that is nowhere else.
+                // The file stays dirty in the cache: the only copy of its content is never dropped.
                 self.event(format!(
-                    "{}: {why}; ours stays in the cache, it cannot be copied out: {error}",
+                    "{}: {why}; the local version stays in the cache because it cannot be copied: {error}",
                     record.path
                 ));
                 return;
@@ -74,30 +74,32 @@ impl Core {
         nodes.doubt();
     }
 
-    /// Tells the kernel that it knows a file no more; later, since it may be waiting for us.
+    /// Drops the kernel's cached pages of a file, in another thread because the kernel may be waiting for
+    /// this one.
     pub(super) fn kernel_forgets(&self, id: u64) {
         if let Some(notifier) = self.notifier.get().cloned() {
             self.link.runtime().spawn_blocking(move || {
-                // A kernel that knew nothing has nothing to forget.
+                // An error means that the kernel had nothing cached.
                 let _ = notifier.changed(id, 0, 0);
             });
         }
     }
 
-    /// Tells the kernel of names that it believes absent; later, since it may be waiting for us.
+    /// Invalidates names that the kernel caches as absent, in another thread because it may be waiting for
+    /// this one.
     pub(super) fn kernel_looks_again(&self) {
         let names = self.nodes().appeared();
         if let Some(notifier) = self.notifier.get().cloned().filter(|_| !names.is_empty()) {
             self.link.runtime().spawn_blocking(move || {
                 for (parent, name) in names {
-                    // As above.
+                    // An error means that the kernel had nothing cached.
                     let _ = notifier.renamed(parent, name.as_os());
                 }
             });
         }
     }
 
-    /// A copy of the file as it is here. Pages that are not here are left as holes.
+    /// Copies the local content of a file. Pages that are not here are holes.
     fn save_conflict(&self, file: FileId, record: &FileRecord) -> io::Result<PathBuf> {
         let folder = self.options.cache.join("kept");
         fs::create_dir_all(&folder)?;
@@ -107,7 +109,7 @@ impl Core {
         let path = folder.join(format!("{short}.{}.{:09}", stamp.seconds, stamp.nanos));
         let copy = fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
         copy.set_len(record.size)?;
-        // A file may be large and have little here: only blocks that are here are looked at.
+        // A large file may have few blocks here: only these are read.
         for block in self.cache.held_blocks(file) {
             self.keep_block(file, record, block, &copy)?;
         }
@@ -122,10 +124,10 @@ impl Core {
             let len = (record.size - at).min(PAGE as u64) as usize;
             match self.cache.read(file, at, &mut page[..len]) {
                 Ok(CacheRead::Here) => copy.write_all_at(&page[..len], at)?,
-                // A page that was never here is a hole; one that is damaged is gone, and said.
+                // A page that was never here becomes a hole; a damaged one as well, with an event.
                 Ok(CacheRead::Missing(_)) => {}
                 Err(CacheError::Damaged { offset }) => self.event(format!(
-                    "{}: the page at byte {offset} is damaged and a hole in what is kept",
+                    "{}: the page at byte {offset} is damaged and is a hole in the kept copy",
                     record.path
                 )),
                 Err(error) => return Err(io::Error::other(error)),

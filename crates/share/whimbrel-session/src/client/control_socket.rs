@@ -1,7 +1,7 @@
-//! The control socket of a mount: what `whimbrel session` asks, one line of JSON each way.
+//! The control socket of a mount: requests of `whimbrel session`, one line of JSON each way.
 //!
-//! The socket lies in the cache's folder, which only its owner may enter, has mode 0600, and who connects
-//! must be that user or root. Requests are bounded.
+//! The socket is in the cache's directory, which only its owner may enter, and has mode 0600. A client must
+//! be that user or root. Requests are bounded.
 
 use super::{
     nbd_exports::{ExportStatus, NbdExports},
@@ -21,81 +21,81 @@ use std::{
     time::Duration,
 };
 
-/// Longest request.
+/// Longest request in bytes.
 const MAX_REQUEST: u64 = 64 << 10;
-/// Longest answer.
+/// Longest response in bytes.
 const MAX_RESPONSE: u64 = 16 << 20;
-/// A write-back may take long; a question may not.
+/// Time limit of a client: a write-back may take long.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// Pause after a failed accept, so that it does not spin.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What can be asked.
+/// Requests to a mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "verb")]
 pub enum Request {
-    /// How it is.
+    /// Report the status.
     Show,
     /// Change a setting.
     Set {
-        /// Its name.
+        /// Name of the setting.
         name: String,
-        /// Its value.
+        /// New value of the setting.
         value: String,
     },
     /// Write everything back.
     Flush,
-    /// Forget what is believed and clean.
+    /// Drop cached names, attributes and unmodified data.
     Invalidate,
-    /// Write everything back, unmount and end. What cannot be written back keeps it going, unless it is to be
-    /// left in the cache for the next session.
+    /// Write everything back, unmount and end. If something cannot be written back, the session continues,
+    /// unless the rest is to be left in the cache for the next session.
     End {
-        /// End in any case.
+        /// End even if something cannot be written back.
         #[serde(default)]
         leave: bool,
     },
-    /// Serve a file over NBD, or serve it no longer.
+    /// Start or stop serving a file over NBD.
     Nbd {
-        /// The file, below the session's directory.
+        /// Path of the file in the session's directory.
         file: String,
-        /// Where; none ends the export.
+        /// Socket to listen on; none stops the export.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         socket: Option<PathBuf>,
     },
 }
 
-/// What is answered.
+/// Response to a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Response {
-    /// Why it was not done.
+    /// Reason why the request failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Where it is mounted.
+    /// Directory of the mount.
     pub mount: PathBuf,
-    /// The process.
+    /// Process id of the mount.
     pub pid: u32,
-    /// How it is.
+    /// Status of the session.
     pub status: SessionStatus,
-    /// Files that are served over NBD.
+    /// Files served over NBD.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exports: Vec<ExportStatus>,
 }
 
-/// Asking failed.
+/// A request to a mount failed, or its socket could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {}", path.display())]
 pub struct ControlError {
     /// `listen on` or `ask`.
     pub action: &'static str,
-    /// The socket.
+    /// Path of the socket.
     pub path: PathBuf,
-    /// Why.
+    /// Cause reported by the system.
     #[source]
     pub source: io::Error,
 }
 
-/// Answers questions until it is dropped. Then the socket is gone, and nothing is served over NBD any more.
+/// Control server of a mount. Dropping it removes the socket and ends all NBD exports.
 pub struct Control {
     path: PathBuf,
     exports: Arc<NbdExports>,
@@ -105,12 +105,12 @@ pub struct Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // Gone already is as good.
+        // The socket may be gone already.
         let _ = fs::remove_file(&self.path);
-        // Wakes the thread that accepts, which then sees an error.
+        // Wakes the accepting thread, which then gets an error.
         let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
         if let Some(listening) = self.listening.take() {
-            // One that panicked accepts nobody either.
+            // A thread that panicked does not accept either.
             let _ = listening.join();
         }
         self.exports.end_all();
@@ -118,7 +118,7 @@ impl Drop for Control {
 }
 
 impl Control {
-    /// Listens on `path`. Who asks for the end is told when `ended` has been heard.
+    /// Listens on `path`. A request to end is answered after it was sent to `ended`.
     pub fn start(
         path: &Path,
         session: Session,
@@ -129,7 +129,7 @@ impl Control {
         if let Some(dir) = path.parent() {
             fs::create_dir_all(dir).map_err(failed)?;
         }
-        // One that answers is another session's, whose name this is.
+        // A socket that answers belongs to another session of this name.
         if UnixStream::connect(path).is_ok() {
             return Err(failed(io::ErrorKind::AddrInUse.into()));
         }
@@ -147,13 +147,13 @@ impl Control {
         Ok(Self { path: path.to_owned(), exports, listener, listening: Some(listening) })
     }
 
-    /// Ends what is served over NBD, so that no client writes any more.
+    /// Ends all NBD exports, so that no client writes any more.
     pub fn end_exports(&self) {
         self.exports.end_all();
     }
 }
 
-/// Whom questions are about.
+/// State that requests refer to.
 #[derive(Clone)]
 struct Asked {
     session: Session,
@@ -170,20 +170,20 @@ impl Asked {
                     let asked = self.clone();
                     std::thread::spawn(move || {
                         if let Err(error) = asked.answer(&stream) {
-                            tracing::debug!(%error, "a question was not answered");
+                            tracing::debug!(%error, "cannot answer a control request");
                         }
                     });
                 }
-                // It was shut down.
+                // The socket was shut down.
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
-                // No descriptors are left, say.
+                // The process may be out of descriptors.
                 Err(_) => std::thread::sleep(PAUSE),
             }
         }
     }
 
     fn answer(&self, stream: &UnixStream) -> io::Result<()> {
-        // Not by rustix: who is in another PID namespace has the number 0 here, which it takes for none.
+        // Not with rustix: a process in another PID namespace has the number 0 here, which rustix rejects.
         let peer = nix::sys::socket::getsockopt(stream, nix::sys::socket::sockopt::PeerCredentials)?;
         let own = rustix::process::geteuid().as_raw();
         if peer.uid() != own && peer.uid() != 0 {
@@ -218,23 +218,20 @@ impl Asked {
     }
 }
 
-/// Why a session does not end, or what it leaves behind.
+/// Ends a session; returns why it does not end, or what it leaves behind.
 fn end(session: &Session, leave: bool, ended: &Sender<()>) -> Option<String> {
     let flushed = session.flush();
     if flushed.is_ok() || leave {
-        // Whoever waits for it ends the mount, unless that has happened.
+        // The receiver ends the mount, unless that has happened.
         let _ = ended.send(());
     }
     let errno = flushed.err()?;
-    let then = if leave {
-        "the rest stays in the cache"
-    } else {
-        "the session goes on unless told to leave the rest"
-    };
+    let then =
+        if leave { "the rest stays in the cache" } else { "the session continues with the unsent rest" };
     Some(format!("{errno}; {then}"))
 }
 
-/// Asks the mount that listens on `path`.
+/// Sends a request to the mount that listens on `path`.
 pub fn ask(path: &Path, request: &Request) -> Result<Response, ControlError> {
     let failed = |source| ControlError { action: "ask", path: path.to_owned(), source };
     let mut stream = UnixStream::connect(path).map_err(failed)?;
@@ -247,7 +244,7 @@ pub fn ask(path: &Path, request: &Request) -> Result<Response, ControlError> {
     serde_json::from_slice(&bytes).map_err(|error| failed(error.into()))
 }
 
-/// Sockets in a folder, of mounts that live or died.
+/// Control sockets in a directory, of live and dead mounts.
 pub fn sockets(dir: &Path) -> Vec<PathBuf> {
     let Ok(found) = fs::read_dir(dir) else { return Vec::new() };
     let mut paths: Vec<PathBuf> = found

@@ -1,12 +1,11 @@
-//! Content that is on this side already, under another name: it is not sent over a slow link.
+//! Dedup of reads: pages that this host already has are not fetched over a slow link.
 //!
-//! A table in the cache's folder ([`HashCache`]) says where pages of a digest lie: in the cache's own frames,
-//! and in files of this host that the session was told of, golden images. If enough of a stretch is likely
-//! there, the server is asked for its digests first (`DIGEST`) and then for what is lacking (`PAGES`). A page
-//! is used only after its digest was found right, in the very copy that is used; so nothing that happens to
-//! those files can give wrong bytes, and the table is worth no more than the time it saves. What is not there
-//! is looked for in what other users of this host have read (`shared`). It costs some: how likely it is that
-//! a file is found is learnt file by file.
+//! A hash cache ([`HashCache`]) in the cache's directory maps digests to places in the cache's frames and in
+//! reference files of this host, such as disk images. If enough hits in a range are likely, the client asks
+//! the server for digests (`DIGEST`), looks them up here and in what other users of this host have read
+//! (`shared_cache`), and requests only the other pages (`PAGES`). The digest of the copy in hand is checked
+//! before use, so a changed file can cost time but never give wrong data. The likelihood of hits is estimated
+//! for each file.
 
 use super::{
     fetcher::{FetchSubject, FetchedContent},
@@ -35,7 +34,7 @@ use whimbrel_core::Digest;
 use whimbrel_hashcache::{Geometry, HashCache, Location, OnMissing, SourceId, SourceKind};
 use whimbrel_wire::Code;
 
-/// Bytes a second of a link that nothing is known of yet: 100 Mbit/s.
+/// Rate assumed for a link without measurements, in bytes per second: 100 Mbit/s.
 pub(super) const USUAL: f64 = 12.5e6;
 
 struct Table {
@@ -43,23 +42,23 @@ struct Table {
     frames: SourceId,
 }
 
-/// What is known of content on this side.
+/// Content of this host by digest.
 #[derive(Default)]
 pub(super) struct DedupTable {
     table: OnceLock<Option<Table>>,
-    /// Pages that the table was told of.
+    /// Number of pages that were added to the table.
     pub(super) known: AtomicU64,
-    /// The server says no digests.
+    /// Whether the server does not support digests.
     pub(super) mute: AtomicBool,
     odds: HitEstimates,
     /// Pages that were found here and not sent.
     pub(super) found: AtomicU64,
 }
 
-/// What was found of a stretch.
+/// Result of the lookups for one range.
 struct Found {
     content: Vec<u8>,
-    /// A bit a page: still to be asked for.
+    /// Pages still to be requested, one bit each.
     lacking: Vec<u8>,
     pages: u32,
     missing: u32,
@@ -74,7 +73,7 @@ fn open(dir: &Path, pages: u64) -> Option<Table> {
     opened
         .inspect_err(|error| {
             let error = error as &dyn std::error::Error;
-            tracing::warn!(error, "pages that are here already are not known again");
+            tracing::warn!(error, "cannot open the table of pages on this host, so they may be sent again");
         })
         .ok()
 }
@@ -90,8 +89,7 @@ impl Core {
         self.twins.table.get_or_init(|| open(&self.options.cache, pages)).as_ref()
     }
 
-    /// Takes up the table of an earlier session, and looks through the files that were named. In a thread of
-    /// its own.
+    /// Opens the table of an earlier session and indexes the reference files, in a thread of its own.
     pub(super) fn learn_twins(self: &Arc<Self>) {
         let known = self.options.known.clone();
         if known.is_empty() && !self.options.cache.join("pages").exists() {
@@ -117,12 +115,12 @@ impl Core {
         };
         let added = SourceKind::guess(path).and_then(|kind| table.pages.add(path, kind, None, &going));
         if let Err(error) = added {
-            self.event(format!("{}: not known here: {error}", path.display()));
+            self.event(format!("{}: cannot index the reference file: {error}", path.display()));
         }
     }
 
-    /// What came from the server, and where it lies here, is noted: the same may be asked for under another
-    /// name, or by another user.
+    /// Records where content from the server is stored here: it may be requested again under another name, or
+    /// by another user.
     pub(super) fn note_content(&self, file: FileId, attr: &Attr, offset: u64, content: &[u8]) {
         if self.link.level().is_none() {
             return;
@@ -134,7 +132,7 @@ impl Core {
     }
 
     fn note_places(&self, file: FileId, offset: u64, digests: &[Option<Digest>]) {
-        // What is only in memory lies nowhere.
+        // Without a cache on disk, frames are in memory and cannot be found again.
         if !self.options.has_cache() {
             return;
         }
@@ -146,7 +144,7 @@ impl Core {
                 noted += 1;
             }
         }
-        // In this order: its own pages are never taken for another's.
+        // In this order, so that a file's own pages never count as those of another.
         self.with_odds(file, |odds| odds.own += noted);
         self.twins.known.fetch_add(noted, Ordering::Release);
     }
@@ -170,7 +168,7 @@ impl Core {
         self.with_odds(file, |odds| odds.are_worth(asked))
     }
 
-    /// The content of a stretch, by its digests; none if it is better asked for as it is.
+    /// The content of a range by its digests; none if a plain read is better.
     pub(super) async fn by_digest(
         self: &Arc<Self>,
         source: &FetchSubject,
@@ -182,7 +180,7 @@ impl Core {
         }
         let body = Digests { file: source.wanted.clone(), range };
         let (said, digests) = match self.link.ask::<DigestCall, _>(body, Bytes::new(), None).await.0 {
-            // An older server.
+            // An older server lacks `DIGEST`.
             Err(fail) if fail.is(Code::UNKNOWN_KIND) => {
                 self.twins.mute.store(true, Ordering::Relaxed);
                 return None;
@@ -197,7 +195,7 @@ impl Core {
             Ok(Some(found)) if found.missing == 0 => Some(Ok((attr, found.content))),
             Ok(Some(found)) => match self.complete(source, range, found).await {
                 Ok((now, content)) if now.version() == attr.version() => Some(Ok((attr, content))),
-                // It was changed between the two: what was found is of another content.
+                // The file changed between the two replies: the pages found belong to another version.
                 Ok(_) => None,
                 Err(fail) => Some(Err(fail)),
             },
@@ -232,7 +230,7 @@ impl Core {
         Some(Found { content, lacking, pages, missing })
     }
 
-    /// Asks for what was not found.
+    /// Requests the pages that were not found.
     async fn complete(
         self: &Arc<Self>,
         source: &FetchSubject,

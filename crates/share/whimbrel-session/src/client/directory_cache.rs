@@ -1,7 +1,7 @@
-//! Names: look-up, listing, attributes, and how long they are believed.
+//! Directory cache: lookup, listing and attributes of names, and how long they are cached.
 //!
-//! One question brings a small directory whole, so that look-ups of its other names, and of names it does not
-//! have, are answered here. Large directories are brought in parts, all but the first at once.
+//! One request brings a small directory completely, so that lookups of its other names, and of absent names,
+//! are answered here. Large directories are listed in parts, all but the first at once.
 
 use super::{
     id_map::IdKind,
@@ -17,13 +17,13 @@ use bytes::Bytes;
 use std::time::{Duration, Instant};
 use whimbrel_fuse::{Attributes, Errno, FileKind, ROOT, Result};
 
-/// Names of a directory that come along with the look-up of one.
+/// Most names of a directory that one lookup brings along.
 pub(super) const SMALL: u32 = 2048;
-/// Entries of one part of a large directory; all parts but the first are asked for at once.
+/// Entries in one part of a large directory.
 const PART: u32 = 8192;
-/// Most names of a directory that are taken from a server: some gigabytes here.
+/// Most names of a directory that are accepted from a server: some gigabytes here.
 const MOST: u64 = 16 << 20;
-/// How often a directory is listed again that changes here meanwhile.
+/// Attempts to list a directory that changes here meanwhile.
 const TRIES: usize = 8;
 
 pub(super) fn no_name(error: PathError) -> Errno {
@@ -34,7 +34,7 @@ pub(super) fn no_name(error: PathError) -> Errno {
 }
 
 impl Core {
-    /// The node of a name.
+    /// The inode of a name.
     pub(super) fn lookup(&self, parent: u64, name: &Name) -> Result<u64> {
         for _ in 0..TRIES {
             match self.nodes().known(parent, name, self.ttl()) {
@@ -63,7 +63,7 @@ impl Core {
         Err(Errno::EAGAIN)
     }
 
-    /// Takes in what the server said of a name, unless the directory was changed here meanwhile.
+    /// Stores the server's answer about a name, unless the directory was changed here meanwhile.
     fn record(
         &self,
         parent: u64,
@@ -100,7 +100,7 @@ impl Core {
         true
     }
 
-    /// The server said what a node is by now.
+    /// Stores attributes that the server reported.
     pub(super) fn seen(&self, id: u64, attr: Attr) {
         let Some(file) = self.nodes().get(id).map(|node| node.file) else { return };
         let record = file.and_then(|file| self.cache.file(file));
@@ -118,7 +118,7 @@ impl Core {
         }
     }
 
-    /// Asks for a node again if what is known of it is old.
+    /// Requests the attributes of an inode again if they are old.
     pub(super) fn revalidate(&self, id: u64) -> Result<()> {
         let ttl = self.ttl();
         if self.nodes().get(id).ok_or(Errno::ESTALE)?.is_fresh(ttl) {
@@ -130,7 +130,7 @@ impl Core {
         let asked = self.link.call::<LookupCall, _>(Lookup { dir: path, name: None, list: 0 });
         let attr = match asked {
             Ok((found, _)) => found.attr,
-            // What is known is better than nothing, for as long as nothing else can be had.
+            // Old attributes are better than none while the server cannot be reached.
             Err(CallFailure::Gone) => return Ok(()),
             Err(fail) => return Err(fail.errno()),
         };
@@ -141,7 +141,7 @@ impl Core {
                 Ok(())
             }
             None => {
-                // Another file has the name by now, or none: the directory has to be looked at again.
+                // Another file has the name by now, or none: the directory has to be listed again.
                 let mut nodes = self.nodes();
                 let parents: Vec<u64> = nodes
                     .get(id)
@@ -161,7 +161,7 @@ impl Core {
         }
     }
 
-    /// Has all names of a directory known.
+    /// Makes the cached list of a directory's names complete.
     pub(super) fn whole(&self, id: u64) -> Result<()> {
         for _ in 0..TRIES {
             if self.nodes().is_complete(id, self.ttl()) {
@@ -196,7 +196,7 @@ impl Core {
         Err(Errno::EAGAIN)
     }
 
-    /// All entries of a directory: the first part tells how many there are, the others come at once.
+    /// All entries of a directory: the first part gives their number, the others are requested at once.
     fn listing(&self, dir: &RelPath) -> std::result::Result<Vec<Entry>, CallFailure> {
         let first = List { dir: dir.clone(), listing: 0, from: 0, count: PART };
         let (head, packed) = self.link.call::<ListCall, _>(first)?;
@@ -224,7 +224,7 @@ impl Core {
         Ok(entries)
     }
 
-    /// Where a symlink points.
+    /// Target of a symlink.
     pub(super) fn readlink(&self, id: u64) -> Result<Vec<u8>> {
         let path = {
             let nodes = self.nodes();
@@ -240,7 +240,7 @@ impl Core {
         Ok(target)
     }
 
-    /// What the kernel is told of a node.
+    /// Attributes of an inode for the kernel.
     pub(super) fn attributes(&self, id: u64) -> Result<Attributes> {
         let (attr, file, mtime) = {
             let nodes = self.nodes();
@@ -271,7 +271,7 @@ impl Core {
         Ok(out)
     }
 
-    /// The number there of a user or group here.
+    /// Maps a local user and group to the server's numbers.
     pub(super) fn owner_there(
         &self,
         uid: Option<u32>,
@@ -284,7 +284,7 @@ impl Core {
         Ok((there(IdKind::User, uid)?, there(IdKind::Group, gid)?))
     }
 
-    /// Forgets what is believed and clean.
+    /// Drops cached names, attributes and unmodified data.
     pub(super) fn invalidate(&self) -> Result<()> {
         self.flush_all(false)?;
         self.nodes().doubt();

@@ -1,7 +1,7 @@
-//! Content from the server: asked for once however many want it, and checked against what the file was.
+//! Content fetcher: requests content from the server once for all readers, and checks its version.
 //!
-//! A flight is one request for some blocks of a file. Readers wait for flights; nobody waits for what is only
-//! fetched ahead. What a full cache does not keep is still in the flight for those who waited.
+//! A fetch request covers some blocks of a file. Readers wait for it; nobody waits for prefetch. Content that
+//! a full cache does not store is still returned to those who waited.
 
 use super::{server_connection::CallFailure, session::Core};
 use crate::{
@@ -13,19 +13,19 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
-/// Most bytes of one request: large enough to fill a line, small enough that the first block does not wait
+/// Largest request in bytes: large enough to fill a link, small enough that the first block does not wait
 /// long.
 const REQUEST: u64 = 1 << 20;
 
-/// What came for a stretch: the file as it was, and the content.
+/// Attributes and content of a fetched range.
 pub(super) type FetchedContent = (Attr, Vec<u8>);
 
-/// What a flight brought: where it begins and what it is.
+/// Offset and content that a request returned.
 type Brought = Result<(u64, Arc<Vec<u8>>), CallFailure>;
 
-/// One request.
+/// One fetch request in progress.
 pub(super) struct FetchRequest {
-    /// The file's count when it began: who needs the content as it is later has to ask again.
+    /// Epoch of the file at the start: a reader that needs later content must ask again.
     epoch: Option<u64>,
     brought: Mutex<Option<Brought>>,
     landed: Condvar,
@@ -44,7 +44,7 @@ impl FetchRequest {
     }
 }
 
-/// Requests under way, by file and block.
+/// Fetch requests in progress, by file and block.
 #[derive(Default)]
 pub(super) struct Fetcher {
     flights: Mutex<HashMap<(FileId, u64), Arc<FetchRequest>>>,
@@ -56,7 +56,7 @@ impl Fetcher {
     }
 }
 
-/// A file as it is asked for.
+/// A file in the form in which it is requested.
 #[derive(Clone)]
 pub(super) struct FetchSubject {
     pub(super) file: FileId,
@@ -65,7 +65,7 @@ pub(super) struct FetchSubject {
 }
 
 impl Core {
-    /// Has these blocks (in order) on their way. Those that are here already are not asked for if `ahead`.
+    /// Starts fetching blocks, given in order. With `ahead`, blocks that are here are skipped.
     pub(super) fn fetch(&self, source: &FetchSubject, blocks: &[u64], ahead: bool) -> Vec<Arc<FetchRequest>> {
         let blocks = &self.without_zeros(source, blocks);
         let block = self.cache.block_size();
@@ -133,7 +133,7 @@ impl Core {
                 }
                 drop(under_way);
                 flight.land(brought.clone());
-                // Nobody waits for this.
+                // Nobody waits for this step.
                 if let (Some(attr), Ok((offset, content))) = (attr, brought) {
                     core.note_content(source.file, &attr, offset, &content);
                 }
@@ -142,7 +142,7 @@ impl Core {
         });
     }
 
-    /// The content of a stretch, as it is.
+    /// Fetches the content of a range without digests.
     async fn by_read(&self, source: &FetchSubject, range: Range) -> Result<FetchedContent, CallFailure> {
         let read = Read { file: source.wanted.clone(), range, level: self.link.level() };
         let (ReadDone { attr, pages }, packed) = self.link.ask_content::<ReadCall, _>(read).await?;
@@ -155,7 +155,7 @@ impl Core {
         }
     }
 
-    /// Content has come: it goes into the cache if the file is still what it was.
+    /// Stores fetched content in the cache if the file is still the same version.
     fn take_in(
         &self,
         source: &FetchSubject,
@@ -176,20 +176,20 @@ impl Core {
             Err(error) => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "the cache did not take what was fetched"
+                    "cannot store fetched content in the cache"
                 );
             }
         }
         Ok((offset, Arc::new(content)))
     }
 
-    /// Whether what the server says of a file is what is known here.
+    /// Whether the server's attributes are of the version that is known here.
     pub(super) fn is_same(&self, source: &FetchSubject, attr: &Attr) -> bool {
         matches!(self.compare(source, attr), Content::Same)
     }
 
-    /// Compares what the server says of a file with what its clean pages are of. If the server has a newer
-    /// content, those are void, and what is dirty is kept aside.
+    /// Compares the server's attributes with the version of the clean pages. If the server has newer content,
+    /// the clean pages are dropped and dirty ones become a conflict.
     fn compare(&self, source: &FetchSubject, attr: &Attr) -> Content {
         let Some(record) = self.cache.file(source.file) else { return Content::Old };
         let ours = record.base == attr.version()
@@ -205,7 +205,7 @@ impl Core {
     }
 }
 
-/// What the server says, beside what is known.
+/// The server's version relative to the one known here.
 enum Content {
     Same,
     Old,

@@ -1,7 +1,7 @@
-//! Content of files: open, read, write, cut, close, sync.
+//! File content: open, read, write, truncate, close and sync.
 //!
-//! Reads come from the cache and wait only for what is not there. Writes go into the cache; when the server
-//! gets them is the policy's business.
+//! Reads come from the cache and wait only for blocks that are missing. Writes go to the cache; the policy
+//! decides when the server gets them.
 
 use super::{
     fetcher::FetchSubject,
@@ -20,11 +20,11 @@ use std::{
 };
 use whimbrel_fuse::{Access, Errno, Opened, Result};
 
-/// Bytes looked ahead at most.
+/// Largest readahead in bytes.
 const AHEAD: u64 = 8 << 20;
-/// Files of this size and more go around the page cache if their name says that they are disks.
+/// Files of at least this size bypass the page cache if their name says that they are disks.
 const DIRECT: u64 = 1 << 20;
-/// How often a read is tried whose file changes under it.
+/// Attempts to read a file that changes meanwhile.
 const TRIES: usize = 8;
 
 /// An open file of a program.
@@ -33,7 +33,7 @@ pub(super) struct FileHandle {
 }
 
 impl Core {
-    /// The cache's file of a node, made if there is none.
+    /// The cached file of an inode, added if there is none.
     pub(super) fn file_of(&self, id: u64) -> Result<FileId> {
         let mut nodes = self.nodes();
         let node = nodes.get(id).ok_or(Errno::ESTALE)?;
@@ -108,7 +108,7 @@ impl Core {
             node.epoch = epoch;
             same
         };
-        // What is said of this one file goes before what is said of all with such a name.
+        // The hint of this file takes precedence over the patterns of the session.
         let note = self.note_beside(id, file, record.size);
         if note.and_then(|note| note.whole).unwrap_or(whole) {
             self.fetch_all(id, file);
@@ -119,14 +119,14 @@ impl Core {
         }
         let block = self.cache.block_size();
         let handle = FileHandle { reader: Mutex::new(Reader::new(AHEAD / block)) };
-        // Who only read has nothing to send when it closes.
+        // A file opened for reading has nothing to send at close.
         let no_flush = !access.writes() && !access.truncates();
         Ok((Opened { direct, parallel_writes: direct, keep_cache, no_flush, handle: 0 }, handle))
     }
 
-    /// Has the whole file on its way.
+    /// Starts fetching the whole file.
     pub(super) fn fetch_all(&self, id: u64, file: FileId) {
-        // What does not fit would push itself out before it is read.
+        // A file larger than the cache would evict itself before it is read.
         let room = self.cache.stats().capacity;
         if let Some(source) = self.source(id, file).filter(|source| source.size <= room) {
             let blocks: Vec<u64> = (0..source.size.div_ceil(self.cache.block_size())).collect();
@@ -182,7 +182,8 @@ impl Core {
         }
     }
 
-    /// Fetches what is missing and fills `out`. What is read `ahead` is asked for behind what is waited for.
+    /// Fetches missing blocks and fills `out`. The readahead is requested after the blocks that are waited
+    /// for.
     fn fetch_missing(
         &self,
         id: u64,
@@ -206,7 +207,7 @@ impl Core {
             for flight in flights {
                 match flight.wait() {
                     Ok(content) => brought.push(content),
-                    // It met a change: what it brought is older than what is so now.
+                    // The file changed meanwhile: the content is outdated.
                     Err(CallFailure::Old) => {}
                     Err(fail) => return Err(fail.errno()),
                 }
@@ -214,8 +215,8 @@ impl Core {
             match self.cache.read(file, offset, out).map_err(errno_of)? {
                 CacheRead::Here => return Ok(()),
                 CacheRead::Missing(still) => {
-                    // A cache full of what the server lacks keeps nothing else: page by page, from where it
-                    // is.
+                    // A cache full of dirty blocks stores nothing else: take each page from the reply or the
+                    // cache.
                     let whole = self.compose(file, offset, out, &brought)?;
                     if whole && self.cache.epoch(file) == epoch {
                         return Ok(());
@@ -269,13 +270,13 @@ impl Core {
                 Ok(CacheRead::Missing(_)) if round > TRIES => return Err(Errno::EIO),
                 Ok(CacheRead::Missing(blocks)) => {
                     if round > 1 {
-                        // What was brought was not kept, for want of room.
+                        // The fetched blocks were not stored, for lack of frames.
                         self.flush_all(false)?;
                     }
                     self.fetch_blocks(id, file, &blocks)?;
                 }
                 Err(CacheError::Full) if Instant::now() < deadline => {
-                    // Room is made by writing back, and only so.
+                    // Only a write-back makes room.
                     self.flush_all(false)
                         .map_err(|errno| if errno == Errno::EIO { Errno::ENOSPC } else { errno })?;
                 }
@@ -286,7 +287,7 @@ impl Core {
         Ok(data.len() as u32)
     }
 
-    /// Blocks that are written in part have to be here first.
+    /// Fetches blocks that are to be partly overwritten.
     fn fetch_blocks(&self, id: u64, file: FileId, blocks: &[u64]) -> Result<()> {
         let _waits = self.link.waiting();
         self.flush_changes()?;
@@ -300,7 +301,7 @@ impl Core {
         Ok(())
     }
 
-    /// The content was changed here, now.
+    /// Records that the content was changed here, now.
     fn wrote(&self, id: u64, file: FileId) -> Result<()> {
         let now = Time::now();
         if let Some(node) = self.nodes().get_mut(id) {
@@ -328,13 +329,13 @@ impl Core {
         }
         self.cache.truncate(file, size).map_err(errno_of)?;
         if let (Some(node), Some(epoch)) = (self.nodes().get_mut(id), self.cache.content_epoch(file)) {
-            // The kernel cut its own pages.
+            // The kernel truncated its own pages.
             node.epoch = Some(epoch);
         }
         self.wrote(id, file)
     }
 
-    /// Where a node is and its file, if it has one. Fails once if what was written there was put aside.
+    /// Path and file of an inode, if it has one. Fails once if what was written was put aside as a conflict.
     fn written(&self, id: u64) -> Result<Option<(Option<RelPath>, FileId)>> {
         let mut nodes = self.nodes();
         if nodes.get_mut(id).is_some_and(|node| std::mem::take(&mut node.parted)) {
@@ -343,7 +344,7 @@ impl Core {
         Ok(nodes.get(id).and_then(|node| node.file).map(|file| (nodes.path(id), file)))
     }
 
-    /// A descriptor was closed.
+    /// Called when a descriptor is closed.
     pub(super) fn close(&self, id: u64) -> Result<()> {
         let Some((path, file)) = self.written(id)? else { return Ok(()) };
         match path {
@@ -352,13 +353,13 @@ impl Core {
         }
     }
 
-    /// The last descriptor of an open was closed.
+    /// Called when the last descriptor of an open is closed.
     pub(super) fn released(&self, id: u64) -> Result<()> {
         let gone = {
             let mut nodes = self.nodes();
             let Some(node) = nodes.get_mut(id) else { return Ok(()) };
             node.opens = node.opens.saturating_sub(1);
-            // A file may have names that were never looked up: only one that was removed is nobody's.
+            // A file may have names that were never looked up, so it is dropped only if it was removed.
             let removed = |file: &FileId| self.cache.file(*file).is_some_and(|record| record.removed);
             let last = node.opens == 0 && node.names.is_empty();
             let file = if last && node.file.as_ref().is_some_and(removed) { node.file.take() } else { None };
@@ -371,7 +372,7 @@ impl Core {
         }
     }
 
-    /// Makes a file durable, where its policy says.
+    /// Makes a file durable where its policy requires.
     pub(super) fn fsync(&self, id: u64) -> Result<()> {
         let Some((path, file)) = self.written(id)? else { return Ok(()) };
         let Some(path) = path else { return Ok(()) };
@@ -382,7 +383,7 @@ impl Core {
         self.link.runtime().block_on(self.server_sync(file))
     }
 
-    /// Makes the names of a directory durable, where the policy for it says.
+    /// Makes the names of a directory durable where its policy requires.
     pub(super) fn fsync_dir(&self, id: u64) -> Result<()> {
         let path = self.nodes().path(id).unwrap_or_default();
         match self.policy_of(&path) {
@@ -395,7 +396,7 @@ impl Core {
         }
     }
 
-    /// Has the server make a file durable.
+    /// Has the server sync a file.
     pub(super) async fn server_sync(&self, file: FileId) -> Result<()> {
         let Some(record) = self.cache.file(file) else { return Ok(()) };
         let Some(ident) = record.ident else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! Room on the server's disk: asked for when the session begins, since `find` and others look at it before
-//! anything else, and believed for some seconds.
+//! Free space on the server's disk: requested when the session begins, because `find` and others ask for it
+//! first.
 
 use super::session::Core;
 use crate::proto::{FilesystemSpace, StatfsCall};
@@ -10,11 +10,11 @@ use std::{
 };
 use whimbrel_fuse::Result;
 
-/// Others use the disk as well.
+/// How long it is cached; other programs use the disk as well.
 const BELIEVED: Duration = Duration::from_secs(10);
 
 impl Core {
-    /// Room as it was lately.
+    /// Space of the server's file system, at most [`BELIEVED`] old.
     pub(super) fn room(&self) -> Result<FilesystemSpace> {
         let known = *self.room.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, room)) = known.filter(|(at, _)| at.elapsed() < BELIEVED.min(self.ttl())) {
@@ -25,11 +25,11 @@ impl Core {
         Ok(room)
     }
 
-    /// Has it on its way.
+    /// Requests the space without waiting.
     pub(super) fn room_ahead(&self) {
         let (link, me) = (self.link.clone(), self.me.clone());
         self.link.runtime().spawn(async move {
-            // Who wants to know asks again.
+            // After a failure, the next `statfs` asks again.
             if let Ok((room, _)) = link.ask::<StatfsCall, _>((), Bytes::new(), None).await.0
                 && let Some(core) = me.upgrade()
             {

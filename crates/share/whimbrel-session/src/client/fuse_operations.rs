@@ -1,4 +1,4 @@
-//! What the kernel sees: the calls of POSIX, each a line or two over the session.
+//! FUSE operations: the file system calls of the kernel, each a line or two over the session.
 
 use super::{
     directory_cache::no_name,
@@ -24,8 +24,8 @@ use whimbrel_fuse::{
     SetTime, StatFs,
 };
 
-/// The kernel's own copy of names and attributes lasts no longer than this, so that settings changed take
-/// effect soon.
+/// Longest time for which the kernel may cache names and attributes, so that changed settings take effect
+/// soon.
 const KERNEL: Duration = Duration::from_secs(60);
 /// `RENAME_NOREPLACE` of renameat2(2).
 const NO_REPLACE: u32 = 1;
@@ -41,7 +41,7 @@ pub struct FuseOperations {
 }
 
 impl FuseOperations {
-    /// The face of a session.
+    /// The file system of a session.
     pub fn new(session: &Session) -> Self {
         let core = session.core.clone();
         Self { core, next: AtomicU64::new(1), files: RwLock::default(), dirs: RwLock::default() }
@@ -51,7 +51,7 @@ impl FuseOperations {
         self.core.settings().ttl().min(KERNEL)
     }
 
-    /// The entry of a node, with one more reference of the kernel.
+    /// The entry of an inode; counts one more reference of the kernel.
     fn entry(&self, id: u64) -> Result<Entry> {
         let attributes = self.core.attributes(id)?;
         if let Some(node) = self.core.nodes().get_mut(id) {
@@ -143,7 +143,7 @@ impl FileSystem for FuseOperations {
         if let Some(size) = change.size {
             self.core.truncate(inode, size)?;
             if handle.is_none() {
-                // Nobody closes what nobody opened.
+                // A truncate by path has no close, so it ends here.
                 self.core.close(inode)?;
             }
         }
@@ -213,7 +213,7 @@ impl FileSystem for FuseOperations {
     ) -> Result<(Entry, Opened)> {
         let wanted = name_of(name)?;
         let id = match self.core.create(parent, &wanted, Kind::File, (mode & 0o7777) as u16, None) {
-            // Somebody was faster, and that is no mistake unless it was to be one.
+            // Another program was faster; that matters only with `O_EXCL`.
             Err(Errno::EEXIST) if !access.exclusive() => self.core.lookup(parent, &wanted)?,
             made => made?,
         };
@@ -285,8 +285,8 @@ impl FileSystem for FuseOperations {
         self.core.fsync_dir(inode)
     }
 
-    /// The server has none, and ENOSYS ends the kernel's asking: before each write it would look for
-    /// capabilities to drop.
+    /// There are no extended attributes. ENOSYS makes the kernel stop asking: it would look for capabilities
+    /// to drop before each write.
     fn getxattr(&self, _: Caller, _: u64, _: &OsStr) -> Result<Vec<u8>> {
         Err(Errno::ENOSYS)
     }

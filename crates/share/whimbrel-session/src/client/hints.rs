@@ -1,8 +1,8 @@
-//! Notes that lie beside files of the server: they are looked for when a large file is opened, and believed
-//! if they have its owner.
+//! Hints: small files beside files of the server, read when a large file is opened, and believed if the owner
+//! matches.
 //!
-//! A note that cannot be had or understood changes nothing. Zeros that it tells of are put into the cache
-//! when they are asked for, unless the file is another one by now, and are never fetched.
+//! A hint that is missing or invalid changes nothing. Blocks that it declares zero are put into the cache
+//! when they are requested, unless the file has changed, and are never fetched.
 
 use super::{fetcher::FetchSubject, session::Core};
 use crate::{
@@ -15,13 +15,13 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
 };
 
-/// Smaller files are not worth the look.
+/// Smallest file for which a hint is looked up.
 const LEAST: u64 = 1 << 20;
 
-/// A note, and the version of the file that it was read from.
+/// A hint, and the version of the hint file.
 type Known = (Version, Arc<Hint>);
 
-/// Notes by the file that they are about.
+/// Hints by the file that they describe.
 #[derive(Default)]
 pub(super) struct Hints {
     known: Mutex<HashMap<FileId, Known>>,
@@ -34,7 +34,7 @@ impl Hints {
 }
 
 impl Core {
-    /// The note beside a file, if there is one.
+    /// The hint of a file, if there is one.
     pub(super) fn note_beside(&self, id: u64, file: FileId, size: u64) -> Option<Arc<Hint>> {
         if size < LEAST {
             return None;
@@ -44,7 +44,8 @@ impl Core {
             let node = nodes.get(id)?;
             let (parent, name) = node.names.first()?.clone();
             let (name, owner) = (name_of(&name)?, node.attr.uid);
-            // To ask for each name of a directory that is not known whole would cost more than notes save.
+            // In a directory that is not completely known, asking for each name would cost more than hints
+            // save.
             let dir = nodes.dir(parent)?;
             if dir.large && !dir.entries.contains_key(&name) {
                 return None;
@@ -57,7 +58,7 @@ impl Core {
             self.notes.known().remove(&file);
             return None;
         };
-        // Who may put a file into a directory need not be who may say what another's file holds.
+        // Another user may create files in the directory, but must not declare what this file contains.
         if attr.kind != Kind::File || attr.size > LONGEST || attr.uid != owner {
             return None;
         }
@@ -75,18 +76,18 @@ impl Core {
             }
             Err(error) => {
                 let path = self.nodes().path(id).unwrap_or_default();
-                self.event(format!("{path}: the note beside it says nothing: {error}"));
+                self.event(format!("{path}: its hint file is invalid: {error}"));
                 self.notes.known().insert(file, (attr.version(), Arc::default()));
                 None
             }
         }
     }
 
-    /// Puts those of these blocks into the cache that are zeros by the file's note, and gives the others.
+    /// Stores the blocks that are zero according to the hint in the cache, and returns the others.
     pub(super) fn without_zeros(&self, source: &FetchSubject, blocks: &[u64]) -> Vec<u64> {
         let note = self.notes.known().get(&source.file).map(|(_, note)| note.clone());
         let Some(note) = note.filter(|note| !note.zeros.is_empty()) else { return blocks.to_vec() };
-        // First, so that what is noted is void if the content becomes another one after the look.
+        // Read the epoch first, so that the fill is void if the content changes meanwhile.
         let (epoch, record) = (self.cache.epoch(source.file), self.cache.file(source.file));
         let (Some(epoch), Some(record)) = (epoch, record) else { return blocks.to_vec() };
         if note.of != Some((record.base.size, record.base.mtime)) {

@@ -1,5 +1,4 @@
-//! Whether it is worth a round trip to ask for digests first: how likely it is that content of a file is
-//! found is learnt file by file.
+//! Hit estimate: whether asking for digests first is worth a round trip, learnt for each file.
 
 use crate::cache::FileId;
 use std::{
@@ -7,33 +6,33 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// Pages that a guess is worth before anything was tried. A file is as likely known as not, and more so where
-/// somebody has named files that are like those of the server.
+/// Weight of the initial guess, in pages: a hit is as likely as a miss, and more likely (7/8) where reference
+/// files were named.
 const GUESS: u32 = 64;
 const LIKELY: (u32, u32) = (GUESS / 2, GUESS - GUESS / 8);
-/// What was seen longer ago than so many pages counts half.
+/// Number of pages after which older results count half.
 const LONG: u32 = 4096;
-/// A file that is not worth it is tried again after so many requests.
+/// Requests after which a file with few hits is tried again.
 const AGAIN: u32 = 16;
-/// How much waiting for what nobody waits for yet counts.
+/// Weight of a round trip for which nobody waits yet.
 const UNHURRIED: f64 = 0.25;
 
-/// Files whose odds are kept.
+/// Number of files with an estimate.
 const FILES: usize = 4096;
 
-/// How likely pages of a file are found on the side where they are looked for. Pure.
+/// Likelihood that pages of a file are found here. Pure.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HitEstimate {
     asked: u32,
     found: u32,
-    /// Requests that went without.
+    /// Requests without a query for digests.
     passed: u32,
-    /// Pages of this file that were noted: where nothing else is known, none of it is here under another
-    /// name.
+    /// Pages of this file in the table. If the table has no others, none of the file can be found under
+    /// another name.
     pub(super) own: u64,
 }
 
-/// What is asked for, over what link. Times in seconds.
+/// A possible query for digests and its link. Times in seconds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DigestQuery {
     pub(super) bytes: u64,
@@ -47,8 +46,8 @@ impl HitEstimate {
         Self { asked: GUESS, found: if named { LIKELY.1 } else { LIKELY.0 }, passed: 0, own: 0 }
     }
 
-    /// Whether to ask for digests first. It saves the time of what is found, and costs a round trip for what
-    /// is not.
+    /// Whether to ask for digests first. A query saves the transfer of the hits, and costs a round trip for
+    /// the misses.
     pub(super) fn are_worth(&mut self, asked: DigestQuery) -> bool {
         let likely = f64::from(self.found) / f64::from(self.asked.max(1));
         let time = asked.bytes as f64 / asked.rate.max(1.0);
@@ -70,12 +69,12 @@ impl HitEstimate {
     }
 }
 
-/// The odds of files.
+/// Hit estimates by file.
 #[derive(Default)]
 pub(super) struct HitEstimates(Mutex<HashMap<FileId, HitEstimate>>);
 
 impl HitEstimates {
-    /// With those of a file, which are `first` if nothing is known of it.
+    /// Runs `with` on the estimate of a file, initially `first`.
     pub(super) fn with<T>(
         &self,
         file: FileId,

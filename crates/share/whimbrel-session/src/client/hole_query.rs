@@ -1,8 +1,7 @@
-//! Holes of the server's files: asked for when a large file is opened, so that nobody waits for zeros,
-//! neither who reads them nor who writes a part of a page among them.
+//! Hole queries: a large file's holes are requested at open, so that reads and partial writes need not wait
+//! for zeros.
 //!
-//! Nobody waits for the answer either. It is believed as content is: if the file is the one that is known
-//! here.
+//! Nobody waits for the answer either. It is used if the file is still the version that is known here.
 
 use super::{fetcher::FetchSubject, session::Core};
 use crate::{
@@ -19,22 +18,22 @@ use std::{
 };
 use whimbrel_wire::Code;
 
-/// Smaller files are not worth the question.
+/// Smallest file for which holes are requested.
 const LEAST: u64 = 1 << 20;
-/// Files of which it is known that they were asked about.
+/// Number of files remembered as queried.
 const FILES: usize = 4096;
 
-/// What was asked.
+/// Queries that were made.
 #[derive(Default)]
 pub(super) struct HoleQueries {
-    /// Each file's count when it was asked about.
+    /// Epoch of each file when it was queried.
     epochs: Mutex<HashMap<FileId, u64>>,
-    /// The server says nothing of holes.
+    /// Whether the server does not support the query.
     mute: AtomicBool,
 }
 
 impl HoleQueries {
-    /// Whether a file of this count was not asked about yet; from now on it was.
+    /// Whether a file was not queried in this epoch yet; marks it as queried.
     fn is_new(&self, file: FileId, epoch: u64) -> bool {
         let mut epochs = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
         if epochs.len() >= FILES {
@@ -45,7 +44,7 @@ impl HoleQueries {
 }
 
 impl Core {
-    /// Has the holes of a file on their way, once for each content of it.
+    /// Requests the holes of a file without waiting, once for each version of its content.
     pub(super) fn learn_holes(&self, id: u64, file: FileId, size: u64) {
         if size < LEAST || self.holes.mute.load(Ordering::Relaxed) || !self.options.has_cache() {
             return;
@@ -63,16 +62,16 @@ impl Core {
                         tokio::task::spawn_blocking(move || core.take_holes(&source, mark, &done, &payload));
                     drop(taken.await);
                 }
-                // An older server.
+                // An older server lacks `HOLES`.
                 Err(fail) if fail.is(Code::UNKNOWN_KIND) => core.holes.mute.store(true, Ordering::Relaxed),
-                Err(fail) => tracing::debug!(?fail, "holes of a file are not known"),
+                Err(fail) => tracing::debug!(?fail, "cannot get the holes of a file"),
             }
         });
     }
 
     fn take_holes(&self, source: &FetchSubject, asked: ContentMark, done: &HolesDone, payload: &[u8]) {
         let Ok(holes) = unpack_holes(payload) else {
-            tracing::warn!("the server said holes that cannot be");
+            tracing::warn!("the server sent an invalid list of holes");
             return;
         };
         if self.is_same(source, &done.attr) {

@@ -1,53 +1,53 @@
-//! Who on this side is who on the server. Pure: numbers in, numbers out.
+//! Id map: pairs users and groups of this host with those of the server. Pure: numbers in, numbers out.
 //!
-//! The server's user is the owner of the session. Others are nobody here, and nothing can be given to them,
-//! unless they are paired; a number stands in one pair at most, so there and back again is the same.
+//! The server's user is the owner of the session. Other users appear as nobody, and no file can be given to
+//! them, unless they are paired. A number is in one pair at most, so mapping is reversible.
 
 use std::{fmt, str::FromStr};
 
-/// `nobody`, by the kernel's custom.
+/// The id of `nobody`, by the kernel's custom.
 const NOBODY: u32 = 65_534;
 
-/// A user, or a group.
+/// Kind of an id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IdKind {
-    /// A user.
+    /// A user id.
     User,
-    /// A group.
+    /// A group id.
     Group,
 }
 
-/// The same one on both sides: `user:1000=501`.
+/// One user or group with its number on both sides: `user:1000=501`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdPair {
-    /// What they are.
+    /// User or group.
     pub who: IdKind,
     /// The number on the server.
     pub there: u32,
-    /// The number here.
+    /// The number on this host.
     pub here: u32,
 }
 
 /// Pairs that contradict each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{first} and {second} are about the same one")]
+#[error("{first} and {second} contradict each other")]
 pub struct IdMapError {
-    /// One of them.
+    /// The pair that was given first.
     pub first: IdPair,
-    /// The other.
+    /// The pair that contradicts it.
     pub second: IdPair,
 }
 
-/// The owners of a session's files.
+/// Ownership of a session's files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IdMap {
     /// Numbers mean the same on both sides.
     Same,
     /// The server's user is this user and group here; others are paired or nobody.
     Mapped {
-        /// Who the server's user is here.
+        /// User and group that stand for the server's user here.
         own: (u32, u32),
-        /// Others.
+        /// Pairs for other users and groups.
         pairs: Vec<IdPair>,
     },
 }
@@ -68,7 +68,7 @@ impl FromStr for IdPair {
             let number = |text: &str| text.parse().ok().filter(|number| *number != u32::MAX);
             Some(Self { who, there: number(there)?, here: number(here)? })
         };
-        parse().ok_or_else(|| format!("{text:?} pairs nobody: write user:THERE=HERE or group:THERE=HERE"))
+        parse().ok_or_else(|| format!("{text:?} is not a pair: write user:THERE=HERE or group:THERE=HERE"))
     }
 }
 
@@ -80,7 +80,7 @@ impl fmt::Display for IdPair {
 }
 
 impl Default for IdMap {
-    /// This process's user.
+    /// Maps the server's user to the user of this process.
     fn default() -> Self {
         let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         Self::Mapped { own, pairs: Vec::new() }
@@ -88,7 +88,7 @@ impl Default for IdMap {
 }
 
 impl IdMap {
-    /// This process's user, and these others.
+    /// Maps the server's user to the user of this process, and others by `pairs`.
     pub fn mine(pairs: Vec<IdPair>) -> Result<Self, IdMapError> {
         for (number, first) in pairs.iter().enumerate() {
             let clashes = |pair: &&IdPair| {
@@ -104,7 +104,7 @@ impl IdMap {
         })
     }
 
-    /// Who they are here. `server` is the server's user and group.
+    /// Owner and group on this host. `server` is the server's user and group.
     pub(super) fn here(&self, (uid, gid): (u32, u32), server: (u32, u32)) -> (u32, u32) {
         let Self::Mapped { own, pairs } = self else { return (uid, gid) };
         let find = |who, number, (server, own)| {
@@ -114,7 +114,7 @@ impl IdMap {
         (find(IdKind::User, uid, (server.0, own.0)), find(IdKind::Group, gid, (server.1, own.1)))
     }
 
-    /// The number there of a user or group here; none if there is nobody.
+    /// The server's number of a local user or group; none if it has none.
     pub(super) fn there(&self, who: IdKind, number: u32, server: (u32, u32)) -> Option<u32> {
         let Self::Mapped { own, pairs } = self else { return Some(number) };
         let (server, own) = if who == IdKind::User { (server.0, own.0) } else { (server.1, own.1) };

@@ -1,9 +1,8 @@
-//! Inodes: what is known of the server's files, and what was done to them here. No I/O.
+//! Inodes: what is known of the server's files, and the changes made here. No I/O.
 //!
-//! A node is found by its number, by its name in a directory, or by what it is on the server. Directories
-//! that were seen whole answer for names they do not have as well. `changes` of a directory goes up with
-//! everything done to it here, so that an answer of the server that was asked for before is not taken for the
-//! newer truth.
+//! An inode is found by its number, by its name in a directory, or by its identity on the server. A directory
+//! that was listed completely also answers for absent names. Its counter `changes` goes up with every local
+//! change, so that a reply to an earlier request is not mistaken for newer state.
 
 use crate::{
     cache::FileId,
@@ -15,31 +14,31 @@ use std::{
 };
 use whimbrel_fuse::ROOT;
 
-/// Absent names of a directory that the kernel is told of; there are programs that try any number.
+/// Most absent names of a directory that the kernel may cache; some programs try any number of names.
 const ABSENT: usize = 1024;
 
 /// Names of a directory.
 #[derive(Debug, Default)]
 pub(super) struct Dir {
     pub(super) entries: HashMap<Name, u64>,
-    /// When all names were seen; none if they were not.
+    /// Time at which all names were seen, if they were.
     pub(super) whole: Option<Instant>,
-    /// It has more names than are worth bringing for one look-up.
+    /// Whether there are too many names for one lookup to return.
     pub(super) large: bool,
     pub(super) changes: u64,
-    /// It was asked about since it was last seen whole.
+    /// Whether it was used since all names were last seen.
     pub(super) used: bool,
-    /// Names of which the kernel believes that they are not there.
+    /// Names that the kernel caches as absent.
     absent: HashSet<Name>,
 }
 
 impl Dir {
-    /// Whether its names were neither seen nor are too many to be brought along.
+    /// Whether its names were not listed, and are few enough for one lookup.
     pub(super) fn is_unknown(&self) -> bool {
         self.whole.is_none() && !self.large
     }
 
-    /// The kernel has made this name, and knows.
+    /// Records that the kernel created this name, and so knows it.
     pub(super) fn is_made(&mut self, name: &Name) {
         self.absent.remove(name);
     }
@@ -49,46 +48,45 @@ impl Dir {
 #[derive(Debug)]
 pub(super) struct Inode {
     pub(super) attr: Attr,
-    /// When the server said so; none if it is so because it was made so here.
+    /// Time at which the server reported the attributes; none if they were set here.
     pub(super) seen: Option<Instant>,
-    /// Directories and names; more than one for hard links, none once it is removed.
+    /// Parent directories and names; several for hard links, none once it is removed.
     pub(super) names: Vec<(u64, Name)>,
-    /// References of the kernel.
+    /// References that the kernel holds.
     pub(super) refs: u64,
     pub(super) opens: u32,
     pub(super) file: Option<FileId>,
-    /// The server has yet to make it.
+    /// Whether the server has yet to create it.
     pub(super) local: bool,
-    /// What has yet to be done on the server and is only about this node: it needs not be done if the node
-    /// goes.
+    /// Pending changes that affect only this inode: they need not be made if it is removed.
     pub(super) ops: Vec<u64>,
     pub(super) target: Option<Vec<u8>>,
     pub(super) dir: Option<Dir>,
     /// The last change of content made here.
     pub(super) mtime: Option<Time>,
-    /// What was written through an open descriptor was put aside, and whoever closes or syncs one is to hear
-    /// of it.
+    /// Whether writes of an open descriptor were put aside as a conflict, which its next close or sync must
+    /// report.
     pub(super) parted: bool,
-    /// The content the kernel may have in its cache, by the cache's count.
+    /// Content epoch of what the kernel may have in its page cache.
     pub(super) epoch: Option<u64>,
 }
 
-/// All nodes.
+/// All inodes of a session.
 #[derive(Debug)]
 pub(super) struct InodeTable {
     nodes: HashMap<u64, Inode>,
     by_ident: HashMap<Ident, u64>,
     next: u64,
-    /// Names that the kernel believes absent, and may be there.
+    /// Names that may exist although the kernel caches them as absent.
     appeared: Vec<(u64, Name)>,
 }
 
-/// What a name is known to be.
+/// Result of a lookup in the cached names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NameLookup {
-    /// This node, believed.
+    /// The name leads to this inode.
     Node(u64),
-    /// Nothing, believed.
+    /// The name does not exist.
     Nothing,
     /// The server has to be asked.
     Ask,
@@ -154,7 +152,7 @@ impl InodeTable {
         self.nodes.keys().copied().collect()
     }
 
-    /// Where a node is; none if it is removed.
+    /// Path of an inode; none if it is removed.
     pub(super) fn path(&self, id: u64) -> Option<RelPath> {
         let mut names = Vec::new();
         let mut at = id;
@@ -162,7 +160,7 @@ impl InodeTable {
             let (parent, name) = self.nodes.get(&at)?.names.first()?;
             names.push(name);
             at = *parent;
-            // Deeper than any path: a loop cannot be, and would end here.
+            // Longer than any path: a loop, which cannot occur, would end here.
             if names.len() > 2048 {
                 return None;
             }
@@ -178,7 +176,7 @@ impl InodeTable {
         self.path(parent).ok_or(PathError::Name)?.join(name)
     }
 
-    /// Directories that were seen whole longer ago than `age` and were in use since.
+    /// Directories that were listed completely longer than `age` ago and used since.
     pub(super) fn used_dirs(&self, age: Duration) -> Vec<u64> {
         let old = |node: &Inode| {
             let dir = node.dir.as_ref().filter(|dir| dir.used && !node.local);
@@ -187,7 +185,7 @@ impl InodeTable {
         self.nodes.iter().filter(|(_, node)| old(node)).map(|(id, _)| *id).collect()
     }
 
-    /// What is known of a name.
+    /// Looks up a name among the cached ones.
     pub(super) fn known(&mut self, parent: u64, name: &Name, ttl: Duration) -> NameLookup {
         if let Some(dir) = self.dir(parent) {
             dir.used = true;
@@ -204,7 +202,7 @@ impl InodeTable {
         }
     }
 
-    /// The kernel is told that a directory has no such name: how long it may believe that.
+    /// How long the kernel may cache that a directory lacks this name.
     pub(super) fn absent(&mut self, parent: u64, name: &Name, ttl: Duration) -> Duration {
         let Some(node) = self.nodes.get_mut(&parent) else { return Duration::ZERO };
         let Some(dir) = &mut node.dir else { return Duration::ZERO };
@@ -220,12 +218,12 @@ impl InodeTable {
         left
     }
 
-    /// Names to tell the kernel of.
+    /// Takes the names that the kernel must look up again.
     pub(super) fn appeared(&mut self) -> Vec<(u64, Name)> {
         std::mem::take(&mut self.appeared)
     }
 
-    /// Whether all names of a directory are known and believed.
+    /// Whether all names of a directory are known and fresh.
     pub(super) fn is_complete(&mut self, id: u64, ttl: Duration) -> bool {
         if let Some(dir) = self.dir(id) {
             dir.used = true;
@@ -235,10 +233,10 @@ impl InodeTable {
         node.local || dir.whole.is_some_and(|seen| seen.elapsed() < ttl)
     }
 
-    /// The node of a file the server told of. Says also whether the node was known before.
+    /// The inode of a file that the server reported, and whether it was known before.
     pub(super) fn adopt(&mut self, parent: u64, name: &Name, attr: Attr) -> (u64, bool) {
         let (id, known) = match self.by_ident.get(&attr.ident) {
-            // A directory is never two; a file may have another name.
+            // A directory has one name only; a file may have several.
             Some(id) if self.nodes.get(id).is_some_and(|node| node.attr.kind == attr.kind) => (*id, true),
             _ => (self.insert(Inode::new(attr, Some(Instant::now()))), false),
         };
@@ -269,7 +267,7 @@ impl InodeTable {
         id
     }
 
-    /// A node the server has yet to make.
+    /// Adds an inode that the server has yet to create.
     pub(super) fn make(&mut self, parent: u64, name: &Name, attr: Attr) -> u64 {
         let mut node = Inode::new(attr, None);
         node.local = true;
@@ -278,12 +276,12 @@ impl InodeTable {
         id
     }
 
-    /// The server has made it.
+    /// Records that the server created an inode.
     pub(super) fn made(&mut self, id: u64, attr: Attr) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         node.local = false;
         node.attr.ident = attr.ident;
-        // What this directory has is known: it was made here, empty.
+        // The content of this directory is known: it was created here, empty.
         if let Some(dir) = &mut node.dir {
             dir.whole = Some(Instant::now());
         }
@@ -291,10 +289,10 @@ impl InodeTable {
         self.by_ident.insert(attr.ident, id);
     }
 
-    /// A name leads to a node; what it led to before has a name less.
+    /// Makes a name lead to an inode; the inode that it led to before loses the name.
     pub(super) fn link(&mut self, parent: u64, name: &Name, id: u64) {
         let Some(dir) = self.dir(parent) else { return };
-        // If it was made here, the kernel knows.
+        // If it was created here, the kernel knows the name.
         dir.absent.remove(name);
         let before = dir.entries.insert(name.clone(), id);
         let place = (parent, name.clone());
@@ -311,7 +309,7 @@ impl InodeTable {
         }
     }
 
-    /// A name leads nowhere any more.
+    /// Removes a name and returns the inode that it led to.
     pub(super) fn unlink(&mut self, parent: u64, name: &Name) -> Option<u64> {
         let id = self.dir(parent)?.entries.remove(name)?;
         if let Some(node) = self.nodes.get_mut(&id) {
@@ -320,7 +318,8 @@ impl InodeTable {
         Some(id)
     }
 
-    /// All names of a directory, as the server said them. Nodes whose attributes came along are given back.
+    /// Stores the complete list of a directory's names. Returns the inodes that were known, with their
+    /// attributes.
     pub(super) fn list(&mut self, id: u64, entries: Vec<Entry>) -> Vec<(u64, Attr)> {
         let mut found = Vec::with_capacity(entries.len());
         let mut names: HashMap<Name, ()> = HashMap::with_capacity(entries.len());
@@ -342,7 +341,7 @@ impl InodeTable {
         found
     }
 
-    /// Forgets a node that has no name, no reference and no use.
+    /// Removes an inode that has no name, no reference and no open descriptor.
     pub(super) fn reap(&mut self, id: u64) -> Option<FileId> {
         let node = self.nodes.get(&id)?;
         if id == ROOT || !node.names.is_empty() || node.refs > 0 || node.opens > 0 {
@@ -355,7 +354,7 @@ impl InodeTable {
         node.file
     }
 
-    /// Everything but what was done here has to be asked for again.
+    /// Makes everything stale except what was changed here.
     pub(super) fn doubt(&mut self) {
         for (id, node) in &mut self.nodes {
             let absent = node.dir.as_mut().map(|dir| std::mem::take(&mut dir.absent));

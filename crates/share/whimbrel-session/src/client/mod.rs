@@ -1,13 +1,18 @@
 //! The client: a server's directory as files and directories of this host.
 //!
-//! `link` keeps a connection and asks; `nodes` are the inodes, `owners` whose they are; `names` and `content`
-//! are what programs do to them; `fetch`, `readahead` and `neighbours` bring content, `notes` and `learnt`
-//! say what and how, `twins` knows what is here already and `compare` what is there, both as far as `odds`
-//! find it worth asking; `queue` and `writeback` take changes of names and content back, `copies` are left to
-//! the server; `face` is what the kernel sees, `disk` and `exports` what clients of NBD see, `control` what
-//! `whimbrel session` talks to.
+//! - `server_connection` keeps a connection and sends calls; `inodes` and `id_map` hold what is known of
+//!   files and owners.
+//! - `directory_cache`, `name_changes` and `file_content` are the operations on names and content.
+//! - `fetcher`, `readahead`, `tree_prefetch` and `sibling_prefetch` fetch content and names; `hints`,
+//!   `hole_query` and `read_history` advise them.
+//! - `dedup` finds content on this host and `write_dedup` on the server, as far as `hit_estimate` finds it
+//!   worthwhile.
+//! - `change_queue` and `writeback` send changes of names and content; `server_copies` leaves copies to the
+//!   server.
+//! - `fuse_operations` serves the kernel, `block_device` and `nbd_exports` serve NBD clients, and
+//!   `control_socket` serves `whimbrel session`.
 //!
-//! Methods block the calling thread. What the server has to be asked for is asked for while others go on.
+//! Methods block the calling thread. Requests to the server run concurrently.
 
 mod block_device;
 mod change_batch;

@@ -1,9 +1,9 @@
-//! Changes of names and attributes.
+//! Changes of names and attributes: create, remove, rename, link and set attributes.
 //!
-//! Under write-through a change is made on the server first and here when it was. Under write-back it is made
-//! here, with a record in the journal, and on the server later in the same order; for that the whole
-//! directory has to be known, so that what the server would refuse is refused now. The record is written
-//! before the nodes are let go of: whoever sees the change finds it in the queue.
+//! Under write-through the server makes a change first, and it is applied here afterwards. Under write-back
+//! it is applied here, with a record in the journal, and the server makes it later in the same order. The
+//! complete directory must be known for that, so that what the server would refuse is refused at once. The
+//! record is written before the inodes are unlocked: a thread that sees the change finds it in the queue.
 
 use super::{
     directory_cache::no_name,
@@ -19,7 +19,7 @@ use std::time::Instant;
 use whimbrel_fuse::{Errno, Result};
 
 impl Core {
-    /// A new file, directory or symlink.
+    /// Creates a file, directory or symlink.
     pub(super) fn create(
         &self,
         parent: u64,
@@ -48,7 +48,7 @@ impl Core {
         let (id, _) = nodes.adopt(parent, name, attr);
         if let Some(node) = nodes.get_mut(id) {
             node.target = target;
-            // A directory that was just made is known: it is empty.
+            // The content of the new directory is known: it is empty.
             if let Some(dir) = &mut node.dir {
                 dir.whole = Some(Instant::now());
             }
@@ -117,8 +117,8 @@ impl Core {
         Ok(id)
     }
 
-    /// Whether a change of this name is to be made on the server later; then all of these directories are
-    /// known whole.
+    /// Whether the server makes a change of this name later; if so, makes the names of these directories
+    /// complete.
     fn later(&self, path: &RelPath, dirs: &[u64]) -> Result<bool> {
         match self.policy_of(path) {
             Policy::None => Err(Errno::EROFS),
@@ -157,7 +157,7 @@ impl Core {
         }
         self.go_by_another_name(&nodes, id, (parent, name))?;
         let node = nodes.get_mut(id).ok_or(Errno::ESTALE)?;
-        // What the server never heard of needs not be removed there.
+        // A file that the server has not been told of need not be removed there.
         let own = std::mem::take(&mut node.ops);
         let unheard = !dir && node.local && node.names.len() == 1 && self.writeback.cancel(&own);
         let (ident, opens) = (node.attr.ident, node.opens);
@@ -175,7 +175,7 @@ impl Core {
         self.removed(&mut nodes, parent, name, id)
     }
 
-    /// What is dirty of a file with other names goes to the server under the name it is known by.
+    /// Writes back a file with other names under the name that the server knows.
     fn flush_before_unlink(&self, id: u64) -> Result<()> {
         let file =
             self.nodes().get(id).filter(|node| node.attr.links > 1 && !node.local).and_then(|node| node.file);
@@ -185,8 +185,9 @@ impl Core {
         }
     }
 
-    /// A name is about to lead elsewhere: content of a file that has another one is written back under that.
-    /// Before the change is in the journal, so that after a crash what has this name is what goes with it.
+    /// A name is about to lead elsewhere: a file with another name is recorded under that one. This precedes
+    /// the change in the journal, so that after a crash the file recorded under the old name is the one that
+    /// goes with it.
     fn go_by_another_name(&self, nodes: &InodeTable, id: u64, (parent, name): (u64, &Name)) -> Result<()> {
         let Some(node) = nodes.get(id) else { return Ok(()) };
         let other = node.names.iter().find(|(dir, known)| *dir != parent || known != name);
@@ -209,7 +210,7 @@ impl Core {
         Op::Unlink { path: path.clone(), ident, keep: node.is_some_and(|node| node.opens > 0) }
     }
 
-    /// A name is gone here. What is dirty of a file without a name is nobody's.
+    /// Removes a name here. Dirty content of a file without a name is dropped.
     fn removed(&self, nodes: &mut InodeTable, parent: u64, name: &Name, id: u64) -> Result<()> {
         nodes.unlink(parent, name);
         if let Some(dir) = nodes.dir(parent) {
@@ -218,7 +219,7 @@ impl Core {
         self.nameless(nodes, id)
     }
 
-    /// Lets go of a file that may have lost its last name.
+    /// Drops a file that may have lost its last name.
     fn nameless(&self, nodes: &mut InodeTable, id: u64) -> Result<()> {
         let Some(node) = nodes.get_mut(id) else { return Ok(()) };
         node.attr.links = node.attr.links.saturating_sub(1);
@@ -270,7 +271,7 @@ impl Core {
             replaced.map_or(Ok(()), |other| self.go_by_another_name(&nodes, other, to))?;
             self.renamed(&mut nodes, id, from, to, replaced, &paths)?;
             drop(nodes);
-            // The inode's last change is ours.
+            // The inode change time is the result of this change.
             attr.into_iter().for_each(|attr| self.own_change(id, attr));
             return Ok(());
         }
@@ -336,7 +337,7 @@ impl Core {
         }
     }
 
-    /// Files in a directory that moved are elsewhere, too.
+    /// Updates the paths of files in a directory that moved.
     fn moved_below(&self, paths: &(RelPath, RelPath)) -> Result<()> {
         for (file, record) in self.cache.files() {
             if let Some(path) = record.path.moved(&paths.0, &paths.1) {
@@ -372,7 +373,7 @@ impl Core {
         nodes.link(parent, name, id);
         if let Some(node) = nodes.get_mut(id) {
             node.attr.links += 1;
-            // Its making cannot be taken back any more: another change builds on it.
+            // The creation cannot be cancelled any more: another change builds on it.
             node.ops.clear();
         }
         if let Some(dir) = nodes.dir(parent) {
@@ -380,7 +381,7 @@ impl Core {
         }
     }
 
-    /// Mode, owner and times.
+    /// Changes mode, owner and times.
     pub(super) fn set_attr(
         &self,
         id: u64,
@@ -394,7 +395,7 @@ impl Core {
         let dirty = file.and_then(|file| self.cache.file(file)).is_some_and(|record| record.dirty);
         let mut mtime = mtime;
         if let (Some(time), Some(file), true) = (mtime, file, dirty) {
-            // The write-back sets it, after the content.
+            // The write-back sets the time, after the content.
             self.cache.update_file(file, |record| record.mtime = Some(time)).map_err(errno_of)?;
             mtime = None;
             if mode.is_none() && uid.is_none() && gid.is_none() {
@@ -410,7 +411,7 @@ impl Core {
                 let mut nodes = self.nodes();
                 let number = self.cache.add_op(op).map_err(errno_of)?;
                 if let Some(node) = nodes.get_mut(id) {
-                    // With its making this can be taken back, and not without.
+                    // Can be cancelled only together with the creation.
                     if node.local && !node.ops.is_empty() {
                         node.ops.push(number);
                     }
@@ -430,7 +431,7 @@ impl Core {
         Ok(())
     }
 
-    /// The server made a change of attributes of ours: the content is what it was.
+    /// Adopts attributes after a change by this client: the content is unchanged.
     pub(super) fn own_change(&self, id: u64, attr: Attr) {
         let file = {
             let mut nodes = self.nodes();

@@ -1,8 +1,8 @@
-//! Files of a session that are served as NBD exports, each on a unix socket that only this user may open.
+//! NBD exports: files of a session, each served on a unix socket that only this user may open.
 //!
-//! An export lasts until it is ended or the session is. Ending one cuts its clients off after the requests
-//! they have under way, and then does what closing a file does. What a client wrote and did not flush is as
-//! safe as what a program wrote and did not sync.
+//! An export lasts until it or the session is ended. Ending it disconnects its clients after their pending
+//! requests, and then closes the file. Unflushed writes of a client are as safe as unsynced writes of a
+//! program.
 
 use super::{block_device::FileDisk, session::Session};
 use crate::proto::RelPath;
@@ -15,21 +15,21 @@ use std::{
 use whimbrel_block::Device;
 use whimbrel_nbd::{Options, Server, bind_private, serve};
 
-/// Most exports of one session: each has a thread and its clients' threads.
+/// Most exports of one session: each has its own thread and one for each client.
 const MOST: usize = 64;
 
-/// A file that is served.
+/// Status of one export.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportStatus {
-    /// The file, below the session's directory.
+    /// Path of the file in the session's directory.
     pub file: String,
-    /// Where it is served.
+    /// Socket of the export.
     pub socket: PathBuf,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Whether nobody may write it.
+    /// Whether the file is read-only.
     pub read_only: bool,
-    /// Clients that are connected.
+    /// Number of connected clients.
     pub clients: usize,
 }
 
@@ -40,7 +40,7 @@ struct Export {
     server: Server,
 }
 
-/// What of a session is served.
+/// The exports of a session.
 pub(super) struct NbdExports {
     session: Session,
     served: Mutex<Vec<Export>>,
@@ -55,16 +55,16 @@ impl NbdExports {
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves `file` at `socket`; says why not.
+    /// Serves `file` at `socket`; the error is a text.
     pub(super) fn start(&self, file: &str, socket: &Path) -> Result<(), String> {
         let path = RelPath::new(file.as_bytes()).map_err(|error| error.to_string())?;
         let disk = FileDisk::open(&self.session.core, &path)
             .map_err(|errno| format!("cannot open {file:?}: {errno}"))?;
         let disk = Arc::new(disk);
-        // The lock is held while the socket is made: of two who want the same file one is second.
+        // Hold the lock while the socket is made, so that of two requests for one file the second fails.
         let mut served = self.served();
         if served.len() >= MOST || served.iter().any(|export| export.file == file) {
-            return Err(format!("{file:?} is served already, or {MOST} files are"));
+            return Err(format!("{file:?} is already served, or {MOST} files are"));
         }
         let unusable = |error| format!("cannot serve at {}: {error}", socket.display());
         let listener = bind_private(socket).map_err(unusable)?;
@@ -73,7 +73,7 @@ impl NbdExports {
         Ok(())
     }
 
-    /// Ends the export of `file`; says what went wrong.
+    /// Ends the export of `file`; the error is a text.
     pub(super) fn end(&self, file: &str) -> Result<(), String> {
         let mut served = self.served();
         let at = served.iter().position(|export| export.file == file);
@@ -82,7 +82,7 @@ impl NbdExports {
         export.end()
     }
 
-    /// Ends all of them.
+    /// Ends every export.
     pub(super) fn end_all(&self) {
         let all = std::mem::take(&mut *self.served());
         for export in all {
@@ -106,7 +106,7 @@ impl NbdExports {
 
 impl Export {
     fn end(self) -> Result<(), String> {
-        // Nobody new finds it. Gone already is as good.
+        // No new client finds the socket, which may be gone already.
         let _ = fs::remove_file(&self.socket);
         self.server.stop();
         self.disk.close().map_err(|errno| format!("{:?} is not written back: {errno}", self.file))

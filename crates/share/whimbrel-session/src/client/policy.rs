@@ -1,17 +1,17 @@
-//! What is done with which file: patterns and rules, changed while the session runs. Pure.
+//! Policies of files: patterns and rules, which can be changed while the session runs. Pure.
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr, time::Duration};
 
-/// When a write reaches the server.
+/// The time at which a write reaches the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// Nothing is written.
+    /// Writes are refused.
     None,
     /// Before the file is closed, and durably before a sync returns.
     Through,
-    /// Later. A sync makes it durable here.
+    /// Later; a sync makes the write durable here.
     Back,
 }
 
@@ -23,7 +23,7 @@ impl FromStr for Policy {
             "none" | "read-only" => Ok(Self::None),
             "through" | "write-through" => Ok(Self::Through),
             "back" | "write-back" => Ok(Self::Back),
-            other => Err(format!("{other:?} is no policy: none, through or back")),
+            other => Err(format!("{other:?} is not a policy: use none, through or back")),
         }
     }
 }
@@ -38,18 +38,19 @@ impl fmt::Display for Policy {
     }
 }
 
-/// A pattern for paths: `*` is any bytes, `?` is one. Without a slash it is compared with the last name only.
+/// A pattern for paths: `*` stands for any bytes, `?` for one. Without a slash it is compared with the last
+/// name only.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Glob(String);
 
 impl Glob {
-    /// The pattern of this text.
+    /// Makes a pattern of a text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// Whether `path` is meant.
+    /// Whether the pattern matches `path`.
     pub fn matches(&self, path: &[u8]) -> bool {
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
         let subject = if self.0.contains('/') { path } else { name };
@@ -63,8 +64,7 @@ impl fmt::Display for Glob {
     }
 }
 
-/// Compares with one point to come back to, so a hostile pattern costs no more than the product of the
-/// lengths.
+/// Backtracks to the last `*` only, so a hostile pattern costs no more than the product of the lengths.
 fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t, mut back) = (0, 0, None);
     while t < text.len() {
@@ -89,31 +89,31 @@ fn matches(pattern: &[u8], text: &[u8]) -> bool {
     pattern[p..].iter().all(|byte| *byte == b'*')
 }
 
-/// Files of a pattern have a policy.
+/// A policy for the files of a pattern.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rule {
-    /// Which files.
+    /// Pattern of the files.
     pub files: Glob,
-    /// What for them.
+    /// Policy for these files.
     pub policy: Policy,
 }
 
-/// What can be changed while a session runs.
+/// Settings that can be changed while a session runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountSettings {
-    /// For files that no rule is about.
+    /// Policy of files without a rule.
     pub policy: Policy,
-    /// The last that matches counts.
+    /// Rules in order; the last one that matches counts.
     pub rules: Vec<Rule>,
-    /// Seconds for which names and attributes are believed; none is for the whole session.
+    /// Seconds for which names and attributes are cached; none means the whole session.
     pub fresh: Option<u64>,
-    /// Seconds after which what was written is written back; none is only when told.
+    /// Seconds until written data is written back; none means only on request.
     pub delay: Option<u64>,
-    /// Seconds that calls wait for a server that is gone.
+    /// Seconds for which calls wait for an unreachable server.
     pub patience: u64,
     /// Files that are fetched whole when they are first opened.
     pub whole: Vec<Glob>,
-    /// Files that go around the kernel's page cache.
+    /// Files that bypass the kernel's page cache.
     pub direct: Vec<Glob>,
 }
 
@@ -133,27 +133,27 @@ impl Default for MountSettings {
 }
 
 impl MountSettings {
-    /// What holds for a path.
+    /// Policy for a path.
     pub fn policy_of(&self, path: &[u8]) -> Policy {
         let rule = self.rules.iter().rev().find(|rule| rule.files.matches(path));
         rule.map_or(self.policy, |rule| rule.policy)
     }
 
-    /// Whether anything may be written later.
+    /// Whether any file may be written back later.
     pub fn writes_back(&self) -> bool {
         self.policy == Policy::Back || self.rules.iter().any(|rule| rule.policy == Policy::Back)
     }
 
-    /// How long names and attributes are believed.
+    /// How long names and attributes are cached.
     pub fn ttl(&self) -> Duration {
-        // The kernel keeps seconds in 64 bits and adds: a year is for ever enough.
+        // The kernel adds to a 64-bit number of seconds: a year is long enough.
         Duration::from_secs(self.fresh.unwrap_or(365 * 24 * 3600))
     }
 
-    /// Sets one thing by its name, as `whimbrel session set` does.
+    /// Changes one setting by its name, as `whimbrel session set` does.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         let seconds =
-            |value: &str| value.parse::<u64>().map_err(|_| format!("{value:?} is no number of seconds"));
+            |value: &str| value.parse::<u64>().map_err(|_| format!("{value:?} is not a number of seconds"));
         let maybe = |value: &str| {
             if value == "never" || value == "session" { Ok(None) } else { seconds(value).map(Some) }
         };
@@ -166,7 +166,7 @@ impl MountSettings {
             "whole" => self.whole = globs(value),
             "direct" => self.direct = globs(value),
             pattern => {
-                // Anything else is files: `'*.tmp'=back`, and `default` takes the rule away.
+                // Any other name is a pattern: `'*.tmp'=back`; `default` removes the rule.
                 self.rules.retain(|rule| rule.files.0 != pattern);
                 if value != "default" {
                     self.rules.push(Rule { files: Glob::new(pattern), policy: value.parse()? });

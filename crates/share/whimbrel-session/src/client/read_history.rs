@@ -1,9 +1,8 @@
-//! What was read, in order, for the next session: it is brought ahead then, while nobody waits for anything
-//! else.
+//! Read history: what was read, in order, so that the next session can prefetch it while no program waits.
 //!
-//! A record of blocks is kept in the cache's folder when a session ends (`docs/formats/session-cache.md`). It
-//! is advice: a record that is not understood, files that are gone and blocks that are here already cost
-//! nothing. Bounded in blocks here, in bytes when it is read, and by half of the cache when it is followed.
+//! It is stored in the cache's directory when a session ends (`docs/formats/session-cache.md`). It is advice
+//! only: an invalid history, missing files and blocks that are here already cost nothing. It is bounded in
+//! blocks when recorded, in bytes when read, and by half of the cache when used.
 
 use super::session::Core;
 use crate::{
@@ -23,16 +22,16 @@ use std::{
 use whimbrel_fuse::{Errno, ROOT};
 
 const VERSION: u32 = 1;
-/// Blocks of one session that are recorded: 4 GiB in blocks of 64 KiB.
+/// Most blocks recorded in one session: 4 GiB in blocks of 64 KiB.
 const BLOCKS: usize = 65_536;
-/// Longest record that is read.
+/// Longest history file that is read.
 const LONGEST: u64 = 4 << 20;
-/// Brought at once: little, so that who waits for something else does not wait for this.
+/// Bytes fetched at once: few, so that other requests do not wait for them.
 const PIECE: u64 = 128 << 10;
-/// How long to step aside before looking again.
+/// Time between checks whether a program waits.
 const ASIDE: Duration = Duration::from_millis(5);
 
-/// Blocks of a file, one after the other.
+/// Adjacent blocks of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Run {
     path: RelPath,
@@ -43,12 +42,12 @@ struct Run {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Record {
     version: u32,
-    /// Bytes of a block.
+    /// Size of a block in bytes.
     block: u64,
     runs: Vec<Run>,
 }
 
-/// What is read in this session.
+/// Blocks read in this session.
 #[derive(Debug, Default)]
 pub(super) struct ReadHistory {
     seen: HashMap<FileId, HashSet<u64>>,
@@ -57,7 +56,7 @@ pub(super) struct ReadHistory {
 }
 
 impl ReadHistory {
-    /// Blocks `first..=last` are read.
+    /// Records that blocks `first..=last` were read.
     pub(super) fn note(&mut self, file: FileId, first: u64, last: u64) {
         let seen = self.seen.entry(file).or_default();
         for block in first..=last {
@@ -85,7 +84,7 @@ fn load(path: &Path, block: u64) -> io::Result<Vec<Run>> {
 }
 
 impl Core {
-    /// Keeps what was read for the next session; what an earlier one read stays if nothing was.
+    /// Stores the read history for the next session; an older one stays if nothing was read.
     pub(super) fn keep_reads(&self) -> io::Result<()> {
         let order = self.reading().order.clone();
         let named = |(file, first, count): (FileId, u64, u32)| {
@@ -101,7 +100,7 @@ impl Core {
         whimbrel_wire::atomic_file::replace(&self.options.cache.join("reads"), &bytes)
     }
 
-    /// Brings what an earlier session read, in a thread of its own.
+    /// Prefetches the blocks that an earlier session read, in a thread of its own.
     pub(super) fn record_reads(self: &Arc<Self>) {
         if !self.options.has_cache() {
             return;
@@ -111,7 +110,7 @@ impl Core {
             Ok(runs) => runs,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return,
             Err(error) => {
-                tracing::warn!(%error, "what an earlier session read is not known");
+                tracing::warn!(%error, "cannot load the read history of an earlier session");
                 return;
             }
         };
@@ -128,7 +127,7 @@ impl Core {
                     let Some(core) = weak.upgrade().filter(|core| !core.writeback.is_stopped()) else {
                         return;
                     };
-                    // Names that are on their way need not be asked for one by one.
+                    // The names may be on their way, and then need not be requested one by one.
                     if core.link.somebody_waits() || core.walking.load(Ordering::Acquire) {
                         drop(core);
                         thread::sleep(ASIDE);
@@ -141,7 +140,7 @@ impl Core {
                         return;
                     }
                     room -= bytes;
-                    // A file that is gone is read by nobody.
+                    // No program reads a file that was removed.
                     let Ok(brought) = core.prefetch(&run.path, at..next) else { break };
                     core.ahead_blocks.fetch_add(brought, Ordering::Relaxed);
                     at = next;
@@ -150,7 +149,7 @@ impl Core {
         });
     }
 
-    /// How many of these blocks were not here and are now.
+    /// Fetches blocks and returns how many were not here before.
     fn prefetch(&self, path: &RelPath, blocks: std::ops::Range<u64>) -> Result<u64, Errno> {
         let mut id = ROOT;
         for part in path.as_bytes().split(|byte| *byte == b'/') {

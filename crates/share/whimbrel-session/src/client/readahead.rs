@@ -1,56 +1,56 @@
-//! What will be read next, judged by what was read. Pure: block numbers in, block numbers out.
+//! Readahead: predicts the next reads of an open file from those before. Pure: block numbers in, block
+//! numbers out.
 //!
-//! One reader is one open file. Blocks one after the other are a sequence, and the window ahead doubles as
-//! long as it lasts; the kernel hands out reads side by side, so inside the window their order says nothing.
-//! Blocks at an equal distance are a stride; anything else is random, and nothing is fetched that was not
-//! asked for.
+//! A `Reader` belongs to one open file. Adjacent blocks are a sequence, and the window ahead doubles while it
+//! lasts. The kernel issues reads concurrently, so their order within the window means nothing. Blocks at an
+//! equal distance are a stride. Anything else is random, and nothing is fetched ahead.
 
 use std::ops::Range;
 
-/// Window of a sequence that just began.
+/// Initial window of a sequence, in blocks.
 const FIRST: u64 = 4;
-/// A window is no less than so many reads.
+/// Smallest window, in reads.
 const AHEAD: u64 = 2;
-/// Strides fetched ahead.
+/// Number of strides fetched ahead.
 const STRIDES: u64 = 8;
 
-/// How a file is read.
+/// Access pattern of an open file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reader {
     most: u64,
     last: Option<u64>,
     step: i64,
-    /// How often the step was the same.
+    /// Number of equal steps in succession.
     steady: u32,
     window: u64,
-    /// Up to here a sequence has been asked for.
+    /// End of the blocks that a sequence has requested.
     ahead: u64,
 }
 
 impl Reader {
-    /// A reader that looks at most `most` blocks ahead.
+    /// A reader that fetches at most `most` blocks ahead.
     pub(super) fn new(most: u64) -> Self {
         Self { most: most.max(1), last: None, step: 0, steady: 0, window: FIRST, ahead: 0 }
     }
 
-    /// Blocks `first..=last` are read, of `total`: what to fetch beside them.
+    /// Records a read of blocks `first..=last` of `total`; returns the blocks to fetch ahead.
     pub(super) fn read(&mut self, first: u64, last: u64, total: u64) -> Vec<Range<u64>> {
         let before = self.last.replace(last);
         if let Some(before) = before.filter(|before| last <= *before && self.is_within(first, *before)) {
-            // It was overtaken by the one that was seen before, or is read again.
+            // The read was overtaken by a later one, or is repeated.
             self.last = Some(before);
             return Vec::new();
         }
-        // A read that does not end where a block ends is followed by one that begins in the same block.
+        // After a read that ends within a block, the next one begins in the same block.
         let first = if before == Some(first) && last > first { first + 1 } else { first };
         let step = match before {
             Some(before) => first as i64 - before as i64,
-            // A file that is read from its begin is likely read on.
+            // A file that is read from its start is likely to be read further.
             None if first == 0 => 1,
             None => 0,
         };
         if step == 0 && before == Some(first) {
-            // The same block again says nothing new.
+            // Reading the same block again changes nothing.
             return Vec::new();
         }
         self.steady = if step == self.step || before.is_none() { self.steady.saturating_add(1) } else { 0 };
@@ -69,16 +69,16 @@ impl Reader {
         }
     }
 
-    /// Whether a sequence that was read up to `before` has asked for this block, and not long ago.
+    /// Whether a sequence that was read up to `before` requested this block lately.
     fn is_within(&self, first: u64, before: u64) -> bool {
         self.ahead > before && (before.saturating_sub(self.window)..self.ahead).contains(&first)
     }
 
     fn sequence(&mut self, first: u64, last: u64, total: u64) -> Vec<Range<u64>> {
-        // Who reads much at once is soon past a small window, and would wait again each time.
+        // Large reads would soon pass a small window, and wait again each time.
         self.window = self.window.max(AHEAD * (last + 1 - first)).min(self.most);
         let from = self.ahead.max(last + 1);
-        // Asked for again when half of the window is used up, in one large piece.
+        // Extend when half of the window is used up, in one large request.
         if from > last + 1 + self.window / 2 {
             return Vec::new();
         }
@@ -91,7 +91,7 @@ impl Reader {
     fn strides(&self, first: u64, last: u64, total: u64) -> Vec<Range<u64>> {
         let len = last - first + 1;
         let ahead = (1..=STRIDES.min(self.most)).filter_map(|number| {
-            // The step is from the end of one read to the begin of the next.
+            // The step is from the end of one read to the start of the next.
             let distance = (self.step + len as i64 - 1).checked_mul(number as i64)?;
             let start = first.checked_add_signed(distance)?;
             (start < total).then(|| start..(start + len).min(total))

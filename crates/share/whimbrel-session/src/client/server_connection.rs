@@ -1,8 +1,8 @@
-//! The way to the server: one connection at a time, made again when it breaks, and calls that outlive it.
+//! Connection to the server: one at a time, restored when it breaks, and calls that survive its loss.
 //!
-//! A call waits for a connection as long as the session's patience lasts; then it fails as `Gone`. A call
-//! whose connection broke before the answer is asked again: reads are the same again, and changes are made so
-//! that the server (or the caller, who is told) recognises one that was made before.
+//! A call waits for a connection until the server timeout of the session; then it fails as `Gone`. A call
+//! whose connection broke before the answer is sent again. Reads can be repeated, and changes are designed so
+//! that the server (or the caller, which is told of the repetition) recognises one that was already made.
 
 use super::transfer_rate::TransferRate;
 use crate::proto::{
@@ -26,44 +26,44 @@ use tokio::{
 use whimbrel_fuse::Errno;
 use whimbrel_wire::{BoxFuture, Call, CallError, ConnectError, Connection, Refusal, Reply, Request, range};
 
-/// Makes connections to the server.
+/// Opens connections to the server.
 pub trait Connector: Send + Sync + 'static {
-    /// One more.
+    /// Opens another connection.
     fn connect(&self) -> BoxFuture<'_, Result<Connection, ConnectError>>;
-    /// Where to, for people.
+    /// Name of the server, for people.
     fn destination(&self) -> String;
 }
 
-/// What a link needs to know.
+/// Settings of a server connection.
 #[derive(Debug, Clone)]
 pub struct LinkSettings {
-    /// The directory on the server.
+    /// Path of the directory on the server.
     pub directory: Vec<u8>,
-    /// What this client is known by there.
+    /// Id of this client at the server.
     pub client: ClientId,
-    /// How long a call waits for a server that is gone.
+    /// How long a call waits for an unreachable server.
     pub patience: Duration,
-    /// A link of this round trip is worth the time of packing.
+    /// Round trip from which on content is compressed.
     pub slow: Duration,
 }
 
-/// Pause between attempts, growing from the first to the second.
+/// First and longest pause between attempts to connect.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
 
-/// Kinds of requests that are counted apart; sessions have fewer, and their range begins at a multiple of
-/// this.
+/// Number of request kinds that are counted apart; sessions have fewer, and their range begins at a multiple
+/// of it.
 const KINDS: usize = 32;
 
-/// Why a call brought nothing.
+/// Reasons why a call failed.
 #[derive(Debug, Clone)]
 pub(super) enum CallFailure {
-    /// No server within the session's patience.
+    /// The server was unreachable until the timeout.
     Gone,
-    /// The server refused.
+    /// The server refused the call.
     Refused(Refusal),
-    /// The answer makes no sense.
+    /// The answer is invalid.
     Nonsense,
-    /// The answer was overtaken by a change.
+    /// The file changed before the answer arrived.
     Old,
 }
 
@@ -78,7 +78,7 @@ impl CallFailure {
         }
     }
 
-    /// Whether the server's system said one of these numbers.
+    /// Whether the server's system returned one of these error numbers.
     pub(super) fn is_errno(&self, numbers: &[i32]) -> bool {
         matches!(self, Self::Refused(refusal) if errno(refusal).is_some_and(|number| numbers.contains(&number)))
     }
@@ -91,10 +91,10 @@ impl CallFailure {
 impl std::fmt::Display for CallFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Gone => f.write_str("the server is gone"),
+            Self::Gone => f.write_str("the server cannot be reached"),
             Self::Refused(refusal) => f.write_str(&refusal.text),
-            Self::Nonsense => f.write_str("the server's answer makes no sense"),
-            Self::Old => f.write_str("the answer was overtaken by a change"),
+            Self::Nonsense => f.write_str("the server's answer is invalid"),
+            Self::Old => f.write_str("the file changed before the answer arrived"),
         }
     }
 }
@@ -105,7 +105,7 @@ struct Up {
     key: SessionKey,
 }
 
-/// A session on a connection, and another one whenever that breaks.
+/// A session on a connection, reopened on a new one whenever that breaks.
 pub(super) struct ServerConnection {
     runtime: Handle,
     up: watch::Sender<Option<Up>>,
@@ -114,17 +114,17 @@ pub(super) struct ServerConnection {
     calls: AtomicU64,
     waited: AtomicU64,
     broken: AtomicU64,
-    /// Requests by kind, each at the low bits of its number.
+    /// Requests by kind, indexed by the low bits of its number.
     kinds: [AtomicU64; KINDS],
-    /// How often somebody waited for an answer, and for how many microseconds.
+    /// Number of waits for an answer, and their total in microseconds.
     waits: [AtomicU64; 2],
-    /// Programs that wait at this moment.
+    /// Programs that are waiting now.
     waiters: AtomicU64,
     rate: Mutex<TransferRate>,
     slow: Duration,
 }
 
-/// Somebody waits for the server, until this is dropped.
+/// Marks a program as waiting for the server, until it is dropped.
 pub(super) struct WaitGuard<'a> {
     link: &'a ServerConnection,
     began: Instant,
@@ -139,7 +139,7 @@ impl Drop for WaitGuard<'_> {
     }
 }
 
-/// What the first connection brought.
+/// Result of the first connection.
 pub(super) struct FirstConnection {
     pub(super) link: Arc<ServerConnection>,
     pub(super) root: Attr,
@@ -165,7 +165,7 @@ async fn open(
 }
 
 impl ServerConnection {
-    /// Connects; from then on the link mends itself until it is dropped.
+    /// Connects; from then on the connection is restored whenever it breaks, until it is dropped.
     pub(super) async fn start(
         connector: Arc<dyn Connector>,
         settings: LinkSettings,
@@ -203,11 +203,11 @@ impl ServerConnection {
                     match open(&*connector, &settings).await {
                         Ok((connection, opened)) => {
                             let Some(link) = weak.upgrade() else { return };
-                            tracing::info!(to = connector.destination(), "the server is there again");
+                            tracing::info!(to = connector.destination(), "reconnected to the server");
                             link.up.send_replace(Some(Up { connection, key: opened.key }));
                             break;
                         }
-                        Err(error) => tracing::debug!(%error, "the server is not there yet"),
+                        Err(error) => tracing::debug!(%error, "cannot reconnect to the server yet"),
                     }
                     if weak.strong_count() == 0 {
                         return;
@@ -233,7 +233,7 @@ impl ServerConnection {
         *self.patience.write().unwrap_or_else(std::sync::PoisonError::into_inner) = patience;
     }
 
-    /// No call waits for the server any more.
+    /// Makes all calls stop waiting for the server.
     pub(super) fn abandon(&self) {
         self.over.send_replace(true);
     }
@@ -242,19 +242,19 @@ impl ServerConnection {
         *self.patience.read().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// How often it broke; calls; mean microseconds of a call.
+    /// Times the connection broke; calls; mean microseconds of a call.
     pub(super) fn counters(&self) -> (u64, u64, u64) {
         let calls = self.calls.load(Ordering::Relaxed);
         let mean = self.waited.load(Ordering::Relaxed).checked_div(calls).unwrap_or(0);
         (self.broken.load(Ordering::Relaxed), calls, mean)
     }
 
-    /// A request of this kind is sent.
+    /// Counts a request of this kind.
     fn count(&self, kind: u16) {
         self.kinds[usize::from(kind) % KINDS].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Requests so far, by what they are called.
+    /// Requests so far, by name.
     pub(super) fn requests(&self) -> BTreeMap<String, u64> {
         let named = |kind: u16| {
             let sent = self.kinds[usize::from(kind) % KINDS].load(Ordering::Relaxed);
@@ -263,7 +263,7 @@ impl ServerConnection {
         (range::SESSION..range::SESSION + KINDS as u16).filter_map(named).collect()
     }
 
-    /// A program waits from now on.
+    /// Marks a program as waiting, until the guard is dropped.
     pub(super) fn waiting(&self) -> WaitGuard<'_> {
         self.waiters.fetch_add(1, Ordering::Relaxed);
         WaitGuard { link: self, began: Instant::now() }
@@ -273,13 +273,13 @@ impl ServerConnection {
         self.waiters.load(Ordering::Relaxed) > 0
     }
 
-    /// How often and how long programs waited.
+    /// Number of waits of programs, and their total.
     pub(super) fn waits(&self) -> (u64, Duration) {
         let [waits, micros] = &self.waits;
         (waits.load(Ordering::Relaxed), Duration::from_micros(micros.load(Ordering::Relaxed)))
     }
 
-    /// How often the connection broke: while this is the same, so is the server.
+    /// Number of times the connection broke: while it is the same, so is the server.
     pub(super) fn breaks(&self) -> u64 {
         self.broken.load(Ordering::Relaxed)
     }
@@ -288,13 +288,13 @@ impl ServerConnection {
         self.up.borrow().as_ref().and_then(|up| up.connection.round_trip())
     }
 
-    /// Bytes sent and received on the connection there is.
+    /// Bytes sent and received on the current connection.
     pub(super) fn traffic(&self) -> (u64, u64) {
         let traffic = self.up.borrow().as_ref().map(|up| up.connection.traffic());
         traffic.map_or((0, 0), |traffic| (traffic.sent, traffic.received))
     }
 
-    /// How hard content should be packed on this link.
+    /// Compression level for content on this link; none on a fast one.
     pub(super) fn level(&self) -> Option<i8> {
         let slow = self.slow.is_zero() || self.round_trip().is_some_and(|time| time >= self.slow);
         slow.then_some(2)
@@ -311,7 +311,7 @@ impl ServerConnection {
         found.clone().ok_or(CallFailure::Gone)
     }
 
-    /// Asks. Says also whether it had to be asked again, so that a change may have been made before.
+    /// Sends a call. The flag says whether it was repeated, so that a change may have been made before.
     pub(super) async fn ask<C, B>(
         &self,
         body: B,
@@ -340,7 +340,7 @@ impl ServerConnection {
                     again = true;
                     self.lost(&up);
                 }
-                // A server that was started anew, or that forgot us: the supervisor begins a new session.
+                // The server was restarted or forgot the session: the supervisor opens a new one.
                 Err(CallError::Refused { source }) if source.code == code::KEY => {
                     up.connection.close();
                     self.lost(&up);
@@ -351,12 +351,12 @@ impl ServerConnection {
         }
     }
 
-    /// Bytes a second at which content comes, once some has come.
+    /// Rate in bytes per second at which content arrives, once some has.
     pub(super) fn rate(&self) -> Option<f64> {
         self.rate.lock().unwrap_or_else(PoisonError::into_inner).per_second()
     }
 
-    /// [`ServerConnection::ask`] for content, by which the rate is known.
+    /// Like [`ServerConnection::ask`], for content; measures the rate.
     pub(super) async fn ask_content<C, B>(&self, body: B) -> Result<(C::Reply, Bytes), CallFailure>
     where
         B: Clone,
@@ -370,7 +370,7 @@ impl ServerConnection {
         answer
     }
 
-    /// Asks for changes on one ordered stream, all before the first answer is waited for. Those whose
+    /// Sends changes on one ordered stream, all of them before the first answer is awaited. Changes whose
     /// connection broke before their answer have none.
     pub(super) async fn ask_in_order(&self, ops: &[&Op]) -> Vec<Option<Result<OpDone, CallFailure>>> {
         let up = match self.current(Instant::now() + self.patience()).await {
@@ -413,7 +413,7 @@ impl ServerConnection {
         answers
     }
 
-    /// That connection is of no use any more.
+    /// Drops a connection that broke.
     fn lost(&self, up: &Up) {
         self.up.send_if_modified(|current| {
             let same = current.as_ref().is_some_and(|current| current.key.matches(&up.key));
@@ -424,7 +424,7 @@ impl ServerConnection {
         });
     }
 
-    /// [`ServerConnection::ask`] for plain threads.
+    /// Like [`ServerConnection::ask`], for threads that block.
     pub(super) fn call<C, B>(&self, body: B) -> Result<(C::Reply, Bytes), CallFailure>
     where
         B: Clone,

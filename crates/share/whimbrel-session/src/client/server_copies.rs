@@ -1,9 +1,10 @@
-//! Copies from file to file that the server makes, so that content does not come here to be sent back.
+//! Server copies: copies between files that the server makes, so that content need not be fetched and sent
+//! back.
 //!
-//! Both files are written back first. Under write-back the copy is on the server's disk before the program
-//! hears of it, as all that is clean here. What lies here already and is little is copied here, which costs
-//! the program no round trip. A copy that fails leaves the file's stretch as far as the server came; the
-//! server is asked what both are then.
+//! Both files are written back first. Under write-back the copy is on the server's disk before the call
+//! returns, as clean content here must be. A small range that is here already is copied here, which costs the
+//! program no round trip. A failed copy leaves the range as far as the server came; the attributes of both
+//! files are then requested.
 
 use super::{
     policy::Policy,
@@ -18,18 +19,19 @@ use std::time::Instant;
 use whimbrel_fuse::{Errno, Result};
 use whimbrel_wire::Code;
 
-/// Less is read and written by the kernel.
+/// A shorter range is left to the kernel's reads and writes.
 const LITTLE: u64 = 64 << 10;
-/// More is copied by the server though it is here: it would have to be sent.
+/// A longer range is copied by the server even if it is here, because it would have to be sent.
 const MUCH: u64 = 8 << 20;
-/// Of one request to the server, which may copy less.
+/// Most bytes of one request; the server may copy fewer.
 const MOST: u64 = 64 << 20;
 
-/// An end of a copy: node, offset.
+/// One end of a copy: inode and offset.
 type End = (u64, u64);
 
 impl Core {
-    /// How many bytes the server has copied; `ENOTSUP` where they had better go through this side.
+    /// Copies on the server and returns the number of bytes; `ENOTSUP` where the kernel should read and write
+    /// instead.
     pub(super) fn copy(&self, from: End, to: End, len: u64) -> Result<u32> {
         let (source, target) = (self.file_of(from.0)?, self.file_of(to.0)?);
         if !self.link.is_up() || len < LITTLE || len < MUCH && self.has_here(source, from.1, len) {
@@ -42,20 +44,20 @@ impl Core {
         }
         let files = if source == target { vec![source] } else { vec![source, target] };
         self.with_flushed(files, |flushed| {
-            // What the server does not take now is as well copied here.
+            // If the server refuses a write-back now, the kernel copies.
             flushed.map_err(|_| Errno::ENOTSUP)?;
             self.copy_there((source, from), (target, to), len.min(MOST), policy == Policy::Back)
         })
     }
 
-    /// Whether all that is copied is in the cache.
+    /// Whether the whole range is in the cache.
     fn has_here(&self, file: FileId, offset: u64, len: u64) -> bool {
         let Some(record) = self.cache.file(file) else { return false };
         let (block, end) = (self.cache.block_size(), offset.saturating_add(len).min(record.size));
         (offset / block..end.div_ceil(block)).all(|block| self.cache.has_block(file, block, record.zero_from))
     }
 
-    /// A file that the server has as it is here.
+    /// A file whose content the server has completely.
     fn clean(&self, id: u64, file: FileId) -> Result<(FileRef, FileRecord)> {
         let path = self.nodes().path(id).ok_or(Errno::ENOTSUP)?;
         let record = self.cache.file(file).filter(|record| !record.dirty).ok_or(Errno::ENOTSUP)?;
@@ -63,7 +65,7 @@ impl Core {
         Ok((FileRef { path, ident }, record))
     }
 
-    /// Asks the server. Nothing is written back meanwhile.
+    /// Asks the server to copy. No write-back runs meanwhile.
     fn copy_there(
         &self,
         (source, from): (FileId, End),
@@ -76,7 +78,7 @@ impl Core {
         let stamp = self.stamp();
         let expect = self.expect(target, &record, stamp)?;
         if durable {
-            // The stamp by which our own work is known after a crash of this host.
+            // The stamp by which this client's own change is recognised after a crash of this host.
             self.cache.sync().map_err(errno_of)?;
         }
         self.writeback.changed();
@@ -97,20 +99,20 @@ impl Core {
                 Ok(copied as u32)
             }
             Ok(_) => Err(Errno::EIO),
-            // A server from before there were copies.
+            // An older server lacks `COPY`.
             Err(fail) if fail.is(Code::UNKNOWN_KIND) => Err(Errno::ENOSYS),
             Err(CallFailure::Gone) => Err(CallFailure::Gone.errno()),
             Err(fail) => {
-                // The server may have come half-way, or have another content.
+                // The server may have copied a part, or have other content.
                 self.look_again(from.0, &from_ref);
                 self.look_again(to.0, &to_ref);
-                // Who reads and writes sees which of the two files is another one, and what it is.
+                // With reads and writes, the program finds out which of the two files changed.
                 Err(if fail.is(code::STALE) { Errno::ENOTSUP } else { fail.errno() })
             }
         }
     }
 
-    /// Asks the server what a file is by now, if it is still that file.
+    /// Requests the attributes of a file, and adopts them if the path still leads to it.
     fn look_again(&self, id: u64, file: &FileRef) {
         match self.attr_at(&file.path) {
             Ok(Some(attr)) if attr.ident == file.ident => self.seen(id, attr),
@@ -118,7 +120,7 @@ impl Core {
         }
     }
 
-    /// The server has copied into this file, which is `attr` now.
+    /// Adopts the attributes of a file after a server copy into it.
     fn copied(&self, (id, offset): End, file: FileId, attr: Attr) -> Result<()> {
         if let Some(node) = self.nodes().get_mut(id) {
             node.attr = Attr { links: node.attr.links, ..attr };
@@ -128,7 +130,8 @@ impl Core {
             self.adopt_version(file, &attr);
             return Ok(());
         }
-        // Written meanwhile, around the kernel's lock: that stays, and is written back over what was copied.
+        // The file was written meanwhile, around the kernel's lock: that content stays, and overwrites the
+        // copy later.
         self.cache.invalidate(file).map_err(errno_of)?;
         let noted = self.cache.update_file(file, |record| {
             let Version { size, mtime, ctime } = attr.version();

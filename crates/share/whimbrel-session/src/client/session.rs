@@ -1,4 +1,4 @@
-//! A session: everything of one mount but the mount.
+//! A session: everything of one mount except the FUSE mount itself.
 
 use super::{
     dedup::DedupTable,
@@ -33,103 +33,102 @@ use std::{
 use whimbrel_fuse::{Errno, Notifier};
 use whimbrel_wire::{CallError, ConnectError};
 
-/// Bytes in memory of a session that keeps nothing: what is on its way, and what is read ahead.
+/// Bytes in memory of a session without a cache: data in transit and readahead.
 const PASSING: u64 = 16 << 20;
-/// Said to who wants write-back of a session that keeps nothing.
-const NOTHING_KEPT: &str = "without a cache nothing can be written later: write none or through";
+/// Error for write-back in a session without a cache.
+const NOTHING_KEPT: &str = "write-back is not possible without a cache: use write none or through";
 
-/// Round trip of a link that is worth the time of packing.
+/// Default round trip from which on a link counts as slow.
 const SLOW: Duration = Duration::from_millis(4);
 
-/// Events kept.
+/// Number of events retained.
 const EVENTS: usize = 1000;
 
-/// Why there is no session.
+/// Reasons why a session cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// The server cannot be reached.
     #[error("cannot reach {to}")]
     Connect {
-        /// Where to.
+        /// Address of the server.
         to: String,
-        /// Why.
+        /// Cause reported by the connection.
         #[source]
         source: Box<ConnectError>,
     },
-    /// The server lets nobody have that directory, or not us.
-    #[error("{to} opens no session")]
+    /// The server does not export that directory, or not to this client.
+    #[error("{to} refused to open a session")]
     Open {
-        /// Where to.
+        /// Address of the server.
         to: String,
-        /// Why.
+        /// The server's answer.
         #[source]
         source: CallError,
     },
     /// The cache cannot be used.
     #[error("cannot use the cache in {}", dir.display())]
     Cache {
-        /// Its folder.
+        /// Directory of the cache.
         dir: PathBuf,
-        /// Why.
+        /// Cause reported by the cache.
         #[source]
         source: CacheError,
     },
-    /// The folder of the cache cannot be used.
-    #[error("cannot use the folder {}", dir.display())]
+    /// The directory of the cache cannot be used.
+    #[error("cannot use the directory {}", dir.display())]
     Folder {
-        /// The folder.
+        /// Directory of the cache.
         dir: PathBuf,
-        /// Why; `WouldBlock` if another session has it.
+        /// Cause reported by the system; `WouldBlock` if another session uses the directory.
         #[source]
         source: io::Error,
     },
     /// Write-back needs a cache.
     #[error("{NOTHING_KEPT}")]
     NothingKept,
-    /// What an earlier session left there has to be written back first.
-    #[error("the cache in {} has what was not written back yet: mount it once with a capacity", dir.display())]
+    /// Unsent data of an earlier session must be written back first.
+    #[error("the cache in {} has data that was not written back: mount it with a cache first", dir.display())]
     Owed {
-        /// Its folder.
+        /// Directory of the cache.
         dir: PathBuf,
     },
-    /// Blocks of that size, or so few of them, cannot be.
-    #[error("a cache of {capacity} bytes in blocks of {block} cannot be made")]
+    /// Block size or number of blocks is out of range.
+    #[error("a cache of {capacity} bytes in blocks of {block} bytes is not possible")]
     Shape {
-        /// Bytes of a block.
+        /// Size of a block in bytes.
         block: u64,
-        /// Bytes in all.
+        /// Capacity in bytes.
         capacity: u64,
     },
 }
 
-/// How a session is made.
+/// Options of a session.
 #[derive(Debug, Clone)]
 pub struct SessionOptions {
-    /// The directory on the server.
+    /// Path of the directory on the server.
     pub directory: Vec<u8>,
-    /// Where the cache is.
+    /// Directory of the cache.
     pub cache: PathBuf,
-    /// Bytes it may hold. With 0 nothing of the server's is kept on this host: what is on its way is in
-    /// memory, the kernel has its page cache, and nothing can be written back later.
+    /// Capacity in bytes. With 0 nothing of the server is stored on this host's disk: data in transit is in
+    /// memory, the kernel has its page cache, and write-back is not possible.
     pub capacity: u64,
-    /// Bytes of a block.
+    /// Size of a cache block in bytes.
     pub block: u64,
-    /// What can be changed later.
+    /// Settings that can be changed later.
     pub settings: MountSettings,
-    /// Who on this side is seen as owner of what who owns there.
+    /// Mapping of owners between this host and the server.
     pub owners: IdMap,
-    /// Files on this side whose content may be on the server as well: what is found in them is not sent over
-    /// a slow link.
+    /// Reference files of this host: pages found in them are not sent over a slow link.
     pub known: Vec<PathBuf>,
-    /// A directory in which the users of this host share what they may read.
+    /// Shared cache: a directory in which users of this host share what they may read.
     pub shared: Option<PathBuf>,
-    /// A link with this round trip is slow: content is packed for it, and what the other side has is not
-    /// sent. With zero, any link is.
+    /// Round trip from which on a link is slow: content is compressed, and pages that the other side has are
+    /// not sent. Zero makes every link slow.
     pub slow: Duration,
 }
 
 impl SessionOptions {
-    /// The usual ones: 8 GiB in blocks of 64 KiB, this process's user as owner.
+    /// Default options: 8 GiB in blocks of 64 KiB, with this process's user as owner.
     pub fn new(directory: impl Into<Vec<u8>>, cache: PathBuf) -> Self {
         let settings = MountSettings::default();
         Self {
@@ -145,12 +144,12 @@ impl SessionOptions {
         }
     }
 
-    /// Whether it keeps what it reads and is given.
+    /// Whether data is stored on this host's disk.
     pub(super) fn has_cache(&self) -> bool {
         self.capacity > 0
     }
 
-    /// Its shape, if it can be one.
+    /// Geometry of the cache, if it is valid.
     fn geometry(&self) -> Result<Geometry, SessionError> {
         if !self.has_cache() && self.settings.writes_back() {
             return Err(SessionError::NothingKept);
@@ -160,7 +159,7 @@ impl SessionOptions {
         Geometry::new(self.block, capacity).ok_or_else(shape)
     }
 
-    /// Where the cache lies.
+    /// Storage of the cache.
     fn medium(&self, folder: DiskStorage) -> Result<Box<dyn Storage>, SessionError> {
         if self.has_cache() {
             return Ok(Box::new(folder));
@@ -173,23 +172,23 @@ impl SessionOptions {
     }
 }
 
-/// Something worth knowing that no call could say.
+/// An event that no call could report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Seconds since 1970.
+    /// Time in seconds since 1970.
     pub at: i64,
-    /// What happened.
+    /// Description for people.
     pub text: String,
 }
 
-/// What `whimbrel session show` shows.
+/// Status of a session, as `whimbrel session show` prints it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SessionStatus {
-    /// Where the server is.
+    /// Address of the server.
     pub server: String,
-    /// The directory there.
+    /// Path of the directory on the server.
     pub directory: String,
-    /// Whether it answers.
+    /// Whether there is a connection.
     pub connected: bool,
     /// Round trip in milliseconds.
     pub round_trip_ms: Option<f64>,
@@ -197,63 +196,63 @@ pub struct SessionStatus {
     pub call_ms: f64,
     /// Calls so far.
     pub calls: u64,
-    /// Of each kind.
+    /// Calls so far, by kind.
     #[serde(default)]
     pub requests: BTreeMap<String, u64>,
-    /// How often a program waited for the server.
+    /// Number of times that a program waited for the server.
     #[serde(default)]
     pub waits: u64,
-    /// For how many milliseconds in all.
+    /// Total time of these waits in milliseconds.
     #[serde(default)]
     pub waited_ms: f64,
-    /// Files and directories of which names and attributes are known here.
+    /// Number of files and directories whose names and attributes are cached.
     #[serde(default)]
     pub known: u64,
-    /// Blocks that notes beside files tell to be zeros, and that were not asked for.
+    /// Blocks that hints declare zero, and that were not requested.
     #[serde(default)]
     pub zero_blocks: u64,
-    /// Bytes in holes of the server's files, which are zeros and never asked for.
+    /// Bytes in holes of the server's files, which are never requested.
     #[serde(default)]
     pub holes: u64,
-    /// Blocks brought ahead because an earlier session had read them.
+    /// Blocks prefetched from the read history.
     #[serde(default)]
     pub ahead_blocks: u64,
-    /// Pages on this side that are known by their content.
+    /// Pages on this host that can be found by their digest.
     #[serde(default)]
     pub known_pages: u64,
-    /// Pages that were here already under another name, and were not sent.
+    /// Pages that were found on this host and not sent.
     #[serde(default)]
     pub found_pages: u64,
-    /// Pages that the server had already where they were to be written back, and that were not sent.
+    /// Pages that were not sent in a write-back because the server had them.
     #[serde(default)]
     pub spared_pages: u64,
-    /// How often the connection broke.
+    /// Number of times the connection broke.
     pub broken: u64,
-    /// Bytes sent on the connection there is.
+    /// Bytes sent on the current connection.
     pub sent: u64,
-    /// Bytes received on it.
+    /// Bytes received on the current connection.
     pub received: u64,
-    /// Reads answered from the cache, of all.
+    /// Reads answered from the cache, as a fraction of all.
     pub hit_ratio: Option<f64>,
-    /// Bytes the cache may hold.
+    /// Capacity of the cache in bytes.
     pub capacity: u64,
     /// Bytes of frames in use.
     pub used: u64,
-    /// Bytes the server lacks.
+    /// Bytes that the server does not have yet.
     pub dirty: u64,
-    /// Files the server lacks something of.
+    /// Files with changes that the server does not have yet.
     pub dirty_files: u64,
-    /// Changes of names the server has yet to make.
+    /// Changes of names that the server has yet to make.
     pub queued: u64,
     /// Damaged pages that were fetched again.
     pub damaged: u64,
-    /// Settings.
+    /// Current settings of the mount.
     pub settings: MountSettings,
     /// The latest events.
     pub events: Vec<Event>,
 }
 
-/// A session. Clones are one session.
+/// A session. Clones refer to the same one.
 #[derive(Clone)]
 pub struct Session {
     pub(super) core: Arc<Core>,
@@ -275,16 +274,16 @@ pub(super) struct Core {
     pub(super) read_only: bool,
     pub(super) server_ids: (u32, u32),
     pub(super) reads: [AtomicU64; 2],
-    /// Names are learnt ahead at this moment.
+    /// Whether a tree prefetch is in progress.
     pub(super) walking: AtomicBool,
     pub(super) ahead: Mutex<PrefetchDistance>,
     pub(super) room: Mutex<Option<(Instant, FilesystemSpace)>>,
     pub(super) notes: Hints,
     pub(super) holes: HoleQueries,
-    /// Blocks that were known to be zeros and not asked for.
+    /// Blocks that hints declared zero, and that were not requested.
     pub(super) zero_blocks: AtomicU64,
     reading: Mutex<ReadHistory>,
-    /// Blocks that came because an earlier session had read them.
+    /// Blocks prefetched from the read history.
     pub(super) ahead_blocks: AtomicU64,
     pub(super) twins: DedupTable,
     pub(super) compared: WriteComparison,
@@ -294,11 +293,11 @@ pub(super) struct Core {
 
 impl Session {
     /// Connects, opens the cache, and writes back what an earlier session left in it. Must be called inside a
-    /// runtime, which then carries the session's connections.
+    /// runtime, which then runs the session's connections.
     pub async fn start(connector: Arc<dyn Connector>, options: SessionOptions) -> Result<Self, SessionError> {
         let to = connector.destination();
         let geometry = options.geometry()?;
-        // First, so that a cache that is in use costs the server nothing.
+        // First, so that a cache in use by another process costs the server nothing.
         let dir = options.cache.clone();
         let opened = DiskStorage::open(&dir).and_then(|folder| Ok((folder.client()?, folder)));
         let (client, folder) = opened.map_err(|source| SessionError::Folder { dir, source })?;
@@ -359,12 +358,12 @@ impl Session {
         });
         for lost in &recovered.lost {
             core.event(format!(
-                "{}: {} pages from byte {} that were written and not synced did not survive the crash",
+                "{}: {} unsynced pages from byte {} were lost in the crash",
                 lost.path, lost.pages, lost.offset
             ));
         }
         if let (Some(error), Some(dir)) = (unshared, &core.options.shared) {
-            core.event(format!("{} is not used to share what is read: {error}", dir.display()));
+            core.event(format!("{} cannot be used as a shared cache: {error}", dir.display()));
         }
         core.recover(&recovered);
         core.walk_tree();
@@ -391,18 +390,18 @@ impl Session {
         Ok(())
     }
 
-    /// Writes everything back, durably. Says what the server would not take.
+    /// Writes everything back, durably. Fails if the server refused something.
     pub fn flush(&self) -> Result<(), Errno> {
         self.core.flush_all(true)
     }
 
-    /// Forgets what is believed and clean, so that the server is asked again for everything.
+    /// Drops cached names, attributes and unmodified data, so that everything is requested again.
     pub fn invalidate(&self) -> Result<(), Errno> {
         self.core.invalidate()
     }
 
-    /// Ends it: writes everything back and closes the cache in order. What cannot be written back stays in
-    /// the cache, or is put aside where there is none, and is said.
+    /// Ends the session: writes everything back and closes the cache. Data that cannot be written back stays
+    /// in the cache, or is put aside if there is none, with an event.
     pub fn end(&self) -> Result<(), Errno> {
         let flushed = self.core.flush_all(true);
         if flushed.is_err() && !self.core.options.has_cache() {
@@ -410,44 +409,44 @@ impl Session {
             dirty.into_iter().for_each(|file| self.core.conflict(file, "it could not be written back"));
         }
         if let Err(error) = self.core.keep_reads() {
-            tracing::warn!(%error, "the next session does not know what this one read");
+            tracing::warn!(%error, "cannot store the read history for the next session");
         }
         let ended = self.core.cache.end().map_err(errno_of);
         self.core.writeback.stop();
         if self.core.link.is_up() {
-            // A server that does not hear it ends the session by itself.
+            // A server that does not receive it ends the session after a timeout.
             let _ = self.core.link.call::<EndCall, _>(End {});
         }
         flushed.and(ended)
     }
 
-    /// Ends it as the death of the process would: nothing is written back, nothing is said to anybody.
+    /// Ends the session as a crash of the process would: nothing is written back or sent.
     pub fn abandon(self) {
         self.core.writeback.stop();
         self.core.link.abandon();
     }
 
-    /// What is to be known of it.
+    /// Current status of the session.
     pub fn status(&self) -> SessionStatus {
         self.core.status()
     }
 
-    /// The kernel's ear, once it is mounted.
+    /// Sets the notifier of the kernel, once the session is mounted.
     pub fn mounted(&self, notifier: Notifier) {
-        // A second mount of one session does not happen.
+        // A session is mounted only once.
         let _ = self.core.notifier.set(notifier);
     }
 
-    /// Whether the server exports for reading only, or the session may write nothing.
+    /// Whether nothing can be written: the export is read-only, or the policy forbids all writes.
     pub fn is_read_only(&self) -> bool {
         self.core.read_only
             || self.core.settings().policy == Policy::None && self.core.settings().rules.is_empty()
     }
 }
 
-/// What a program gets for an error of the cache.
+/// The error number of a cache error, for programs.
 pub(super) fn errno_of(error: CacheError) -> Errno {
-    tracing::warn!(error = &error as &dyn std::error::Error, "the cache");
+    tracing::warn!(error = &error as &dyn std::error::Error, "an operation of the cache failed");
     match error {
         CacheError::Full => Errno::ENOSPC,
         CacheError::Io { source, .. } => Errno::from(source),
@@ -480,8 +479,8 @@ impl Core {
         self.settings.read().unwrap_or_else(PoisonError::into_inner).policy_of(path.as_bytes())
     }
 
-    /// How long what the server said is believed. While it has yet to make changes of ours, what it would say
-    /// is not the truth here, and what is known is believed on.
+    /// How long the server's answers are cached. Without a limit while the server cannot be reached or has
+    /// yet to make changes of this client, because its answers would be older than the state here.
     pub(super) fn ttl(&self) -> Duration {
         if self.writeback.queued() > 0 || !self.link.is_up() {
             return Duration::MAX;
@@ -498,7 +497,8 @@ impl Core {
         }
     }
 
-    /// This moment, later than every one before: by it a change of ours is told from all others.
+    /// The current time, but later than every earlier stamp: it distinguishes this client's changes from all
+    /// others.
     pub(super) fn stamp(&self) -> Time {
         let mut last = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
         let mut now = Time::now();

@@ -1,14 +1,13 @@
-//! A directory in which the users of this host share what they read from servers.
+//! Shared cache: a directory in which the users of this host share what they read from servers.
 //!
-//! Nobody but its owner, root, can list it, everybody can put files in and open those whose names he knows
-//! (mode 1733). A name is 256 bits that only those can know whom the server let read that version of that
-//! file ([`ShareKey`]), so the server is asked before anything is taken from here, by each session for
-//! itself. What lies here is not believed: each page is checked by the digest that the server gave, in memory
-//! of ours; so who puts wrong bytes here, or changes them, gets no more than that they are fetched again.
-//! Whoever may read a file may also tell others what is in it, with this directory or without.
+//! Only its owner, root, can list it. Everybody can add files and open those whose names they know (mode
+//! 1733). A name is 256 bits, known only to users whom the server let read that version of that file
+//! ([`ShareKey`]). Each session therefore asks the server before it takes anything from here. Content is not
+//! trusted: each page is checked in private memory by the digest that the server gave, so wrong bytes are
+//! only fetched again. A user who may read a file could tell others its content anyway.
 //!
-//! Files get their names when they are whole, and are never written again. Age them out from outside
-//! (`docs/operations/sessions.md`).
+//! Files get their names when they are complete, and are never written again. Old files must be removed by
+//! other means (`docs/operations/sessions.md`).
 
 use super::session::Core;
 use crate::{
@@ -34,14 +33,14 @@ use std::{
 };
 use whimbrel_core::Digest;
 
-/// Smaller files are not shared: to ask for their key takes longer than to read them.
+/// Smallest file that is shared: to ask for a key takes longer than to read a smaller one.
 const SMALLEST: u64 = 1 << 20;
-/// Files whose keys are kept.
+/// Number of files whose keys are remembered.
 const KEYS: usize = 4096;
-/// One part of so many of the file system is left free.
+/// Fraction of the file system that is left free: one part of this number.
 const LEFT: u64 = 10;
 
-/// Why a directory is not shared in.
+/// Reasons why a directory cannot be the shared cache.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SharedCacheError {
     #[error("it cannot be opened")]
@@ -55,11 +54,11 @@ pub(super) enum SharedCacheError {
     Mode,
 }
 
-/// The directory, and keys that servers gave.
+/// The directory of the shared cache, and the keys that servers gave.
 pub(super) struct SharedCache {
     dir: OwnedFd,
     keys: Mutex<HashMap<FileId, (Version, Option<ShareKey>)>>,
-    /// Nothing more can be put in.
+    /// Set after a failed write: nothing more is added.
     closed: AtomicBool,
 }
 
@@ -69,7 +68,7 @@ impl SharedCache {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let dir = openat(CWD, dir, flags, Mode::empty()).map_err(failed)?;
         let found = fstat(&dir).map_err(failed)?;
-        // Its owner can list it, and so knows all names.
+        // The owner can list the directory, and so knows all names.
         if found.st_uid != 0 && found.st_uid != rustix::process::geteuid().as_raw() {
             return Err(SharedCacheError::Owner);
         }
@@ -81,7 +80,7 @@ impl SharedCache {
         Ok(Self { dir, keys: Mutex::default(), closed: AtomicBool::new(false) })
     }
 
-    /// A server gave the key of a file, or gives none.
+    /// Records the key that a server gave for a file, or that it gives none.
     fn record(&self, file: FileId, version: Version, key: Option<ShareKey>) {
         let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
         if keys.len() >= KEYS && !keys.contains_key(&file) {
@@ -96,7 +95,7 @@ impl SharedCache {
     }
 
     fn get(&self, name: &str, len: usize) -> Option<Vec<u8>> {
-        // Somebody may have put a pipe there.
+        // A pipe may have been put there.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(openat(&self.dir, name, flags, Mode::empty()).ok()?);
         let meta = file.metadata().ok().filter(|meta| meta.is_file() && meta.len() == len as u64)?;
@@ -120,15 +119,15 @@ impl SharedCache {
         fchmod(&file, Mode::RUSR | Mode::RGRP | Mode::ROTH)?;
         let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
         match linkat(CWD, unnamed.as_str(), &self.dir, name, AtFlags::SYMLINK_FOLLOW) {
-            // Somebody was faster.
+            // Another process was faster.
             Err(Errno::EXIST) => Ok(()),
             linked => linked,
         }
     }
 }
 
-/// Whole pieces of a stretch of a file of `size` bytes, as first page and pages counted from the begin of the
-/// stretch.
+/// Complete pieces of a range in a file of `size` bytes, as first page (counted from the start of the range)
+/// and number of pages.
 fn pieces(offset: u64, len: usize, size: u64) -> impl Iterator<Item = (usize, usize)> {
     let end = offset + len as u64;
     let first = offset.div_ceil(PIECE) * PIECE;
@@ -147,7 +146,7 @@ impl Core {
         shared.is_some_and(|(shared, record)| shared.key(file, record.base).is_none())
     }
 
-    /// The server let us read a file, and gave its key or none.
+    /// Records the key of a file that the server let this session read.
     pub(super) fn learn_key(&self, file: FileId, attr: &Attr, key: Option<ShareKey>) {
         if let Some(shared) = &self.shared {
             shared.record(file, attr.version(), key);
@@ -159,7 +158,7 @@ impl Core {
         Some((shared, shared.key(file, attr.version())??))
     }
 
-    /// Takes pages that are lacking of what others have read; how many.
+    /// Takes missing pages from those that others have read, and returns their number.
     pub(super) fn take_shared(
         &self,
         file: FileId,
@@ -191,7 +190,7 @@ impl Core {
         taken
     }
 
-    /// Gives others who may read this what came for us.
+    /// Shares content with others who may read it.
     pub(super) fn publish_shared(
         &self,
         file: FileId,
@@ -211,7 +210,7 @@ impl Core {
             if let Err(errno) = shared.put(&key.name(of), piece)
                 && !shared.closed.swap(true, Ordering::Relaxed)
             {
-                self.event(format!("what is read is not shared any more with other users: {errno}"));
+                self.event(format!("the shared cache gets no more data from this session: {errno}"));
             }
         }
     }

@@ -1,10 +1,10 @@
-//! Small files that will be read next, because others near them were: builds, checkouts and copies read a
-//! tree file by file, and each would cost a round trip.
+//! Sibling prefetch: fetches small files near those that are read, because builds, checkouts and copies read
+//! whole trees.
 //!
-//! Who waits for a second file of a directory gets some of those after it by name, then those of the
-//! directories near it. As long as what is brought is used, each wait brings four times as much; who reads
-//! here and there, and leaves it, gets less again and then nothing. Nobody waits for what is brought along,
-//! and what is here already is not asked for.
+//! Otherwise each file would cost a round trip. When a program waits for a second file of a directory, some
+//! of the files after it by name are fetched, then files of directories nearby. As long as they are used,
+//! each wait fetches four times as many. A program that reads here and there gets fewer, and then none.
+//! Nobody waits for a prefetch, and what is here already is not requested.
 
 use super::{
     inodes::{Inode, InodeTable},
@@ -17,32 +17,32 @@ use std::{
 };
 use whimbrel_fuse::ROOT;
 
-/// Largest file that is brought along.
+/// Largest file that is prefetched, in bytes.
 const SMALL: u64 = 256 << 10;
-/// Directories of more names are not looked through.
+/// Most names of a directory that is searched.
 const NAMES: usize = 4096;
-/// Directories looked through for one wait.
+/// Most directories searched for one wait.
 const DIRS: usize = 256;
-/// Files and bytes brought along the first time; four times as many each time, up to the last level.
+/// Files and bytes of the first prefetch; each level has four times as many.
 const FIRST: (usize, u64) = (16, 256 << 10);
 const LEVELS: u32 = 3;
-/// Waits of which the directories are remembered: programs at work side by side read in several.
+/// Number of recent waits: concurrent programs read in several directories.
 const RECENT: usize = 4;
-/// What was brought is of use if one file of so many was opened.
+/// A prefetch was useful if one file of this many was opened.
 const USED: usize = 8;
 
-/// How far to look, judged by what came of it. Pure.
+/// Size of the next prefetch, judged by the use of the earlier ones. Pure.
 #[derive(Debug, Default)]
 pub(super) struct PrefetchDistance {
     level: u32,
     /// Directories of the latest waits.
     recent: VecDeque<u64>,
-    /// The latest that was brought along: how many files, and those that nobody has opened yet.
+    /// The latest prefetches: number of files, and the files not opened yet.
     brought: VecDeque<(usize, HashSet<FileId>)>,
 }
 
 impl PrefetchDistance {
-    /// A file is opened.
+    /// Records that a file was opened.
     fn opened(&mut self, file: FileId) {
         self.brought.iter_mut().for_each(|(_, waiting)| _ = waiting.remove(&file));
     }
@@ -51,7 +51,7 @@ impl PrefetchDistance {
         self.brought.iter().any(|(_, waiting)| waiting.contains(&file))
     }
 
-    /// A file of this directory is waited for: how many files and bytes to bring along.
+    /// Records a wait for a file of this directory; returns how many files and bytes to prefetch.
     fn waited(&mut self, dir: u64) -> Option<(usize, u64)> {
         let near = self.recent.contains(&dir);
         self.recent.push_back(dir);
@@ -81,7 +81,7 @@ impl PrefetchDistance {
     }
 }
 
-/// Files that are chosen, until there are enough.
+/// Files chosen so far, and how much more may be chosen.
 struct Chosen<'a> {
     files: usize,
     bytes: u64,
@@ -104,7 +104,7 @@ impl Chosen<'_> {
     }
 }
 
-/// Entries of a directory in their order, those after `name` first; none of a large one.
+/// Entries of a directory by name, those after `after` first; none of a large directory.
 fn in_order(nodes: &InodeTable, dir: u64, after: Option<&crate::proto::Name>) -> Vec<u64> {
     let Some(dir) = nodes.get(dir).and_then(|node| node.dir.as_ref()) else { return Vec::new() };
     if dir.entries.len() > NAMES {
@@ -116,8 +116,7 @@ fn in_order(nodes: &InodeTable, dir: u64, after: Option<&crate::proto::Name>) ->
     entries.into_iter().map(|(_, _, id)| id).collect()
 }
 
-/// Chooses small files near a file: of its directory, of those below that, of those beside it, and so on
-/// upwards.
+/// Chooses small files near a file: in its directory, in those below, in those beside it, and so on upwards.
 fn choose(nodes: &InodeTable, id: u64, chosen: &mut Chosen<'_>) {
     let Some((parent, name)) = nodes.get(id).and_then(|node| node.names.first()) else { return };
     let (mut top, mut seen) = (*parent, HashSet::new());
@@ -146,7 +145,7 @@ fn choose(nodes: &InodeTable, id: u64, chosen: &mut Chosen<'_>) {
 }
 
 impl Core {
-    /// A file is opened. If it has to be waited for, its neighbours may be next.
+    /// Handles the opening of a file: if it has to be fetched, prefetches its siblings.
     pub(super) fn look_around(&self, id: u64, file: FileId, size: u64) {
         let coming = {
             let mut ahead = self.ahead();
@@ -157,11 +156,10 @@ impl Core {
         if coming || size == 0 || size > SMALL || self.cache.has_block(file, 0, size) {
             return;
         }
-        // What is wanted now goes before what may be wanted next.
+        // The file that is needed now goes first.
         self.fetch_all(id, file);
         let ids = self.choose_near(id);
-        // Who opens one will hear what is wrong with it. Notes of the cache are written meanwhile: nobody
-        // else waits for that.
+        // Errors are left to a later open. Adding files writes journal records, for which no program waits.
         let files: Vec<_> = ids.into_iter().filter_map(|id| Some((id, self.file_of(id).ok()?))).collect();
         if files.is_empty() {
             return;
@@ -176,7 +174,7 @@ impl Core {
         self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Files to bring along with one that is waited for.
+    /// Chooses files to prefetch with one that is waited for.
     fn choose_near(&self, id: u64) -> Vec<u64> {
         let mut ahead = self.ahead();
         let nodes = self.nodes();

@@ -1,14 +1,14 @@
-//! How fast content comes over a link: bytes over times in which some was on its way. Pure: the clock is
-//! given.
+//! Transfer rate of a link: bytes over the time in which content was in transit. Pure: the clock is a
+//! parameter.
 
 use std::time::{Duration, Instant};
 
-/// Bytes after which a time is long enough to be judged.
+/// Bytes after which a measurement is long enough.
 const ENOUGH: u64 = 256 << 10;
-/// A single answer smaller than this says nothing.
+/// A single smaller answer is not measured.
 const SMALL: u64 = 32 << 10;
 
-/// What was seen.
+/// Measurements of a link.
 #[derive(Debug, Default)]
 pub(super) struct TransferRate {
     under_way: usize,
@@ -18,13 +18,13 @@ pub(super) struct TransferRate {
 }
 
 impl TransferRate {
-    /// Content is asked for.
+    /// Records that content was requested.
     pub(super) fn asked(&mut self, now: Instant) {
         self.under_way += 1;
         self.since.get_or_insert(now);
     }
 
-    /// Some that was asked for is here, or will not come.
+    /// Records that requested content arrived, or will not.
     pub(super) fn arrived(&mut self, now: Instant, bytes: u64, round_trip: Duration) {
         self.under_way = self.under_way.saturating_sub(1);
         self.bytes += bytes;
@@ -34,7 +34,7 @@ impl TransferRate {
         if self.bytes >= ENOUGH {
             self.since = Some(now).filter(|_| !last);
         } else if last && self.bytes >= SMALL && self.per_second.is_none() {
-            // Little, and mostly waited for: a guess until there is better.
+            // Little data, and mostly waiting time: a guess until there is a better measurement.
             time = time.saturating_sub(round_trip);
             self.since = None;
         } else {
@@ -48,7 +48,7 @@ impl TransferRate {
         self.bytes = 0;
     }
 
-    /// Bytes a second, once some have come.
+    /// Bytes per second, once some have arrived.
     pub(super) fn per_second(&self) -> Option<f64> {
         self.per_second
     }

@@ -1,13 +1,12 @@
-//! Names and attributes of many directories, before anybody asks for them.
+//! Tree prefetch: requests names and attributes of many directories before programs ask for them.
 //!
-//! When a session begins, the tree is walked level by level, a few large requests at once, as far as it is
-//! worth: programs that go through a tree directory by directory would wait a round trip for each. When what
-//! is known grows old while it is in use, all directories in use are asked for again together, so that the
-//! first who asks waits and nobody after.
+//! When a session begins, the tree is walked level by level, with several large requests at once, up to a
+//! limit: a program that walks it would otherwise wait a round trip for each directory. When cached names
+//! grow old while in use, all directories in use are requested again together, so that only the first program
+//! waits.
 //!
-//! What comes back is believed from the moment it was asked for, and not at all for a directory that was
-//! changed or listed here meanwhile. Nobody waits for it, and what it does not bring is asked for as if there
-//! were no walk.
+//! A reply counts from the moment of its request, and not at all for a directory that was changed or listed
+//! here meanwhile. Nobody waits for a walk, and what it does not bring is requested as usual.
 
 use super::{directory_cache::SMALL, inodes::Dir, server_connection::CallFailure, session::Core};
 use crate::proto::{Kind, ListTree, RelPath, WalkCall, Walked, WalkedDir, unpack_dirs};
@@ -19,29 +18,29 @@ use std::{
 };
 use whimbrel_fuse::ROOT;
 
-/// Names learnt ahead at most: about 30 MB here, and a second of a server's time.
+/// Most names in one walk: about 30 MB here, and a second of a server's time.
 const NAMES: usize = 100_000;
-/// Requests under way at once.
+/// Requests in progress at once.
 const REQUESTS: usize = 8;
-/// Directories of one request, and names after which its answer ends.
+/// Directories of one request, and names after which its reply ends.
 const PART: (usize, u32) = (256, 8192);
-/// What is believed for less than this is not worth asking for ahead.
+/// Cache times below this are not worth a walk.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// A directory as it was when it was asked for: what was done to it here, and when it was seen whole.
+/// State of a directory at the request: local changes, and when it was last listed completely.
 type Before = (u64, Option<Instant>);
 
-/// What is asked for at once, and what was known then.
+/// Requests sent at once, and the state at that moment.
 struct Wave {
     below: bool,
     begun: Instant,
-    /// Changes made here so far.
+    /// Number of local changes so far.
     changes: u64,
     before: HashMap<u64, Before>,
     parts: Vec<Vec<(u64, RelPath)>>,
 }
 
-/// What one request of a wave brought.
+/// Reply to one request of a wave.
 type Answer = Result<(Walked, Bytes), CallFailure>;
 
 fn before(dir: &Dir) -> Before {
@@ -54,14 +53,14 @@ impl Core {
         self.walk(vec![ROOT], true);
     }
 
-    /// Asks for everything again that is in use and grows old.
+    /// Requests all directories again that are in use and grow old.
     pub(super) fn walk_again(&self) {
         let ttl = self.ttl();
         if ttl < SHORT || self.walking.load(Ordering::Acquire) {
             return;
         }
         let old = self.nodes().used_dirs(ttl / 2);
-        // One directory is what whoever noticed asks for.
+        // A single directory is requested by the caller.
         if old.len() > 1 {
             self.walk(old, false);
         }
@@ -80,8 +79,8 @@ impl Core {
         });
     }
 
-    /// What to ask for next of these directories, and those left for later. While the server has yet to make
-    /// changes of ours, what it would say is not the truth here.
+    /// The next requests for these directories; the rest stays in `dirs`. None while the server has yet to
+    /// make changes of this client, because its replies would be older than the state here.
     fn wave(&self, dirs: &mut Vec<u64>, below: bool) -> Option<Wave> {
         let mut nodes = self.nodes();
         if self.writeback.queued() > 0 {
@@ -90,14 +89,14 @@ impl Core {
         let now: Vec<u64> = dirs.drain(..dirs.len().min(PART.0 * REQUESTS)).collect();
         let known: Vec<(u64, RelPath)> = now.iter().filter_map(|id| Some((*id, nodes.path(*id)?))).collect();
         let before = now.iter().filter_map(|id| Some((*id, before(nodes.dir(*id)?)))).collect();
-        // A few directories are spread as well: what is below them comes with them.
+        // Even a few directories are spread over requests, because those below come with them.
         let size = known.len().div_ceil(REQUESTS).clamp(1, PART.0);
         let parts: Vec<_> = known.chunks(size).map(<[_]>::to_vec).collect();
         let changes = self.writeback.changes();
         (!parts.is_empty()).then_some(Wave { below, begun: Instant::now(), changes, before, parts })
     }
 
-    /// Takes in what came; gives the directories below that it did not bring.
+    /// Stores a reply; returns the directories below that it did not bring.
     fn learn_dirs(&self, wave: &Wave, dirs: Vec<WalkedDir>) -> Vec<u64> {
         let (mut updates, mut below) = (Vec::new(), Vec::new());
         let mut nodes = self.nodes();
@@ -122,7 +121,7 @@ impl Core {
             |id: &u64| nodes.get(*id).and_then(|node| node.dir.as_ref()).is_some_and(Dir::is_unknown);
         let below: Vec<u64> =
             below.iter().filter_map(|ident| nodes.by_ident(ident)).filter(unknown).collect();
-        // Attributes that were changed here meanwhile are not what the server said before.
+        // Attributes that were changed here meanwhile are newer than the reply.
         let changed = self.writeback.changes() != wave.changes;
         drop(nodes);
         self.kernel_looks_again();
@@ -132,7 +131,8 @@ impl Core {
         below
     }
 
-    /// Takes in a whole wave: directories to be asked for next, and how many names came.
+    /// Stores all replies of a wave; returns the directories to request next, and the number of names
+    /// received.
     fn learn_wave(&self, wave: &Wave, answers: Vec<Answer>) -> Result<(Vec<u64>, usize), CallFailure> {
         let (mut next, mut names) = (Vec::new(), 0);
         for (part, answer) in wave.parts.iter().zip(answers) {
@@ -150,7 +150,8 @@ impl Core {
     }
 }
 
-/// Asks and learns, wave after wave. The session may end at any time: it is held only to ask and to learn.
+/// Requests and stores, wave after wave. Holds the session only while it does so, since the session may end
+/// at any time.
 async fn go(me: &Weak<Core>, mut dirs: Vec<u64>, below: bool) {
     let (mut names, mut asked) = (0, HashSet::new());
     while names < NAMES && !dirs.is_empty() {
@@ -166,7 +167,7 @@ async fn go(me: &Weak<Core>, mut dirs: Vec<u64>, below: bool) {
         let learnt = tokio::task::spawn_blocking(move || core.learn_wave(&wave, answers)).await;
         let Ok(Ok((next, came))) = learnt else { return };
         names += came;
-        // A directory that cannot be read is asked for once more by itself, and no more.
+        // A directory that cannot be read is requested once more by itself, and then no more.
         dirs.extend(next.into_iter().filter(|id| asked.insert(*id)));
     }
 }

@@ -1,11 +1,12 @@
-//! What a write-back need not send over a slow link: pages that the server has already where they are to be.
+//! Dedup of writes: over a slow link, a write-back does not send pages that the server already has in that
+//! place.
 //!
-//! A file that is written anew is mostly much like what it was, and so are many blocks of a disk. The server
-//! is asked for digests of what it has there (`DIGEST`); a page of which it has the same is not sent, and the
-//! write that says the file's size says that the file was still as expected. Whoever writes a file over cuts
-//! it first: a cut of which everything is written again is not made
-//! ([`Cache::spare_cut`](crate::cache::Cache::spare_cut)). It costs some where nothing is the same: how
-//! likely that is is learnt file by file.
+//! A file that is rewritten is mostly like its old content, and so are many blocks of a disk. The server is
+//! asked for digests of what it has there (`DIGEST`), and equal pages are not sent. The write that sets the
+//! file's size verifies that the file was not changed meanwhile. Programs truncate a file before they rewrite
+//! it: if everything is written again, the truncation is left out
+//! ([`BlockCache::spare_cut`](crate::cache::BlockCache::spare_cut)). Where nothing is equal the query is
+//! wasted, so the likelihood is estimated for each file.
 
 use super::{
     dedup::USUAL,
@@ -28,11 +29,10 @@ use whimbrel_wire::Code;
 
 /// Bytes compared with one request.
 const RANGE: u64 = 1 << 20;
-/// A run is sent as one although so many pages in the middle of it are the same: each piece has its answer to
-/// be waited for.
+/// Equal pages within a run below which it is not split: each piece costs a reply.
 const APART: usize = 4;
 
-/// What was compared.
+/// Comparisons with the server's content.
 #[derive(Default)]
 pub(super) struct WriteComparison {
     odds: HitEstimates,
@@ -40,13 +40,13 @@ pub(super) struct WriteComparison {
 }
 
 impl WriteComparison {
-    /// Pages that were not sent.
+    /// Number of pages that were not sent.
     pub(super) fn spared(&self) -> u64 {
         self.spared.load(Ordering::Relaxed)
     }
 }
 
-/// What the server has, by number of the page: a digest, or none of zeros.
+/// The server's pages by number: a digest, or none for zeros.
 #[derive(Default)]
 pub(super) struct ServerDigests(HashMap<u64, Option<Digest>>);
 
@@ -58,8 +58,7 @@ impl ServerDigests {
         })
     }
 
-    /// What is to be sent of runs that begin with a page, and how many pages are not, of how many that were
-    /// compared.
+    /// The parts of page-aligned runs to send, the number of pages left out, and the number compared.
     fn lacks(&self, runs: Vec<(u64, Vec<u8>)>) -> (Vec<(u64, Vec<u8>)>, u32, u32) {
         if self.0.is_empty() {
             return (runs, 0, 0);
@@ -82,7 +81,7 @@ impl ServerDigests {
     }
 }
 
-/// Stretches from a page that is not the same to another, with no more than [`APART`] in between that are.
+/// Ranges of differing pages; fewer than [`APART`] equal pages do not split a range.
 fn pieces(same: &[bool]) -> Vec<std::ops::Range<usize>> {
     let mut pieces: Vec<std::ops::Range<usize>> = Vec::new();
     for at in (0..same.len()).filter(|at| !same[*at]) {
@@ -94,7 +93,7 @@ fn pieces(same: &[bool]) -> Vec<std::ops::Range<usize>> {
     pieces
 }
 
-/// Stretches of whole blocks of a file, up to byte `end` and none longer than [`RANGE`].
+/// Ranges of complete blocks of a file, up to byte `end`, none longer than [`RANGE`].
 fn stretches(blocks: &[u64], block: u64, end: u64) -> Vec<Range> {
     let mut found: Vec<Range> = Vec::new();
     for offset in blocks.iter().map(|number| number * block).take_while(|offset| *offset < end) {
@@ -112,27 +111,27 @@ fn stretches(blocks: &[u64], block: u64, end: u64) -> Vec<Range> {
 }
 
 impl Core {
-    /// Whether a write-back may have less to send if the server says first what it has.
+    /// Whether a write-back may save data by comparing first.
     pub(super) fn compares(&self) -> bool {
         self.link.level().is_some() && !self.twins.mute.load(Ordering::Relaxed)
     }
 
-    /// What the server has where blocks are to be written, as far as that is worth asking for.
+    /// The server's digests where blocks are to be written, as far as asking is worthwhile.
     pub(super) async fn what_is_there(
         self: &Arc<Self>,
         sending: &Arc<FileWriteBack>,
         blocks: &[u64],
     ) -> ServerDigests {
         let record = &sending.record;
-        // What lies behind is zeros here, whatever an earlier attempt has left there.
+        // Pages beyond that are zeros, whatever an earlier attempt has left on the server.
         let end = record.zero_from.min(record.base.size);
         let ranges = stretches(blocks, self.cache.block_size(), end);
         if ranges.is_empty() || !self.is_worth_comparing(sending, &ranges) {
             return ServerDigests::default();
         }
         if sending.expect.len() > 2 || self.link.breaks() > 0 {
-            // What is on its way of an earlier attempt must not come after the server has said what it has.
-            // If this fails, so does what is sent next, and says why.
+            // A delayed write of an earlier attempt must not arrive after the digests. If this write fails,
+            // the next one fails too and reports why.
             let stamped = self.clone().send_piece(sending.clone(), None, None, 0, &[]).await;
             if stamped.is_err() {
                 return ServerDigests::default();
@@ -157,8 +156,7 @@ impl Core {
         self.compared.odds.with(sending.file, HitEstimate::new(false), |odds| odds.are_worth(asked))
     }
 
-    /// Nothing, if the server does not say so or has another content than the one that is written over: then
-    /// the write says why.
+    /// None if the server does not support it or has other content than expected: the write then reports why.
     async fn digests_of(&self, sending: &FileWriteBack, range: Range) -> Option<Vec<(u64, Option<Digest>)>> {
         let body = Digests { file: sending.wanted.clone(), range };
         let asked = self.link.ask::<DigestCall, _>(body, Bytes::new(), None).await.0;
@@ -172,7 +170,7 @@ impl Core {
         Some((first..).zip(digests).collect())
     }
 
-    /// What is to be sent of a block.
+    /// The parts of a block to send.
     pub(super) fn spare(
         &self,
         sending: &FileWriteBack,

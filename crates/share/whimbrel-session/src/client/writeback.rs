@@ -1,9 +1,10 @@
-//! What goes to the server: changes of names (`queue.rs`), then content.
+//! Write-back: sends changes of names (`change_queue.rs`) to the server, and then content.
 //!
-//! One write-back runs at a time. Content of a file goes after every change of names; it says which last
-//! change it expects to find, and sets a new one, which is in the journal before. So a write-back that was
-//! cut off is told from a change by somebody else, also after a crash. Under write-back nothing is clean here
-//! before it is on the server's disk: what a program has synced is on a disk at every moment.
+//! One write-back runs at a time. Content of a file is sent after every change of names. Each write names the
+//! last changes that it expects to find and sets a new one, which is in the journal before. An interrupted
+//! write-back can therefore be told from a change by somebody else, even after a crash. With policy `back`
+//! nothing is clean here before it is durable on the server, so data that a program has synced is on a disk
+//! at every moment.
 
 use super::{
     policy::Policy,
@@ -27,28 +28,28 @@ use std::{
 use tokio::{sync::Semaphore, task::JoinSet};
 use whimbrel_fuse::{Errno, Result};
 
-/// Blocks of one file under way at once.
+/// Blocks of one file in transit at once.
 const UNDER_WAY: usize = 32;
-/// Blocks of a file sent before the server is asked to have them on its disk.
+/// Blocks of a file sent before the server is asked to sync it.
 const PART: usize = 256;
-/// How often a file is sent again because the server may have been another one in the middle of it.
+/// Attempts to send a file if the server may have been restarted in the middle.
 const TRIES: usize = 8;
-/// Attempts of which nothing is known whose stamps are remembered.
+/// Stamps remembered of attempts with an unknown result.
 const STAMPS: usize = 16;
-/// Files under way at once.
+/// Files in transit at once.
 const FILES: usize = 32;
-/// How often the thread looks whether something is due.
+/// Interval between checks whether a write-back is due.
 const LOOK: Duration = Duration::from_millis(250);
-/// A file the server refuses is tried again after so long.
+/// Time until a file that the server refused is tried again.
 const REFUSED: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
 struct State {
-    /// Changes and the nodes they are about.
+    /// Changes of names, each with its inode.
     queue: BTreeMap<u64, u64>,
     renames: HashSet<u64>,
     sending: HashSet<u64>,
-    /// Changes the server has made and may not have on its disk, and the directories they altered.
+    /// Changes that the server made but may not have synced, and the directories that they modified.
     made: Vec<(u64, Vec<RelPath>)>,
     since: HashMap<FileId, Instant>,
     oldest: Option<Instant>,
@@ -56,7 +57,7 @@ struct State {
     stopped: bool,
 }
 
-/// What is to be written back.
+/// Changes and files to be written back.
 #[derive(Default)]
 pub(super) struct WriteBack {
     state: Mutex<State>,
@@ -72,12 +73,12 @@ impl WriteBack {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the server has yet to make.
+    /// Number of changes that the server has yet to make.
     pub(super) fn queued(&self) -> u64 {
         self.queued.load(Ordering::Acquire)
     }
 
-    /// Changes made here in all, also those that the server was told at once.
+    /// Number of changes made here so far, including those sent at once.
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
@@ -100,7 +101,7 @@ impl WriteBack {
         self.renames.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Takes changes back that were not sent yet; all of them or none.
+    /// Cancels changes that were not sent yet: all of them or none.
     pub(super) fn cancel(&self, numbers: &[u64]) -> bool {
         let mut state = self.state();
         if numbers.is_empty()
@@ -117,18 +118,18 @@ impl WriteBack {
         true
     }
 
-    /// Changes that were not sent are others by now.
+    /// Replaces unsent changes by merged ones.
     pub(super) fn folded(&self, folded: &MergedChanges) {
         let mut state = self.state();
         for (number, op) in &folded.now {
             if matches!(op, Op::Unlink { .. }) {
-                // What its node was is elsewhere.
+                // The inode has another name now.
                 state.queue.insert(*number, 0);
             }
         }
         let moved = folded.now.iter().map(|(number, _)| number);
         for number in folded.gone.iter().chain(moved) {
-            // The server knows no older name of what is made in its place.
+            // The server knows no older name of the file that is created instead.
             if state.renames.remove(number) {
                 self.renames.fetch_sub(1, Ordering::AcqRel);
             }
@@ -137,7 +138,7 @@ impl WriteBack {
         self.queued.store(state.queue.len() as u64, Ordering::Release);
     }
 
-    /// One write-back at a time.
+    /// Locks the write-back: one runs at a time.
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -151,15 +152,15 @@ impl WriteBack {
         self.state().queue.keys().copied().collect()
     }
 
-    /// A change is sent now. Whether that may be the second time.
+    /// Marks a change as sent; true if it may have been sent before.
     pub(super) fn sends(&self, number: u64) -> bool {
         let mut state = self.state();
-        // Without a node it is of an earlier session.
+        // A change without an inode is of an earlier session.
         let old = state.queue.get(&number) == Some(&0);
         !state.sending.insert(number) || old
     }
 
-    /// The server has made a change; the node it was about.
+    /// Records that the server made a change; returns its inode.
     pub(super) fn made(&self, number: u64, dirs: Vec<RelPath>) -> Option<u64> {
         self.state().made.push((number, dirs));
         self.done(number)
@@ -173,7 +174,7 @@ impl WriteBack {
         self.state().made.clear();
     }
 
-    /// A change is of no concern any more; the node it was about.
+    /// Removes a change from the queue; returns its inode.
     pub(super) fn done(&self, number: u64) -> Option<u64> {
         let mut state = self.state();
         let node = state.queue.remove(&number);
@@ -205,7 +206,7 @@ impl WriteBack {
         self.wake.notify_all();
     }
 
-    /// The thread that writes back what is due, until the session is gone.
+    /// Starts the thread that writes back what is due, until the session ends.
     pub(super) fn start(core: &Arc<Core>) {
         let weak = core.me.clone();
         std::thread::spawn(move || {
@@ -216,7 +217,7 @@ impl WriteBack {
                     return;
                 }
                 if core.is_due() {
-                    // What fails is an event, and is tried again.
+                    // A failure is reported as an event, and tried again.
                     let _ = core.flush_all(false);
                 }
             }
@@ -224,16 +225,16 @@ impl WriteBack {
     }
 }
 
-/// A file and its content as a write-back sends it.
+/// One write-back of a file.
 pub(super) struct FileWriteBack {
     pub(super) file: FileId,
     pub(super) record: FileRecord,
     pub(super) wanted: FileRef,
     stamp: Time,
     pub(super) expect: Vec<Time>,
-    /// The content's count when this began.
+    /// Content epoch of the file at the start.
     content: u64,
-    /// It stays dirty here until it is on the server's disk.
+    /// Whether blocks stay dirty until they are durable on the server.
     durable: bool,
 }
 
@@ -254,11 +255,11 @@ impl Core {
             || state.since.iter().any(|(file, at)| at.elapsed() >= delay && !refused(file))
     }
 
-    /// What an earlier session left, before anything new begins.
+    /// Writes back what an earlier session left, before anything new begins.
     pub(super) fn recover(&self, recovered: &Recovered) {
         let ops = self.cache.ops();
         for (number, op) in &ops {
-            // No node of this session is about it.
+            // A change of an earlier session has no inode.
             match op {
                 Op::Rename { .. } => self.writeback.queue_rename(*number, 0),
                 _ => self.writeback.queue(*number, 0),
@@ -274,24 +275,23 @@ impl Core {
         ));
         self.writeback.state().oldest = Instant::now().checked_sub(Duration::from_secs(1 << 20));
         if let Err(errno) = self.flush_all(true) {
-            self.event(format!("they are not all written back yet: {errno}"));
+            self.event(format!("the changes of an earlier session are not all written back yet: {errno}"));
         }
     }
 
-    /// Writes one file back, with every change of names before it.
+    /// Writes one file back, after all changes of names.
     pub(super) fn flush_file(&self, file: FileId) -> Result<()> {
         self.with_flushed(vec![file], |flushed| flushed)
     }
 
-    /// Writes these files back, and runs `then`, which hears how that went, before anything else is written
-    /// back.
+    /// Writes files back, then passes the result to `then` before another write-back can run.
     pub(super) fn with_flushed<T>(&self, files: Vec<FileId>, then: impl FnOnce(Result<()>) -> T) -> T {
         let _turn = self.writeback.turn();
         let drained = self.drain().map_err(errno_of_fail);
         then(drained.and_then(|()| self.send_files(files, false)))
     }
 
-    /// Writes everything back; with `durable` the server has it on its disk when this returns.
+    /// Writes everything back; with `durable` it is on the server's disk when this returns.
     pub(super) fn flush_all(&self, durable: bool) -> Result<()> {
         let _turn = self.writeback.turn();
         self.drain().map_err(errno_of_fail)?;
@@ -314,7 +314,7 @@ impl Core {
                 return first;
             }
             if sendings.iter().any(|sending| sending.durable) {
-                // The stamps by which our own work is known after a crash of this host.
+                // The stamps by which this client's own changes are recognised after a crash of this host.
                 self.cache.sync().map_err(errno_of)?;
             }
             for (file, content, sent) in self.link.runtime().block_on(self.send_all(sendings)) {
@@ -345,7 +345,7 @@ impl Core {
         tasks.join_all().await
     }
 
-    /// Notes in the journal what the server's last change will be.
+    /// Records in the journal which modification time the server will have.
     fn prepare(&self, file: FileId, durable: bool) -> Result<Option<FileWriteBack>> {
         let dirty =
             |file| self.cache.file(file).filter(|record: &FileRecord| record.dirty && !record.removed);
@@ -355,9 +355,9 @@ impl Core {
             self.cache.spare_cut(file).map_err(errno_of)?;
         }
         let content = self.cache.content_epoch(file).unwrap_or_default();
-        // Again, so that it is not older than its count.
+        // Read it again, so that the record is not older than the epoch.
         let Some(record) = self.cache.file(file) else { return Ok(None) };
-        // Another one for each attempt: what is left on its way of the last one must not come over this one.
+        // Each attempt has its own stamp: a delayed write of an earlier attempt must not overwrite this one.
         let again = record.stamps.last().filter(|_| record.stamps.len() >= STAMPS);
         let stamp = record.mtime.or(again.copied()).unwrap_or_else(|| self.stamp());
         let expect = self.expect(file, &record, stamp)?;
@@ -367,7 +367,8 @@ impl Core {
         Ok(Some(FileWriteBack { file, record, wanted, stamp, expect, content, durable }))
     }
 
-    /// What the last change of a file may be on the server, with `stamp`, which is noted to be ours.
+    /// Modification times that the file may have on the server, including `stamp`, which is recorded as this
+    /// client's own.
     pub(super) fn expect(&self, file: FileId, record: &FileRecord, stamp: Time) -> Result<Vec<Time>> {
         let mut stamps = record.stamps.clone();
         stamps.retain(|known| *known != stamp);
@@ -379,11 +380,11 @@ impl Core {
         Ok(expect)
     }
 
-    /// A file that the server has not made. Unless that is still to come, a crash came between, and nobody
-    /// will.
+    /// Handles a file that the server has not created: if no queued change will create it, because of a crash
+    /// in between, its content becomes a conflict.
     fn unmade(&self, file: FileId) -> Result<Option<FileWriteBack>> {
         let comes = {
-            // Who makes or removes a file holds the nodes until journal and queue agree.
+            // A thread that creates or removes a file holds the inodes until journal and queue agree.
             let _nodes = self.nodes();
             let record = self.cache.file(file).filter(|record| record.ident.is_none());
             record
@@ -392,7 +393,7 @@ impl Core {
         if comes {
             return Ok(None);
         }
-        self.conflict(file, "the server was never asked to make it");
+        self.conflict(file, "the server was never asked to create it");
         Err(Errno::ESTALE)
     }
 
@@ -407,7 +408,7 @@ impl Core {
         };
         if let Some(at) = cut.filter(|_| !rest.is_empty()) {
             self.clone().send_piece(sending.clone(), cut.take(), None, 0, &[]).await?;
-            // What is sent next must not be cut off again if this is done in two attempts.
+            // A second attempt must not truncate away the content that is sent next.
             let noted =
                 self.cache.update_file(sending.file, |record| record.base.size = at.min(record.base.size));
             noted.map_err(|error| self.damaged(&sending, &error))?;
@@ -415,14 +416,14 @@ impl Core {
         for part in rest.chunks(PART) {
             self.send_part(&sending, part, (None, false)).await?;
         }
-        // The last one carries the size, and for a small file all there is to say.
+        // The last block carries the size; for a small file it is the only request.
         let sent = self.send_part(&sending, last.as_slice(), (cut, true)).await?;
         sent.ok_or(CallFailure::Nonsense)
     }
 
-    /// Sends blocks, and has them clean here when the server has them as it should. The last, which is one or
-    /// none, with the size that the file has by then: it may have grown since this began, and what was sent
-    /// of that must not be cut off.
+    /// Sends blocks, and marks them clean when the server has them as required. The `last` part, of one block
+    /// or none, carries the current size: the file may have grown since the start, and that content must not
+    /// be cut off.
     async fn send_part(
         self: &Arc<Self>,
         sending: &Arc<FileWriteBack>,
@@ -455,7 +456,7 @@ impl Core {
             let body = Sync { file: sending.wanted.clone() };
             self.link.ask::<SyncCall, _>(body, Bytes::new(), None).await.0?;
             if self.link.breaks() != server {
-                // What it had in memory may be gone, and what was synced may be of the next.
+                // A restarted server may have lost the writes that this sync was to cover.
                 return Err(CallFailure::Old);
             }
         }
@@ -474,7 +475,7 @@ impl Core {
         (mut cut, last): (Option<u64>, bool),
     ) -> std::result::Result<Option<(Option<Attr>, DirtyBlock)>, CallFailure> {
         let taken = match self.cache.take_dirty(sending.file, block) {
-            // It was removed meanwhile.
+            // The file was removed meanwhile.
             Err(CacheError::Unknown) => None,
             taken => taken.map_err(|error| self.damaged(&sending, &error))?,
         };
@@ -485,7 +486,7 @@ impl Core {
             let size = (last && number + 1 == runs.len()).then_some(dirty.size);
             attr = Some(self.clone().send_piece(sending.clone(), cut.take(), size, *offset, run).await?);
         }
-        // Without any, it is dirty only past the end, or the server had it.
+        // Without runs, its dirty pages are beyond the end, or the server had them.
         Ok(Some((attr, dirty)))
     }
 
@@ -509,14 +510,14 @@ impl Core {
         };
         let (grown, _) = self.link.ask::<WriteCall, _>(write, packed.into(), None).await.0?;
         if sending.expect.len() > 2 {
-            // What earlier attempts may have left is past.
+            // Delayed writes of earlier attempts are refused from now on.
             let noted = self.cache.update_file(sending.file, |record| record.stamps = vec![sending.stamp]);
             noted.map_err(|error| self.damaged(&sending, &error))?;
         }
         Ok(grown.attr)
     }
 
-    /// What a write-back of a file means for it.
+    /// Applies the result of a write-back to the file.
     fn outcome(
         &self,
         file: FileId,
@@ -524,26 +525,26 @@ impl Core {
         sent: std::result::Result<Attr, CallFailure>,
     ) -> Result<()> {
         if self.cache.file(file).is_none_or(|record| record.removed) {
-            // It was removed meanwhile: what was written is nobody's.
+            // The file was removed meanwhile: its content is dropped.
             return Ok(());
         }
         match sent {
             Ok(attr) => self.written_back(file, content, attr),
             Err(fail) if fail.is(code::CONFLICT) || fail.is(code::STALE) || fail.is_errno(&[2, 20]) => {
-                self.conflict(file, "the server's file is another one by now");
+                self.conflict(file, "the file on the server was changed or replaced");
                 Err(Errno::ESTALE)
             }
             Err(fail) => {
                 self.writeback.wrote(file);
                 if let CallFailure::Refused(refusal) = &fail {
-                    self.once(file, &format!("the server does not take what was written: {}", refusal.text));
+                    self.once(file, &format!("the server refused the written data: {}", refusal.text));
                 }
                 Err(fail.errno())
             }
         }
     }
 
-    /// Says why a file is not written back, once until it is.
+    /// Reports once why a file is not written back, until it is.
     fn once(&self, file: FileId, why: &str) {
         let path = self.cache.file(file).map(|record| record.path).unwrap_or_default();
         if self.writeback.state().refused.insert(file, Instant::now()).is_none() {
@@ -552,16 +553,16 @@ impl Core {
     }
 
     fn damaged(&self, sending: &FileWriteBack, error: &CacheError) -> CallFailure {
-        // Of a file that was removed meanwhile nobody misses anything.
+        // An error is no loss if the file was removed meanwhile.
         if !matches!(error, CacheError::Unknown) {
-            self.once(sending.file, &format!("what was written cannot be written back: {error}"));
+            self.once(sending.file, &format!("the written data cannot be written back: {error}"));
         }
         CallFailure::Nonsense
     }
 
     fn written_back(&self, file: FileId, content: u64, attr: Attr) -> Result<()> {
         self.writeback.state().refused.remove(&file);
-        // Written, cut or grown again meanwhile: there is another round.
+        // If it was written or truncated meanwhile, it is sent again.
         self.cache.mark_clean(file, content, attr.version()).map_err(errno_of)?;
         if self.cache.file(file).is_some_and(|record| record.dirty) {
             self.writeback.wrote(file);

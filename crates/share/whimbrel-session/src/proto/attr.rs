@@ -1,18 +1,18 @@
-//! What a file is, as the server sees it, and what tells one content of it from another.
+//! File attributes and identity as the server reports them.
 
 use serde::{Deserialize, Serialize};
 
-/// A moment, in seconds and nanoseconds since 1970.
+/// A time, in seconds and nanoseconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
 pub struct Time {
     /// Whole seconds, negative before 1970.
     pub seconds: i64,
-    /// Nanoseconds on top.
+    /// Nanoseconds after the second.
     pub nanos: u32,
 }
 
 impl Time {
-    /// This moment, by the clock of this host.
+    /// The current time of this host's clock.
     pub fn now() -> Self {
         match std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH) {
             Ok(since) => Self { seconds: since.as_secs() as i64, nanos: since.subsec_nanos() },
@@ -21,39 +21,39 @@ impl Time {
     }
 }
 
-/// What a file is on the server, however it is called: device, inode, and when the inode was born, since
-/// numbers of inodes are used again.
+/// Identity of a file on the server, whatever its name: device, inode, and birth time, because inode numbers
+/// are reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
 pub struct Ident {
-    /// Device.
+    /// Number of the device.
     pub dev: u64,
-    /// Inode.
+    /// Number of the inode.
     pub ino: u64,
-    /// Nanoseconds since 1970 when it was made; zero where the file system does not say.
+    /// Time of creation in nanoseconds since 1970; zero if the file system does not record it.
     pub birth: i64,
 }
 
-/// Kinds of files.
+/// Type of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// Bytes.
+    /// A regular file.
     File,
-    /// Names.
+    /// A directory (list of names).
     Dir,
-    /// A path that the client follows, on its own side.
+    /// A symlink, which the client follows on its own side.
     Symlink,
-    /// Shown, never opened by the server.
+    /// A named pipe: listed, never opened by the server.
     Fifo,
-    /// Shown, never opened by the server.
+    /// A socket: listed, never opened by the server.
     Socket,
-    /// Shown, never opened by the server.
+    /// A device: listed, never opened by the server.
     Device,
 }
 
-/// Tells one content of a file from another.
+/// Distinguishes successive contents of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 pub struct Version {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Last change of the content.
     pub mtime: Time,
@@ -61,24 +61,24 @@ pub struct Version {
     pub ctime: Time,
 }
 
-/// Attributes.
+/// Attributes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attr {
-    /// Which file it is.
+    /// Identity of the file.
     pub ident: Ident,
-    /// What it is.
+    /// Type of the file.
     pub kind: Kind,
     /// Permission bits, 12 of them.
     pub mode: u16,
-    /// Hard links.
+    /// Number of hard links.
     pub links: u32,
-    /// Owner; numbers of the server.
+    /// Owning user, by the server's number.
     pub uid: u32,
-    /// Group.
+    /// Owning group, by the server's number.
     pub gid: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Units of 512 bytes on the server's disk.
+    /// Allocated units of 512 bytes on the server's disk.
     pub blocks: u64,
     /// Last change of the content.
     pub mtime: Time,
@@ -87,7 +87,7 @@ pub struct Attr {
 }
 
 impl Attr {
-    /// What tells this content from another.
+    /// The version of the content.
     pub fn version(&self) -> Version {
         Version { size: self.size, mtime: self.mtime, ctime: self.ctime }
     }

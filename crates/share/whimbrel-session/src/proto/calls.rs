@@ -1,8 +1,8 @@
 //! The calls of a session, kinds 0x0500 and up.
 //!
-//! Every call but the first carries the key in its header. A call that changes names says them as paths, and
-//! is sent on one ordered stream, so that many may be under way and still happen in their order. Content is
-//! read and written by path and identity: a path that leads to another file by now is refused, not served.
+//! Every call except the first carries the key in its header. A call that changes names gives them as paths,
+//! and is sent on one ordered stream, so that many can be in progress and are still made in order. Content is
+//! read and written by path and identity: if the path leads to another file by now, the call is refused.
 
 use super::{Attr, DigestedPages, Ident, Name, PackedPages, RelPath, SessionKey, ShareKey, Time};
 use serde::{Deserialize, Serialize};
@@ -10,46 +10,46 @@ use whimbrel_wire::{Call, Code, Refusal, range};
 
 /// Version of the calls in this file.
 pub const PROTOCOL: u16 = 2;
-/// The oldest version a server answers: what came since are changes that such a client does not ask for.
+/// The oldest version that a server answers: such a client does not use the changes added since.
 pub const OLDEST_PROTOCOL: u16 = 1;
 
-/// Why a request of a session is refused.
+/// Refusal codes of a session's requests.
 pub mod code {
     use super::Code;
-    /// The key is not that of a living session.
+    /// There is no session with this key.
     pub const KEY: Code = Code(0x500);
-    /// What is asked for is not exported here.
+    /// The directory is not exported here.
     pub const EXPORT: Code = Code(0x501);
-    /// The sides speak different versions.
+    /// The two sides have different versions.
     pub const VERSION: Code = Code(0x502);
-    /// The file is not as the writer thinks.
+    /// The file is not in the state that the writer expects.
     pub const CONFLICT: Code = Code(0x503);
-    /// The path leads to another file, or to none, and the file asked for is not at hand.
+    /// The path leads to another file or to none, and the file requested is not open on the server.
     pub const STALE: Code = Code(0x504);
-    /// The system's own number follows, plus this.
+    /// Base of the codes for the server's `errno` values.
     pub const ERRNO: u16 = 0x1000;
 }
 
-/// The system's number in a refusal, if it was the system that refused.
+/// The system's error number in a refusal, if it has one.
 pub fn errno(refusal: &Refusal) -> Option<i32> {
     refusal.code.0.checked_sub(code::ERRNO).map(i32::from)
 }
 
-/// A header with the key in front.
+/// A header with the session's key in front.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Keyed<T> {
-    /// The session's.
+    /// Key of the session.
     pub key: SessionKey,
-    /// What is asked.
+    /// Header of the call.
     pub body: T,
 }
 
 /// A file by path and identity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRef {
-    /// Where it was last seen.
+    /// Path where it was last seen.
     pub path: RelPath,
-    /// What it is.
+    /// Identity of the file.
     pub ident: Ident,
 }
 
@@ -67,43 +67,42 @@ macro_rules! calls {
 }
 
 calls! {
-    /// Begins a session. Payload: what the client is known by ([`ClientId`](super::ClientId)), or nothing.
-    /// What that client asked for in earlier sessions and was not done yet is not done any more.
+    /// Begins a session. Payload: the id of the client ([`ClientId`](super::ClientId)), or nothing. Requests
+    /// of its earlier sessions that were not started yet are not carried out any more.
     OpenCall = 0x01: Open => Opened;
-    /// Ends it.
+    /// Ends a session.
     EndCall = 0x02: Keyed<End> => ();
-    /// One name of a directory, and the directory along with it if it is small.
+    /// Looks up one name of a directory, and lists the directory if it is small.
     LookupCall = 0x03: Keyed<Lookup> => LookedUp;
     /// A part of a directory. Payload of the reply: packed entries.
     ListCall = 0x04: Keyed<List> => Listed;
-    /// Attributes of many files.
+    /// Gets attributes of many files.
     AttrCall = 0x05: Keyed<AttrBatch> => Vec<Option<Attr>>;
-    /// Content. Payload of the reply: packed pages.
+    /// Reads content. Payload of the reply: packed pages.
     ReadCall = 0x06: Keyed<Read> => ReadDone;
-    /// Content. Payload: packed pages.
+    /// Writes content. Payload: packed pages.
     WriteCall = 0x07: Keyed<Write> => WriteDone;
     /// Makes content durable.
     SyncCall = 0x08: Keyed<Sync> => Attr;
     /// Changes names or attributes.
     OpCall = 0x09: Keyed<Op> => OpDone;
-    /// Where a symlink points.
+    /// Reads the target of a symlink.
     ReadlinkCall = 0x0a: Keyed<RelPath> => Vec<u8>;
-    /// Room on the server's disk.
+    /// Gets the free space of the server's disk.
     StatfsCall = 0x0b: Keyed<()> => FilesystemSpace;
-    /// Many directories at once. Payload of the reply: packed directories.
+    /// Lists many directories at once. Payload of the reply: packed directories.
     WalkCall = 0x0c: Keyed<ListTree> => Walked;
-    /// What content is, by its digests. Payload of the reply: a digest of each page that is not zeros.
+    /// Gets digests of content. Payload of the reply: a digest of each page that is not zeros.
     DigestCall = 0x0d: Keyed<Digests> => DigestsDone;
-    /// Some pages of a stretch. Payload of the reply: packed pages.
+    /// Reads some pages of a range. Payload of the reply: packed pages.
     PagesCall = 0x0e: Keyed<ReadPages> => ReadDone;
-    /// Where a file has holes. Payload of the reply: packed holes.
+    /// Lists the holes of a file. Payload of the reply: packed holes.
     HolesCall = 0x0f: Keyed<FileRef> => HolesDone;
-    /// From one file into another, without the content coming here. A server that is older than this call
-    /// refuses its kind.
+    /// Copies content between files on the server. An older server refuses this kind.
     CopyCall = 0x10: Keyed<Copy> => Copied;
 }
 
-/// What a request of this kind is called, for people; none if it is no session's.
+/// Name of a request kind, for people; none if it is not a session's.
 pub fn request_name(kind: u16) -> Option<&'static str> {
     const NAMES: [&str; 16] = [
         "open", "end", "lookup", "list", "attr", "read", "write", "sync", "op", "readlink", "room", "walk",
@@ -115,24 +114,24 @@ pub fn request_name(kind: u16) -> Option<&'static str> {
 /// Begins a session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Open {
-    /// [`PROTOCOL`].
+    /// Protocol version of the client ([`PROTOCOL`]).
     pub protocol: u16,
-    /// The directory wanted, as the server's user would name it.
+    /// The directory to open, as the server's user would name it.
     pub directory: Vec<u8>,
 }
 
 /// A session began.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Opened {
-    /// To be shown with every request.
+    /// Key for every other request.
     pub key: SessionKey,
-    /// The directory.
+    /// Attributes of the directory.
     pub root: Attr,
-    /// Nothing can be written.
+    /// Whether nothing can be written.
     pub read_only: bool,
-    /// Who the server runs as.
+    /// User that the server runs as.
     pub uid: u32,
-    /// Its group.
+    /// Group that the server runs as.
     pub gid: u32,
 }
 
@@ -140,290 +139,291 @@ pub struct Opened {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct End {}
 
-/// Asks for a name.
+/// Requests a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lookup {
-    /// The directory.
+    /// Path of the directory.
     pub dir: RelPath,
-    /// The name in it; without one, the directory itself.
+    /// Name in the directory; without one, the directory itself.
     pub name: Option<Name>,
-    /// If the directory has no more names than this, they come along.
+    /// Most names of the directory for which all of them are returned.
     pub list: u32,
 }
 
-/// What a name is.
+/// Result of a lookup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LookedUp {
-    /// The file; none if the directory has no such name.
+    /// Attributes; none if the directory has no such name.
     pub attr: Option<Attr>,
     /// Whether all names of the directory are in the payload.
     pub listed: bool,
 }
 
-/// Asks for names `from..` of a listing.
+/// Requests the names `from..` of a listing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct List {
-    /// The directory.
+    /// Path of the directory.
     pub dir: RelPath,
-    /// The listing to go on with; zero makes one.
+    /// The listing to continue; zero starts one.
     pub listing: u64,
-    /// The first entry wanted.
+    /// First entry wanted.
     pub from: u64,
-    /// How many at most.
+    /// Most entries to return.
     pub count: u32,
 }
 
 /// A part of a directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed {
-    /// Names the rest.
+    /// Number of the listing, for the other parts.
     pub listing: u64,
-    /// Entries in all.
+    /// Total number of entries.
     pub total: u64,
-    /// Where the next part begins.
+    /// First entry of the next part.
     pub next: u64,
 }
 
-/// Asks for the names in directories, and in those below them.
+/// Requests the names in directories, and in those below them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListTree {
-    /// These, at most 1,000.
+    /// Paths of the directories, at most 1,000.
     pub dirs: Vec<RelPath>,
-    /// Those below them as well, the nearest first, as far as there is room.
+    /// Whether directories below follow, the nearest first, as far as there is room.
     pub below: bool,
-    /// Names in all after which no other directory is begun.
+    /// Total number of names after which no other directory is listed.
     pub names: u32,
-    /// A directory of more names than this comes without them.
+    /// Most names of one directory: one with more is returned without them.
     pub most: u32,
 }
 
-/// How far a walk came.
+/// Progress of a request for directories.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Walked {
-    /// Of the directories asked for, so many were looked at; at least one.
+    /// Number of the requested directories that were listed; at least one.
     pub reached: u32,
 }
 
-/// Asks for attributes.
+/// Requests attributes of files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttrBatch {
-    /// Of these, at most 1,000.
+    /// Paths of the files, at most 1,000.
     pub paths: Vec<RelPath>,
 }
 
-/// A stretch of a file.
+/// A range of bytes in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Range {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub len: u32,
 }
 
-/// Asks for content.
+/// Requests content of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Read {
-    /// Of this file.
+    /// File to read.
     pub file: FileRef,
-    /// Of this stretch; what lies past the end of the file does not come.
+    /// Range to read; the reply ends at the end of the file.
     pub range: Range,
-    /// Pack it at this level, if that saves bytes.
+    /// Compression level, used if it saves bytes.
     pub level: Option<i8>,
 }
 
-/// Content.
+/// Content of a range.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadDone {
-    /// The file as it was when the content was read.
+    /// Attributes of the file when the content was read.
     pub attr: Attr,
-    /// The shape of the payload.
+    /// Shape of the payload.
     pub pages: PackedPages,
 }
 
-/// Asks what content is, without the content.
+/// Requests digests of content instead of the content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Digests {
-    /// Of this file.
+    /// File to read.
     pub file: FileRef,
-    /// Of this stretch; what lies past the end of the file has none.
+    /// Range to read; there are no digests beyond the end of the file.
     pub range: Range,
 }
 
-/// What content is.
+/// Digests of a range.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DigestsDone {
-    /// The file as it was when the content was read.
+    /// Attributes of the file when the content was read.
     pub attr: Attr,
-    /// The shape of the payload.
+    /// Shape of the payload.
     pub pages: DigestedPages,
-    /// By which the users of one host may share what they read, if the server lets them.
+    /// Key by which the users of one host may share what they read, if the server permits it.
     pub share: Option<ShareKey>,
 }
 
-/// Asks for the pages of a stretch that are lacking.
+/// Requests the missing pages of a range.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadPages {
-    /// The stretch.
+    /// File, range and compression level.
     pub read: Read,
-    /// A bit a page, the lowest first: set where it is wanted. The others are left out as zeros are.
+    /// One bit per page, the lowest first, set if wanted. Other pages are left out like zeros.
     pub wanted: Vec<u8>,
 }
 
-/// Holes.
+/// Holes of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HolesDone {
-    /// The file as it was when they were looked for.
+    /// Attributes of the file when the holes were determined.
     pub attr: Attr,
 }
 
-/// Stores content.
+/// Stores content in a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Write {
-    /// In this file.
+    /// File to write.
     pub file: FileRef,
-    /// From this byte on.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// The content's last change as the writer knows it, or one made by the writer itself. Any other is a
-    /// conflict.
+    /// Modification times that the file may have: the last that the writer knows, or one that it set itself.
+    /// Any other is a conflict.
     pub expect: Vec<Time>,
-    /// What the last change is to be from now on.
+    /// Modification time to set.
     pub stamp: Time,
-    /// The file is cut to this first, if it is longer.
+    /// Size to which a longer file is truncated first.
     pub cut: Option<u64>,
-    /// And has this size in the end.
+    /// Size that the file has in the end.
     pub size: Option<u64>,
-    /// The shape of the payload.
+    /// Shape of the payload.
     pub pages: PackedPages,
 }
 
-/// The file after a write.
+/// Result of a write.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteDone {
-    /// Its attributes.
+    /// Attributes of the file after the write.
     pub attr: Attr,
 }
 
 /// Copies content within the server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Copy {
-    /// Out of this file.
+    /// File to copy from.
     pub from: FileRef,
-    /// Its content's last change as the client knows it; with any other the copy is [`STALE`](code::STALE).
+    /// Last content change of that file as the client knows it; with any other the copy is
+    /// [`STALE`](code::STALE).
     pub from_mtime: Time,
-    /// From this byte on.
+    /// Offset to copy from.
     pub from_offset: u64,
-    /// Into this one, which may be the same if the stretches do not overlap.
+    /// File to copy to, which may be the same if the ranges do not overlap.
     pub to: FileRef,
-    /// From this byte on.
+    /// Offset to copy to.
     pub offset: u64,
-    /// So many bytes, or fewer, as the server likes and as there are.
+    /// Most bytes to copy; the server may copy fewer.
     pub len: u64,
-    /// The last change of the file that is written, as of a [`Write`].
+    /// Modification times that the written file may have, as in [`Write`].
     pub expect: Vec<Time>,
-    /// What its last change is to be from now on.
+    /// Modification time of the written file to set.
     pub stamp: Time,
-    /// Answer only when the content is durable.
+    /// Whether to reply only when the content is durable.
     pub durable: bool,
 }
 
-/// Content was copied.
+/// Result of a copy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Copied {
-    /// So many bytes.
+    /// Number of bytes copied.
     pub len: u64,
-    /// The file that was written, after it.
+    /// Attributes of the written file after the copy.
     pub attr: Attr,
 }
 
 /// Makes a file's content durable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sync {
-    /// This one.
+    /// The file to sync.
     pub file: FileRef,
 }
 
 /// A change of names or attributes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Op {
-    /// A new, empty file; its last change is `stamp`, by which it is known again.
+    /// Creates an empty file; its modification time is `stamp`, by which it is recognised.
     Create {
-        /// Its name.
+        /// Path of the file.
         path: RelPath,
-        /// Permission bits.
+        /// Permission bits of the file.
         mode: u16,
-        /// Last change.
+        /// Modification time to set.
         stamp: Time,
     },
-    /// A new directory.
+    /// Creates a directory.
     Mkdir {
-        /// Its name.
+        /// Path of the directory.
         path: RelPath,
-        /// Permission bits.
+        /// Permission bits of the directory.
         mode: u16,
     },
-    /// A new symlink.
+    /// Creates a symlink.
     Symlink {
-        /// Its name.
+        /// Path of the symlink.
         path: RelPath,
-        /// Where it points; never looked at by the server.
+        /// Target of the symlink, never resolved by the server.
         target: Vec<u8>,
     },
-    /// Another name for a file.
+    /// Creates another name for a file.
     Link {
-        /// The file.
+        /// Existing path of the file.
         from: RelPath,
         /// The new name.
         path: RelPath,
     },
-    /// Takes a name away, unless it names another file than this by now.
+    /// Removes a name, unless it leads to another file than expected.
     Unlink {
-        /// The name.
+        /// Path to remove.
         path: RelPath,
-        /// The file it should name, if known.
+        /// Identity of the file, if known.
         ident: Option<Ident>,
-        /// The file is still used by the client and stays readable for it.
+        /// Whether the client still uses the file, which then stays readable for it.
         keep: bool,
     },
-    /// Takes an empty directory away.
+    /// Removes an empty directory.
     Rmdir {
-        /// Its name.
+        /// Path of the directory.
         path: RelPath,
     },
-    /// Another name for the same.
+    /// Renames a file or directory.
     Rename {
-        /// The old name.
+        /// Old path of the file.
         from: RelPath,
-        /// The new name.
+        /// New path of the file.
         path: RelPath,
-        /// Fails if the new name is taken.
+        /// Whether to fail if the new path exists.
         no_replace: bool,
     },
-    /// Attributes; those not given stay.
+    /// Changes attributes; those not given stay.
     SetAttr {
-        /// Of this file.
+        /// Path of the file.
         path: RelPath,
-        /// Permission bits.
+        /// New permission bits.
         mode: Option<u16>,
-        /// Owner.
+        /// New owning user.
         uid: Option<u32>,
-        /// Group.
+        /// New owning group.
         gid: Option<u32>,
-        /// Last change of the content.
+        /// New modification time.
         mtime: Option<Time>,
     },
-    /// A new, empty file like that of a create, at once in place of the file that may have the name.
+    /// Creates an empty file as `Create` does, atomically in place of a file that may have the name.
     Replace {
-        /// Its name.
+        /// Path of the file.
         path: RelPath,
-        /// Permission bits.
+        /// Permission bits of the file.
         mode: u16,
-        /// Last change.
+        /// Modification time to set.
         stamp: Time,
     },
 }
 
 impl Op {
-    /// The name that the change makes, takes away or is about.
+    /// The path that the change creates, removes or affects.
     pub fn path(&self) -> &RelPath {
         match self {
             Op::Create { path, .. }
@@ -438,7 +438,7 @@ impl Op {
         }
     }
 
-    /// What it does, for people.
+    /// What the change does, for messages.
     pub fn verb(&self) -> &'static str {
         match self {
             Op::Create { .. } => "create",
@@ -454,26 +454,26 @@ impl Op {
     }
 }
 
-/// A change was made.
+/// Result of a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpDone {
-    /// What the path names now, if anything.
+    /// Attributes of the file that the path names now, if any.
     pub attr: Option<Attr>,
 }
 
-/// Room on the server's disk, in units of `unit` bytes.
+/// Space of the server's file system, in units of `unit` bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilesystemSpace {
-    /// Bytes of a unit.
+    /// Size of a unit in bytes.
     pub unit: u64,
-    /// Units in all.
+    /// Total number of units.
     pub total: u64,
-    /// Free units.
+    /// Number of free units.
     pub free: u64,
-    /// Free units for the server's user.
+    /// Units available to the server's user.
     pub available: u64,
-    /// Inodes in all.
+    /// Total number of inodes.
     pub files: u64,
-    /// Free inodes.
+    /// Number of free inodes.
     pub files_free: u64,
 }

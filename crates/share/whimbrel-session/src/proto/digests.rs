@@ -1,25 +1,25 @@
-//! Content said by its digests: a map of pages that are not all zeros, and the BLAKE3 digest of each of them.
+//! Digests on the wire: a map of the pages that are not all zeros, and the BLAKE3 digest of each of them.
 //!
-//! 32 bytes stand for 4,096, so who has much of the content already asks for these first. Pure functions over
-//! bytes; lengths are checked before anything is allocated for them.
+//! 32 bytes stand for 4,096, so a client that likely has the content requests these first. Pure functions
+//! over bytes; lengths are checked before anything is allocated for them.
 
 use super::pages::{PAGE, PagesError, is_in, is_zero};
 use serde::{Deserialize, Serialize};
 use whimbrel_core::Digest;
 
-/// Bytes of a digest.
+/// Size of a digest in bytes.
 const DIGEST: usize = 32;
 
-/// Which pages the digests are of.
+/// Pages to which the digests belong.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DigestedPages {
-    /// Bytes of the content; its last page may be short.
+    /// Length of the content in bytes; its last page may be short.
     pub len: u32,
-    /// A bit a page, the lowest first: set where something is not zero.
+    /// One bit per page, the lowest first, set if the page is not all zeros.
     pub map: Vec<u8>,
 }
 
-/// The digest of a page; a short one is filled up with zeros, as it lies in a cache.
+/// The digest of a page; a short one is filled up with zeros, as in a cache.
 pub fn digest_of_page(page: &[u8]) -> Digest {
     if page.len() == PAGE {
         return Digest::of(page);
@@ -44,7 +44,7 @@ pub fn pack_digests(content: &[u8]) -> (DigestedPages, Vec<u8>) {
     (DigestedPages { len: content.len() as u32, map }, digests)
 }
 
-/// The digest of each page again, none where it is zeros; of at most `limit` bytes of content.
+/// Decodes the digest of each page, `None` for zeros, of at most `limit` bytes of content.
 pub fn unpack_digests(
     shape: &DigestedPages,
     bytes: &[u8],

@@ -1,36 +1,36 @@
-//! Directory entries on the wire: postcard, one after the other, the whole packed with zstd.
+//! Directory entries on the wire: postcard, one after the other, compressed together with zstd.
 //!
 //! A part of a directory is bounded in entries and bytes before anything is allocated for it.
 
 use super::{Attr, Name};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// Most bytes of a part of a directory, unpacked.
+/// Largest uncompressed part of a directory, in bytes.
 pub const MAX_LISTING: usize = 6 << 20;
 /// Listings compress well at any level; the lowest costs the server least.
 pub(super) const LEVEL: i32 = 1;
 
-/// One name of a directory and what it is.
+/// One name of a directory and its attributes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// The name.
+    /// Name of the entry.
     pub name: Name,
-    /// The file.
+    /// Attributes of the file.
     pub attr: Attr,
 }
 
-/// The bytes are no entries.
+/// Reasons why bytes are not valid entries.
 #[derive(Debug, thiserror::Error)]
 pub enum EntriesError {
-    /// Not packed as it should be, or longer than [`MAX_LISTING`].
-    #[error("a listing cannot be unpacked")]
+    /// The compression is invalid, or the content is longer than [`MAX_LISTING`].
+    #[error("a listing cannot be decompressed")]
     Packed(#[source] std::io::Error),
-    /// An entry does not decode.
-    #[error("a listing has an entry that is none")]
+    /// An entry cannot be decoded.
+    #[error("a listing has an invalid entry")]
     Entry(#[source] postcard::Error),
 }
 
-/// Entries as they travel; `None` if they are more than [`MAX_LISTING`].
+/// Encodes entries for the wire; `None` if they are longer than [`MAX_LISTING`].
 pub fn pack_entries(entries: &[Entry]) -> Option<Vec<u8>> {
     let mut raw = Vec::with_capacity(entries.len() * 64);
     for entry in entries {
@@ -42,12 +42,12 @@ pub fn pack_entries(entries: &[Entry]) -> Option<Vec<u8>> {
     zstd::bulk::compress(&raw, LEVEL).ok()
 }
 
-/// The entries again.
+/// Decodes entries from the wire.
 pub fn unpack_entries(bytes: &[u8]) -> Result<Vec<Entry>, EntriesError> {
     unpack_all(bytes)
 }
 
-/// What was written one after the other and packed as a whole.
+/// Decodes values that were written one after the other and compressed together.
 pub(super) fn unpack_all<T: DeserializeOwned>(bytes: &[u8]) -> Result<Vec<T>, EntriesError> {
     let raw = zstd::bulk::decompress(bytes, MAX_LISTING).map_err(EntriesError::Packed)?;
     let mut rest = &raw[..];

@@ -1,19 +1,19 @@
-//! Holes on the wire: where each begins and ends, as pairs of little-endian numbers of 8 bytes.
+//! Holes on the wire: start and end of each, as pairs of little-endian numbers of 8 bytes.
 //!
-//! Pure functions over bytes; what does not go up, or is more than any server says, is refused.
+//! Pure functions over bytes; a list that is out of order or longer than any server sends is refused.
 
 use super::pages::PagesError;
 use std::ops::Range;
 
-/// Most holes of one answer.
+/// Most holes in one reply.
 pub const MAX_HOLES: usize = 4096;
 
-/// The bytes of these holes.
+/// Encodes holes for the wire.
 pub fn pack_holes(holes: &[Range<u64>]) -> Vec<u8> {
     holes.iter().flat_map(|hole| [hole.start, hole.end]).flat_map(u64::to_le_bytes).collect()
 }
 
-/// The holes again: none is empty, and each begins behind the end of the one before it.
+/// Decodes holes: none is empty, and each begins after the end of the one before.
 pub fn unpack_holes(bytes: &[u8]) -> Result<Vec<Range<u64>>, PagesError> {
     let limit = MAX_HOLES * 16;
     if bytes.len() > limit {

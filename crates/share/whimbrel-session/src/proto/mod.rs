@@ -1,7 +1,7 @@
-//! What travels in a session: names, attributes, calls. Types only.
+//! Messages of a session: names, attributes and calls. Types only.
 //!
-//! Everything that comes from outside is bounded by the wire (64 KiB of header, 8 MiB of payload) and by the
-//! parsers here before it is used. The bytes are described in `docs/protocols/session.md`.
+//! Everything received is bounded by the wire (64 KiB of header, 8 MiB of payload) and by the parsers here
+//! before it is used. The bytes are described in `docs/protocols/session.md`.
 
 mod attr;
 mod calls;

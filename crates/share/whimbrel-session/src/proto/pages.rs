@@ -1,59 +1,59 @@
-//! Content on the wire: a map of pages that are not all zeros, and those pages, packed where that saves
-//! bytes.
+//! Content on the wire: a map of the pages that are not all zeros, and those pages, compressed where that
+//! saves bytes.
 //!
-//! So zeros never travel, whoever wrote them. Pure functions over bytes; lengths are checked before anything
-//! is allocated for them.
+//! Zeros are never sent. Pure functions over bytes; lengths are checked before anything is allocated for
+//! them.
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a page, the unit of zero maps and of the cache's states.
+/// Size of a page in bytes, the unit of zero maps and of the cache's masks.
 pub const PAGE: usize = 4096;
 
 /// Content without its zeros.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackedPages {
-    /// Bytes of the content; its last page may be short.
+    /// Length of the content in bytes; its last page may be short.
     pub len: u32,
-    /// A bit a page, the lowest first: set where something is not zero.
+    /// One bit per page, the lowest first, set if the page is not all zeros.
     pub map: Vec<u8>,
-    /// Whether the bytes are a zstd frame.
+    /// Whether the payload is compressed with zstd.
     pub packed: bool,
 }
 
-/// The bytes are no packed content.
+/// Reasons why bytes are not valid packed content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PagesError {
-    /// More than was asked for or fits into a frame.
-    #[error("content of {len} bytes, more than {limit}")]
+    /// The content is longer than requested or allowed.
+    #[error("content of {len} bytes is longer than {limit} bytes")]
     TooLong {
-        /// Bytes said.
+        /// Declared length in bytes.
         len: u64,
-        /// Bytes allowed.
+        /// Largest length in bytes.
         limit: u64,
     },
-    /// Map, length and bytes contradict each other.
-    #[error("content does not have the shape it says")]
+    /// Map, length and payload contradict each other.
+    #[error("content does not match its declared shape")]
     Shape,
 }
 
 /// Whether all bytes are zero.
 pub fn is_zero(bytes: &[u8]) -> bool {
-    // Whole words at once: the check runs over every byte that is served.
+    // Compare whole words: every byte that is served is checked.
     let (words, tail) = bytes.as_chunks::<8>();
     words.iter().all(|word| u64::from_ne_bytes(*word) == 0) && tail.iter().all(|byte| *byte == 0)
 }
 
-/// Whether a page is in a map: a bit a page, the lowest first.
+/// Whether a page is in a map with one bit per page, the lowest first.
 pub fn is_in(map: &[u8], number: usize) -> bool {
     map.get(number / 8).is_some_and(|byte| byte >> (number % 8) & 1 == 1)
 }
 
-/// Leaves the zeros out of `content`; packs the rest at `level` if that saves an eighth.
+/// Leaves the zeros out of `content`, and compresses the rest at `level` if that saves an eighth.
 pub fn pack_pages(content: &[u8], level: Option<i32>) -> (PackedPages, Vec<u8>) {
     pack_some(content, level, |_| true)
 }
 
-/// The same of some pages only; the others are left out as zeros are.
+/// Packs the `wanted` pages only; the others are left out like zeros.
 pub fn pack_some(
     content: &[u8],
     level: Option<i32>,
@@ -75,7 +75,7 @@ pub fn pack_some(
     (shape, packed.unwrap_or(rest))
 }
 
-/// The content again, at most `limit` bytes of it.
+/// Decodes content of at most `limit` bytes.
 pub fn unpack_pages(shape: &PackedPages, bytes: &[u8], limit: usize) -> Result<Vec<u8>, PagesError> {
     let len = shape.len as usize;
     if len > limit {

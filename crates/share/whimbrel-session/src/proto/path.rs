@@ -1,39 +1,39 @@
 //! Names and paths beneath an export: bytes of any value but `/` and zero, never `.` or `..`.
 //!
-//! A path that exists as a value is safe to hand to the system relative to the export: it is not absolute and
-//! climbs nowhere. Symlinks are no matter of names: the server resolves without following any.
+//! A value of [`RelPath`] is safe to pass to the system relative to the export: it is not absolute and has no
+//! `..`. Symlinks are a separate matter: the server resolves paths without following any.
 
 use serde::{Deserialize, Serialize};
 use std::{ffi::OsStr, fmt, os::unix::ffi::OsStrExt};
 
-/// Longest name (`NAME_MAX`).
+/// Longest name in bytes (`NAME_MAX`).
 pub const MAX_NAME: usize = 255;
-/// Longest path; a little below `PATH_MAX`, so that it can still be put below a directory.
+/// Longest path in bytes; a little below `PATH_MAX`, so that a directory can be put in front.
 pub const MAX_PATH: usize = 3500;
 
-/// The bytes are no name or path.
+/// Reasons why bytes are not a name or path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
-    /// A name is empty, `.`, `..`, or has a zero or a slash in it.
+    /// A name is empty, `.`, `..`, or contains a zero or a slash.
     #[error("not a name")]
     Name,
-    /// Longer than the system takes.
+    /// A name or path is longer than the system allows.
     #[error("a name or path is too long")]
     TooLong,
 }
 
-/// One component.
+/// One component of a path.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
 pub struct Name(Box<[u8]>);
 
-/// Components below the export; none is the export itself.
+/// Path below the export; the empty path is the export itself.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
 #[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
 pub struct RelPath(Box<[u8]>);
 
 impl Name {
-    /// The name of these bytes.
+    /// Checks the bytes of a name.
     pub fn new(bytes: &[u8]) -> Result<Self, PathError> {
         let special = matches!(bytes, b"" | b"." | b"..");
         if special || bytes.iter().any(|byte| matches!(byte, 0 | b'/')) {
@@ -45,24 +45,24 @@ impl Name {
         Ok(Self(bytes.into()))
     }
 
-    /// As the system has it.
+    /// The name for calls of the system.
     pub fn as_os(&self) -> &OsStr {
         OsStr::from_bytes(&self.0)
     }
 
-    /// Its bytes.
+    /// Bytes of the name.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
 impl RelPath {
-    /// The export itself.
+    /// The path of the export itself.
     pub fn root() -> Self {
         Self::default()
     }
 
-    /// The path of these bytes, components parted by single slashes.
+    /// Checks the bytes of a path: components separated by single slashes.
     pub fn new(bytes: &[u8]) -> Result<Self, PathError> {
         if bytes.len() > MAX_PATH {
             return Err(PathError::TooLong);
@@ -73,7 +73,7 @@ impl RelPath {
         Ok(Self(bytes.into()))
     }
 
-    /// The path one component down.
+    /// Appends one component.
     pub fn join(&self, name: &Name) -> Result<Self, PathError> {
         let mut bytes = self.0.to_vec();
         if !bytes.is_empty() {
@@ -83,7 +83,7 @@ impl RelPath {
         if bytes.len() > MAX_PATH { Err(PathError::TooLong) } else { Ok(Self(bytes.into())) }
     }
 
-    /// Where it lies and its last component; none for the export itself.
+    /// Parent and last component; none for the export itself.
     pub fn split(&self) -> Option<(RelPath, Name)> {
         let cut = self.0.iter().rposition(|byte| *byte == b'/');
         let (parent, name) = match cut {
@@ -93,13 +93,13 @@ impl RelPath {
         Name::new(name).ok().map(|name| (Self(parent.into()), name))
     }
 
-    /// Whether it is `other` or below it.
+    /// Whether the path is `other` or below it.
     pub fn is_within(&self, other: &RelPath) -> bool {
         let (own, other) = (&self.0, &other.0);
         other.is_empty() || own == other || (own.starts_with(other) && own.get(other.len()) == Some(&b'/'))
     }
 
-    /// The path as it is once `from` is called `to`.
+    /// The path after `from` was renamed to `to`.
     pub fn moved(&self, from: &RelPath, to: &RelPath) -> Option<Self> {
         if !self.is_within(from) {
             return None;
@@ -107,17 +107,17 @@ impl RelPath {
         Self::new(&[&to.0[..], &self.0[from.0.len()..]].concat()).ok()
     }
 
-    /// As the system has it.
+    /// The path for calls of the system.
     pub fn as_os(&self) -> &OsStr {
         OsStr::from_bytes(&self.0)
     }
 
-    /// Its bytes.
+    /// Bytes of the path.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Whether it is the export itself.
+    /// Whether the path is the export itself.
     pub fn is_root(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,22 +1,23 @@
-//! The key of a session: 128 random bits, made by the server for one session and checked on every request.
+//! The key of a session and the id of a client, both of 128 random bits.
 //!
-//! And what a client is known by, from one session to the one that follows it.
+//! The server makes a key for one session and checks it on every request. A client id stays the same from one
+//! session to the next.
 
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A session's key. Never printed.
+/// Key of a session. Never printed.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub struct SessionKey([u8; 16]);
 
 impl SessionKey {
-    /// A fresh one, from the system's generator.
+    /// A new key from the system's generator.
     pub fn random() -> Self {
         Self(rand::rng().random())
     }
 
-    /// Compares in a time that does not depend on where they differ.
+    /// Compares in a time that does not depend on where the keys differ.
     pub fn matches(&self, other: &SessionKey) -> bool {
         let pairs = self.0.iter().zip(other.0);
         pairs.fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
@@ -29,22 +30,22 @@ impl fmt::Debug for SessionKey {
     }
 }
 
-/// What a client is known by as long as it has its cache: 128 random bits of its own.
+/// Id of a client, for as long as its cache exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientId([u8; 16]);
 
 impl ClientId {
-    /// A fresh one, from the system's generator.
+    /// A new id from the system's generator.
     pub fn random() -> Self {
         Self(rand::rng().random())
     }
 
-    /// None, if these are not its 16 bytes.
+    /// The id with these bytes; none if they are not 16.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
 
-    /// Its bytes.
+    /// Bytes of the id.
     pub fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }

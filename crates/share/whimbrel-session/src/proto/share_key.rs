@@ -1,37 +1,36 @@
-//! Names under which the users of one client host share content, known only to those whom a server let read
-//! it.
+//! Share keys: secret names under which users of one client host share content that a server let them read.
 //!
-//! A server makes a key for each version of a file from a secret of its own, and gives it with the file's
-//! digests: to whoever may read the file, and to nobody else. The name of a piece is made of that key and the
-//! digests of its pages. So who guesses content and not the key does not learn whether somebody here has read
-//! it. Pure.
+//! A server makes a key for each version of a file from a secret of its own, and sends it with the file's
+//! digests, so only to those who may read the file. The name of a piece is made of that key and the digests
+//! of its pages. Guessing the content without the key therefore does not reveal whether somebody here has
+//! read it. Pure.
 
 use super::{Attr, PAGE};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use whimbrel_core::Digest;
 
-/// Pages of a piece that is shared.
+/// Pages of a shared piece.
 pub const PIECE_PAGES: usize = 16;
-/// Bytes of it; pieces begin at multiples of this.
+/// Bytes of a shared piece; pieces begin at multiples of this.
 pub const PIECE: u64 = (PIECE_PAGES * PAGE) as u64;
 
-/// A version of a file, as only those know it who may read it. Never printed.
+/// Key of one version of a file, known only to those who may read it. Never printed.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareKey([u8; 32]);
 
 impl ShareKey {
-    /// The key of a file as it is, by a server's secret.
+    /// Makes the key of a file's current version from a server's secret.
     pub fn of(secret: &[u8; 32], attr: &Attr) -> Option<Self> {
         let said = postcard::to_allocvec(&(secret, attr.ident, attr.version())).ok()?;
         Some(Self(Digest::of(&said).0))
     }
 
-    /// The name of a piece that has pages of these digests, none where they are zeros.
+    /// Name of a piece with pages of these digests, `None` for zeros.
     pub fn name(&self, pages: &[Option<Digest>]) -> String {
         let mut said = self.0.to_vec();
         for page in pages {
-            // No digest is all zeros but by a chance of one in 2^256.
+            // No digest is all zeros except by a chance of one in 2^256.
             said.extend_from_slice(&page.map_or([0; 32], |digest| digest.0));
         }
         Digest::of(&said).to_string()

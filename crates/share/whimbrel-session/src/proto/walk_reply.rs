@@ -1,6 +1,7 @@
-//! Directories with their entries on the wire: postcard, one after the other, the whole packed with zstd.
+//! Reply to a tree listing: directories with their entries, each in postcard, compressed together with zstd.
 //!
-//! A directory is named by what it is: who asked may know it under another path by now, or not at all yet.
+//! A directory is named by its identity, because the client may know it under another path by now, or not at
+//! all yet.
 
 use super::{
     EntriesError, Entry, Ident, MAX_LISTING,
@@ -8,27 +9,27 @@ use super::{
 };
 use serde::{Deserialize, Serialize};
 
-/// A directory that a walk came to.
+/// A listed directory and its entries.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WalkedDir {
-    /// Which it is.
+    /// Identity of the directory.
     pub ident: Ident,
-    /// All its names; none if they are more than were wanted.
+    /// All of its entries; none if there are more than were wanted.
     pub entries: Option<Vec<Entry>>,
 }
 
-/// Packs directories as they come, up to [`MAX_LISTING`].
+/// Encodes directories one after the other, up to [`MAX_LISTING`].
 #[derive(Debug, Default)]
 pub struct DirPacker {
     raw: Vec<u8>,
 }
 
 impl DirPacker {
-    /// Adds one, unless all together would be too long.
+    /// Adds a directory, unless the total would be too long.
     pub fn add(&mut self, dir: &WalkedDir) -> bool {
         let before = self.raw.len();
         let added = postcard::to_extend(dir, std::mem::take(&mut self.raw));
-        // Nothing in a directory fails to be written as postcard.
+        // Serialising these types to postcard does not fail.
         self.raw = added.unwrap_or_default();
         let fits = self.raw.len() <= MAX_LISTING && self.raw.len() > before;
         if !fits {
@@ -37,13 +38,13 @@ impl DirPacker {
         fits
     }
 
-    /// The directories as they travel.
+    /// Compresses the directories for the wire.
     pub fn finish(self) -> std::io::Result<Vec<u8>> {
         zstd::bulk::compress(&self.raw, LEVEL)
     }
 }
 
-/// The directories again.
+/// Decodes directories from the wire.
 pub fn unpack_dirs(bytes: &[u8]) -> Result<Vec<WalkedDir>, EntriesError> {
     unpack_all(bytes)
 }

@@ -1,7 +1,7 @@
-//! Requests: the key first, then the work on a thread that may wait for the disk.
+//! Dispatcher: checks the key of each request, then handles it on a thread that may wait for the disk.
 //!
-//! One server may be reached over any number of connections and carriers. Nothing of it needs to be kept when
-//! it ends.
+//! One server may serve any number of connections and transports. Nothing of it needs to be stored when it
+//! ends.
 
 use super::{
     Export, Limits,
@@ -29,7 +29,7 @@ use whimbrel_wire::{Answer, BoxFuture, Call, Code, Peer, PeerIdentity, Refusal, 
 /// Most paths of one request for attributes.
 const MAX_BATCH: usize = 1000;
 
-/// Named directories, and the sessions that use them. Clones are one server.
+/// The exports of a server, and the sessions that use them. Clones refer to the same server.
 #[derive(Clone)]
 pub struct Server {
     shared: Arc<Shared>,
@@ -40,12 +40,12 @@ struct Shared {
     read_only: bool,
     limits: Limits,
     sessions: Sessions,
-    /// Of which keys for sharing are made; known to this process alone.
+    /// Secret for share keys, known to this process only.
     secret: Option<[u8; 32]>,
 }
 
 impl Server {
-    /// A server of these directories and nothing else.
+    /// Makes a server of these exports.
     pub fn new(exports: Vec<Export>, read_only: bool, limits: Limits) -> Self {
         let secret = limits.share.then(|| rand::rng().random());
         Self {
@@ -53,7 +53,7 @@ impl Server {
         }
     }
 
-    /// Sessions that have begun and not ended.
+    /// Number of current sessions.
     pub fn sessions(&self) -> usize {
         self.shared.sessions.len()
     }
@@ -75,7 +75,7 @@ impl Service for Server {
     }
 }
 
-/// What a keyed call is answered with.
+/// Result of a call with a session key.
 type Outcome<C> = Result<(<C as Call>::Reply, Bytes), Refusal>;
 
 impl Shared {
@@ -130,7 +130,7 @@ impl Shared {
 
     fn change(&self, peer: &PeerIdentity, request: &Request) -> Answer {
         if self.read_only {
-            return Err(refuse("change what is exported for reading only")(Errno::ROFS));
+            return Err(refuse("change a read-only export")(Errno::ROFS));
         }
         match request.kind {
             WriteCall::KIND => self.keyed::<WriteCall, _>(peer, request, |session, body| {
@@ -151,7 +151,7 @@ impl Shared {
         }
     }
 
-    /// Answers a call of a session, if the key is good.
+    /// Handles a call of a session, if the key is valid.
     fn keyed<C, B>(
         &self,
         peer: &PeerIdentity,
@@ -169,21 +169,21 @@ impl Shared {
 
     fn open(&self, peer: &PeerIdentity, wanted: &Open, client: &[u8]) -> Result<Opened, Refusal> {
         if !(OLDEST_PROTOCOL..=PROTOCOL).contains(&wanted.protocol) {
-            let text = format!("sessions of version {PROTOCOL} are served here, not {}", wanted.protocol);
+            let text = format!("this server supports session version {PROTOCOL}, not {}", wanted.protocol);
             return Err(Refusal::new(code::VERSION, text));
         }
         let client = match client {
             [] => None,
             bytes => Some(
                 ClientId::from_bytes(bytes)
-                    .ok_or_else(|| Refusal::new(Code::BAD_HEADER, "a client is known by 16 bytes"))?,
+                    .ok_or_else(|| Refusal::new(Code::BAD_HEADER, "a client id has 16 bytes"))?,
             ),
         };
         let named = self.exports.iter().filter_map(|export| Some((export, export.below(&wanted.directory)?)));
-        // Of exports within exports the nearest, which is the one with the shortest rest.
+        // The innermost of nested exports is meant, which has the shortest remaining path.
         let named = named.min_by_key(|(_, path)| path.as_bytes().len());
         let Some((export, path)) = named else {
-            return Err(Refusal::new(code::EXPORT, "that directory is not exported here"));
+            return Err(Refusal::new(code::EXPORT, "the directory is not exported here"));
         };
         let session = ServedSession::new(peer.clone(), client, export.tree(&path)?, &self.limits)?;
         let root = session.tree.lookup(&crate::proto::RelPath::root())?.1;
@@ -211,12 +211,12 @@ fn lookup(session: &ServedSession, wanted: &Lookup) -> Outcome<LookupCall> {
 
 fn attrs(session: &ServedSession, wanted: &AttrBatch) -> Result<Vec<Option<Attr>>, Refusal> {
     if wanted.paths.len() > MAX_BATCH {
-        return Err(refuse("look at so many files at once")(Errno::TOOBIG));
+        return Err(refuse("examine so many files at once")(Errno::TOOBIG));
     }
     wanted.paths.iter().map(|path| session.tree.attr(path)).collect()
 }
 
-/// The pages of a stretch that are `lacking`.
+/// Reads the pages of a range that are `lacking`.
 fn read(session: &ServedSession, wanted: &Read, lacking: impl Fn(usize) -> bool) -> Outcome<ReadCall> {
     let file = session.files.get(&session.tree, &wanted.file, false)?;
     let (attr, content) = file.read(wanted.range)?;
@@ -246,7 +246,7 @@ fn write(session: &ServedSession, wanted: &Write, payload: &[u8]) -> Result<Attr
 
 fn room(session: &ServedSession) -> Result<FilesystemSpace, Refusal> {
     let root = session.tree.dir(&crate::proto::RelPath::root())?;
-    let found = rustix::fs::fstatvfs(&root).map_err(refuse("look at the disk"))?;
+    let found = rustix::fs::fstatvfs(&root).map_err(refuse("get the free space"))?;
     Ok(FilesystemSpace {
         unit: found.f_frsize,
         total: found.f_blocks,

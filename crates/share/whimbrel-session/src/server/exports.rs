@@ -1,9 +1,9 @@
-//! Exported directories, and names resolved beneath them.
+//! Exports: served directories, and resolution of names beneath them.
 //!
-//! The kernel resolves (`RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS`), from a descriptor
-//! that was opened once; so neither a symlink nor a directory moved in the middle leads out. A file is looked
-//! at through a descriptor that cannot read (`O_PATH`) before it is opened for reading, so a device is never
-//! touched.
+//! The kernel resolves names (`RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS`) from a
+//! descriptor that was opened once, so neither a symlink nor a directory moved meanwhile leads out of the
+//! export. A file is first examined through a descriptor that cannot read (`O_PATH`), so a device is never
+//! opened.
 
 use super::{refuse, stale};
 use crate::proto::{Attr, FileRef, Ident, Kind, Name, RelPath, Time};
@@ -22,10 +22,10 @@ use std::{
 };
 use whimbrel_wire::Refusal;
 
-/// How often a resolution that met a rename is tried again (`EAGAIN`, openat2(2)).
+/// Attempts of a resolution that conflicts with a rename (`EAGAIN`, openat2(2)).
 const TRIES: usize = 16;
 
-/// A directory that may be opened, and all below it.
+/// A directory that clients may open, with everything below it.
 #[derive(Debug)]
 pub struct Export {
     path: PathBuf,
@@ -36,15 +36,15 @@ pub struct Export {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot export {}", path.display())]
 pub struct ExportError {
-    /// The directory.
+    /// Path of the directory.
     pub path: PathBuf,
-    /// Why.
+    /// Cause reported by the system.
     #[source]
     pub source: io::Error,
 }
 
 impl Export {
-    /// The directory `path`; a symlink to it is followed now and never again.
+    /// Exports the directory `path`; a symlink to it is followed now and never again.
     pub fn new(path: &Path) -> Result<Self, ExportError> {
         let failed = |source| ExportError { path: path.to_owned(), source };
         let canonical = path.canonicalize().map_err(failed)?;
@@ -53,12 +53,12 @@ impl Export {
         Ok(Self { dir: dir.map_err(|errno| failed(errno.into()))?, path: canonical })
     }
 
-    /// Where it is.
+    /// Path of the exported directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The path below this export that `wanted` is, if it is one.
+    /// The path of `wanted` below this export, if it is there.
     pub(super) fn below(&self, wanted: &[u8]) -> Option<RelPath> {
         let own = self.path.as_os_str().as_bytes();
         let own = own.strip_suffix(b"/").unwrap_or(own);
@@ -70,16 +70,16 @@ impl Export {
         RelPath::new(&names.join(&b'/')).ok()
     }
 
-    /// The directory `path` as a tree of its own.
+    /// Opens the directory `path` as the root of a session.
     pub(super) fn tree(&self, path: &RelPath) -> Result<ExportTree, Refusal> {
         let whole = ExportTree {
-            root: self.dir.try_clone().map_err(|_| refuse("share a descriptor")(Errno::MFILE))?,
+            root: self.dir.try_clone().map_err(|_| refuse("duplicate a descriptor")(Errno::MFILE))?,
         };
         Ok(ExportTree { root: whole.dir(path)? })
     }
 }
 
-/// What a session sees.
+/// The directory tree of a session.
 #[derive(Debug)]
 pub(super) struct ExportTree {
     root: OwnedFd,
@@ -93,8 +93,7 @@ impl ExportTree {
         for _ in 0..TRIES {
             match openat2(&self.root, name, flags, Mode::empty(), how) {
                 Err(Errno::AGAIN | Errno::INTR) => {}
-                // A symlink in the middle or at the end: the client resolves those itself, so the path is
-                // old.
+                // A symlink in the path: the client resolves those itself, so its path is outdated.
                 Err(Errno::LOOP | Errno::XDEV) => return Err(stale()),
                 opened => return opened.map_err(refuse("find the file")),
             }
@@ -102,12 +101,12 @@ impl ExportTree {
         Err(refuse("find the file")(Errno::BUSY))
     }
 
-    /// A directory, to read names from and to make names in.
+    /// Opens a directory for listing and changing its names.
     pub(super) fn dir(&self, path: &RelPath) -> Result<OwnedFd, Refusal> {
         self.open(path, OFlags::DIRECTORY | OFlags::RDONLY)
     }
 
-    /// A descriptor that only says what is there. A symlink at the end is what is there.
+    /// Opens a descriptor for attributes only, without following a symlink at the end.
     pub(super) fn lookup(&self, path: &RelPath) -> Result<(OwnedFd, Attr), Refusal> {
         let Some((parent, name)) = path.split() else {
             let root = self.open(path, OFlags::PATH)?;
@@ -122,7 +121,7 @@ impl ExportTree {
         Ok((found, attr))
     }
 
-    /// The attributes of `path`; none if there is nothing.
+    /// The attributes of `path`; none if it does not exist.
     pub(super) fn attr(&self, path: &RelPath) -> Result<Option<Attr>, Refusal> {
         match self.lookup(path) {
             Ok((_, attr)) => Ok(Some(attr)),
@@ -131,34 +130,34 @@ impl ExportTree {
         }
     }
 
-    /// Opens a regular file that must be the one asked for.
+    /// Opens a regular file, which must have the wanted identity.
     pub(super) fn file(&self, wanted: &FileRef, write: bool) -> Result<File, Refusal> {
         let (found, attr) = self.lookup(&wanted.path)?;
         if attr.ident != wanted.ident {
             return Err(stale());
         }
         if attr.kind != Kind::File {
-            return Err(refuse("open what is no regular file")(Errno::PERM));
+            return Err(refuse("open a file that is not regular")(Errno::PERM));
         }
         let flags = if write { OFlags::RDWR } else { OFlags::RDONLY } | OFlags::CLOEXEC | OFlags::NOCTTY;
-        // The descriptor found above is opened again by its number: no name is looked up any more.
+        // The descriptor above is reopened by number, so no name is resolved again.
         let opened = rustix::fs::openat(CWD, numbered(&found), flags, Mode::empty());
         opened.map(File::from).map_err(refuse("open the file"))
     }
 
-    /// The directory of `path` and the last name of it.
+    /// Opens the parent directory of `path`; also returns the last name.
     pub(super) fn parent(&self, path: &RelPath) -> Result<(OwnedFd, Name), Refusal> {
         let (parent, name) = path.split().ok_or_else(|| refuse("change the export itself")(Errno::BUSY))?;
         Ok((self.dir(&parent)?, name))
     }
 }
 
-/// A path that leads to what `fd` is, whatever it is called.
+/// A path to the open file `fd`, whatever its name.
 pub(super) fn numbered(fd: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
-/// Whether a refusal says that there is nothing of that name.
+/// Whether a refusal means that the name does not exist.
 pub(super) fn is_absent(refusal: &Refusal) -> bool {
     let absent = [Errno::NOENT, Errno::NOTDIR].map(|errno| errno.raw_os_error());
     crate::proto::errno(refusal).is_some_and(|number| absent.contains(&number))
@@ -166,9 +165,9 @@ pub(super) fn is_absent(refusal: &Refusal) -> bool {
 
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
-/// Attributes of what a descriptor leads to.
+/// Attributes of an open file.
 pub(super) fn attr_of(fd: impl AsFd) -> Result<Attr, Refusal> {
-    let found = statx(fd, "", AtFlags::EMPTY_PATH, WANTED).map_err(refuse("look at the file"))?;
+    let found = statx(fd, "", AtFlags::EMPTY_PATH, WANTED).map_err(refuse("examine the file"))?;
     Ok(from_statx(&found))
 }
 

@@ -1,11 +1,11 @@
-//! Whose turn it is to change files for a client: that of its last session, whichever process of this host
-//! serves it.
+//! Fencing tokens: only the last session of a client may change files, whichever process of this host serves
+//! it.
 //!
-//! A server that ssh starts is another process for every connection, and the one of a connection that broke
-//! may still read what was on its way. A file for each client, in a folder of the server's user alone, holds
-//! the number of its last session (8 bytes, little-endian). A session begins by raising it under an exclusive
-//! lock; every change is made under a shared one, if the number is still its own. Nothing here has to survive
-//! the host: nor does any process.
+//! A server started by ssh is a new process for each connection, and the process of a broken connection may
+//! still be reading delayed requests. A file for each client, in a directory of the server's user alone,
+//! holds the number of its last session (8 bytes, little-endian). A session begins by raising it under an
+//! exclusive lock. Every change is made under a shared lock, if the number is still the session's own. None
+//! of this has to survive a restart of the host, because no server process does.
 
 use super::refuse;
 use crate::proto::ClientId;
@@ -21,7 +21,7 @@ use std::{
 };
 use whimbrel_wire::Refusal;
 
-/// A turn, which lasts until the next one begins.
+/// Fencing token of a session, valid until the next session of the client begins.
 #[derive(Debug)]
 pub(super) struct FencingToken {
     path: PathBuf,
@@ -29,7 +29,7 @@ pub(super) struct FencingToken {
 }
 
 fn failed(error: io::Error) -> Refusal {
-    refuse("look whose turn it is")(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    refuse("check the fencing token")(Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
 fn number_in(file: &File) -> io::Result<u64> {
@@ -41,7 +41,7 @@ fn number_in(file: &File) -> io::Result<u64> {
 }
 
 impl FencingToken {
-    /// The next one of a client. Waits for changes under way in the last one.
+    /// The next token of a client. Waits for changes in progress under the last one.
     pub(super) fn start(dir: &Path, client: &ClientId) -> Result<Self, Refusal> {
         let name: String = client.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         let path = dir.join(name);
@@ -62,9 +62,9 @@ impl FencingToken {
         Ok(Self { path, number })
     }
 
-    /// To be held while something is changed; none if it is not its turn any more.
+    /// Locks the token during a change; none if it is not valid any more.
     pub(super) fn hold(&self) -> Result<Option<File>, Refusal> {
-        // A lock belongs to what was opened: each change has its own.
+        // A lock belongs to an open file description, so each change opens its own.
         let file = match fs::File::open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened.map_err(failed)?,
@@ -97,7 +97,7 @@ mod tests {
         let second = begins.recv().unwrap();
         beginning.join().unwrap().unwrap();
         assert!(first.hold().unwrap().is_none() && second.hold().unwrap().is_some());
-        // Somebody tidied up: the client begins another session.
+        // If the file was removed, the client begins another session.
         fs::remove_file(&second.path).unwrap();
         assert!(second.hold().unwrap().is_none());
     }

@@ -1,9 +1,9 @@
-//! Copies from file to file, so that content which lies here does not travel to the client and back.
+//! File copies on the server, so that content need not be sent to the client and back.
 //!
-//! The kernel copies, and shares blocks where the file system can; where it cannot copy between the two
-//! files, bytes are read and written. Holes stay holes. The file that is written is guarded as in a write;
-//! the other must be what the client knows, before and after. A copy that fails leaves in its stretch what it
-//! came to, with the client's stamp.
+//! The kernel copies, and shares blocks where the file system can. If it cannot copy between the two files,
+//! bytes are read and written. Holes stay holes. The target is checked as in a write; the source must have
+//! the version that the client knows, before and after. A failed copy leaves a partial result with the
+//! client's stamp.
 
 use super::{name_changes, open_files::raw, refuse, sessions::ServedSession, stale};
 use crate::proto::{Copied, Copy};
@@ -14,13 +14,12 @@ use rustix::{
 use std::{fs::File, os::unix::fs::FileExt};
 use whimbrel_wire::Refusal;
 
-/// Bytes of one request; more would keep others from the file, and the client without an answer, for too
-/// long.
+/// Most bytes of one request: a longer one would block the file, and delay the reply, for too long.
 const MOST: u64 = 64 << 20;
-/// Bytes that are read and written at once where the kernel does not copy.
+/// Bytes read and written at once where the kernel does not copy.
 const BY_HAND: u64 = 1 << 20;
 
-/// What `wanted` asks for, as far as one request goes.
+/// Copies what `wanted` requests, up to the limit of one request.
 pub(super) fn copy(session: &ServedSession, wanted: &Copy) -> Result<Copied, Refusal> {
     let from = session.files.get(&session.tree, &wanted.from, false)?;
     let to = session.files.get(&session.tree, &wanted.to, true)?;
@@ -31,10 +30,10 @@ pub(super) fn copy(session: &ServedSession, wanted: &Copy) -> Result<Copied, Ref
     let there = source.size.saturating_sub(wanted.from_offset);
     let len = wanted.len.min(MOST).min(there);
     let end = wanted.offset.checked_add(len).filter(|end| i64::try_from(*end).is_ok());
-    end.ok_or_else(|| refuse("write past the end of all files")(Errno::FBIG))?;
+    end.ok_or_else(|| refuse("write beyond the largest file size")(Errno::FBIG))?;
     let within = wanted.from.ident == wanted.to.ident;
     if within && wanted.from_offset.abs_diff(wanted.offset) < len {
-        return Err(refuse("copy a part of a file over itself")(Errno::INVAL));
+        return Err(refuse("copy between overlapping ranges of a file")(Errno::INVAL));
     }
     let stretch = |size| {
         let mut copy = Copying { from: from.file(), to: to.file(), size };
@@ -51,16 +50,16 @@ pub(super) fn copy(session: &ServedSession, wanted: &Copy) -> Result<Copied, Ref
 struct Copying<'a> {
     from: &'a File,
     to: &'a File,
-    /// Of the file that is written, by now.
+    /// Current size of the written file.
     size: u64,
 }
 
 impl Copying<'_> {
-    /// Copies `len` bytes and says how many there were.
+    /// Copies up to `len` bytes and returns how many there were.
     fn stretch(&mut self, begin: u64, to: u64, len: u64) -> Result<u64, Refusal> {
         let (mut at, end) = (begin, begin + len);
         while at < end {
-            // A file system that knows no holes says that all is data.
+            // A file system without holes reports that everything is data.
             let data = match seek(self.from, SeekFrom::Data(at)) {
                 Ok(data) => data.min(end),
                 Err(Errno::NXIO) => end,
@@ -74,7 +73,7 @@ impl Copying<'_> {
             let copied = self.bytes(data, to + (data - begin), hole - data)?;
             at = data + copied;
             if at < hole {
-                // It was cut meanwhile.
+                // The source was truncated meanwhile.
                 break;
             }
         }
@@ -98,7 +97,7 @@ impl Copying<'_> {
         Ok(())
     }
 
-    /// How many of these bytes there were.
+    /// Copies a range of data; returns how many bytes there were.
     fn bytes(&mut self, from: u64, to: u64, len: u64) -> Result<u64, Refusal> {
         let (mut source, mut place, end) = (from, to, from + len);
         while source < end {

@@ -1,7 +1,7 @@
-//! Directories, whole or in parts.
+//! Directory listings, complete or in parts.
 //!
-//! A listing is the names of a directory at one moment; its parts may be asked for in any order and at once.
-//! A name that is gone when its part is asked for is left out.
+//! A listing has the names of a directory at one moment; its parts may be requested in any order and
+//! concurrently. A name that was removed before its part is requested is left out.
 
 use super::{exports::attr_in, refuse};
 use crate::proto::{Entry, List, Listed, Name, RelPath, code, pack_entries};
@@ -17,11 +17,11 @@ use std::{
 };
 use whimbrel_wire::Refusal;
 
-/// Listings kept for a session: what is asked for in parts is asked for soon.
+/// Most listings remembered for a session: parts are requested soon after each other.
 const KEPT: usize = 16;
-/// Names kept in all, beside those of the latest listing: some hundred megabytes.
+/// Most names remembered, besides those of the latest listing: some hundred megabytes.
 const NAMES: usize = 4 << 20;
-/// Entries in one part.
+/// Most entries in one part.
 const PART: u32 = 8192;
 
 /// The names of a directory at one moment.
@@ -30,7 +30,7 @@ pub(super) struct Listing {
     names: Vec<Name>,
 }
 
-/// The latest ones.
+/// The latest listings of a session.
 #[derive(Default)]
 pub(super) struct Listings {
     next: AtomicU64,
@@ -44,7 +44,7 @@ impl Listing {
         let reader = Dir::read_from(&dir).map_err(refuse("read the directory"))?;
         for entry in reader {
             let entry = entry.map_err(refuse("read the directory"))?;
-            // "." and ".." are no names; neither is what the wire could not carry.
+            // Skip `.`, `..` and names that the wire cannot carry.
             let Ok(name) = Name::new(entry.file_name().to_bytes()) else { continue };
             if names.len() == most {
                 return Ok(None);
@@ -54,7 +54,7 @@ impl Listing {
         Ok(Some(Self { dir, names }))
     }
 
-    /// Entries `from..from + count` as they travel.
+    /// Encodes the entries `from..from + count` for the wire.
     pub(super) fn part(&self, from: u64, count: u32) -> Result<(Vec<u8>, u64), Refusal> {
         let from = usize::try_from(from).unwrap_or(usize::MAX).min(self.names.len());
         let to = self.names.len().min(from + count.min(PART) as usize);
@@ -63,7 +63,7 @@ impl Listing {
         Ok((packed, to as u64))
     }
 
-    /// All entries.
+    /// Entries of the whole directory.
     pub(super) fn all(&self) -> Result<Vec<Entry>, Refusal> {
         self.entries(0..self.names.len())
     }
@@ -72,14 +72,14 @@ impl Listing {
         let entry = |name: &Name| match attr_in(&self.dir, name) {
             Ok(attr) => Some(Ok(Entry { name: name.clone(), attr })),
             Err(Errno::NOENT) => None,
-            Err(errno) => Some(Err(refuse("look at a file")(errno))),
+            Err(errno) => Some(Err(refuse("examine a file")(errno))),
         };
         self.names[range].iter().filter_map(entry).collect()
     }
 }
 
 impl Listings {
-    /// A part of a listing; the first part makes the listing.
+    /// A part of a listing; a request without a listing creates one.
     pub(super) fn part(
         &self,
         wanted: &List,
@@ -113,6 +113,6 @@ impl Listings {
     fn find(&self, number: u64) -> Result<Arc<Listing>, Refusal> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let found = kept.iter().find(|(known, _)| *known == number).map(|(_, listing)| listing.clone());
-        found.ok_or_else(|| Refusal::new(code::STALE, "the listing is gone, begin again"))
+        found.ok_or_else(|| Refusal::new(code::STALE, "the listing has expired, start another"))
     }
 }

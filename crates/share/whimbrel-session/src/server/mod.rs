@@ -1,12 +1,11 @@
-//! The server: named directories, handed out to those who may have a session.
+//! The server: exports, served to peers that may have a session.
 //!
-//! It keeps nothing that cannot be lost: files are named by path and identity in every request, so a server
-//! that was started anew goes on where the last one was, with a new key. What it holds (open files, listings)
-//! is bounded.
+//! It has no state that cannot be lost: every request names files by path and identity, so a restarted server
+//! continues with new keys. The number of its open files and listings is bounded.
 //!
-//! Every path is resolved beneath the session's directory by the kernel (`openat2`), following no symlink at
-//! all; only regular files are opened. The server's user decides by the system's permissions what can be read
-//! and written.
+//! The kernel resolves every path beneath the session's directory (`openat2`) and follows no symlink; only
+//! regular files are opened. The system's permissions for the server's user decide what can be read and
+//! written.
 
 mod dispatcher;
 mod exports;
@@ -27,7 +26,7 @@ use crate::proto::code;
 use rustix::io::Errno;
 use whimbrel_wire::{Code, Refusal};
 
-/// For `map_err`: what the system said while we tried to `action`.
+/// Makes a refusal of a system error, for `map_err`; `action` failed.
 fn refuse(action: &'static str) -> impl Fn(Errno) -> Refusal {
     move |errno| {
         let number = u16::try_from(errno.raw_os_error()).unwrap_or(5);
@@ -36,5 +35,5 @@ fn refuse(action: &'static str) -> impl Fn(Errno) -> Refusal {
 }
 
 fn stale() -> Refusal {
-    Refusal::new(code::STALE, "the file is another one by now")
+    Refusal::new(code::STALE, "the path does not lead to this file any more")
 }

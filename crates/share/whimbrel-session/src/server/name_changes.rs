@@ -1,7 +1,7 @@
-//! Changes of names and attributes.
+//! Changes of names and attributes on the server.
 //!
-//! Each works on one name in a directory that was resolved beneath the export. A change that may have been
-//! made before (its answer got lost) is recognised by its result and answered as done.
+//! Each change affects one name in a directory that was resolved beneath the export. A change that was
+//! already made (because its reply was lost) is recognised by its result, and reported as done.
 
 use super::{
     exports::{attr_in, attr_of, numbered},
@@ -48,54 +48,54 @@ fn create(session: &ServedSession, path: &RelPath, mode: u16, stamp: Time) -> Re
     let (dir, name) = session.tree.parent(path)?;
     match create_whole(&dir, &name, mode, stamp) {
         Err(Errno::EXIST) => {
-            let there = attr_in(&dir, &name).map_err(refuse("look at the file"))?;
+            let there = attr_in(&dir, &name).map_err(refuse("examine the file"))?;
             if is_ours(&there, stamp) { Ok(()) } else { Err(refuse("create the file")(Errno::EXIST)) }
         }
         created => created.map_err(refuse("create the file")),
     }
 }
 
-/// Whether a file is the one that was made with this stamp.
+/// Whether a file is the one that was created with this stamp.
 fn is_ours(there: &Attr, stamp: Time) -> bool {
     there.kind == Kind::File && there.size == 0 && there.mtime == stamp
 }
 
-/// Nobody finds the name without a file: the new one gets another name first, which is the same whenever this
-/// is asked for again, so that a server that was killed in between leaves nothing.
+/// Replaces a file without a moment in which the name is absent: the new file is created under a temporary
+/// name. That name depends on the stamp only, so a repeated request removes what a killed server left.
 fn replace(session: &ServedSession, path: &RelPath, mode: u16, stamp: Time) -> Result<(), Refusal> {
     let (dir, name) = session.tree.parent(path)?;
     match attr_in(&dir, &name) {
         Ok(there) if is_ours(&there, stamp) => return Ok(()),
         Ok(there) => session.files.release(&there.ident),
         Err(Errno::NOENT) => {}
-        Err(errno) => return Err(refuse("look at the file")(errno)),
+        Err(errno) => return Err(refuse("examine the file")(errno)),
     }
     let first = format!(".whimbrel-{}-{}", stamp.seconds, stamp.nanos);
     let first = Name::new(first.as_bytes()).map_err(|_| stale())?;
     let take_away = || unlinkat(&dir, first.as_os(), AtFlags::empty());
-    // Mostly there is none.
+    // Usually there is none.
     let _ = take_away();
     create_whole(&dir, &first, mode, stamp).map_err(refuse("create the file"))?;
     let renamed = renameat_with(&dir, first.as_os(), &dir, name.as_os(), RenameFlags::empty());
     if renamed.is_err() {
-        // The refusal is what is told.
+        // The refusal is reported instead.
         let _ = take_away();
     }
     renamed.map_err(refuse("replace the file"))
 }
 
-/// A file that has its mode and its stamp before it has its name: by the stamp it is known again.
+/// Creates a file that has its mode and its stamp before its name: it is recognised by the stamp.
 fn create_whole(dir: &OwnedFd, name: &Name, mode: u16, stamp: Time) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     let times = Timestamps { last_access: timespec(stamp), last_modification: timespec(stamp) };
-    // The client's umask has been applied by its kernel; ours must not be on top.
+    // The client's kernel has applied its umask; the server's must not be added.
     let finish = |file: &OwnedFd| fchmod(file, bits(mode)).and_then(|()| futimens(file, &times));
     match openat(dir, ".", flags | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR) {
         Ok(file) => {
             finish(&file)?;
             linkat(CWD, numbered(&file), dir, name.as_os(), AtFlags::SYMLINK_FOLLOW)
         }
-        // A file system without files that have no name.
+        // The file system does not support `O_TMPFILE`.
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {
             let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
             finish(&openat(dir, name.as_os(), flags, Mode::RUSR | Mode::WUSR)?)
@@ -106,7 +106,7 @@ fn create_whole(dir: &OwnedFd, name: &Name, mode: u16, stamp: Time) -> Result<()
 
 fn mkdir(session: &ServedSession, path: &RelPath, mode: u16) -> Result<(), Refusal> {
     let (dir, name) = session.tree.parent(path)?;
-    // With the mode at once, as far as our umask lets it: whoever asks again finds it like that.
+    // With the mode at once, as far as this umask permits, for a repeated request.
     mkdirat(&dir, name.as_os(), bits(mode) | Mode::RWXU).map_err(refuse("make the directory"))?;
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let made = openat(&dir, name.as_os(), flags, Mode::empty()).map_err(refuse("open the directory"))?;
@@ -124,13 +124,13 @@ fn symlink(session: &ServedSession, path: &RelPath, target: &[u8]) -> Result<(),
 fn link(session: &ServedSession, from: &RelPath, path: &RelPath) -> Result<(), Refusal> {
     let (found, attr) = session.tree.lookup(from)?;
     if attr.kind == Kind::Dir || attr.kind == Kind::Device {
-        return Err(refuse("link what is no file")(Errno::PERM));
+        return Err(refuse("link a file of this type")(Errno::PERM));
     }
     let (from_dir, from_name) = session.tree.parent(from)?;
     let (dir, name) = session.tree.parent(path)?;
     match linkat(&from_dir, from_name.as_os(), &dir, name.as_os(), AtFlags::empty()) {
         Err(Errno::EXIST) => {
-            let there = attr_in(&dir, &name).map_err(refuse("look at the file"))?;
+            let there = attr_in(&dir, &name).map_err(refuse("examine the file"))?;
             let same = there.ident == attr_of(&found)?.ident;
             if same { Ok(()) } else { Err(refuse("link the file")(Errno::EXIST)) }
         }
@@ -141,12 +141,12 @@ fn link(session: &ServedSession, from: &RelPath, path: &RelPath) -> Result<(), R
 fn unlink(session: &ServedSession, path: &RelPath, ident: Option<&Ident>, keep: bool) -> Result<(), Refusal> {
     let (dir, name) = session.tree.parent(path)?;
     let there = match attr_in(&dir, &name) {
-        // It is gone, which is what was wanted.
+        // The file is gone, as requested.
         Err(Errno::NOENT) if ident.is_some() => return Ok(()),
-        there => there.map_err(refuse("look at the file"))?,
+        there => there.map_err(refuse("examine the file"))?,
     };
     if ident.is_some_and(|ident| *ident != there.ident) {
-        return Err(Refusal::new(code::CONFLICT, "the name is another file's by now"));
+        return Err(Refusal::new(code::CONFLICT, "the name leads to another file now"));
     }
     if keep && there.kind == Kind::File {
         session.files.retain_removed(&session.tree, &FileRef { path: path.clone(), ident: there.ident })?;
@@ -179,7 +179,7 @@ fn set_attr(session: &ServedSession, path: &RelPath, op: &Op) -> Result<(), Refu
         if attr.kind == Kind::Symlink {
             return Err(refuse("set the mode of a symlink")(Errno::OPNOTSUPP));
         }
-        // By number: a name could be a symlink by now, and chmod would follow it.
+        // Use the descriptor: the name could be a symlink by now, and chmod would follow it.
         rustix::fs::chmod(numbered(&found), bits(*mode)).map_err(refuse("set the mode"))?;
     }
     if let Some(mtime) = mtime {
@@ -195,7 +195,7 @@ fn set_time(found: &OwnedFd, mtime: Time) -> Result<(), Refusal> {
     utimensat(found, "", &times, AtFlags::EMPTY_PATH).map_err(refuse("set the time of the last change"))
 }
 
-/// Where a symlink points.
+/// Target of a symlink.
 pub(super) fn readlink(session: &ServedSession, path: &RelPath) -> Result<Vec<u8>, Refusal> {
     let (found, attr) = session.tree.lookup(path)?;
     if attr.kind != Kind::Symlink {
@@ -205,7 +205,7 @@ pub(super) fn readlink(session: &ServedSession, path: &RelPath) -> Result<Vec<u8
     Ok(std::ffi::OsString::from_vec(target.into_bytes()).into_vec())
 }
 
-/// The attributes after a sync that also makes the name durable. Of a directory, the names in it are.
+/// Syncs a file and its name, or the names in a directory, and returns the attributes after that.
 pub(super) fn sync(session: &ServedSession, wanted: &FileRef) -> Result<Attr, Refusal> {
     if wanted.path.is_root()
         || session.tree.lookup(&wanted.path).is_ok_and(|(_, attr)| attr.kind == Kind::Dir)

@@ -1,8 +1,8 @@
-//! Content: reading without zeros, writing only what the writer expects to write over.
+//! Open files: reading content without holes, and writing only over content that the writer expects.
 //!
-//! Open files are kept for a while, by identity; so a file that is renamed or removed goes on being the file
-//! it was for those who use it. A write looks at the last change first and sets it afterwards, both under the
-//! file's own lock, so writers of one server see each other.
+//! Files stay open for a while, by identity, so a renamed or removed file remains accessible to its users. A
+//! write checks the modification time first and sets it afterwards, under the lock of the file, so writers of
+//! one server see each other.
 
 use super::{
     exports::{ExportTree, attr_of},
@@ -25,22 +25,23 @@ use std::{
 };
 use whimbrel_wire::Refusal;
 
-/// Most bytes of one read or write; half of what a frame takes.
+/// Most bytes of one read or write; half of a wire frame.
 pub(super) const MAX_RANGE: u32 = 4 << 20;
-/// Files that were removed and are still used by the client; the oldest is let go beyond this.
+/// Most files that were removed and are still used by the client; beyond this the oldest is closed.
 const MAX_KEPT: usize = 1024;
-/// Shorter holes are not worth being said.
+/// Shortest hole that is reported.
 const SHORTEST: u64 = 16 << 10;
-/// Most holes that are looked at: in a file of very many the rest is read as it is asked for.
+/// Most holes that are examined in one file; the rest is read like data.
 const MAX_LOOKS: usize = 1 << 16;
-/// How often a read that met a writer is tried again before it is given out as older than it may be.
+/// Attempts to read without a concurrent write, before older attributes are returned.
 const TRIES: usize = 3;
 
 /// An open file.
 pub(super) struct OpenFile {
     file: File,
     writable: bool,
-    /// Held by a write alone, and by reads together: in the middle of a write the last change is nobody's.
+    /// Held exclusively by a write and shared by reads: in the middle of a write the modification time is the
+    /// system's.
     order: Arc<RwLock<()>>,
     used: AtomicU64,
 }
@@ -67,7 +68,7 @@ impl OpenFiles {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The file, opened now if it was not.
+    /// The open file of this identity, opened now if necessary.
     pub(super) fn get(
         &self,
         tree: &ExportTree,
@@ -83,7 +84,7 @@ impl OpenFiles {
         }
         let file = tree.file(wanted, write)?;
         let mut open = self.open();
-        // Another thread may have been faster: there must be one lock for one file.
+        // Another thread may have been faster, and a file must have one lock only.
         if let Some(known) = open.get(&wanted.ident).filter(|known| known.writable || !write) {
             return Ok(known.clone());
         }
@@ -103,7 +104,7 @@ impl OpenFiles {
         self.removed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The file loses its name next, and stays readable for this session.
+    /// Retains a file that is about to lose its name, so that this session can still read it.
     pub(super) fn retain_removed(&self, tree: &ExportTree, wanted: &FileRef) -> Result<(), Refusal> {
         let file = self.get(tree, wanted, false)?;
         let mut removed = self.removed();
@@ -117,7 +118,7 @@ impl OpenFiles {
         Ok(())
     }
 
-    /// A descriptor that can write is not kept past a sync: it would keep others from running the file.
+    /// Closes a file after a sync: a descriptor for writing would prevent others from executing the file.
     pub(super) fn release(&self, ident: &Ident) {
         self.open().remove(ident);
     }
@@ -132,24 +133,24 @@ impl OpenFile {
         attr_of(&self.file)
     }
 
-    /// Attributes; half a write, of a server that was killed or of another thread, is the writer's already.
+    /// Attributes; after a partial write, the modification time is the writer's stamp.
     pub(super) fn stamped_attr(&self) -> Result<Attr, Refusal> {
         let attr = self.attr()?;
         Ok(Attr { mtime: write_intent::stamp_of(&self.file, attr.mtime).unwrap_or(attr.mtime), ..attr })
     }
 
-    /// The content of a range, and the file as it was no later than that.
+    /// Content of a range, and attributes that are no newer than it.
     pub(super) fn read(&self, range: Range) -> Result<(Attr, Vec<u8>), Refusal> {
         self.steady(|size| self.content(range, size))
     }
 
-    /// The holes of the file, in order, as many as are said at once, and the file as it was no later than
-    /// that.
+    /// Holes of the file in order, up to the limit of one reply, and attributes that are no newer than they
+    /// are.
     pub(super) fn holes(&self) -> Result<(Attr, Vec<ops::Range<u64>>), Refusal> {
         self.steady(|size| Ok(self.find_holes(size)))
     }
 
-    /// What is seen while nobody writes, if that can be had, and the file as it was no later than that.
+    /// Repeats `look` until no write interferes, up to a limit; the attributes are no newer than its result.
     fn steady<T>(&self, look: impl Fn(u64) -> Result<T, Refusal>) -> Result<(Attr, T), Refusal> {
         let _order = self.order.read().unwrap_or_else(PoisonError::into_inner);
         let mut before = self.stamped_attr()?;
@@ -164,7 +165,7 @@ impl OpenFile {
         Err(stale())
     }
 
-    /// A file system that knows no holes says that all is data.
+    /// Finds holes; a file system without holes reports that everything is data.
     fn find_holes(&self, size: u64) -> Vec<ops::Range<u64>> {
         let (mut holes, mut at) = (Vec::new(), 0);
         for _ in 0..MAX_LOOKS {
@@ -191,7 +192,7 @@ impl OpenFile {
         let end = range.offset + len;
         let mut at = range.offset;
         while at < end {
-            // Holes are not read. A file system that knows none says that all is data.
+            // Holes are not read. A file system without holes reports that everything is data.
             let data = match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
                 Ok(data) => data.min(end),
                 Err(Errno::NXIO) => end,
@@ -208,7 +209,7 @@ impl OpenFile {
         Ok(content)
     }
 
-    /// Reads until full or the end of the file; a file that was cut short meanwhile reads as zeros there.
+    /// Reads until full or the end of the file; beyond the end of a truncated file there are zeros.
     fn fill(&self, mut out: &mut [u8], mut at: u64) -> Result<(), Refusal> {
         while !out.is_empty() {
             match self.file.read_at(out, at) {
@@ -224,14 +225,14 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Stores content over what the writer expects to be there.
+    /// Writes content over what the writer expects.
     pub(super) fn write(&self, wanted: &Write, content: &[u8]) -> Result<Attr, Refusal> {
         self.stamped(&wanted.expect, wanted.stamp, |size| self.change(wanted, content, size))
             .map(|done| done.0)
     }
 
-    /// Has `change` alter the file, which gets its size, if the last change is one of those that are
-    /// expected, and gives the file its stamp.
+    /// Runs `change`, which gets the current size, if the modification time is one of those expected, and
+    /// sets the stamp.
     pub(super) fn stamped<T>(
         &self,
         expect: &[Time],
@@ -246,10 +247,11 @@ impl OpenFile {
         }
         write_intent::record(&self.file, stamp);
         let changed = change(now.size);
-        // Also after a failure: what came through of it is the writer's, too.
+        // After a failure as well: the part that was written is the writer's, too.
         match set_mtime(&self.file, stamp) {
             Ok(()) => write_intent::end(&self.file),
-            // A file of another user that we may write: its note goes on saying whose the last change is.
+            // A file of another user: the remaining mark still attributes the modification time to this
+            // writer.
             Err(Errno::PERM) => {}
             Err(errno) => return Err(refuse("set the time of the last change")(errno)),
         }
@@ -257,12 +259,12 @@ impl OpenFile {
         Ok((self.attr()?, done))
     }
 
-    /// Cuts, grows and fills the file, which has `size` bytes.
+    /// Truncates, extends and fills the file, which has `size` bytes.
     fn change(&self, wanted: &Write, content: &[u8], mut size: u64) -> Result<(), Refusal> {
         let end = wanted.offset.checked_add(content.len() as u64);
-        let end = end.ok_or_else(|| refuse("write past the end of all files")(Errno::FBIG))?;
+        let end = end.ok_or_else(|| refuse("write beyond the largest file size")(Errno::FBIG))?;
         if let Some(cut) = wanted.cut.filter(|cut| *cut < size) {
-            ftruncate(&self.file, cut).map_err(refuse("cut the file"))?;
+            ftruncate(&self.file, cut).map_err(refuse("truncate the file"))?;
             size = cut;
         }
         let grown = if content.is_empty() { size } else { size.max(end) };
@@ -274,7 +276,7 @@ impl OpenFile {
             self.write_page(wanted.offset + (number * PAGE) as u64, page)?;
         }
         if wanted_size < grown {
-            ftruncate(&self.file, wanted_size).map_err(refuse("cut the file"))?;
+            ftruncate(&self.file, wanted_size).map_err(refuse("truncate the file"))?;
         }
         Ok(())
     }
@@ -299,7 +301,7 @@ pub(super) fn raw(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }
 
-/// A moment as the system takes it.
+/// Converts a time for calls of the system.
 pub(super) fn timespec(time: Time) -> Timespec {
     Timespec { tv_sec: time.seconds, tv_nsec: i64::from(time.nanos.min(999_999_999)) }
 }

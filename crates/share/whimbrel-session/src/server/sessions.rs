@@ -1,12 +1,12 @@
-//! Sessions of a server: keys, whom they belong to, and what each holds.
+//! Served sessions: their keys, peers and resources.
 //!
-//! A key is worth something only to the peer it was given to, and only until its session ends or was not used
-//! for the time allowed. What a session holds is bounded in number; the oldest goes first.
+//! A key is valid only for the peer that it was given to, until its session ends or was idle for too long.
+//! The resources of a session are bounded in number; the oldest goes first.
 //!
-//! A request outlives the connection that it came on. When a client begins another session, its earlier ones
-//! are over first: their changes that are under way are waited for, and none begins any more. Otherwise a
-//! change that was asked for twice could be made the second time after those that followed it. Other
-//! processes that serve the same client are seen to in `turn.rs`.
+//! A request outlives the connection on which it arrived. When a client begins another session, its earlier
+//! ones are ended first: their changes in progress are waited for, and no more begin. Otherwise a repeated
+//! change could be made the second time after the changes that followed it. Other processes that serve the
+//! client are handled in `fencing.rs`.
 
 use super::{exports::ExportTree, fencing::FencingToken, listing::Listings, open_files::OpenFiles};
 use crate::proto::{ClientId, SessionKey, code};
@@ -18,19 +18,19 @@ use std::{
 };
 use whimbrel_wire::{PeerIdentity, Refusal};
 
-/// What a server allows.
+/// Limits of a server.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Sessions at once.
+    /// Most sessions at once.
     pub sessions: usize,
-    /// A session that was not used for so long is over.
+    /// Idle time after which a session ends.
     pub idle: Duration,
-    /// Files kept open for a session.
+    /// Most files kept open for a session.
     pub files: usize,
-    /// A folder of this server's user alone, in which processes that serve one client one after the other
-    /// find each other.
+    /// Directory for fencing tokens, accessible to this server's user only, if several processes may serve
+    /// one client.
     pub turns: Option<PathBuf>,
-    /// Clients may share among the users of their host what more than one of them may read.
+    /// Whether users of a client host may share content that they all may read.
     pub share: bool,
 }
 
@@ -40,7 +40,7 @@ impl Default for Limits {
     }
 }
 
-/// One session.
+/// A session on the server.
 pub(super) struct ServedSession {
     key: SessionKey,
     peer: PeerIdentity,
@@ -49,12 +49,12 @@ pub(super) struct ServedSession {
     pub(super) files: OpenFiles,
     pub(super) listings: Listings,
     used: Mutex<Instant>,
-    /// Read by every change for as long as it takes.
+    /// Whether the session is over; read-locked during every change.
     over: RwLock<bool>,
     turn: Option<FencingToken>,
 }
 
-/// Something is being changed.
+/// Held during a change.
 pub(super) struct ChangeGuard<'a> {
     _here: RwLockReadGuard<'a, bool>,
     _anywhere: Option<File>,
@@ -84,7 +84,7 @@ impl ServedSession {
         })
     }
 
-    /// To be held while something is changed.
+    /// Begins a change; it lasts until the guard is dropped.
     pub(super) fn changing(&self) -> Result<ChangeGuard<'_>, Refusal> {
         let over = self.over.read().unwrap_or_else(PoisonError::into_inner);
         if *over {
@@ -97,7 +97,7 @@ impl ServedSession {
         Ok(ChangeGuard { _here: over, _anywhere: anywhere })
     }
 
-    /// Waits for the changes that are under way, and lets none begin.
+    /// Waits for the changes in progress, and prevents new ones.
     fn end_changes(&self) {
         *self.over.write().unwrap_or_else(PoisonError::into_inner) = true;
     }
@@ -116,10 +116,10 @@ impl ServedSession {
 }
 
 fn unknown_key() -> Refusal {
-    Refusal::new(code::KEY, "the key is not that of a living session")
+    Refusal::new(code::KEY, "there is no session with this key")
 }
 
-/// All of them.
+/// All sessions of a server.
 #[derive(Default)]
 pub(super) struct Sessions {
     living: Mutex<Vec<Arc<ServedSession>>>,
@@ -130,8 +130,8 @@ impl Sessions {
         self.living.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a session in, which is the only one of its client then. If there are too many, the one that was
-    /// not used for longest is over: whose it was begins another.
+    /// Adds a session, and ends earlier ones of its client. If there are too many, the one idle for longest
+    /// ends, and its client begins another.
     pub(super) fn add(&self, session: ServedSession, limits: &Limits) -> Arc<ServedSession> {
         let before: Vec<_> = self.living().extract_if(.., |before| session.succeeds(before)).collect();
         before.iter().for_each(|session| session.end_changes());
@@ -146,7 +146,7 @@ impl Sessions {
         session
     }
 
-    /// The session of this key, if it is this peer's.
+    /// The session with this key, if it belongs to this peer.
     pub(super) fn of(
         &self,
         key: &SessionKey,
@@ -195,7 +195,7 @@ mod tests {
         let (begun, begins) = mpsc::channel();
         let others = sessions.clone();
         let adding = thread::spawn(move || begun.send(others.add(session(client), &Limits::default())));
-        // Others do not wait for it.
+        // Sessions of other clients do not wait for it.
         sessions.add(session(Some(ClientId::random())), &limits);
         sessions.add(session(None), &limits);
         assert!(begins.recv_timeout(Duration::from_millis(50)).is_err());

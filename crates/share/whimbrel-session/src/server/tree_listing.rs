@@ -1,8 +1,8 @@
-//! Many directories in one answer, so that who is far away learns a tree in a few round trips.
+//! Tree listing: many directories in one reply, so that a distant client learns a tree in a few round trips.
 //!
-//! The directories asked for come first, then those below them, level by level, until there is enough for one
-//! answer. A directory that cannot be read is passed over: who needs it asks for it alone and hears why. What
-//! is mounted in the tree is not walked into.
+//! The requested directories come first, then those below them, level by level, until the reply is full. A
+//! directory that cannot be read is skipped: a client that needs it requests it alone and gets the error.
+//! Other file systems mounted in the tree are not entered.
 
 use super::{
     exports::{ExportTree, attr_of},
@@ -14,15 +14,15 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use whimbrel_wire::Refusal;
 
-/// Most directories asked for by one request, and looked at for one answer.
+/// Most directories in one request, and listed in one reply.
 const DIRS: usize = 1000;
-/// Most names of one answer, and of one directory that comes with its names.
+/// Most names in one reply, and of one directory that is returned with its names.
 const NAMES: (u32, u32) = (16 << 10, 4 << 10);
 
-/// Directories, packed.
+/// Lists directories for one request; returns them packed.
 pub(super) fn walk(tree: &ExportTree, wanted: &ListTree) -> Result<(Walked, Vec<u8>), Refusal> {
     if wanted.dirs.len() > DIRS {
-        return Err(refuse("walk through so many directories at once")(Errno::TOOBIG));
+        return Err(refuse("list so many directories at once")(Errno::TOOBIG));
     }
     let (budget, most) = (wanted.names.min(NAMES.0) as usize, wanted.most.min(NAMES.1) as usize);
     let mut queue: VecDeque<RelPath> = wanted.dirs.iter().cloned().collect();
@@ -49,7 +49,7 @@ pub(super) fn walk(tree: &ExportTree, wanted: &ListTree) -> Result<(Walked, Vec<
     Ok((Walked { reached: looked.min(wanted.dirs.len()) as u32 }, packed))
 }
 
-/// A directory and its names, unless it has more than `most`; none if it cannot be read.
+/// A directory and its names, without them if there are more than `most`; none if it cannot be read.
 fn directory(tree: &ExportTree, path: &RelPath, most: usize) -> Option<WalkedDir> {
     let dir = tree.dir(path).ok()?;
     let ident = attr_of(&dir).ok()?.ident;

@@ -1,12 +1,12 @@
-//! What a write is about to do to a file, noted on the file itself, so that its half is not taken for
-//! somebody else's work.
+//! Write intent: a mark on a file about a write in progress, so that a partial write is not mistaken for
+//! another writer's.
 //!
-//! The system sets the last change of a file with every write, and we set the writer's stamp afterwards. A
-//! server that is killed between the two leaves a last change that nobody expects. The note, an extended
-//! attribute, says which stamp was to come and when: a last change of about that time is ours. Where a file
-//! system knows no such attributes there is no note, and such a write is said to be a conflict, with both
-//! contents kept. Somebody who writes within the same moment as a server that is killed is overlooked; that
-//! is the window which the check before a write has anyway.
+//! The system updates the modification time with every write, and the server sets the writer's stamp
+//! afterwards. A server that is killed in between leaves a time that nobody expects. The mark, an extended
+//! attribute, has the coming stamp and the start time: a modification time of about that time belongs to this
+//! write. On a file system without such attributes, a partial write is reported as a conflict, and both
+//! contents are retained. A different writer at the same moment as the kill is overlooked; the check before
+//! each write has the same window.
 
 use crate::proto::Time;
 use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr};
@@ -14,9 +14,9 @@ use std::fs::File;
 
 const NAME: &str = "user.whimbrel.write";
 const LEN: usize = 24;
-/// The system's stamps are as coarse as its tick, and so may be this much older than the clock.
+/// Largest lag of the system's file times behind the clock, in nanoseconds: they are as coarse as its tick.
 const TICK: i128 = 20_000_000;
-/// Longer than any write of one request, in nanoseconds.
+/// Longest write of one request in nanoseconds.
 const LONGEST: i128 = 2_000_000_000;
 
 fn nanoseconds(time: Time) -> i128 {
@@ -35,20 +35,20 @@ fn decode(bytes: &[u8]) -> Option<Time> {
     Some(Time { seconds: i64::from_le_bytes(*seconds), nanos: u32::from_le_bytes(nanos.try_into().ok()?) })
 }
 
-/// A write that ends in `stamp` begins now.
+/// Records that a write with this stamp begins now.
 pub(super) fn record(file: &File, stamp: Time) {
     let value = [encode(stamp), encode(Time::now())].concat();
-    // Without the note a killed server costs a conflict, and no more.
+    // Without the mark, a killed server costs a conflict and no more.
     let _ = fsetxattr(file, NAME, &value, XattrFlags::empty());
 }
 
-/// It is over, and the file has its stamp.
+/// Removes the mark after the file got its stamp.
 pub(super) fn end(file: &File) {
-    // A note that stays explains nothing but the moment it is of.
+    // A remaining mark explains only times close to its own.
     let _ = fremovexattr(file, NAME);
 }
 
-/// The stamp that the write was to end in which made `found` the last change, if that was half a write.
+/// The stamp of the partial write that set the modification time `found`, if there was one.
 pub(super) fn stamp_of(file: &File, found: Time) -> Option<Time> {
     let mut value = [0; LEN];
     let len = fgetxattr(file, NAME, &mut value[..]).ok()?;

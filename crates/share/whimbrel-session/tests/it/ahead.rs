@@ -1,4 +1,4 @@
-//! What is known of a file before it is read: notes beside it, and what an earlier session read.
+//! Prefetch before a file is read: hint files, and the read history of an earlier session.
 
 use crate::common::{World, pattern, until};
 use std::{
@@ -15,7 +15,7 @@ use whimbrel_session::{
 const BLOCK: usize = 65_536;
 const BLOCKS: usize = 64;
 
-/// Of four blocks three are zeros.
+/// A file in which three of four blocks are zeros.
 fn sparse() -> Vec<u8> {
     let mut bytes = vec![0; BLOCKS * BLOCK];
     for number in (0..BLOCKS).step_by(4) {
@@ -54,7 +54,7 @@ fn zeros_that_a_note_tells_of_are_never_asked_for() {
     world.wire.mend();
     assert!(fs::read(world.mount().join("disk.raw")).unwrap() == sparse());
     assert_eq!(world.session().status().zero_blocks, BLOCKS as u64 / 4 * 3);
-    // Written and written back it is another file, of which the note says nothing.
+    // After a write-back it is another version, to which the hint does not apply.
     let ours = fs::OpenOptions::new().write(true).open(world.mount().join("disk.raw")).unwrap();
     ours.write_all_at(&[9; 5000], 9 * BLOCK as u64).unwrap();
     world.session().flush().unwrap();
@@ -90,7 +90,7 @@ fn a_note_of_another_version_or_owner_or_of_nothing_is_not_believed() {
     }
     let status = world.session().status();
     assert_eq!((status.zero_blocks, status.events.len()), (0, 1), "{:?}", status.events);
-    assert!(status.events[0].text.starts_with("garbage: the note beside it"));
+    assert!(status.events[0].text.starts_with("garbage: its hint file is invalid"));
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn what_a_session_read_is_brought_to_the_next_before_anybody_asks() {
     assert!(blocks.iter().all(|block| read(&world, *block)));
     assert_eq!(world.session().status().ahead_blocks, 0, "nothing was known");
     world.end();
-    // The cache is lost, what was learnt is not.
+    // The cache is lost, but not the read history.
     for part in ["frames", "journal.0", "journal.1"] {
         let _ = fs::remove_file(world.dir.path().join("cache").join(part));
     }

@@ -1,7 +1,6 @@
-//! What a session meets that nobody wishes for: servers that are gone, started anew or lie, files that others
-//! change or replace, keys that are worth nothing any more, odd names, huge files, a full disk. (Mount points
-//! that are busy: `whimbrel-fuse`; an end with dirty data: `e2e`; a million names: `large.rs`; wrong keys:
-//! `server.rs`.)
+//! Sessions under bad conditions: unreachable, restarted or lying servers, files that others change or
+//! replace, expired keys, odd names, huge files, a full disk. (Busy mount points: `whimbrel-fuse`; an end
+//! with dirty data: `e2e`; a million names: `large.rs`; wrong keys: `server.rs`.)
 
 use crate::common::{self, Fate, World, back, pattern, until};
 use std::{
@@ -150,7 +149,8 @@ fn a_server_that_claims_more_names_than_there_can_be_is_not_believed() {
 
 #[test]
 fn a_name_may_be_any_bytes_on_either_side() {
-    // All but the slash, which parts names, and the zero, which ends them. A dot is a name only in company.
+    // All bytes except the slash, which separates names, and zero, which ends them. A dot is not a name by
+    // itself.
     let names: Vec<Vec<u8>> = (1..=255u8)
         .filter(|byte| *byte != b'/')
         .flat_map(|byte| [vec![byte, b'x'], vec![b'x', byte, 0xff, byte]])
@@ -198,7 +198,7 @@ fn a_session_whose_key_the_server_has_given_up_goes_on_with_another() {
     let limits = Limits { sessions: 1, ..Limits::default() };
     world.wire.restart(Server::new(vec![Export::new(&world.server()).unwrap()], false, limits));
     assert_eq!(fs::read_to_string(world.mount().join("one")).unwrap(), "one");
-    // The server has room for one session: the next takes the place of this.
+    // The server allows one session: the next one replaces this one.
     let mut options = world.options.clone();
     options.cache = world.dir.path().join("other");
     let _other = world.runtime.block_on(Session::start(world.wire.clone(), options)).unwrap();
@@ -222,15 +222,15 @@ fn a_file_that_was_replaced_on_the_server_is_another_at_the_next_open_and_never_
     fs::write(server.join("new"), &new).unwrap();
     fs::rename(server.join("new"), server.join("file")).unwrap();
     until("it is the new one", || fs::read(mount.join("file")).unwrap() == new);
-    // Who has the old one open gets its bytes as far as they are here, or an error, and nothing of the new
-    // one.
+    // A program with the old file open gets its bytes as far as they are here, or an error, but nothing of
+    // the new one.
     let mut rest = vec![0; 300_000];
     if open.read_exact_at(&mut rest, 100_000).is_ok() {
         assert!(rest == old[100_000..]);
     }
 }
 
-/// A file system of some MiB, gone with the value.
+/// A file system of some MiB, unmounted on drop.
 struct Small(PathBuf);
 
 impl Small {
@@ -268,7 +268,7 @@ fn a_cache_whose_disk_is_full_serves_what_it_cannot_keep_and_takes_nothing_that_
     let synced = file.sync_all();
     drop(file);
     assert!(written < 12, "there is no room for that");
-    // What it took is not lost: it is on the server, or a program was told that it may not be.
+    // Accepted data is not lost: it is on the server, or a call has failed.
     let flushed = world.session().flush();
     let served = fs::read(world.server().join("written")).unwrap_or_default();
     let same = served.len() >= written << 20 && served[..written << 20] == bytes[..written << 20];

@@ -1,9 +1,7 @@
-//! The cache on a disk that loses power, or in a process that is killed, at any operation of seeded
-//! histories.
+//! Crashes of the cache: power failures and kills at any operation of seeded histories.
 //!
-//! What a page holds afterwards must be what was promised at the last sync or written since; after a kill,
-//! what was written last. Pages are written whole, each time with another content, so an old or torn page is
-//! seen as what it is.
+//! Afterwards a page must hold what was promised at the last sync or written since; after a kill, what was
+//! written last. Each page is written whole and with new content, so an old or torn page is recognised.
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::{
@@ -20,7 +18,7 @@ use whimbrel_session::{
 struct Disk {
     durable: Vec<u8>,
     now: Vec<u8>,
-    /// Writes since the last sync; none is a cut.
+    /// Writes since the last sync; none stands for a truncation.
     since: Vec<(u64, Option<Vec<u8>>)>,
 }
 
@@ -72,7 +70,7 @@ impl CrashMedium {
         Self(Arc::new(Mutex::new(State { parts, operations: 0, off_at: u64::MAX })))
     }
 
-    /// Of every write since the last sync each sector may or may not have come to the disk.
+    /// Each sector of every write since the last sync may or may not have reached the disk.
     fn after_power_failure(&self, random: &mut StdRng) -> Self {
         let mut parts = self.0.lock().unwrap().parts.clone();
         for disk in &mut parts {
@@ -169,7 +167,7 @@ impl History {
         Self { random: StdRng::seed_from_u64(seed), model, next: 1 }
     }
 
-    /// One random operation; an error is the power gone.
+    /// One random operation; an error means that the power failed.
     fn step(&mut self, cache: &BlockCache, file: u64) -> Result<(), CacheError> {
         match self.random.random_range(0..10) {
             0..=4 => self.write(cache, file),
@@ -196,7 +194,7 @@ impl History {
             bytes.extend(page(content));
         }
         match cache.write(file, first * PAGE as u64, &bytes) {
-            // Some of it may have been taken before the cache was full.
+            // A part may have been accepted before the cache was full.
             Err(CacheError::Full) => self.flush(cache, file)?,
             written => assert_eq!(written?, CacheRead::Here),
         }
@@ -250,7 +248,7 @@ impl History {
                 "seed {seed}: page {number} holds {content}, not one of {allowed:?}"
             );
             if killed {
-                // The operation under way when it was killed may have come through or not.
+                // The operation during the kill may or may not have succeeded.
                 let from = allowed.iter().rposition(|content| *content == self.model.now[number]).unwrap();
                 assert!(
                     allowed[from..].contains(&content),
@@ -295,11 +293,11 @@ fn history(seed: u64, killed: bool) {
     let mut medium = CrashMedium::default();
     medium.0.lock().unwrap().off_at = u64::MAX;
     let file = open(&medium).unwrap().add_file(a_file()).unwrap();
-    // Several crashes one after the other: recovery has to leave what it can recover from itself.
+    // Several crashes in succession: recovery must leave a cache from which it can recover.
     for _ in 0..3 {
         let cache = reopen(&medium, file);
         cache.sync().unwrap();
-        // What the crash left is what there is from here on.
+        // Take what the crash left as the new content.
         for number in 0..PAGES as usize {
             let mut bytes = page(0);
             let here = cache.read(file, (number * PAGE) as u64, &mut bytes).unwrap() == CacheRead::Here;
@@ -348,8 +346,8 @@ fn a_damaged_clean_page_is_missing_and_a_damaged_dirty_one_is_said() {
     assert!(matches!(damaged, Err(CacheError::Damaged { offset: 16384 })), "{damaged:?}");
 }
 
-/// Zeros begin behind what the server has, also while the file is still written to, or the next look at it
-/// finds none of it.
+/// Zeros begin beyond the server's content, even while the file is still being written; otherwise a later
+/// read would miss that content.
 #[test]
 fn what_was_written_back_while_more_was_written_comes_from_the_server_again() {
     let medium = CrashMedium::default();
@@ -365,14 +363,14 @@ fn what_was_written_back_while_more_was_written_comes_from_the_server_again() {
     cache.flushed(file, content, &sent, Some(seen)).unwrap();
     assert_eq!(cache.file(file).unwrap().zero_from, 100, "and not behind the end of what is there");
     cache.mark_clean(file, content, Version { size: PAGE as u64, ..Version::default() }).unwrap();
-    // Room is made: what is clean goes.
+    // Evict the clean pages.
     cache.invalidate(file).unwrap();
     let mut out = page(0);
     assert_eq!(cache.read(file, 0, &mut out).unwrap(), CacheRead::Missing(vec![0]));
     assert_eq!(cache.read(file, far, &mut out).unwrap(), CacheRead::Here);
     assert!(out == page(6));
 
-    // What was taken before the file was cut is sent again, since the cut is yet to come there.
+    // A block taken before the file was truncated is sent again, since the server has yet to truncate.
     let content = cache.content_epoch(file).unwrap();
     let sent = cache.take_dirty(file, far / cache.block_size()).unwrap().unwrap();
     cache.truncate(file, far + 2 * PAGE as u64).unwrap();
@@ -381,7 +379,7 @@ fn what_was_written_back_while_more_was_written_comes_from_the_server_again() {
     assert_eq!(cache.dirty_blocks(file), [far / cache.block_size()]);
 }
 
-/// The answer is of before the write-back: what it was asked for then may not come in after that has left.
+/// The reply is older than the write-back: it must not be stored after the written block was evicted.
 #[test]
 fn a_block_that_is_on_its_way_does_not_leave_with_what_was_written_to_it() {
     let medium = CrashMedium::default();
@@ -464,7 +462,8 @@ fn a_file_is_where_a_change_of_names_put_it_though_the_crash_came_before_its_own
     drop(cache);
     let cache = open();
     assert_eq!(cache.file(file).unwrap().path, path("other/a"));
-    // One that came to the old name after the change is not moved by it, however often the journal is read.
+    // A file created later under the old name is not moved by the change, however often the journal is
+    // replayed.
     let new = cache.add_file(FileRecord { path: path("dir/a"), ..a_file() }).unwrap();
     drop(cache);
     for _ in 0..2 {
@@ -522,7 +521,7 @@ fn changes_that_were_folded_are_found_as_they_were_and_so_is_how_far_they_were_s
     };
     cache.fold_ops(folded).unwrap();
     drop(cache);
-    // From the journal, and from one that was begun anew.
+    // From the journal, and from a restarted one.
     for _ in 0..2 {
         let cache = open();
         assert_eq!(cache.ops(), [(numbers[0], Op::Rmdir { path: path("x") }), (numbers[3], now.clone())]);
@@ -556,13 +555,13 @@ fn a_cut_is_spared_only_if_everything_behind_it_is_written_again() {
     assert_eq!((cache.read(file, at(4), &mut hole).unwrap(), content_of(&hole)), (CacheRead::Here, Some(0)));
     cache.write(file, at(4), &page(4)).unwrap();
     assert_eq!(zero_from(file), size);
-    // Shorter than it was: what is behind the end goes.
+    // Shorter than before: the server's content beyond the end is cut off.
     cache.truncate(file, 0).unwrap();
     for number in 0..5 {
         cache.write(file, at(number), &page(number as u32)).unwrap();
     }
     assert_eq!(zero_from(file), at(5));
-    // Longer: what is behind the server's end is zeros as before.
+    // Longer: beyond the server's end there are zeros as before.
     cache.truncate(file, 0).unwrap();
     for number in 0..12 {
         cache.write(file, at(number), &page(number as u32)).unwrap();

@@ -1,5 +1,5 @@
-//! What programs may ask of a mount beyond reading and writing, and with which error the rest is refused:
-//! `docs/operations/sessions.md` has the table.
+//! File system calls other than reading and writing, and the errors of unsupported ones: see the table in
+//! `docs/operations/sessions.md`.
 
 use crate::common::World;
 use rustix::{
@@ -31,7 +31,7 @@ fn direct(path: &Path) -> Asked {
     let flags = OFlags::DIRECT.bits() as i32;
     let file =
         OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).map_err(|e| system(&e))?;
-    // As a monitor without its own cache does it: whole blocks.
+    // In whole blocks, like a virtual machine monitor without a cache of its own.
     let block = vec![5; 8192];
     let at = block.as_ptr().align_offset(4096);
     file.write_all_at(&block[at..at + 4096], 4096).map_err(|e| system(&e))
@@ -77,7 +77,7 @@ fn answers(mount: &Path) -> Vec<(&'static str, Asked)> {
     ]
 }
 
-/// What is refused; all else that was asked for is done.
+/// Unsupported calls; all others succeed.
 const REFUSED: [(&str, Errno); 13] = [
     ("O_TMPFILE", Errno::OPNOTSUPP),
     ("fallocate", Errno::OPNOTSUPP),

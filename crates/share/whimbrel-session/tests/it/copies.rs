@@ -1,4 +1,4 @@
-//! Copies on a mount are made by the server, and are what copies through this side would be.
+//! Server copies: copies on a mount are made by the server, with the result of a copy through the client.
 
 use crate::common::{Fate, World, back, pattern, until};
 use rustix::{fs::copy_file_range, io::Errno};
@@ -21,7 +21,7 @@ fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
 }
 
-/// As `cp` does it.
+/// Copies a file like `cp`.
 fn copy(from: &Path, to: &Path) -> Result<(), Errno> {
     let (from, to) = (File::open(from).unwrap(), File::create(to).unwrap());
     while copy_file_range(&from, None, &to, None, 1 << 30)? > 0 {}
@@ -32,7 +32,7 @@ fn asked(world: &World, kind: &str) -> u64 {
     world.session().status().requests.get(kind).copied().unwrap_or(0)
 }
 
-/// What happens to requests from now on; while there is no connection, copies are made on this side.
+/// Sets the fate of later requests; while there is no connection, copies are made on this side.
 fn decide(world: &World, decides: impl Fn(&Request) -> Fate + Send + Sync + 'static) {
     let broken = world.session().status().broken;
     world.wire.decide(decides);
@@ -187,8 +187,7 @@ fn a_source_that_somebody_else_has_changed_is_copied_as_it_is_now() {
     fs::write(world.server().join("source"), &theirs).unwrap();
     copy(&from, &to).unwrap();
     world.session().flush().unwrap();
-    // What was read and brought ahead before may be in the kernel's cache, which believes it without an end
-    // here.
+    // Content that was read ahead may be in the kernel's page cache, which never expires here.
     let copied = fs::read(world.server().join("copy")).unwrap();
     assert!(copied.len() == 3 * MIB && copied[2 * MIB..] == theirs[2 * MIB..]);
     assert_eq!(world.session().status().events, []);

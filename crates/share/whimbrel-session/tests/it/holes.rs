@@ -1,5 +1,4 @@
-//! Holes of the server's files: nobody waits for what they are known to be, and nothing that was written is
-//! taken for one.
+//! Holes of the server's files: no read waits for them, and written data is never mistaken for one.
 
 use crate::common::{Fate, World, back, pattern, until};
 use std::{
@@ -15,7 +14,7 @@ use whimbrel_session::proto::{HolesCall, MAX_HOLES};
 use whimbrel_wire::{Call, Refusal};
 
 const SIZE: u64 = 8 << 20;
-/// What lies here is written by whoever fills the server.
+/// Offset of the only data in the file.
 const ISLAND: u64 = 3 << 20;
 
 fn sparse(server: &Path) {
@@ -28,7 +27,7 @@ fn opened(world: &World) -> File {
     OpenOptions::new().read(true).write(true).open(world.mount().join("disk.raw")).unwrap()
 }
 
-/// The disk, opened, when its holes are known.
+/// Opens the disk, and waits until its holes are known.
 fn known(world: &World) -> File {
     let disk = opened(world);
     until("the holes are known", || world.session().status().holes > 0);
@@ -66,7 +65,7 @@ fn a_part_of_a_page_is_written_into_a_hole_while_the_server_is_away() {
 
 #[test]
 fn what_was_written_into_a_hole_and_left_comes_back_from_the_server() {
-    // So small that nothing stays.
+    // Too small for any block to stay.
     let world = World::new(
         |options| {
             back(options);

@@ -1,5 +1,5 @@
-//! What is known before anybody asks: trees, small files beside those that are read, names that are not
-//! there; and for how long.
+//! Prefetched names and files: trees, small files near those that are read, absent names, and how long they
+//! are cached.
 
 use crate::common::{Fate, World, pattern, until};
 use std::{
@@ -23,7 +23,7 @@ fn who_reads_the_small_files_of_a_directory_one_by_one_waits_for_few_of_them() {
         fs::read(world.mount().join(format!("{number}.c"))).is_ok_and(|read| read == pattern(9000, number))
     };
     assert!(read(10) && read(11));
-    // Two that were asked for, and sixteen after them.
+    // Two were requested, and sixteen more were prefetched.
     until("the next ones are here", || world.session().status().used >= 18 * 65536);
     world.wire.cut(true);
     assert!((10..28).all(read));
@@ -34,7 +34,7 @@ fn asked(world: &World, kind: &str) -> u64 {
     world.session().status().requests[kind]
 }
 
-/// Directories `0..dirs` of a file each.
+/// Directories `0..dirs` with one file each.
 fn tree(server: &std::path::Path, dirs: usize) {
     for number in 0..dirs {
         fs::create_dir(server.join(number.to_string())).unwrap();
@@ -62,7 +62,7 @@ fn what_grows_old_while_it_is_used_is_asked_for_again_together() {
     let world = World::new(|options| options.settings.fresh = Some(2), |server| tree(server, 50));
     let dir = |number: usize| world.mount().join(number.to_string());
     (0..50).for_each(|number| assert_eq!(fs::read_dir(dir(number)).unwrap().count(), 1));
-    // The kernel believes it absent as well.
+    // The kernel caches it as absent, too.
     assert!(!dir(7).join("new").exists());
     fs::write(world.server().join("7/new"), "new").unwrap();
     until("the tree was asked for again", || {
@@ -75,7 +75,7 @@ static HELD: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(
 
 #[test]
 fn a_walk_that_comes_late_undoes_nothing() {
-    /// The answer is what was so when it was asked for, and comes when it is told to.
+    /// Delays a reply, which has the state at its request.
     fn hold(reply: Reply) -> Reply {
         tokio::task::block_in_place(|| until("the answer may go", || !HELD.load(Ordering::SeqCst)));
         reply

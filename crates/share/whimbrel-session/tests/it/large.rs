@@ -58,7 +58,7 @@ fn a_sparse_file_of_terabytes_is_read_and_written_for_what_is_in_it() {
     }
 }
 
-/// KiB of this process, by what the system calls them.
+/// A value of this process in KiB, by its name in `/proc/self/status`.
 fn memory(what: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(what)).unwrap();

@@ -1,4 +1,4 @@
-//! Programs on a mount: what they see and change, whose it is, and what can be changed while it is mounted.
+//! Programs on a mount: what they see and change, ownership, and settings that change while it is mounted.
 
 use crate::common::{self, World, pattern, until};
 use std::{

@@ -1,4 +1,4 @@
-//! A file of a session as a block device: real clients of NBD, each policy, and who else may come near it.
+//! NBD exports of a session's file: real clients, each policy, and who may connect.
 
 use crate::common::{World, pattern};
 use std::{
@@ -96,7 +96,7 @@ fn a_block_device_has_the_bytes_of_its_file_and_a_flush_is_a_sync_of_it() {
         // Programs on the mount see the same file.
         assert!(fs::read(served.world.mount().join("vms/disk.raw")).unwrap() == expected, "{policy}");
         if policy == Policy::Back {
-            // What was flushed survives the death of the client's process.
+            // Flushed data survives the death of the client's process.
             drop(served.control.take());
             served.world.crash();
             served.world.begin();
@@ -158,7 +158,7 @@ fn a_file_that_somebody_else_cut_keeps_its_size_and_says_what_is_gone() {
     file.set_len(1 << 20).unwrap();
     file.write_all_at(&[1; 4096], 0).unwrap();
     served.world.session().invalidate().unwrap();
-    // The next look at the file finds that it is another.
+    // The next lookup finds that the file has changed.
     assert_eq!(fs::metadata(served.world.mount().join("vms/disk.raw")).unwrap().len(), 1 << 20);
     served.does(&["read -P 1 0 4k"]);
     let gone = format!("{:?}", served.qemu_io(&["read 2M 4k"]));

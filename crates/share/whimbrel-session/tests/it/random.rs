@@ -1,5 +1,6 @@
-//! Random operations on files of a mount against a model, while the cache is too small, the link breaks, the
-//! server is started anew, pages of the cache are damaged, and the client dies.
+//! Random operations on files of a mount against a model, with every kind of failure.
+//!
+//! The cache is too small, the link breaks, the server restarts, cached pages are damaged, the client dies.
 
 use crate::common::{self, World};
 use rand::{Rng, SeedableRng, rngs::StdRng};

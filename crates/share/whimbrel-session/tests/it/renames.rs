@@ -1,5 +1,5 @@
-//! Changes of names that are written back: how few go over the line, and that cuts, deaths and restarts leave
-//! the tree that a local disk would have.
+//! Write-back of name changes: few of them are sent, and disconnections, crashes and restarts leave the tree
+//! that a local disk would have.
 
 use crate::common::{Fate, World, server_of, until};
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -92,7 +92,7 @@ fn three_thousand_changes_made_while_the_line_was_cut_go_back_in_a_few_requests(
         Fate::Answered
     });
     world.begin();
-    // Everything is there before the mount is.
+    // The tree exists before the mount.
     assert_eq!(tree(&world.server()), expected);
     let [ops, writes, syncs] = [ops, writes, syncs].map(|count| count.load(Ordering::SeqCst));
     assert!(ops <= 12 && writes <= 6, "{ops} changes of names and {writes} writes");
@@ -136,7 +136,7 @@ fn a_change_that_may_have_been_sent_is_not_folded_away() {
     fs::write(mount.join("first"), "x").unwrap();
     world.wire.decide(|request| if request.kind == OpCall::KIND { Fate::Lost } else { Fate::Answered });
     let session = world.session().clone();
-    // Ends when the session is over.
+    // The thread ends with the session.
     let flushing = std::thread::spawn(move || _ = session.flush());
     until("the server has made it", || server.join("first").exists());
     world.wire.cut(true);
@@ -145,7 +145,7 @@ fn a_change_that_may_have_been_sent_is_not_folded_away() {
     flushing.join().unwrap();
     world.wire.decide(|_| Fate::Answered);
     world.begin();
-    // It had made the first name.
+    // The server had already created the first name.
     assert_eq!(tree(&server).into_keys().collect::<Vec<_>>(), ["second"]);
 }
 
@@ -159,7 +159,7 @@ fn a_change_that_another_process_gets_round_to_late_is_not_made_after_those_that
     late_change(true);
 }
 
-/// `processes`: the server is another process for every connection, as with ssh.
+/// Tests a delayed change. With `processes` the server is a new process for every connection, as with ssh.
 fn late_change(processes: bool) {
     let mut world = World::new(back, |_| {});
     let (mount, server) = (world.mount(), world.server());
@@ -180,7 +180,7 @@ fn late_change(processes: bool) {
         if change { Fate::Late(late.clone()) } else { Fate::Answered }
     });
     let session = world.session().clone();
-    // Ends when the session is over.
+    // The thread ends with the session.
     let flushing = std::thread::spawn(move || _ = session.flush());
     until("the server was asked", || asked.load(Ordering::SeqCst) > 0);
     world.wire.cut(true);
@@ -194,14 +194,13 @@ fn late_change(processes: bool) {
     world.begin();
     assert_eq!(tree(&server).into_keys().collect::<Vec<_>>(), ["second"]);
     permits.add_permits(1);
-    // Nobody else holds it once all are done.
+    // The semaphore has no other owner once all requests are done.
     world.wire.decide(|_| Fate::Answered);
     until("the server got round to them", || Arc::strong_count(&permits) == 1);
     assert_eq!(tree(&server).into_keys().collect::<Vec<_>>(), ["second"]);
 }
 
-/// One random change, on the mount and on a directory of this machine alike. Whether it was refused is the
-/// same on both.
+/// Makes one random change, on the mount and on a local directory; both must accept or refuse it.
 fn change(random: &mut StdRng, dirs: [&Path; 2], number: u64) {
     const NAMES: [&str; 10] = ["a", "b", "c", "t", "d", "d/a", "d/b", "e", "e/a", "e/b"];
     let mut name = || NAMES[random.random_range(0..NAMES.len())];
@@ -219,7 +218,7 @@ fn change(random: &mut StdRng, dirs: [&Path; 2], number: u64) {
                 fs::rename(dir.join("t"), one)
             }
             13 => {
-                // As git makes its objects.
+                // Like git creates its objects.
                 fs::write(dir.join("t"), &content)?;
                 fs::hard_link(dir.join("t"), one)?;
                 fs::remove_file(dir.join("t"))
@@ -254,7 +253,7 @@ fn run(seed: u64) {
         }
         let lost = random.random_range(1..20);
         match random.random_range(0..5) {
-            // The answer to one of the next requests is lost, when the server has done what it asks.
+            // The answer to one of the next requests is lost after the server has carried it out.
             0 | 1 => {
                 let count = AtomicU64::new(0);
                 world.wire.decide(move |request| {

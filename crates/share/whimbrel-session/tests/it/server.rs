@@ -1,4 +1,4 @@
-//! What a server gives out, and what it never does, whoever asks how.
+//! The server: what it serves, and what it refuses in every form of request.
 
 use crate::common::{self, connect, server_of};
 use bytes::Bytes;
@@ -142,7 +142,7 @@ async fn no_path_leads_out_and_nothing_but_files_is_opened() {
     ] {
         assert!(ask::<OpCall, _>(&connection, key, op.clone()).await.is_err(), "{op:?}");
     }
-    // The third is where servers take turns.
+    // The third is the directory of fencing tokens.
     assert!(fs::read_dir(dir.path()).unwrap().count() == 3, "nothing came about outside");
 }
 
@@ -264,7 +264,7 @@ async fn what_is_exported_for_reading_is_not_written() {
     assert_eq!(errno(&refused.unwrap_err()), Some(30));
 }
 
-/// The state a server leaves that is killed after the content and before the time of a write.
+/// The state of a file whose server was killed between writing content and setting the time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_a_write_of_a_server_that_was_killed_is_gone_on_with_and_a_strangers_write_is_not() {
     let dir = tempfile::tempdir().unwrap();
@@ -304,7 +304,7 @@ async fn half_a_write_of_a_server_that_was_killed_is_gone_on_with_and_a_stranger
     assert_eq!(fs::read_to_string(&file).unwrap(), "new content");
     let left = rustix::fs::getxattr(&file, "user.whimbrel.write", &mut [0; 64][..]);
     assert_eq!(left, Err(rustix::io::Errno::NODATA));
-    // Somebody writes long after.
+    // Another program writes long after.
     note(Time { seconds: Time::now().seconds - 60, nanos: 0 });
     fs::write(&file, "theirs").unwrap();
     assert_eq!(write(vec![old, stamp]).await.unwrap_err().code, code::CONFLICT);
@@ -380,7 +380,7 @@ async fn digests_say_what_pages_are_and_then_only_what_is_lacking_is_given() {
     let expected =
         content.chunks(4096).enumerate().map(|(number, page)| (number != 1).then(|| digest_of_page(page)));
     assert_eq!(digests, expected.collect::<Vec<_>>());
-    // Too short a map, and bits of zeros and of what is not there, want nothing more.
+    // A map that is too short, or has bits of zero pages or beyond the end, requests nothing more.
     for (wanted, pages) in [(vec![0b1_1010], vec![3, 4]), (vec![], vec![]), (vec![0xe2, 0xff, 0xff], vec![])]
     {
         let body = ReadPages { read: Read { file: file.clone(), range, level: None }, wanted };
@@ -392,7 +392,7 @@ async fn digests_say_what_pages_are_and_then_only_what_is_lacking_is_given() {
             assert!(given == whole, "page {number}");
         }
     }
-    // A path that is another file by now is refused, as it is for reading.
+    // A path that leads to another file now is refused, as for reading.
     fs::rename(root.join("file"), root.join("old")).unwrap();
     fs::write(root.join("file"), "new").unwrap();
     let other = ident(&connection, key, "file").await.unwrap();

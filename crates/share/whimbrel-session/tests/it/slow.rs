@@ -1,4 +1,4 @@
-//! Over a slow link content that this side has already is not sent, whoever damages what it has.
+//! Dedup over a slow link: content that this host has is not sent, even if other programs damage it.
 
 use crate::common::{pattern, until};
 use std::{
@@ -56,7 +56,7 @@ impl Connector for Tcp {
     }
 }
 
-/// A server that may be so old that it says no digests.
+/// A server that can act like an older one without digests.
 struct Aged {
     server: Server,
     old: Arc<AtomicBool>,
@@ -138,7 +138,7 @@ impl Far {
         Near { session, mounted: Some(mounted) }
     }
 
-    /// What is read, and how many bytes came over the link for it.
+    /// Reads a file, and returns how many bytes came over the link.
     fn read(&self, name: &str) -> (Vec<u8>, u64) {
         let before = self.link.bytes()[1];
         let content = fs::read(self.path("mount").join(name)).unwrap();
@@ -158,7 +158,7 @@ impl Near {
     }
 }
 
-/// A golden disk, and another that differs from it in some pages and is longer.
+/// A disk image, and another that differs in some pages and is longer.
 fn disks() -> (Vec<u8>, Vec<u8>) {
     let golden = pattern(SIZE, 1);
     let mut clone = golden.clone();
@@ -199,7 +199,7 @@ fn what_was_read_under_another_name_is_not_sent_again() {
     near.end();
 }
 
-/// Writes a file back, and says how many bytes went over the link for it.
+/// Writes a file back, and returns how many bytes went over the link.
 fn sent_back(far: &Far, near: &Near) -> u64 {
     let before = far.link.bytes()[0];
     near.session.flush().unwrap();
@@ -218,7 +218,7 @@ fn what_the_server_has_where_it_is_written_is_not_sent_back() {
         options.settings.delay = None;
     });
     let (disk, there) = (far.path("mount").join("disk.raw"), far.path("server").join("disk.raw"));
-    // Cut and written anew, with some pages that differ and a longer tail.
+    // Truncated and rewritten, with some pages that differ and a longer tail.
     fs::write(&disk, &clone).unwrap();
     let sent = sent_back(&far, &near);
     assert!(fs::read(&there).unwrap() == clone, "wrong bytes");
@@ -229,24 +229,24 @@ fn what_the_server_has_where_it_is_written_is_not_sent_back() {
     assert!(sent < SIZE as u64 / 6, "{sent} bytes were sent for pages that are there");
     let spared = near.session.status().spared_pages;
     assert!(spared > 700, "{spared}");
-    // Written over in its place, and shorter.
+    // Overwritten in place, and shorter.
     fs::OpenOptions::new().write(true).open(&disk).unwrap().write_all_at(&golden, 0).unwrap();
     let sent = sent_back(&far, &near);
     assert!(fs::read(&there).unwrap()[..SIZE] == golden && sent < SIZE as u64 / 6, "{sent}");
     fs::write(&disk, &golden[..SIZE - 5000]).unwrap();
     let sent = sent_back(&far, &near);
     assert!(fs::read(&there).unwrap() == golden[..SIZE - 5000] && sent < 20_000, "{sent}");
-    // What was not sent may go from here and comes back.
+    // Pages that were not sent can be evicted and fetched again.
     near.session.invalidate().unwrap();
     assert!(fs::read(&disk).unwrap() == golden[..SIZE - 5000], "wrong bytes");
-    // With a hole in it, it is cut.
+    // A file rewritten with a hole is truncated on the server.
     let holed = fs::File::create(&disk).unwrap();
     holed.write_all_at(&golden[..1000], 0).unwrap();
     holed.write_all_at(&golden[1 << 20..], 1 << 20).unwrap();
     sent_back(&far, &near);
     let content = fs::read(&there).unwrap();
     assert!(content[1000..1 << 20].iter().all(|byte| *byte == 0) && content[1 << 20..] == golden[1 << 20..]);
-    // An older server is sent all of it.
+    // An older server gets all content.
     far.old.store(true, Ordering::SeqCst);
     fs::write(far.path("mount").join("other.raw"), &clone).unwrap();
     let sent = sent_back(&far, &near);
@@ -264,7 +264,7 @@ fn what_a_named_file_of_this_host_has_is_not_sent_and_nothing_it_has_is_believed
     let (known, absent) = (here.clone(), far.path("absent.raw"));
     let near = far.mount("cache", |options| options.known = vec![absent, known]);
     until("the file was looked through", || near.session.status().known_pages >= (SIZE / PAGE) as u64);
-    // Somebody changes it afterwards.
+    // Another program changes the file afterwards.
     let file = fs::OpenOptions::new().write(true).open(&here).unwrap();
     (10..40).for_each(|number| file.write_all_at(&[7; PAGE], number * PAGE as u64).unwrap());
     let (content, sent) = far.read("clone.raw");
@@ -275,12 +275,12 @@ fn what_a_named_file_of_this_host_has_is_not_sent_and_nothing_it_has_is_believed
     near.end();
 }
 
-/// A directory that nobody but its owner can list.
+/// A directory that only its owner can list.
 fn shared_dir(far: &Far) -> PathBuf {
     let dir = far.path("shared");
     fs::create_dir(&dir).unwrap();
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o1733)).unwrap();
-    // Another user has to come as far as there.
+    // Another user must be able to reach the directory.
     fs::set_permissions(far.dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
     dir
 }
@@ -319,7 +319,7 @@ fn what_one_user_read_is_not_sent_to_another_and_only_the_server_says_where_it_i
     assert!(content == golden && sent < SIZE as u64 / 20, "{sent} bytes came for what another has read");
     eprintln!("{sent} bytes came for a disk that another user has read");
     near.end();
-    // The same content, but a file that nobody has read: its digests alone find nothing.
+    // A file with equal content that nobody has read: its digests alone find nothing.
     let near = far.mount("third", sharing);
     let (content, sent) = far.read("copy.raw");
     assert!(content == golden && sent > SIZE as u64, "{sent} bytes came for what nobody has read");

@@ -1,4 +1,4 @@
-//! Sessions that keep nothing on this host: what programs get, what lies on the disk, and what is refused.
+//! Sessions without a cache: what programs get, what is stored on the disk, and what is refused.
 
 use crate::common::{World, pattern, until};
 use std::{
@@ -13,7 +13,7 @@ fn nothing(options: &mut SessionOptions) {
     options.settings.fresh = None;
 }
 
-/// Bytes of files below a folder, by their names.
+/// Sizes of the files below a directory, by name.
 fn held(dir: &Path) -> Vec<(String, u64)> {
     let entries = fs::read_dir(dir).unwrap().map(Result::unwrap);
     let files = entries.filter(|entry| entry.file_type().unwrap().is_file());
@@ -25,7 +25,7 @@ fn held(dir: &Path) -> Vec<(String, u64)> {
 
 #[test]
 fn what_is_read_and_written_is_right_and_none_of_it_is_on_this_disk() {
-    // More than there is room for on the way.
+    // More than fits into memory in transit.
     let (large, small) = (pattern(24 << 20, 3), pattern(300_000, 4));
     let mut world = World::new(nothing, |server| {
         fs::write(server.join("large"), &large).unwrap();
@@ -39,7 +39,7 @@ fn what_is_read_and_written_is_right_and_none_of_it_is_on_this_disk() {
         assert!(world.session().status().received > small.len() as u64, "nothing is left of the last time");
         fs::rename(world.mount().join("made"), world.mount().join("moved")).unwrap();
         assert!(world.server().join("moved").exists());
-        // What the server knows this client by, and nothing else.
+        // The id of this client, and nothing else.
         assert_eq!(held(&world.options.cache), [("lock".to_owned(), 16)]);
         world.end();
         world.begin();
@@ -78,7 +78,7 @@ fn what_an_earlier_session_owes_is_not_passed_over() {
     let mut options = world.options.clone();
     nothing(&mut options);
     options.settings.policy = Policy::Through;
-    // The threads of the one that died hold its folder until they have noticed.
+    // The threads of the crashed session lock its directory until they have ended.
     until("it says so", || {
         match world.runtime.block_on(Session::start(world.wire.clone(), options.clone())) {
             Err(SessionError::Folder { .. }) => false,

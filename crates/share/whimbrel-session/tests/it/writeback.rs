@@ -1,4 +1,4 @@
-//! Write-back: what the server has when, and what becomes of files that change, or fail, while they are sent.
+//! Write-back: when the server has data, and what happens to files that change or fail meanwhile.
 
 use crate::common::{Fate, World, back, pattern, until};
 use std::{
@@ -110,7 +110,7 @@ fn a_write_back_that_failed_in_the_middle_cuts_nothing_off_that_it_has_sent() {
             _ => Fate::Answered,
         });
         let bytes = pattern(800_000, 2);
-        // Under write-through it is the close that fails, and nobody hears of that here.
+        // Under write-through the close fails, and `fs::write` ignores that.
         let _ = fs::write(world.mount().join("file"), &bytes);
         world.session().flush().unwrap_err();
         world.wire.decide(|_| Fate::Answered);
@@ -132,7 +132,7 @@ fn changes_of_names_whose_answers_are_lost_are_made_once() {
         fs::rename(mount.join("tmp"), mount.join("file")).unwrap();
     }
     let ops = AtomicUsize::new(0);
-    // Each change is sent until every other answer comes through.
+    // Each change is sent until every other answer arrives.
     world.wire.decide(move |request| match request.kind {
         OpCall::KIND if ops.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) => Fate::Lost,
         _ => Fate::Answered,

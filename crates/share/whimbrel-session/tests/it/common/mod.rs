@@ -25,18 +25,18 @@ use whimbrel_wire::{
 /// What happens to a request.
 pub enum Fate {
     Answered,
-    /// It is done, and the connection breaks before its answer.
+    /// The request is carried out, and the connection breaks before its answer.
     Lost,
-    /// It is done when there is a permit, though its connection may be gone, and has no answer.
+    /// The request is carried out once there is a permit, even without a connection, and gets no answer.
     Late(Arc<Semaphore>),
     Refused(Refusal),
-    /// The answer is another one.
+    /// The answer is replaced by another.
     Changed(fn(Reply) -> Reply),
 }
 
 type Decides = dyn Fn(&Request) -> Fate + Send + Sync;
 
-/// A server and what comes between it and its answers.
+/// A server, and an interceptor of its answers.
 struct Between {
     server: Server,
     decides: Arc<Decides>,
@@ -84,13 +84,13 @@ impl InProcess {
         Arc::new(Self { server, decides, living: Arc::default(), down: AtomicBool::new(false) })
     }
 
-    /// From the next connection on, which begins now.
+    /// Sets the fate of requests for all later connections, and ends the current ones.
     pub fn decide(&self, decides: impl Fn(&Request) -> Fate + Send + Sync + 'static) {
         *self.decides.lock().unwrap() = Arc::new(decides);
         self.cut(false);
     }
 
-    /// Ends every connection; while `down` no other comes about.
+    /// Ends every connection; while `down` there is no other.
     pub fn cut(&self, down: bool) {
         self.down.store(down, Ordering::SeqCst);
         for connection in self.living.lock().unwrap().drain(..) {
@@ -102,7 +102,7 @@ impl InProcess {
         self.down.store(false, Ordering::SeqCst);
     }
 
-    /// Another server process, which knows nothing of the last.
+    /// Starts another server process, which knows nothing of the last.
     pub fn restart(&self, server: Server) {
         *self.server.lock().unwrap() = server;
         self.cut(false);
@@ -148,7 +148,7 @@ impl Connector for InProcess {
     }
 }
 
-/// A server's directory, a session on it, and where it is mounted.
+/// A server's directory, a session on it, and its mount.
 pub struct World {
     pub session: Option<Session>,
     pub mounted: Option<Mounted>,
@@ -158,8 +158,8 @@ pub struct World {
     pub dir: TempDir,
 }
 
-/// A server of a directory. Another one of it is another process: what this one still has to do is not done
-/// after what is asked there.
+/// A server of a directory. A second one acts as another process: what the first still has to do is not done
+/// after requests to the second.
 pub fn server_of(dir: &Path) -> Server {
     let turns = dir.parent().unwrap().join("turns");
     fs::create_dir_all(&turns).unwrap();
@@ -167,7 +167,7 @@ pub fn server_of(dir: &Path) -> Server {
 }
 
 impl World {
-    /// `change` may set what the session begins with; `fill` makes what is on the server.
+    /// `change` may alter the options of the session; `fill` creates the server's files.
     pub fn new(change: impl FnOnce(&mut SessionOptions), fill: impl FnOnce(&Path)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let server = dir.path().join("server");
@@ -197,7 +197,7 @@ impl World {
     }
 
     pub fn begin(&mut self) {
-        // The last session's threads hold the cache until they have noticed that it is over.
+        // The last session's threads lock the cache until they have ended.
         let deadline = Instant::now() + Duration::from_secs(20);
         let session = loop {
             match self.runtime.block_on(Session::start(self.wire.clone(), self.options.clone())) {
@@ -222,7 +222,7 @@ impl World {
         drop(session);
     }
 
-    /// Ends as a killed process does: what was in memory is gone.
+    /// Ends like a killed process: everything in memory is lost.
     pub fn crash(&mut self) {
         self.wire.cut(true);
         self.session.take().unwrap().abandon();
@@ -250,14 +250,14 @@ impl Drop for World {
     }
 }
 
-/// Write-back when told, and no doubt of what is known.
+/// Write-back on request only, and names that never expire.
 pub fn back(options: &mut SessionOptions) {
     options.settings.policy = Policy::Back;
     options.settings.delay = None;
     options.settings.fresh = None;
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 pub fn until(what: &str, is: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !is() {
@@ -266,7 +266,7 @@ pub fn until(what: &str, is: impl Fn() -> bool) {
     }
 }
 
-/// Bytes that tell of one seed.
+/// Pseudo-random bytes of a seed.
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let mut step = || {
