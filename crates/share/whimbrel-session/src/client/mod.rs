@@ -1,57 +1,33 @@
 //! The client: a server's directory as files and directories of this host.
 //!
-//! - `server_connection` keeps a connection and sends calls; `inodes` and `id_map` hold what is known of
-//!   files and owners.
-//! - `directory_cache`, `name_changes` and `file_content` are the operations on names and content.
-//! - `fetcher`, `readahead`, `tree_prefetch` and `sibling_prefetch` fetch content and names; `hints`,
-//!   `hole_query` and `read_history` advise them.
-//! - `dedup` finds content on this host and `write_dedup` on the server, as far as `hit_estimate` finds it
-//!   worthwhile.
-//! - `change_queue` and `writeback` send changes of names and content; `server_copies` leaves copies to the
-//!   server.
-//! - `fuse_operations` serves the kernel, `block_device` and `nbd_exports` serve NBD clients, and
-//!   `control_socket` serves `whimbrel session`.
+//! | Room | What is in it |
+//! |---|---|
+//! | `connection` | the connection to the server, its rate |
+//! | `namespace` | inodes, owners, cached directories, changes of names on their way to the server |
+//! | `content` | reads, writes, holes, copies, and the requests that fetch what is missing |
+//! | `prefetch` | hints, read history, readahead, prefetch of a tree and of sibling files |
+//! | `dedup` | content found on this host or on the server instead of sent |
+//! | `write_back` | unsent content on its way to the server, and conflicts |
+//! | `frontend` | FUSE, NBD, the control socket |
 //!
 //! Methods block the calling thread. Requests to the server run concurrently.
 
-mod block_device;
-mod change_batch;
-mod change_merge;
-mod change_queue;
-mod conflicts;
-mod control_socket;
-mod dedup;
-mod directory_cache;
-mod fetcher;
-mod file_content;
-mod free_space;
-mod fuse_operations;
-mod hints;
-mod hit_estimate;
-mod hole_query;
-mod id_map;
-mod inodes;
-mod name_changes;
-mod nbd_exports;
+pub(crate) mod connection;
+pub(crate) mod content;
+pub(crate) mod dedup;
+pub(crate) mod frontend;
+pub(crate) mod namespace;
 mod policy;
-mod read_history;
-mod readahead;
-mod server_connection;
-mod server_copies;
+pub(crate) mod prefetch;
 mod session;
-mod shared_cache;
-mod sibling_prefetch;
-mod transfer_rate;
-mod tree_prefetch;
-mod write_dedup;
-mod writeback;
+pub(crate) mod write_back;
 
-pub use control_socket::{
+pub use connection::server_connection::{Connector, LinkSettings};
+pub use frontend::control_socket::{
     Control, ControlError, Request as ControlRequest, Response as ControlResponse, ask, sockets,
 };
-pub use fuse_operations::FuseOperations;
-pub use id_map::{IdKind, IdMap, IdMapError, IdPair};
-pub use nbd_exports::ExportStatus;
+pub use frontend::fuse_operations::FuseOperations;
+pub use frontend::nbd_exports::ExportStatus;
+pub use namespace::id_map::{IdKind, IdMap, IdMapError, IdPair};
 pub use policy::{Glob, MountSettings, Policy, Rule};
-pub use server_connection::{Connector, LinkSettings};
 pub use session::{Event, Session, SessionError, SessionOptions, SessionStatus};

@@ -1,19 +1,15 @@
 //! A session: everything of one mount except the FUSE mount itself.
 
 use super::{
-    dedup::DedupTable,
-    fetcher::Fetcher,
-    hints::Hints,
-    hole_query::HoleQueries,
-    id_map::IdMap,
-    inodes::InodeTable,
+    connection::server_connection::{
+        CallFailure, Connector, FirstConnection, LinkSettings, ServerConnection,
+    },
+    content::{fetcher::Fetcher, hole_query::HoleQueries},
+    dedup::{read_dedup::DedupTable, shared_cache::SharedCache, write_dedup::WriteComparison},
+    namespace::{id_map::IdMap, inodes::InodeTable},
     policy::{MountSettings, Policy},
-    read_history::ReadHistory,
-    server_connection::{CallFailure, Connector, FirstConnection, LinkSettings, ServerConnection},
-    shared_cache::SharedCache,
-    sibling_prefetch::PrefetchDistance,
-    write_dedup::WriteComparison,
-    writeback::WriteBack,
+    prefetch::{hints::Hints, read_history::ReadHistory, sibling_prefetch::PrefetchDistance},
+    write_back::file_write_back::WriteBack,
 };
 use crate::{
     cache::{BlockCache, CacheError, DiskStorage, FileId, Geometry, MemoryStorage, Storage, has_unsent},

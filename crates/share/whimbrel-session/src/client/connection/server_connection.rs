@@ -1,0 +1,456 @@
+//! Connection to the server: one at a time, restored when it breaks, and calls that survive its loss.
+//!
+//! A call waits for a connection until the server timeout of the session; then it fails as `Gone`. A call
+//! whose connection broke before the answer is sent again. Reads can be repeated, and changes are designed so
+//! that the server (or the caller, which is told of the repetition) recognises one that was already made.
+
+use super::transfer_rate::TransferRate;
+use crate::proto::{
+    Attr, ClientId, Keyed, Op, OpCall, OpDone, Open, OpenCall, Opened, PROTOCOL, SessionKey, code, errno,
+    request_name,
+};
+use bytes::Bytes;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{
+    runtime::Handle,
+    sync::watch,
+    time::{sleep, timeout},
+};
+use whimbrel_fuse::Errno;
+use whimbrel_wire::{BoxFuture, Call, CallError, ConnectError, Connection, Refusal, Reply, Request, range};
+
+/// Opens connections to the server.
+pub trait Connector: Send + Sync + 'static {
+    /// Opens another connection.
+    fn connect(&self) -> BoxFuture<'_, Result<Connection, ConnectError>>;
+    /// Name of the server, for people.
+    fn destination(&self) -> String;
+}
+
+/// Settings of a server connection.
+#[derive(Debug, Clone)]
+pub struct LinkSettings {
+    /// Path of the directory on the server.
+    pub directory: Vec<u8>,
+    /// Id of this client at the server.
+    pub client: ClientId,
+    /// How long a call waits for an unreachable server.
+    pub patience: Duration,
+    /// Round trip from which on content is compressed.
+    pub slow: Duration,
+}
+
+/// First and longest pause between attempts to connect.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
+
+/// Number of request kinds that are counted apart; sessions have fewer, and their range begins at a multiple
+/// of it.
+const KINDS: usize = 32;
+
+/// Reasons why a call failed.
+#[derive(Debug, Clone)]
+pub(in crate::client) enum CallFailure {
+    /// The server was unreachable until the timeout.
+    Gone,
+    /// The server refused the call.
+    Refused(Refusal),
+    /// The answer is invalid.
+    Nonsense,
+    /// The file changed before the answer arrived.
+    Old,
+}
+
+impl CallFailure {
+    pub(in crate::client) fn errno(&self) -> Errno {
+        match self {
+            Self::Gone | Self::Nonsense | Self::Old => Errno::EIO,
+            Self::Refused(refusal) => match refusal.code {
+                code::STALE | code::CONFLICT => Errno::ESTALE,
+                _ => errno(refusal).map_or(Errno::EIO, Errno::from_number),
+            },
+        }
+    }
+
+    /// Whether the server's system returned one of these error numbers.
+    pub(in crate::client) fn is_errno(&self, numbers: &[i32]) -> bool {
+        matches!(self, Self::Refused(refusal) if errno(refusal).is_some_and(|number| numbers.contains(&number)))
+    }
+
+    pub(in crate::client) fn is(&self, wanted: whimbrel_wire::Code) -> bool {
+        matches!(self, Self::Refused(refusal) if refusal.code == wanted)
+    }
+}
+
+impl std::fmt::Display for CallFailure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Gone => f.write_str("the server cannot be reached"),
+            Self::Refused(refusal) => f.write_str(&refusal.text),
+            Self::Nonsense => f.write_str("the server's answer is invalid"),
+            Self::Old => f.write_str("the file changed before the answer arrived"),
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Up {
+    connection: Connection,
+    key: SessionKey,
+}
+
+/// A session on a connection, reopened on a new one whenever that breaks.
+pub(in crate::client) struct ServerConnection {
+    runtime: Handle,
+    up: watch::Sender<Option<Up>>,
+    patience: RwLock<Duration>,
+    over: watch::Sender<bool>,
+    calls: AtomicU64,
+    waited: AtomicU64,
+    broken: AtomicU64,
+    /// Requests by kind, indexed by the low bits of its number.
+    kinds: [AtomicU64; KINDS],
+    /// Number of waits for an answer, and their total in microseconds.
+    waits: [AtomicU64; 2],
+    /// Programs that are waiting now.
+    waiters: AtomicU64,
+    rate: Mutex<TransferRate>,
+    slow: Duration,
+}
+
+/// Marks a program as waiting for the server, until it is dropped.
+pub(in crate::client) struct WaitGuard<'a> {
+    link: &'a ServerConnection,
+    began: Instant,
+}
+
+impl Drop for WaitGuard<'_> {
+    fn drop(&mut self) {
+        self.link.waiters.fetch_sub(1, Ordering::Relaxed);
+        let [waits, micros] = &self.link.waits;
+        waits.fetch_add(1, Ordering::Relaxed);
+        micros.fetch_add(self.began.elapsed().as_micros() as u64, Ordering::Relaxed);
+    }
+}
+
+/// Result of the first connection.
+pub(in crate::client) struct FirstConnection {
+    pub(in crate::client) link: Arc<ServerConnection>,
+    pub(in crate::client) root: Attr,
+    pub(in crate::client) read_only: bool,
+    pub(in crate::client) uid: u32,
+    pub(in crate::client) gid: u32,
+}
+
+async fn open(
+    connector: &dyn Connector,
+    settings: &LinkSettings,
+) -> Result<(Connection, Opened), crate::client::session::SessionError> {
+    use crate::client::session::SessionError as E;
+    let connection = connector
+        .connect()
+        .await
+        .map_err(|source| E::Connect { to: connector.destination(), source: Box::new(source) })?;
+    let wanted = Open { protocol: PROTOCOL, directory: settings.directory.clone() };
+    let client = Bytes::copy_from_slice(settings.client.as_bytes());
+    let opened = connection.request::<OpenCall>(&wanted, client).await;
+    let (opened, _) = opened.map_err(|source| E::Open { to: connector.destination(), source })?;
+    Ok((connection, opened))
+}
+
+impl ServerConnection {
+    /// Connects; from then on the connection is restored whenever it breaks, until it is dropped.
+    pub(in crate::client) async fn start(
+        connector: Arc<dyn Connector>,
+        settings: LinkSettings,
+    ) -> Result<FirstConnection, crate::client::session::SessionError> {
+        let (connection, opened) = open(&*connector, &settings).await?;
+        let up = Up { connection, key: opened.key };
+        let link = Arc::new(Self {
+            runtime: Handle::current(),
+            up: watch::Sender::new(Some(up)),
+            patience: RwLock::new(settings.patience),
+            over: watch::Sender::new(false),
+            calls: AtomicU64::new(0),
+            waited: AtomicU64::new(0),
+            broken: AtomicU64::new(0),
+            kinds: Default::default(),
+            waits: Default::default(),
+            waiters: AtomicU64::new(0),
+            rate: Mutex::default(),
+            slow: settings.slow,
+        });
+        let weak = Arc::downgrade(&link);
+        tokio::spawn(async move {
+            while let Some(link) = weak.upgrade() {
+                let up = link.up.borrow().clone();
+                drop(link);
+                if let Some(up) = up {
+                    up.connection.closed().await;
+                }
+                let Some(link) = weak.upgrade() else { return };
+                link.up.send_replace(None);
+                link.broken.fetch_add(1, Ordering::Relaxed);
+                drop(link);
+                let mut pause = PAUSE.0;
+                loop {
+                    match open(&*connector, &settings).await {
+                        Ok((connection, opened)) => {
+                            let Some(link) = weak.upgrade() else { return };
+                            tracing::info!(to = connector.destination(), "reconnected to the server");
+                            link.up.send_replace(Some(Up { connection, key: opened.key }));
+                            break;
+                        }
+                        Err(error) => tracing::debug!(%error, "cannot reconnect to the server yet"),
+                    }
+                    if weak.strong_count() == 0 {
+                        return;
+                    }
+                    sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE.1);
+                }
+            }
+        });
+        let Opened { root, read_only, uid, gid, .. } = opened;
+        Ok(FirstConnection { link, root, read_only, uid, gid })
+    }
+
+    pub(in crate::client) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    pub(in crate::client) fn is_up(&self) -> bool {
+        self.up.borrow().is_some()
+    }
+
+    pub(in crate::client) fn set_patience(&self, patience: Duration) {
+        *self.patience.write().unwrap_or_else(std::sync::PoisonError::into_inner) = patience;
+    }
+
+    /// Makes all calls stop waiting for the server.
+    pub(in crate::client) fn abandon(&self) {
+        self.over.send_replace(true);
+    }
+
+    fn patience(&self) -> Duration {
+        *self.patience.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Times the connection broke; calls; mean microseconds of a call.
+    pub(in crate::client) fn counters(&self) -> (u64, u64, u64) {
+        let calls = self.calls.load(Ordering::Relaxed);
+        let mean = self.waited.load(Ordering::Relaxed).checked_div(calls).unwrap_or(0);
+        (self.broken.load(Ordering::Relaxed), calls, mean)
+    }
+
+    /// Counts a request of this kind.
+    fn count(&self, kind: u16) {
+        self.kinds[usize::from(kind) % KINDS].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Requests so far, by name.
+    pub(in crate::client) fn requests(&self) -> BTreeMap<String, u64> {
+        let named = |kind: u16| {
+            let sent = self.kinds[usize::from(kind) % KINDS].load(Ordering::Relaxed);
+            Some((request_name(kind)?.to_owned(), sent))
+        };
+        (range::SESSION..range::SESSION + KINDS as u16).filter_map(named).collect()
+    }
+
+    /// Marks a program as waiting, until the guard is dropped.
+    pub(in crate::client) fn waiting(&self) -> WaitGuard<'_> {
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        WaitGuard { link: self, began: Instant::now() }
+    }
+
+    pub(in crate::client) fn somebody_waits(&self) -> bool {
+        self.waiters.load(Ordering::Relaxed) > 0
+    }
+
+    /// Number of waits of programs, and their total.
+    pub(in crate::client) fn waits(&self) -> (u64, Duration) {
+        let [waits, micros] = &self.waits;
+        (waits.load(Ordering::Relaxed), Duration::from_micros(micros.load(Ordering::Relaxed)))
+    }
+
+    /// Number of times the connection broke: while it is the same, so is the server.
+    pub(in crate::client) fn breaks(&self) -> u64 {
+        self.broken.load(Ordering::Relaxed)
+    }
+
+    pub(in crate::client) fn round_trip(&self) -> Option<Duration> {
+        self.up.borrow().as_ref().and_then(|up| up.connection.round_trip())
+    }
+
+    /// Bytes sent and received on the current connection.
+    pub(in crate::client) fn traffic(&self) -> (u64, u64) {
+        let traffic = self.up.borrow().as_ref().map(|up| up.connection.traffic());
+        traffic.map_or((0, 0), |traffic| (traffic.sent, traffic.received))
+    }
+
+    /// Compression level for content on this link; none on a fast one.
+    pub(in crate::client) fn level(&self) -> Option<i8> {
+        let slow = self.slow.is_zero() || self.round_trip().is_some_and(|time| time >= self.slow);
+        slow.then_some(2)
+    }
+
+    async fn current(&self, deadline: Instant) -> Result<Up, CallFailure> {
+        let (mut watch, mut over) = (self.up.subscribe(), self.over.subscribe());
+        let left = deadline.saturating_duration_since(Instant::now());
+        let found = tokio::select! {
+            found = timeout(left, watch.wait_for(Option::is_some)) => found,
+            _ = over.wait_for(|over| *over) => return Err(CallFailure::Gone),
+        };
+        let found = found.map_err(|_| CallFailure::Gone)?.map_err(|_| CallFailure::Gone)?;
+        found.clone().ok_or(CallFailure::Gone)
+    }
+
+    /// Sends a call. The flag says whether it was repeated, so that a change may have been made before.
+    pub(in crate::client) async fn ask<C, B>(
+        &self,
+        body: B,
+        payload: Bytes,
+        stream: Option<u16>,
+    ) -> (Result<(C::Reply, Bytes), CallFailure>, bool)
+    where
+        B: Clone,
+        C: Call<Header = Keyed<B>>,
+    {
+        let deadline = Instant::now() + self.patience();
+        let mut again = false;
+        loop {
+            let up = match self.current(deadline).await {
+                Ok(up) => up,
+                Err(fail) => return (Err(fail), again),
+            };
+            let began = Instant::now();
+            self.count(C::KIND);
+            let asked = ask_once::<C, B>(&up, body.clone(), payload.clone(), stream).await;
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            self.waited.fetch_add(began.elapsed().as_micros() as u64, Ordering::Relaxed);
+            match asked {
+                Ok(answer) => return (Ok(answer), again),
+                Err(CallError::Closed { .. }) => {
+                    again = true;
+                    self.lost(&up);
+                }
+                // The server was restarted or forgot the session: the supervisor opens a new one.
+                Err(CallError::Refused { source }) if source.code == code::KEY => {
+                    up.connection.close();
+                    self.lost(&up);
+                }
+                Err(CallError::Refused { source }) => return (Err(CallFailure::Refused(source)), again),
+                Err(_) => return (Err(CallFailure::Nonsense), again),
+            }
+        }
+    }
+
+    /// Rate in bytes per second at which content arrives, once some has.
+    pub(in crate::client) fn rate(&self) -> Option<f64> {
+        self.rate.lock().unwrap_or_else(PoisonError::into_inner).per_second()
+    }
+
+    /// Like [`ServerConnection::ask`], for content; measures the rate.
+    pub(in crate::client) async fn ask_content<C, B>(&self, body: B) -> Result<(C::Reply, Bytes), CallFailure>
+    where
+        B: Clone,
+        C: Call<Header = Keyed<B>>,
+    {
+        self.rate.lock().unwrap_or_else(PoisonError::into_inner).asked(Instant::now());
+        let answer = self.ask::<C, B>(body, Bytes::new(), None).await.0;
+        let bytes = answer.as_ref().map_or(0, |(_, payload)| payload.len() as u64);
+        let round_trip = self.round_trip().unwrap_or_default();
+        self.rate.lock().unwrap_or_else(PoisonError::into_inner).arrived(Instant::now(), bytes, round_trip);
+        answer
+    }
+
+    /// Sends changes on one ordered stream, all of them before the first answer is awaited. Changes whose
+    /// connection broke before their answer have none.
+    pub(in crate::client) async fn ask_in_order(
+        &self,
+        ops: &[&Op],
+    ) -> Vec<Option<Result<OpDone, CallFailure>>> {
+        let up = match self.current(Instant::now() + self.patience()).await {
+            Ok(up) => up,
+            Err(fail) => return ops.iter().map(|_| Some(Err(fail.clone()))).collect(),
+        };
+        let mut pending = Vec::with_capacity(ops.len());
+        for op in ops {
+            let body = Op::clone(op);
+            self.count(OpCall::KIND);
+            let request = Request::of::<OpCall>(&Keyed { key: up.key, body }, Bytes::new());
+            let started = match request {
+                Ok(request) => up.connection.start(request.ordered(0)).await,
+                Err(error) => Err(error),
+            };
+            pending.push(started);
+        }
+        let mut answers = Vec::with_capacity(ops.len());
+        for started in pending {
+            let reply = match started {
+                Ok(pending) => pending.await,
+                Err(error) => Err(error),
+            };
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            answers.push(match reply.and_then(|reply| reply.decode::<OpCall>()) {
+                Ok(done) => Some(Ok(done)),
+                Err(CallError::Closed { .. }) => {
+                    self.lost(&up);
+                    None
+                }
+                Err(CallError::Refused { source }) if source.code == code::KEY => {
+                    up.connection.close();
+                    self.lost(&up);
+                    None
+                }
+                Err(CallError::Refused { source }) => Some(Err(CallFailure::Refused(source))),
+                Err(_) => Some(Err(CallFailure::Nonsense)),
+            });
+        }
+        answers
+    }
+
+    /// Drops a connection that broke.
+    fn lost(&self, up: &Up) {
+        self.up.send_if_modified(|current| {
+            let same = current.as_ref().is_some_and(|current| current.key.matches(&up.key));
+            if same {
+                *current = None;
+            }
+            same
+        });
+    }
+
+    /// Like [`ServerConnection::ask`], for threads that block.
+    pub(in crate::client) fn call<C, B>(&self, body: B) -> Result<(C::Reply, Bytes), CallFailure>
+    where
+        B: Clone,
+        C: Call<Header = Keyed<B>>,
+    {
+        let _waits = self.waiting();
+        self.runtime.block_on(self.ask::<C, B>(body, Bytes::new(), None)).0
+    }
+}
+
+async fn ask_once<C, B>(
+    up: &Up,
+    body: B,
+    payload: Bytes,
+    stream: Option<u16>,
+) -> Result<(C::Reply, Bytes), CallError>
+where
+    C: Call<Header = Keyed<B>>,
+{
+    let mut request = Request::of::<C>(&Keyed { key: up.key, body }, payload)?;
+    if let Some(stream) = stream {
+        request = request.ordered(stream);
+    }
+    let reply: Reply = up.connection.call(request).await?;
+    Ok((reply.decode::<C>()?, reply.payload))
+}

@@ -1,0 +1,407 @@
+//! File content: open, read, write, truncate, close and sync.
+//!
+//! Reads come from the cache and wait only for blocks that are missing. Writes go to the cache; the policy
+//! decides when the server gets them.
+
+use super::fetcher::FetchSubject;
+use crate::client::{
+    connection::server_connection::CallFailure,
+    policy::{Glob, Policy},
+    prefetch::readahead::Reader,
+    session::{Core, errno_of},
+};
+use crate::{
+    cache::{CacheError, CacheRead, FileId, FileRecord},
+    proto::{FileRef, Kind, PAGE, RelPath, Sync, SyncCall, Time},
+};
+use std::{
+    sync::{Mutex, PoisonError, atomic::Ordering},
+    time::{Duration, Instant},
+};
+use whimbrel_fuse::{Access, Errno, Opened, Result};
+
+/// Largest readahead in bytes.
+const AHEAD: u64 = 8 << 20;
+/// Files of at least this size bypass the page cache if their name says that they are disks.
+const DIRECT: u64 = 1 << 20;
+/// Attempts to read a file that changes meanwhile.
+const TRIES: usize = 8;
+
+/// An open file of a program.
+pub(in crate::client) struct FileHandle {
+    reader: Mutex<Reader>,
+}
+
+impl Core {
+    /// The cached file of an inode, added if there is none.
+    pub(in crate::client) fn file_of(&self, id: u64) -> Result<FileId> {
+        let mut nodes = self.nodes();
+        let node = nodes.get(id).ok_or(Errno::ESTALE)?;
+        if node.attr.kind != Kind::File {
+            return Err(Errno::EINVAL);
+        }
+        if let Some(file) = node.file {
+            return Ok(file);
+        }
+        let (attr, path) = (node.attr, nodes.path(id).unwrap_or_default());
+        let known = self.known_files.lock().unwrap_or_else(PoisonError::into_inner).get(&attr.ident).copied();
+        let file = match known.and_then(|file| Some((file, self.cache.file(file)?))) {
+            Some((file, record)) => {
+                if record.base != attr.version() && !record.dirty && !record.is_newer_than(&attr) {
+                    self.adopt_version(file, &attr);
+                }
+                self.cache.update_file(file, |record| record.path = path).map_err(errno_of)?;
+                file
+            }
+            None => {
+                let record = FileRecord {
+                    path,
+                    ident: Some(attr.ident),
+                    made_by: None,
+                    base: attr.version(),
+                    size: attr.size,
+                    zero_from: attr.size,
+                    mtime: None,
+                    stamps: Vec::new(),
+                    dirty: false,
+                    removed: false,
+                };
+                let file = self.cache.add_file(record).map_err(errno_of)?;
+                self.known_files.lock().unwrap_or_else(PoisonError::into_inner).insert(attr.ident, file);
+                file
+            }
+        };
+        if let Some(node) = nodes.get_mut(id) {
+            node.file = Some(file);
+        }
+        Ok(file)
+    }
+
+    pub(in crate::client) fn source(&self, id: u64, file: FileId) -> Option<FetchSubject> {
+        let record = self.cache.file(file)?;
+        let path = self.nodes().path(id).unwrap_or(record.path);
+        Some(FetchSubject { file, wanted: FileRef { path, ident: record.ident? }, size: record.zero_from })
+    }
+
+    pub(in crate::client) fn open(&self, id: u64, access: Access) -> Result<(Opened, FileHandle)> {
+        let path = self.nodes().path(id).ok_or(Errno::ESTALE)?;
+        if (access.writes() || access.truncates()) && self.policy_of(&path) == Policy::None {
+            return Err(Errno::EROFS);
+        }
+        self.revalidate(id)?;
+        let file = self.file_of(id)?;
+        if access.truncates() {
+            self.truncate(id, 0)?;
+        }
+        let record = self.cache.file(file).ok_or(Errno::ESTALE)?;
+        let epoch = self.cache.content_epoch(file);
+        let (direct, whole) = {
+            let settings = self.settings.read().unwrap_or_else(PoisonError::into_inner);
+            let has = |globs: &[Glob]| globs.iter().any(|glob| glob.matches(path.as_bytes()));
+            (record.size >= DIRECT && has(&settings.direct), has(&settings.whole))
+        };
+        let keep_cache = {
+            let mut nodes = self.nodes();
+            let node = nodes.get_mut(id).ok_or(Errno::ESTALE)?;
+            node.opens += 1;
+            let same = node.epoch == epoch;
+            node.epoch = epoch;
+            same
+        };
+        // The hint of this file takes precedence over the patterns of the session.
+        let note = self.note_beside(id, file, record.size);
+        if note.and_then(|note| note.whole).unwrap_or(whole) {
+            self.fetch_all(id, file);
+        }
+        self.learn_holes(id, file, record.zero_from);
+        if !direct && access.reads() {
+            self.look_around(id, file, record.zero_from);
+        }
+        let block = self.cache.block_size();
+        let handle = FileHandle { reader: Mutex::new(Reader::new(AHEAD / block)) };
+        // A file opened for reading has nothing to send at close.
+        let no_flush = !access.writes() && !access.truncates();
+        Ok((Opened { direct, parallel_writes: direct, keep_cache, no_flush, handle: 0 }, handle))
+    }
+
+    /// Starts fetching the whole file.
+    pub(in crate::client) fn fetch_all(&self, id: u64, file: FileId) {
+        // A file larger than the cache would evict itself before it is read.
+        let room = self.cache.stats().capacity;
+        if let Some(source) = self.source(id, file).filter(|source| source.size <= room) {
+            let blocks: Vec<u64> = (0..source.size.div_ceil(self.cache.block_size())).collect();
+            self.fetch(&source, &blocks, true);
+        }
+    }
+
+    pub(in crate::client) fn read(
+        &self,
+        id: u64,
+        handle: Option<&FileHandle>,
+        offset: u64,
+        size: u32,
+    ) -> Result<Vec<u8>> {
+        let file = self.file_of(id)?;
+        let record = self.cache.file(file).ok_or(Errno::ESTALE)?;
+        let len = u64::from(size).min(record.size.saturating_sub(offset));
+        let mut out = vec![0; len as usize];
+        if len == 0 {
+            return Ok(out);
+        }
+        self.reads[1].fetch_add(1, Ordering::Relaxed);
+        let ahead = || self.look_ahead(id, file, record.zero_from, handle, (offset, len));
+        match self.cache.read(file, offset, &mut out).map_err(errno_of)? {
+            CacheRead::Here => {
+                ahead();
+                self.reads[0].fetch_add(1, Ordering::Relaxed);
+            }
+            CacheRead::Missing(blocks) => self.fetch_missing(id, file, offset, &mut out, blocks, ahead)?,
+        }
+        Ok(out)
+    }
+
+    pub(in crate::client) fn look_ahead(
+        &self,
+        id: u64,
+        file: FileId,
+        size: u64,
+        handle: Option<&FileHandle>,
+        (offset, len): (u64, u64),
+    ) {
+        let block = self.cache.block_size();
+        let (first, last, total) = (offset / block, (offset + len - 1) / block, size.div_ceil(block));
+        self.reading().note(file, first, last);
+        let Some(handle) = handle else { return };
+        let ranges = handle.reader.lock().unwrap_or_else(PoisonError::into_inner).read(first, last, total);
+        if ranges.is_empty() {
+            return;
+        }
+        let Some(source) = self.source(id, file) else { return };
+        for range in ranges {
+            self.fetch(&source, &range.collect::<Vec<_>>(), true);
+        }
+    }
+
+    /// Fetches missing blocks and fills `out`. The readahead is requested after the blocks that are waited
+    /// for.
+    fn fetch_missing(
+        &self,
+        id: u64,
+        file: FileId,
+        offset: u64,
+        out: &mut [u8],
+        mut missing: Vec<u64>,
+        ahead: impl FnOnce(),
+    ) -> Result<()> {
+        let _waits = self.link.waiting();
+        let mut ahead = Some(ahead);
+        for _ in 0..TRIES {
+            self.flush_changes()?;
+            let source = self.source(id, file).ok_or(Errno::ESTALE)?;
+            let epoch = self.cache.epoch(file);
+            let mut brought = Vec::new();
+            let flights = self.fetch(&source, &missing, false);
+            if let Some(ahead) = ahead.take() {
+                ahead();
+            }
+            for flight in flights {
+                match flight.wait() {
+                    Ok(content) => brought.push(content),
+                    // The file changed meanwhile: the content is outdated.
+                    Err(CallFailure::Old) => {}
+                    Err(fail) => return Err(fail.errno()),
+                }
+            }
+            match self.cache.read(file, offset, out).map_err(errno_of)? {
+                CacheRead::Here => return Ok(()),
+                CacheRead::Missing(still) => {
+                    // A cache full of dirty blocks stores nothing else: take each page from the reply or the
+                    // cache.
+                    let whole = self.compose(file, offset, out, &brought)?;
+                    if whole && self.cache.epoch(file) == epoch {
+                        return Ok(());
+                    }
+                    missing = still;
+                }
+            }
+        }
+        Err(Errno::EIO)
+    }
+
+    fn compose(
+        &self,
+        file: FileId,
+        offset: u64,
+        out: &mut [u8],
+        brought: &[(u64, std::sync::Arc<Vec<u8>>)],
+    ) -> Result<bool> {
+        let end = offset + out.len() as u64;
+        let mut at = offset;
+        while at < end {
+            let next = ((at / PAGE as u64 + 1) * PAGE as u64).min(end);
+            let place = &mut out[(at - offset) as usize..(next - offset) as usize];
+            if self.cache.read(file, at, place).map_err(errno_of)? != CacheRead::Here {
+                let piece = brought.iter().find_map(|(start, content)| {
+                    let from = usize::try_from(at.checked_sub(*start)?).ok()?;
+                    content.get(from..from + place.len())
+                });
+                let Some(piece) = piece else { return Ok(false) };
+                place.copy_from_slice(piece);
+            }
+            at = next;
+        }
+        Ok(true)
+    }
+
+    pub(in crate::client) fn write(&self, id: u64, offset: u64, data: &[u8]) -> Result<u32> {
+        let path = self.nodes().path(id);
+        if path.as_ref().is_some_and(|path| self.policy_of(path) == Policy::None) {
+            return Err(Errno::EROFS);
+        }
+        let file = self.file_of(id)?;
+        let deadline = Instant::now() + Duration::from_secs(self.settings().patience);
+        if data.is_empty() {
+            return Ok(0);
+        }
+        offset.checked_add(data.len() as u64).filter(|end| *end <= i64::MAX as u64).ok_or(Errno::EFBIG)?;
+        for round in 0.. {
+            match self.cache.write(file, offset, data) {
+                Ok(CacheRead::Here) => break,
+                Ok(CacheRead::Missing(_)) if round > TRIES => return Err(Errno::EIO),
+                Ok(CacheRead::Missing(blocks)) => {
+                    if round > 1 {
+                        // The fetched blocks were not stored, for lack of frames.
+                        self.flush_all(false)?;
+                    }
+                    self.fetch_blocks(id, file, &blocks)?;
+                }
+                Err(CacheError::Full) if Instant::now() < deadline => {
+                    // Only a write-back makes room.
+                    self.flush_all(false)
+                        .map_err(|errno| if errno == Errno::EIO { Errno::ENOSPC } else { errno })?;
+                }
+                Err(error) => return Err(errno_of(error)),
+            }
+        }
+        self.wrote(id, file)?;
+        Ok(data.len() as u32)
+    }
+
+    /// Fetches blocks that are to be partly overwritten.
+    fn fetch_blocks(&self, id: u64, file: FileId, blocks: &[u64]) -> Result<()> {
+        let _waits = self.link.waiting();
+        self.flush_changes()?;
+        let source = self.source(id, file).ok_or(Errno::ESTALE)?;
+        for flight in self.fetch(&source, blocks, false) {
+            match flight.wait() {
+                Ok(_) | Err(CallFailure::Old) => {}
+                Err(fail) => return Err(fail.errno()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Records that the content was changed here, now.
+    fn wrote(&self, id: u64, file: FileId) -> Result<()> {
+        let now = Time::now();
+        if let Some(node) = self.nodes().get_mut(id) {
+            node.mtime = Some(now);
+        }
+        self.writeback.wrote(file);
+        let explicit = self.cache.file(file).is_some_and(|record| record.mtime.is_some());
+        if explicit {
+            self.cache.update_file(file, |record| record.mtime = None).map_err(errno_of)?;
+        }
+        Ok(())
+    }
+
+    pub(in crate::client) fn truncate(&self, id: u64, size: u64) -> Result<()> {
+        let path = self.nodes().path(id);
+        if path.as_ref().is_some_and(|path| self.policy_of(path) == Policy::None) {
+            return Err(Errno::EROFS);
+        }
+        if size > i64::MAX as u64 {
+            return Err(Errno::EFBIG);
+        }
+        let file = self.file_of(id)?;
+        if self.cache.file(file).is_some_and(|record| record.size == size) {
+            return Ok(());
+        }
+        self.cache.truncate(file, size).map_err(errno_of)?;
+        if let (Some(node), Some(epoch)) = (self.nodes().get_mut(id), self.cache.content_epoch(file)) {
+            // The kernel truncated its own pages.
+            node.epoch = Some(epoch);
+        }
+        self.wrote(id, file)
+    }
+
+    /// Path and file of an inode, if it has one. Fails once if what was written was put aside as a conflict.
+    fn written(&self, id: u64) -> Result<Option<(Option<RelPath>, FileId)>> {
+        let mut nodes = self.nodes();
+        if nodes.get_mut(id).is_some_and(|node| std::mem::take(&mut node.parted)) {
+            return Err(Errno::ESTALE);
+        }
+        Ok(nodes.get(id).and_then(|node| node.file).map(|file| (nodes.path(id), file)))
+    }
+
+    /// Called when a descriptor is closed.
+    pub(in crate::client) fn close(&self, id: u64) -> Result<()> {
+        let Some((path, file)) = self.written(id)? else { return Ok(()) };
+        match path {
+            Some(path) if self.policy_of(&path) == Policy::Through => self.flush_file(file),
+            _ => Ok(()),
+        }
+    }
+
+    /// Called when the last descriptor of an open is closed.
+    pub(in crate::client) fn released(&self, id: u64) -> Result<()> {
+        let gone = {
+            let mut nodes = self.nodes();
+            let Some(node) = nodes.get_mut(id) else { return Ok(()) };
+            node.opens = node.opens.saturating_sub(1);
+            // A file may have names that were never looked up, so it is dropped only if it was removed.
+            let removed = |file: &FileId| self.cache.file(*file).is_some_and(|record| record.removed);
+            let last = node.opens == 0 && node.names.is_empty();
+            let file = if last && node.file.as_ref().is_some_and(removed) { node.file.take() } else { None };
+            nodes.reap(id);
+            file
+        };
+        match gone {
+            Some(file) => self.cache.forget(file).map_err(errno_of),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes a file durable where its policy requires.
+    pub(in crate::client) fn fsync(&self, id: u64) -> Result<()> {
+        let Some((path, file)) = self.written(id)? else { return Ok(()) };
+        let Some(path) = path else { return Ok(()) };
+        if self.policy_of(&path) != Policy::Through {
+            return self.cache.sync().map_err(errno_of);
+        }
+        self.flush_file(file)?;
+        self.link.runtime().block_on(self.server_sync(file))
+    }
+
+    /// Makes the names of a directory durable where its policy requires.
+    pub(in crate::client) fn fsync_dir(&self, id: u64) -> Result<()> {
+        let path = self.nodes().path(id).unwrap_or_default();
+        match self.policy_of(&path) {
+            Policy::None => Ok(()),
+            Policy::Back => self.cache.sync().map_err(errno_of),
+            Policy::Through => {
+                self.flush_changes()?;
+                self.sync_dir(id)
+            }
+        }
+    }
+
+    /// Has the server sync a file.
+    pub(in crate::client) async fn server_sync(&self, file: FileId) -> Result<()> {
+        let Some(record) = self.cache.file(file) else { return Ok(()) };
+        let Some(ident) = record.ident else { return Ok(()) };
+        let sync = Sync { file: FileRef { path: record.path, ident } };
+        let synced = self.link.ask::<SyncCall, _>(sync, bytes::Bytes::new(), None).await.0;
+        synced.map(drop).map_err(|fail| fail.errno())
+    }
+}

@@ -1,0 +1,260 @@
+//! Dedup of reads: pages that this host already has are not fetched over a slow link.
+//!
+//! A hash cache ([`HashCache`]) in the cache's directory maps digests to places in the cache's frames and in
+//! reference files of this host, such as disk images. If enough hits in a range are likely, the client asks
+//! the server for digests (`DIGEST`), looks them up here and in what other users of this host have read
+//! (`shared_cache`), and requests only the other pages (`PAGES`). The digest of the copy in hand is checked
+//! before use, so a changed file can cost time but never give wrong data. The likelihood of hits is estimated
+//! for each file.
+
+use super::hit_estimate::{DigestQuery, HitEstimate, HitEstimates};
+use crate::client::{
+    connection::server_connection::CallFailure,
+    content::fetcher::{FetchSubject, FetchedContent},
+    session::Core,
+};
+use crate::{
+    cache::FileId,
+    proto::{
+        Attr, DigestCall, Digests, DigestsDone, PAGE, PagesCall, Range, Read, ReadPages, digest_of_page,
+        is_in, is_zero, unpack_digests, unpack_pages,
+    },
+};
+use bytes::Bytes;
+use std::{
+    ops::ControlFlow,
+    path::Path,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+};
+use whimbrel_core::Digest;
+use whimbrel_hashcache::{Geometry, HashCache, Location, OnMissing, SourceId, SourceKind};
+use whimbrel_wire::Code;
+
+/// Rate assumed for a link without measurements, in bytes per second: 100 Mbit/s.
+pub(in crate::client) const USUAL: f64 = 12.5e6;
+
+struct Table {
+    pages: HashCache,
+    frames: SourceId,
+}
+
+/// Content of this host by digest.
+#[derive(Default)]
+pub(in crate::client) struct DedupTable {
+    table: OnceLock<Option<Table>>,
+    /// Number of pages that were added to the table.
+    pub(in crate::client) known: AtomicU64,
+    /// Whether the server does not support digests.
+    pub(in crate::client) mute: AtomicBool,
+    odds: HitEstimates,
+    /// Pages that were found here and not sent.
+    pub(in crate::client) found: AtomicU64,
+}
+
+/// Result of the lookups for one range.
+struct Found {
+    content: Vec<u8>,
+    /// Pages still to be requested, one bit each.
+    lacking: Vec<u8>,
+    pages: u32,
+    missing: u32,
+}
+
+fn open(dir: &Path, pages: u64) -> Option<Table> {
+    let geometry = Geometry::for_pages(pages.max(1024)).with_sources(64);
+    let opened = HashCache::open(&dir.join("pages"), OnMissing::Recreate(geometry)).and_then(|pages| {
+        let frames = pages.register(&dir.join("frames"), SourceKind::Raw)?;
+        Ok(Table { pages, frames })
+    });
+    opened
+        .inspect_err(|error| {
+            let error = error as &dyn std::error::Error;
+            tracing::warn!(error, "cannot open the table of pages on this host, so they may be sent again");
+        })
+        .ok()
+}
+
+impl Core {
+    fn with_odds<T>(&self, file: FileId, with: impl FnOnce(&mut HitEstimate) -> T) -> T {
+        let named = !self.options.known.is_empty() || self.shared.is_some();
+        self.twins.odds.with(file, HitEstimate::new(named), with)
+    }
+
+    fn twins_table(&self) -> Option<&Table> {
+        let pages = self.cache.stats().capacity / PAGE as u64;
+        self.twins.table.get_or_init(|| open(&self.options.cache, pages)).as_ref()
+    }
+
+    /// Opens the table of an earlier session and indexes the reference files, in a thread of its own.
+    pub(in crate::client) fn learn_twins(self: &Arc<Self>) {
+        let known = self.options.known.clone();
+        if known.is_empty() && !self.options.cache.join("pages").exists() {
+            return;
+        }
+        let weak = Arc::downgrade(self);
+        thread::spawn(move || {
+            for path in std::iter::once(None).chain(known.iter().map(Some)) {
+                let Some(core) = weak.upgrade() else { return };
+                let Some(table) = core.twins_table() else { return };
+                if let Some(path) = path {
+                    core.look_through(table, path);
+                }
+                core.twins.known.fetch_max(table.pages.stats().used, Ordering::Release);
+            }
+        });
+    }
+
+    fn look_through(&self, table: &Table, path: &Path) {
+        let going = |_| match self.writeback.is_stopped() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        };
+        let added = SourceKind::guess(path).and_then(|kind| table.pages.add(path, kind, None, &going));
+        if let Err(error) = added {
+            self.event(format!("{}: cannot index the reference file: {error}", path.display()));
+        }
+    }
+
+    /// Records where content from the server is stored here: it may be requested again under another name, or
+    /// by another user.
+    pub(in crate::client) fn note_content(&self, file: FileId, attr: &Attr, offset: u64, content: &[u8]) {
+        if self.link.level().is_none() {
+            return;
+        }
+        let digest = |page| (!is_zero(page)).then(|| digest_of_page(page));
+        let digests: Vec<_> = content.chunks(PAGE).map(digest).collect();
+        self.note_places(file, offset, &digests);
+        self.publish_shared(file, attr, offset, content, &digests);
+    }
+
+    fn note_places(&self, file: FileId, offset: u64, digests: &[Option<Digest>]) {
+        // Without a cache on disk, frames are in memory and cannot be found again.
+        if !self.options.has_cache() {
+            return;
+        }
+        let Some(table) = self.twins_table() else { return };
+        let mut noted = 0;
+        for (at, place) in self.cache.places(file, offset, (digests.len() * PAGE) as u64) {
+            if let Some(Some(digest)) = digests.get((at - offset) as usize / PAGE) {
+                table.pages.note(digest, Location { source: table.frames, offset: place });
+                noted += 1;
+            }
+        }
+        // In this order, so that a file's own pages never count as those of another.
+        self.with_odds(file, |odds| odds.own += noted);
+        self.twins.known.fetch_add(noted, Ordering::Release);
+    }
+
+    fn is_worth_digests(&self, source: &FetchSubject, range: Range, waited: bool) -> bool {
+        let (twins, file) = (&self.twins, source.file);
+        let known = twins.known.load(Ordering::Acquire);
+        let known = self.shared.is_some() || known > self.with_odds(file, |odds| odds.own);
+        if twins.mute.load(Ordering::Relaxed) || !known {
+            return false;
+        }
+        let Some(round_trip) = self.link.round_trip().filter(|_| self.link.level().is_some()) else {
+            return false;
+        };
+        if self.lacks_key(file, source.size) {
+            return true;
+        }
+        let rate = self.link.rate().unwrap_or(USUAL);
+        let asked =
+            DigestQuery { bytes: range.len.into(), waited, rate, round_trip: round_trip.as_secs_f64() };
+        self.with_odds(file, |odds| odds.are_worth(asked))
+    }
+
+    /// The content of a range by its digests; none if a plain read is better.
+    pub(in crate::client) async fn by_digest(
+        self: &Arc<Self>,
+        source: &FetchSubject,
+        range: Range,
+        waited: bool,
+    ) -> Option<Result<FetchedContent, CallFailure>> {
+        if !self.is_worth_digests(source, range, waited) {
+            return None;
+        }
+        let body = Digests { file: source.wanted.clone(), range };
+        let (said, digests) = match self.link.ask::<DigestCall, _>(body, Bytes::new(), None).await.0 {
+            // An older server lacks `DIGEST`.
+            Err(fail) if fail.is(Code::UNKNOWN_KIND) => {
+                self.twins.mute.store(true, Ordering::Relaxed);
+                return None;
+            }
+            Err(fail) => return Some(Err(fail)),
+            Ok(answer) => answer,
+        };
+        let attr = said.attr;
+        let (core, file) = (self.clone(), source.file);
+        let found = tokio::task::spawn_blocking(move || core.find_twins(file, range, &said, &digests)).await;
+        match found {
+            Ok(Some(found)) if found.missing == 0 => Some(Ok((attr, found.content))),
+            Ok(Some(found)) => match self.complete(source, range, found).await {
+                Ok((now, content)) if now.version() == attr.version() => Some(Ok((attr, content))),
+                // The file changed between the two replies: the pages found belong to another version.
+                Ok(_) => None,
+                Err(fail) => Some(Err(fail)),
+            },
+            Ok(None) | Err(_) => Some(Err(CallFailure::Nonsense)),
+        }
+    }
+
+    fn find_twins(&self, file: FileId, range: Range, said: &DigestsDone, digests: &[u8]) -> Option<Found> {
+        let digests = unpack_digests(&said.pages, digests, range.len as usize).ok()?;
+        self.learn_key(file, &said.attr, said.share);
+        let mut content = vec![0; said.pages.len as usize];
+        let mut lacking = vec![0; digests.len().div_ceil(8)];
+        let mut reader = self.twins_table().map(|table| table.pages.reader());
+        let (mut pages, mut missing) = (0, 0);
+        let mut page = [0; PAGE];
+        for (number, place) in content.chunks_mut(PAGE).enumerate() {
+            let Some(digest) = digests[number] else { continue };
+            pages += 1;
+            if reader.as_mut().is_some_and(|reader| reader.get(&digest, &mut page)) {
+                place.copy_from_slice(&page[..place.len()]);
+            } else {
+                lacking[number / 8] |= 1 << (number % 8);
+                missing += 1;
+            }
+        }
+        if missing > 0 {
+            let place = (&digests[..], &mut lacking[..]);
+            missing -= self.take_shared(file, &said.attr, range.offset, &mut content, place);
+        }
+        self.with_odds(file, |odds| odds.record(pages, pages - missing));
+        self.twins.found.fetch_add(u64::from(pages - missing), Ordering::Relaxed);
+        Some(Found { content, lacking, pages, missing })
+    }
+
+    /// Requests the pages that were not found.
+    async fn complete(
+        self: &Arc<Self>,
+        source: &FetchSubject,
+        range: Range,
+        found: Found,
+    ) -> Result<FetchedContent, CallFailure> {
+        let Found { mut content, lacking, pages, missing } = found;
+        tracing::trace!(offset = range.offset, pages, missing, "found here by digest");
+        let read = Read { file: source.wanted.clone(), range, level: self.link.level() };
+        let body = ReadPages { read, wanted: lacking.clone() };
+        let (done, packed) = self.link.ask_content::<PagesCall, _>(body).await?;
+        let merged = tokio::task::spawn_blocking(move || {
+            let rest =
+                unpack_pages(&done.pages, &packed, content.len()).map_err(|_| CallFailure::Nonsense)?;
+            if rest.len() != content.len() {
+                return Err(CallFailure::Old);
+            }
+            for (number, place) in content.chunks_mut(PAGE).enumerate() {
+                if is_in(&lacking, number) {
+                    place.copy_from_slice(&rest[number * PAGE..][..place.len()]);
+                }
+            }
+            Ok((done.attr, content))
+        });
+        merged.await.unwrap_or(Err(CallFailure::Gone))
+    }
+}

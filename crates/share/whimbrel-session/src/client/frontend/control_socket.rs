@@ -1,0 +1,255 @@
+//! The control socket of a mount: requests of `whimbrel session`, one line of JSON each way.
+//!
+//! The socket is in the cache's directory, which only its owner may enter, and has mode 0600. A client must
+//! be that user or root. Requests are bounded.
+
+use super::nbd_exports::{ExportStatus, NbdExports};
+use crate::client::session::{Session, SessionStatus};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs,
+    io::{self, BufRead, BufReader, Read, Write},
+    os::unix::{
+        fs::PermissionsExt,
+        net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    sync::{Arc, mpsc::Sender},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+/// Longest request in bytes.
+const MAX_REQUEST: u64 = 64 << 10;
+/// Longest response in bytes.
+const MAX_RESPONSE: u64 = 16 << 20;
+/// Time limit of a client: a write-back may take long.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// Pause after a failed accept, so that it does not spin.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Requests to a mount.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "verb")]
+pub enum Request {
+    /// Report the status.
+    Show,
+    /// Change a setting.
+    Set {
+        /// Name of the setting.
+        name: String,
+        /// New value of the setting.
+        value: String,
+    },
+    /// Write everything back.
+    Flush,
+    /// Drop cached names, attributes and unmodified data.
+    Invalidate,
+    /// Write everything back, unmount and end. If something cannot be written back, the session continues,
+    /// unless the rest is to be left in the cache for the next session.
+    End {
+        /// End even if something cannot be written back.
+        #[serde(default)]
+        leave: bool,
+    },
+    /// Start or stop serving a file over NBD.
+    Nbd {
+        /// Path of the file in the session's directory.
+        file: String,
+        /// Socket to listen on; none stops the export.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        socket: Option<PathBuf>,
+    },
+}
+
+/// Response to a request.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Response {
+    /// Reason why the request failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Directory of the mount.
+    pub mount: PathBuf,
+    /// Process id of the mount.
+    pub pid: u32,
+    /// Status of the session.
+    pub status: SessionStatus,
+    /// Files served over NBD.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exports: Vec<ExportStatus>,
+}
+
+/// A request to a mount failed, or its socket could not be created.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} {}", path.display())]
+pub struct ControlError {
+    /// `listen on` or `ask`.
+    pub action: &'static str,
+    /// Path of the socket.
+    pub path: PathBuf,
+    /// Cause reported by the system.
+    #[source]
+    pub source: io::Error,
+}
+
+/// Control server of a mount. Dropping it removes the socket and ends all NBD exports.
+pub struct Control {
+    path: PathBuf,
+    exports: Arc<NbdExports>,
+    listener: Arc<UnixListener>,
+    listening: Option<JoinHandle<()>>,
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        // The socket may be gone already.
+        let _ = fs::remove_file(&self.path);
+        // Wakes the accepting thread, which then gets an error.
+        let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
+        if let Some(listening) = self.listening.take() {
+            // A thread that panicked does not accept either.
+            let _ = listening.join();
+        }
+        self.exports.end_all();
+    }
+}
+
+impl Control {
+    /// Listens on `path`. A request to end is answered after it was sent to `ended`.
+    pub fn start(
+        path: &Path,
+        session: Session,
+        mount: PathBuf,
+        ended: Sender<()>,
+    ) -> Result<Self, ControlError> {
+        let failed = |source| ControlError { action: "listen on", path: path.to_owned(), source };
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir).map_err(failed)?;
+        }
+        // A socket that answers belongs to another session of this name.
+        if UnixStream::connect(path).is_ok() {
+            return Err(failed(io::ErrorKind::AddrInUse.into()));
+        }
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path).map_err(failed)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        let exports = Arc::new(NbdExports::new(session.clone()));
+        let asked = Asked { session, mount, ended, exports: exports.clone() };
+        let listener = Arc::new(listener);
+        let accepting = listener.clone();
+        let listening = std::thread::spawn(move || asked.listen(&accepting));
+        Ok(Self { path: path.to_owned(), exports, listener, listening: Some(listening) })
+    }
+
+    /// Ends all NBD exports, so that no client writes any more.
+    pub fn end_exports(&self) {
+        self.exports.end_all();
+    }
+}
+
+/// State that requests refer to.
+#[derive(Clone)]
+struct Asked {
+    session: Session,
+    mount: PathBuf,
+    ended: Sender<()>,
+    exports: Arc<NbdExports>,
+}
+
+impl Asked {
+    fn listen(self, listener: &UnixListener) {
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    let asked = self.clone();
+                    std::thread::spawn(move || {
+                        if let Err(error) = asked.answer(&stream) {
+                            tracing::debug!(%error, "cannot answer a control request");
+                        }
+                    });
+                }
+                // The socket was shut down.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
+                // The process may be out of descriptors.
+                Err(_) => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    fn answer(&self, stream: &UnixStream) -> io::Result<()> {
+        // Not with rustix: a process in another PID namespace has the number 0 here, which rustix rejects.
+        let peer = nix::sys::socket::getsockopt(stream, nix::sys::socket::sockopt::PeerCredentials)?;
+        let own = rustix::process::geteuid().as_raw();
+        if peer.uid() != own && peer.uid() != 0 {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        let mut line = String::new();
+        BufReader::new(stream.take(MAX_REQUEST)).read_line(&mut line)?;
+        let error = match serde_json::from_str(&line) {
+            Err(error) => Some(error.to_string()),
+            Ok(Request::Show) => None,
+            Ok(Request::Set { name, value }) => self.session.set(&name, &value).err(),
+            Ok(Request::Flush) => {
+                self.session.flush().err().map(|errno| format!("not everything is written back: {errno}"))
+            }
+            Ok(Request::Invalidate) => self.session.invalidate().err().map(|errno| errno.to_string()),
+            Ok(Request::End { leave }) => end(&self.session, leave, &self.ended),
+            Ok(Request::Nbd { file, socket: Some(socket) }) => self.exports.start(&file, &socket).err(),
+            Ok(Request::Nbd { file, socket: None }) => self.exports.end(&file).err(),
+        };
+        let response = Response {
+            error,
+            mount: self.mount.clone(),
+            pid: std::process::id(),
+            status: self.session.status(),
+            exports: self.exports.status(),
+        };
+        let mut bytes = serde_json::to_vec(&response)?;
+        bytes.push(b'\n');
+        let mut stream = stream;
+        stream.write_all(&bytes)
+    }
+}
+
+/// Ends a session; returns why it does not end, or what it leaves behind.
+fn end(session: &Session, leave: bool, ended: &Sender<()>) -> Option<String> {
+    let flushed = session.flush();
+    if flushed.is_ok() || leave {
+        // The receiver ends the mount, unless that has happened.
+        let _ = ended.send(());
+    }
+    let errno = flushed.err()?;
+    let then =
+        if leave { "the rest stays in the cache" } else { "the session continues with the unsent rest" };
+    Some(format!("{errno}; {then}"))
+}
+
+/// Sends a request to the mount that listens on `path`.
+pub fn ask(path: &Path, request: &Request) -> Result<Response, ControlError> {
+    let failed = |source| ControlError { action: "ask", path: path.to_owned(), source };
+    let mut stream = UnixStream::connect(path).map_err(failed)?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    let mut line = serde_json::to_vec(request).map_err(|error| failed(error.into()))?;
+    line.push(b'\n');
+    stream.write_all(&line).map_err(failed)?;
+    let mut bytes = Vec::new();
+    stream.take(MAX_RESPONSE).read_to_end(&mut bytes).map_err(failed)?;
+    serde_json::from_slice(&bytes).map_err(|error| failed(error.into()))
+}
+
+/// Control sockets in a directory, of live and dead mounts.
+pub fn sockets(dir: &Path) -> Vec<PathBuf> {
+    let Ok(found) = fs::read_dir(dir) else { return Vec::new() };
+    let mut paths: Vec<PathBuf> = found
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "sock"))
+        .collect();
+    paths.sort();
+    paths
+}

@@ -1,0 +1,308 @@
+//! FUSE operations: the file system calls of the kernel, each a line or two over the session.
+
+use crate::client::{
+    content::file_content::FileHandle,
+    namespace::{directory_cache::no_name, inodes::InodeTable},
+    session::{Core, Session},
+};
+use crate::proto::{Kind, Name, Time};
+use bytes::Bytes;
+use std::{
+    collections::HashMap,
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    path::Path,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+use whimbrel_fuse::{
+    Access, Attributes, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Opened, Result, SetAttributes,
+    SetTime, StatFs,
+};
+
+/// Longest time for which the kernel may cache names and attributes, so that changed settings take effect
+/// soon.
+const KERNEL: Duration = Duration::from_secs(60);
+/// `RENAME_NOREPLACE` of renameat2(2).
+const NO_REPLACE: u32 = 1;
+
+type Listing = Arc<Vec<(Name, u64, FileKind)>>;
+
+/// A session as a file system.
+pub struct FuseOperations {
+    core: Arc<Core>,
+    next: AtomicU64,
+    files: RwLock<HashMap<u64, Arc<FileHandle>>>,
+    dirs: RwLock<HashMap<u64, Listing>>,
+}
+
+impl FuseOperations {
+    /// The file system of a session.
+    pub fn new(session: &Session) -> Self {
+        let core = session.core.clone();
+        Self { core, next: AtomicU64::new(1), files: RwLock::default(), dirs: RwLock::default() }
+    }
+
+    fn ttl(&self) -> Duration {
+        self.core.settings().ttl().min(KERNEL)
+    }
+
+    /// The entry of an inode; counts one more reference of the kernel.
+    fn entry(&self, id: u64) -> Result<Entry> {
+        let attributes = self.core.attributes(id)?;
+        if let Some(node) = self.core.nodes().get_mut(id) {
+            node.refs += 1;
+        }
+        Ok(Entry::new(attributes).cached(self.ttl()))
+    }
+
+    fn insert_handle(&self, handle: FileHandle) -> u64 {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.files.write().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(handle));
+        number
+    }
+
+    fn made(
+        &self,
+        parent: u64,
+        name: &OsStr,
+        kind: Kind,
+        mode: u32,
+        target: Option<Vec<u8>>,
+    ) -> Result<Entry> {
+        let name = name_of(name)?;
+        let id = self.core.create(parent, &name, kind, (mode & 0o7777) as u16, target)?;
+        self.entry(id)
+    }
+}
+
+fn name_of(name: &OsStr) -> Result<Name> {
+    Name::new(name.as_bytes()).map_err(no_name)
+}
+
+fn time_of(time: SystemTime) -> Time {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => Time { seconds: since.as_secs() as i64, nanos: since.subsec_nanos() },
+        Err(before) => {
+            let before = before.duration();
+            let whole = before.as_secs() as i64;
+            match before.subsec_nanos() {
+                0 => Time { seconds: -whole, nanos: 0 },
+                nanos => Time { seconds: -whole - 1, nanos: 1_000_000_000 - nanos },
+            }
+        }
+    }
+}
+
+fn kind_of(nodes: &InodeTable, id: u64) -> FileKind {
+    match nodes.get(id).map(|node| node.attr.kind) {
+        Some(Kind::Dir) => FileKind::Directory,
+        Some(Kind::Symlink) => FileKind::Link,
+        Some(Kind::Fifo) => FileKind::Pipe,
+        Some(Kind::Socket) => FileKind::Socket,
+        Some(Kind::Device) => FileKind::CharDevice,
+        Some(Kind::File) | None => FileKind::File,
+    }
+}
+
+impl FileSystem for FuseOperations {
+    fn lookup(&self, _: Caller, parent: u64, name: &OsStr) -> Result<Entry> {
+        let id = self.core.lookup(parent, &name_of(name)?)?;
+        self.entry(id)
+    }
+
+    fn absent(&self, parent: u64, name: &OsStr) -> Duration {
+        let Ok(name) = name_of(name) else { return Duration::ZERO };
+        self.core.nodes().absent(parent, &name, self.core.settings().ttl()).min(KERNEL)
+    }
+
+    fn forget(&self, inode: u64, count: u64) {
+        let mut nodes = self.core.nodes();
+        if let Some(node) = nodes.get_mut(inode) {
+            node.refs = node.refs.saturating_sub(count);
+        }
+        nodes.reap(inode);
+    }
+
+    fn getattr(&self, _: Caller, inode: u64, _: Option<u64>) -> Result<(Attributes, Duration)> {
+        self.core.revalidate(inode)?;
+        Ok((self.core.attributes(inode)?, self.ttl()))
+    }
+
+    fn setattr(
+        &self,
+        _: Caller,
+        inode: u64,
+        handle: Option<u64>,
+        change: SetAttributes,
+    ) -> Result<(Attributes, Duration)> {
+        if let Some(size) = change.size {
+            self.core.truncate(inode, size)?;
+            if handle.is_none() {
+                // A truncate by path has no close, so it ends here.
+                self.core.close(inode)?;
+            }
+        }
+        let mtime = change.modified.map(|time| match time {
+            SetTime::Now => Time::now(),
+            SetTime::At(time) => time_of(time),
+        });
+        if change.mode.is_some() || change.uid.is_some() || change.gid.is_some() || mtime.is_some() {
+            let mode = change.mode.map(|mode| (mode & 0o7777) as u16);
+            self.core.set_attr(inode, mode, (change.uid, change.gid), mtime)?;
+        }
+        Ok((self.core.attributes(inode)?, self.ttl()))
+    }
+
+    fn readlink(&self, inode: u64) -> Result<Vec<u8>> {
+        self.core.readlink(inode)
+    }
+
+    fn mknod(&self, _: Caller, parent: u64, name: &OsStr, mode: u32, _: u32) -> Result<Entry> {
+        match FileKind::of_mode(mode) {
+            Some(FileKind::File) => self.made(parent, name, Kind::File, mode, None),
+            _ => Err(Errno::EPERM),
+        }
+    }
+
+    fn mkdir(&self, _: Caller, parent: u64, name: &OsStr, mode: u32) -> Result<Entry> {
+        self.made(parent, name, Kind::Dir, mode, None)
+    }
+
+    fn symlink(&self, _: Caller, parent: u64, name: &OsStr, target: &Path) -> Result<Entry> {
+        self.made(parent, name, Kind::Symlink, 0o777, Some(target.as_os_str().as_bytes().to_vec()))
+    }
+
+    fn unlink(&self, _: Caller, parent: u64, name: &OsStr) -> Result<()> {
+        self.core.remove(parent, &name_of(name)?, false)
+    }
+
+    fn rmdir(&self, _: Caller, parent: u64, name: &OsStr) -> Result<()> {
+        self.core.remove(parent, &name_of(name)?, true)
+    }
+
+    fn rename(&self, _: Caller, from: (u64, &OsStr), to: (u64, &OsStr), flags: u32) -> Result<()> {
+        if flags & !NO_REPLACE != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let names = (name_of(from.1)?, name_of(to.1)?);
+        self.core.rename((from.0, &names.0), (to.0, &names.1), flags & NO_REPLACE != 0)
+    }
+
+    fn link(&self, _: Caller, inode: u64, parent: u64, name: &OsStr) -> Result<Entry> {
+        self.core.link(inode, parent, &name_of(name)?)?;
+        self.entry(inode)
+    }
+
+    fn open(&self, _: Caller, inode: u64, access: Access) -> Result<Opened> {
+        let (opened, handle) = self.core.open(inode, access)?;
+        Ok(Opened { handle: self.insert_handle(handle), ..opened })
+    }
+
+    fn create(
+        &self,
+        _: Caller,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+        access: Access,
+    ) -> Result<(Entry, Opened)> {
+        let wanted = name_of(name)?;
+        let id = match self.core.create(parent, &wanted, Kind::File, (mode & 0o7777) as u16, None) {
+            // Another program was faster; that matters only with `O_EXCL`.
+            Err(Errno::EEXIST) if !access.exclusive() => self.core.lookup(parent, &wanted)?,
+            made => made?,
+        };
+        let entry = self.entry(id)?;
+        let (opened, handle) = self.core.open(id, access)?;
+        Ok((entry, Opened { handle: self.insert_handle(handle), ..opened }))
+    }
+
+    fn read(&self, inode: u64, handle: u64, offset: u64, size: u32) -> Result<Bytes> {
+        let handle = self.files.read().unwrap_or_else(PoisonError::into_inner).get(&handle).cloned();
+        self.core.read(inode, handle.as_deref(), offset, size).map(Bytes::from)
+    }
+
+    fn write(&self, _: Caller, inode: u64, _: u64, offset: u64, data: &[u8]) -> Result<u32> {
+        self.core.write(inode, offset, data)
+    }
+
+    fn flush(&self, _: Caller, inode: u64, _: u64) -> Result<()> {
+        self.core.close(inode)
+    }
+
+    fn release(&self, inode: u64, handle: u64) -> Result<()> {
+        self.files.write().unwrap_or_else(PoisonError::into_inner).remove(&handle);
+        self.core.released(inode)
+    }
+
+    fn fsync(&self, inode: u64, _: u64, _: bool) -> Result<()> {
+        self.core.fsync(inode)
+    }
+
+    fn opendir(&self, _: Caller, inode: u64) -> Result<u64> {
+        self.core.whole(inode)?;
+        let mut nodes = self.core.nodes();
+        let entries = nodes.dir(inode).ok_or(Errno::ENOTDIR)?.entries.clone();
+        let mut listing: Vec<_> =
+            entries.into_iter().map(|(name, id)| (name, id, kind_of(&nodes, id))).collect();
+        drop(nodes);
+        listing.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.dirs.write().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(listing));
+        Ok(number)
+    }
+
+    fn readdir(
+        &self,
+        inode: u64,
+        handle: u64,
+        offset: u64,
+        add: &mut dyn FnMut(DirEntry) -> bool,
+    ) -> Result<()> {
+        let listing = self.dirs.read().unwrap_or_else(PoisonError::into_inner).get(&handle).cloned();
+        let listing = listing.ok_or(Errno::EBADF)?;
+        let dots = [".", ".."].into_iter().map(|dot| (OsStr::new(dot), inode, FileKind::Directory));
+        let names = listing.iter().map(|(name, id, kind)| (name.as_os(), *id, *kind));
+        for (number, (name, inode, kind)) in dots.chain(names).enumerate().skip(offset as usize) {
+            if !add(DirEntry { inode, kind, name: name.to_owned(), next: number as u64 + 1 }) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn releasedir(&self, _: u64, handle: u64) -> Result<()> {
+        self.dirs.write().unwrap_or_else(PoisonError::into_inner).remove(&handle);
+        Ok(())
+    }
+
+    fn fsyncdir(&self, inode: u64, _: u64) -> Result<()> {
+        self.core.fsync_dir(inode)
+    }
+
+    /// There are no extended attributes. ENOSYS makes the kernel stop asking: it would look for capabilities
+    /// to drop before each write.
+    fn getxattr(&self, _: Caller, _: u64, _: &OsStr) -> Result<Vec<u8>> {
+        Err(Errno::ENOSYS)
+    }
+
+    fn copy_file_range(&self, from: (u64, u64), to: (u64, u64), length: u64) -> Result<u32> {
+        self.core.copy(from, to, length)
+    }
+
+    fn statfs(&self, _: u64) -> Result<StatFs> {
+        let room = self.core.room()?;
+        Ok(StatFs {
+            total: room.total.saturating_mul(room.unit),
+            free: room.available.saturating_mul(room.unit),
+            files: room.files,
+            files_free: room.files_free,
+            block: 4096,
+            name_max: 255,
+        })
+    }
+}

@@ -1,0 +1,438 @@
+//! Merging of changes of names that cancel out before they are sent. Pure.
+//!
+//! Programs write under a temporary name and rename that over the last version, again and again. Sent
+//! unmerged, each use of the temporary name would have to wait for the one before (`change_batch.rs`). The
+//! final state needs one change for each name: a file that was created, renamed and then replaced by the next
+//! one needs none.
+//!
+//! Only files created by an unsent change are followed. Such a creation is postponed to the place of the
+//! rename, which is equivalent as long as no change in between affects either name or moves a directory above
+//! one. Any other change of a name leaves earlier changes of that name as they are (`pin`).
+
+use crate::{cache::MergedChanges, proto::Op, proto::RelPath};
+use std::collections::HashMap;
+
+/// Bytes of names that are merged at once, so that the result fits into one journal record.
+const MOST_BYTES: usize = 64 << 10;
+
+/// State of a name after the changes so far, if one change alone determines it.
+#[derive(Clone, Copy)]
+enum At {
+    /// The file that this change creates.
+    Born(usize),
+    /// Nothing, since this change removed whatever was there.
+    Cleared(usize),
+}
+
+struct Slot {
+    number: u64,
+    /// The change; none if it was dropped.
+    op: Option<Op>,
+    /// Number of the change that originally created the file which this one creates now.
+    born: Option<u64>,
+    changed: bool,
+}
+
+#[derive(Default)]
+struct Fold {
+    slots: Vec<Slot>,
+    at: HashMap<RelPath, At>,
+    gone: Vec<u64>,
+    makes: Vec<(u64, Option<u64>)>,
+}
+
+/// Creates the file of `of` at `path`: replaces what may be there (`over`), or requires that nothing is.
+fn birth(of: &Op, path: RelPath, over: bool) -> Option<Op> {
+    let (Op::Create { mode, stamp, .. } | Op::Replace { mode, stamp, .. }) = of else { return None };
+    let (mode, stamp) = (*mode, *stamp);
+    Some(if over { Op::Replace { path, mode, stamp } } else { Op::Create { path, mode, stamp } })
+}
+
+fn cleared(path: RelPath) -> Op {
+    Op::Unlink { path, ident: None, keep: false }
+}
+
+impl Fold {
+    fn push(&mut self, number: u64, op: Op, born: Option<u64>, changed: bool) -> usize {
+        self.slots.push(Slot { number, op: Some(op), born, changed });
+        self.slots.len() - 1
+    }
+
+    /// Drops a change; the file that it creates will not exist.
+    fn drop_slot(&mut self, slot: usize) {
+        let slot = &mut self.slots[slot];
+        slot.op = None;
+        self.gone.push(slot.number);
+        self.makes.extend(slot.born.take().map(|born| (born, None)));
+    }
+
+    fn is_over(&self, slot: usize) -> bool {
+        matches!(self.slots[slot].op, Some(Op::Replace { .. }))
+    }
+
+    /// Drops the changes of a name that gets a file now, and returns whether the server may have something
+    /// there.
+    fn make_way(&mut self, path: &RelPath, unknown: bool) -> bool {
+        match self.at.remove(path) {
+            Some(At::Born(slot)) => {
+                let over = self.is_over(slot);
+                self.drop_slot(slot);
+                over
+            }
+            Some(At::Cleared(slot)) => {
+                self.drop_slot(slot);
+                true
+            }
+            None => unknown,
+        }
+    }
+
+    fn add(&mut self, number: u64, op: Op) {
+        let born = |fold: &Self, path: &RelPath| match fold.at.get(path) {
+            Some(At::Born(slot)) => Some(*slot),
+            _ => None,
+        };
+        match &op {
+            Op::Create { path, .. } => self.create(number, &op, path),
+            Op::Replace { path, .. } => {
+                self.make_way(path, true);
+                let (path, slot) = (path.clone(), self.push(number, op, Some(number), false));
+                self.at.insert(path, At::Born(slot));
+            }
+            Op::Rename { from, path, no_replace } if born(self, from).is_some() => {
+                let slot = born(self, from).unwrap_or_default();
+                self.rename(number, slot, (from, path), *no_replace);
+            }
+            Op::Unlink { path, ident: None, keep } => self.unlink(number, path, *keep),
+            Op::SetAttr { path, mode: Some(mode), uid: None, gid: None, mtime: None }
+                if born(self, path).is_some() =>
+            {
+                let slot = born(self, path).unwrap_or_default();
+                let slot = &mut self.slots[slot];
+                if let Some(Op::Create { mode: kept, .. } | Op::Replace { mode: kept, .. }) = &mut slot.op {
+                    *kept = *mode;
+                }
+                slot.changed = true;
+                self.gone.push(number);
+            }
+            _ => {
+                self.pin(&op);
+                self.push(number, op, None, false);
+            }
+        }
+    }
+
+    fn create(&mut self, number: u64, op: &Op, path: &RelPath) {
+        let over = self.make_way(path, false);
+        let Some(made) = birth(op, path.clone(), over) else { return };
+        let slot = self.push(number, made, Some(number), over);
+        self.at.insert(path.clone(), At::Born(slot));
+    }
+
+    fn rename(&mut self, number: u64, slot: usize, (from, to): (&RelPath, &RelPath), no_replace: bool) {
+        let Some(old) = self.slots[slot].op.take() else { return };
+        let born = self.slots[slot].born.take();
+        if matches!(old, Op::Replace { .. }) {
+            // What was there before the file came is removed all the same.
+            self.slots[slot].op = Some(cleared(from.clone()));
+            self.slots[slot].changed = true;
+            self.at.insert(from.clone(), At::Cleared(slot));
+        } else {
+            self.gone.push(self.slots[slot].number);
+            self.at.remove(from);
+        }
+        let over = self.make_way(to, !no_replace);
+        let Some(made) = birth(&old, to.clone(), over) else { return };
+        let slot = self.push(number, made, born, true);
+        self.at.insert(to.clone(), At::Born(slot));
+    }
+
+    fn unlink(&mut self, number: u64, path: &RelPath, keep: bool) {
+        let known = self.at.get(path).copied();
+        let over = self.make_way(path, true);
+        if known.is_some() && !over {
+            self.gone.push(number);
+            return;
+        }
+        // A removed file that is still in use is a file of the server only if no change here created it.
+        let keep = keep && known.is_none();
+        let op = Op::Unlink { path: path.clone(), ident: None, keep };
+        let slot = self.push(number, op, None, known.is_some());
+        if !keep {
+            self.at.insert(path.clone(), At::Cleared(slot));
+        }
+    }
+
+    /// A change that cannot be merged: earlier changes of its names stay as they are.
+    fn pin(&mut self, op: &Op) {
+        let from = match op {
+            Op::Rename { from, .. } | Op::Link { from, .. } => Some(from),
+            _ => None,
+        };
+        let moves = matches!(op, Op::Rename { .. } | Op::Rmdir { .. });
+        for name in from.into_iter().chain([op.path()]) {
+            self.at.remove(name);
+            if moves {
+                self.at.retain(|path, _| !path.is_within(name));
+            }
+        }
+    }
+
+    fn end(mut self) -> MergedChanges {
+        let mut now = Vec::new();
+        for Slot { number, op, born, changed } in self.slots {
+            if let Some(op) = op.filter(|_| changed) {
+                now.push((number, op));
+            }
+            if let Some(born) = born.filter(|born| *born != number) {
+                self.makes.push((born, Some(number)));
+            }
+        }
+        MergedChanges { now, gone: self.gone, makes: self.makes }
+    }
+}
+
+/// Merges unsent changes, given in order: the result says which are replaced and which are dropped.
+pub(in crate::client) fn fold(queue: impl IntoIterator<Item = (u64, Op)>) -> MergedChanges {
+    let (mut fold, mut bytes) = (Fold::default(), 0);
+    for (number, op) in queue {
+        let from = match &op {
+            Op::Rename { from, .. } | Op::Link { from, .. } => from.as_bytes().len(),
+            _ => 0,
+        };
+        bytes += from + op.path().as_bytes().len();
+        if bytes > MOST_BYTES {
+            break;
+        }
+        fold.add(number, op);
+    }
+    fold.end()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{client::namespace::change_batch::batch, proto::Time};
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    const NAMES: [&str; 9] = ["a", "b", "c", "d", "d/a", "d/b", "e", "e/a", "e/b"];
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Thing {
+        File { stamp: i64, mode: u16 },
+        Dir,
+    }
+
+    /// Files of a server. A repeated change is recognised in the way of the server and the caller.
+    type Tree = BTreeMap<RelPath, Thing>;
+
+    fn path(text: &str) -> RelPath {
+        RelPath::new(text.as_bytes()).unwrap()
+    }
+
+    fn time(seconds: i64) -> Time {
+        Time { seconds, nanos: 0 }
+    }
+
+    fn has_dir(tree: &Tree, path: &RelPath) -> bool {
+        path.split().is_some_and(|(dir, _)| dir.is_root() || tree.get(&dir) == Some(&Thing::Dir))
+    }
+
+    fn is_empty(tree: &Tree, dir: &RelPath) -> bool {
+        !tree.keys().any(|path| path != dir && path.is_within(dir))
+    }
+
+    fn rename(tree: &mut Tree, from: &RelPath, to: &RelPath, no_replace: bool) -> bool {
+        let Some(moved) = tree.get(from).copied() else { return false };
+        let there = tree.get(to).copied();
+        let fits = match (moved, there) {
+            (_, Some(_)) if no_replace => false,
+            (_, None) | (Thing::File { .. }, Some(Thing::File { .. })) => true,
+            (Thing::Dir, Some(Thing::Dir)) => is_empty(tree, to),
+            _ => false,
+        };
+        if from == to || !fits || !has_dir(tree, to) || to.is_within(from) {
+            return false;
+        }
+        let all: Vec<_> =
+            tree.iter().filter(|(path, _)| path.is_within(from)).map(|(p, t)| (p.clone(), *t)).collect();
+        for (path, thing) in all {
+            tree.remove(&path);
+            tree.insert(path.moved(from, to).unwrap(), thing);
+        }
+        true
+    }
+
+    fn make(tree: &mut Tree, op: &Op, again: bool) -> bool {
+        match op {
+            Op::Create { path, stamp, mode } | Op::Replace { path, stamp, mode } => {
+                let over = matches!(op, Op::Replace { .. });
+                let new = Thing::File { stamp: stamp.seconds, mode: *mode };
+                match tree.get(path) {
+                    Some(Thing::File { stamp: known, .. }) if *known == stamp.seconds => again,
+                    Some(Thing::File { .. }) if over => tree.insert(path.clone(), new).is_some(),
+                    Some(_) => false,
+                    None => has_dir(tree, path) && tree.insert(path.clone(), new).is_none(),
+                }
+            }
+            Op::Mkdir { path, .. } => match tree.get(path) {
+                Some(Thing::Dir) => again,
+                Some(_) => false,
+                None => has_dir(tree, path) && tree.insert(path.clone(), Thing::Dir).is_none(),
+            },
+            Op::Rmdir { path } => match tree.get(path) {
+                Some(Thing::Dir) => is_empty(tree, path) && tree.remove(path).is_some(),
+                Some(_) => false,
+                None => again,
+            },
+            Op::Unlink { path, ident, .. } => match tree.get(path) {
+                Some(Thing::File { .. }) => tree.remove(path).is_some(),
+                Some(_) => false,
+                None => again || ident.is_none(),
+            },
+            Op::Rename { from, path, no_replace } => {
+                rename(tree, from, path, *no_replace) || again && !tree.contains_key(from)
+            }
+            Op::SetAttr { path, mode, .. } => match tree.get_mut(path) {
+                Some(Thing::File { mode: known, .. }) => {
+                    *known = mode.unwrap_or(*known);
+                    true
+                }
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
+    type Step = (usize, usize, usize);
+
+    fn op_of(number: i64, (kind, one, other): Step) -> Op {
+        let (path, other) = (path(NAMES[one]), path(NAMES[other]));
+        match kind {
+            0..4 => Op::Create { path, mode: 0o644, stamp: time(number) },
+            4..9 => Op::Rename { from: path, path: other, no_replace: kind == 4 },
+            9..11 => Op::Unlink { path, ident: None, keep: kind == 9 },
+            11 => Op::Mkdir { path, mode: 0o755 },
+            12 => Op::Rmdir { path },
+            _ => Op::SetAttr {
+                path,
+                mode: Some(other.as_bytes().len() as u16),
+                uid: None,
+                gid: None,
+                mtime: None,
+            },
+        }
+    }
+
+    /// Server before, changes that the client accepts, and server after.
+    fn queued(steps: Vec<Step>) -> (Tree, Vec<(u64, Op)>, Tree) {
+        let old = |stamp| Thing::File { stamp, mode: 0o600 };
+        let server = Tree::from([
+            (path("a"), old(-1)),
+            (path("b"), old(-2)),
+            (path("d"), Thing::Dir),
+            (path("d/a"), old(-3)),
+        ]);
+        let (mut expected, mut queue) = (server.clone(), Vec::new());
+        for (number, step) in (0..).zip(steps) {
+            let op = op_of(number, step);
+            let there = !matches!(op, Op::Unlink { .. }) || expected.contains_key(op.path());
+            if there && make(&mut expected, &op, false) {
+                queue.push((number as u64, op));
+            }
+        }
+        (server, queue, expected)
+    }
+
+    fn apply(queue: &mut Vec<(u64, Op)>, folded: &MergedChanges) {
+        let mut all: BTreeMap<u64, Op> =
+            queue.drain(..).filter(|(number, _)| !folded.gone.contains(number)).collect();
+        all.extend(folded.now.iter().cloned());
+        queue.extend(all);
+    }
+
+    #[test]
+    fn a_file_replaced_a_thousand_times_by_way_of_one_temporary_name_is_made_once() {
+        let mut queue = Vec::new();
+        for number in (0..3000).step_by(3) {
+            let to = path(["a", "b", "c"][number as usize / 3 % 3]);
+            queue.push((number, Op::Create { path: path("tmp"), mode: 0o600, stamp: time(number as i64) }));
+            queue.push((
+                number + 1,
+                Op::SetAttr { path: path("tmp"), mode: Some(0o644), uid: None, gid: None, mtime: None },
+            ));
+            queue.push((number + 2, Op::Rename { from: path("tmp"), path: to, no_replace: false }));
+        }
+        let folded = fold(queue.clone());
+        assert_eq!(folded.made_by(2997), Some(Some(2999)));
+        assert_eq!(folded.made_by(0), Some(None));
+        apply(&mut queue, &folded);
+        let replaced = |number: u64, name| {
+            (number, Op::Replace { path: path(name), mode: 0o644, stamp: time(number as i64 - 2) })
+        };
+        assert_eq!(queue, [replaced(2993, "b"), replaced(2996, "c"), replaced(2999, "a")]);
+        assert_eq!(batch(queue, 512).len(), 3);
+    }
+
+    fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {
+        proptest::collection::vec((0usize..14, 0..NAMES.len(), 0..NAMES.len()), 1..most)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn what_was_folded_comes_to_the_same(steps in steps(60)) {
+            let (mut server, mut queue, expected) = queued(steps);
+            let before = queue.clone();
+            let folded = fold(queue.clone());
+            apply(&mut queue, &folded);
+            for (_, op) in &queue {
+                prop_assert!(make(&mut server, op, false), "{op:?} is refused, of {before:?} as {queue:?}");
+            }
+            prop_assert_eq!(&server, &expected);
+            prop_assert!(fold(queue.clone()).gone.is_empty(), "what is folded once is folded");
+            // Each file is created by the change in its record, or by none.
+            for (number, op) in &before {
+                let Op::Create { stamp, .. } = op else { continue };
+                let by = folded.made_by(*number).unwrap_or(Some(*number));
+                let makes = |(_, op): &&(u64, Op)| matches!(op, Op::Create { stamp: made, .. } | Op::Replace { stamp: made, .. } if made == stamp);
+                prop_assert_eq!(queue.iter().find(makes).map(|(number, _)| *number), by);
+            }
+        }
+
+        /// Changes arrive while others are sent; the server makes some of a batch, answers are lost, and the
+        /// client crashes and knows only its journal.
+        #[test]
+        fn no_cut_has_a_change_made_twice_or_not_at_all(
+            steps in steps(60), rounds in proptest::collection::vec((0usize..12, 0usize..9, 0usize..9, any::<bool>()), 1..40)) {
+            let (mut server, all, expected) = queued(steps);
+            let (mut coming, mut queue, mut sent) = (all.into_iter(), Vec::new(), 0);
+            let mut again = std::collections::HashSet::new();
+            let mut rounds = rounds.into_iter();
+            loop {
+                let (come, made, answered, folds) = rounds.next().unwrap_or((12, 8, 8, true));
+                queue.extend(coming.by_ref().take(come + 1));
+                if queue.is_empty() {
+                    break;
+                }
+                if folds {
+                    let folded = fold(queue.iter().filter(|(number, _)| *number >= sent).cloned());
+                    apply(&mut queue, &folded);
+                }
+                let chosen = batch(queue.clone(), 8);
+                sent = chosen.iter().map(|(number, _)| number + 1).max().unwrap_or(sent).max(sent);
+                for (place, (number, op)) in chosen.iter().enumerate().take(made) {
+                    let may = again.contains(number);
+                    prop_assert!(make(&mut server, op, may), "{op:?} is refused");
+                    if place < answered {
+                        queue.retain(|(known, _)| known != number);
+                    }
+                }
+                again.extend(chosen.iter().map(|(number, _)| *number));
+            }
+            prop_assert_eq!(server, expected);
+        }
+    }
+}

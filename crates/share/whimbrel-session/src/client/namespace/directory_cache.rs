@@ -1,0 +1,317 @@
+//! Directory cache: lookup, listing and attributes of names, and how long they are cached.
+//!
+//! One request brings a small directory completely, so that lookups of its other names, and of absent names,
+//! are answered here. Large directories are listed in parts, all but the first at once.
+
+use super::{id_map::IdKind, inodes::NameLookup};
+use crate::client::{
+    connection::server_connection::CallFailure,
+    session::{Core, errno_of},
+};
+use crate::proto::{
+    Attr, Entry, Kind, List, ListCall, Lookup, LookupCall, Name, PathError, ReadlinkCall, RelPath, Time,
+    unpack_entries,
+};
+use bytes::Bytes;
+use std::time::{Duration, Instant};
+use whimbrel_fuse::{Attributes, Errno, FileKind, ROOT, Result};
+
+/// Most names of a directory that one lookup brings along.
+pub(in crate::client) const SMALL: u32 = 2048;
+/// Entries in one part of a large directory.
+const PART: u32 = 8192;
+/// Most names of a directory that are accepted from a server: some gigabytes here.
+const MOST: u64 = 16 << 20;
+/// Attempts to list a directory that changes here meanwhile.
+const TRIES: usize = 8;
+
+pub(in crate::client) fn no_name(error: PathError) -> Errno {
+    match error {
+        PathError::Name => Errno::EINVAL,
+        PathError::TooLong => Errno::ENAMETOOLONG,
+    }
+}
+
+impl Core {
+    /// The inode of a name.
+    pub(in crate::client) fn lookup(&self, parent: u64, name: &Name) -> Result<u64> {
+        for _ in 0..TRIES {
+            match self.nodes().known(parent, name, self.ttl()) {
+                NameLookup::Node(id) => return Ok(id),
+                NameLookup::Nothing => return Err(Errno::ENOENT),
+                NameLookup::Ask => {}
+            }
+            self.walk_again();
+            self.flush_changes()?;
+            let (dir, changes, large) = {
+                let mut nodes = self.nodes();
+                let path = nodes.path(parent).ok_or(Errno::ESTALE)?;
+                let dir = nodes.dir(parent).ok_or(Errno::ENOTDIR)?;
+                (path, dir.changes, dir.large)
+            };
+            let wanted = Lookup { dir, name: Some(name.clone()), list: if large { 0 } else { SMALL } };
+            let (found, packed) = self.link.call::<LookupCall, _>(wanted).map_err(|fail| fail.errno())?;
+            let entries = if found.listed { Some(entries_of(&packed)?) } else { None };
+            if self.record(parent, name, changes, found.attr, entries, large) {
+                return match self.nodes().dir(parent).and_then(|dir| dir.entries.get(name).copied()) {
+                    Some(id) => Ok(id),
+                    None => Err(Errno::ENOENT),
+                };
+            }
+        }
+        Err(Errno::EAGAIN)
+    }
+
+    /// Stores the server's answer about a name, unless the directory was changed here meanwhile.
+    fn record(
+        &self,
+        parent: u64,
+        name: &Name,
+        changes: u64,
+        attr: Option<Attr>,
+        entries: Option<Vec<Entry>>,
+        large: bool,
+    ) -> bool {
+        let mut nodes = self.nodes();
+        let Some(dir) = nodes.dir(parent) else { return false };
+        if dir.changes != changes {
+            return false;
+        }
+        dir.large = large || entries.is_none();
+        let updates = match (entries, attr) {
+            (Some(entries), _) => nodes.list(parent, entries),
+            (None, Some(attr)) => {
+                let (id, known) = nodes.adopt(parent, name, attr);
+                if known { vec![(id, attr)] } else { Vec::new() }
+            }
+            (None, None) => {
+                if let Some(id) = nodes.unlink(parent, name) {
+                    nodes.reap(id);
+                }
+                Vec::new()
+            }
+        };
+        drop(nodes);
+        self.kernel_looks_again();
+        for (id, attr) in updates {
+            self.seen(id, attr);
+        }
+        true
+    }
+
+    /// Stores attributes that the server reported.
+    pub(in crate::client) fn seen(&self, id: u64, attr: Attr) {
+        let Some(file) = self.nodes().get(id).map(|node| node.file) else { return };
+        let record = file.and_then(|file| self.cache.file(file));
+        let old = record.as_ref().is_some_and(|record| record.is_newer_than(&attr));
+        if let Some(node) = self.nodes().get_mut(id) {
+            node.seen = Some(Instant::now());
+            if !old {
+                node.attr = attr;
+            }
+        }
+        let (Some(file), Some(record)) = (file, record) else { return };
+        if !old && !record.dirty && record.base != attr.version() {
+            self.adopt_version(file, &attr);
+            self.kernel_forgets(id);
+        }
+    }
+
+    /// Requests the attributes of an inode again if they are old.
+    pub(in crate::client) fn revalidate(&self, id: u64) -> Result<()> {
+        let ttl = self.ttl();
+        if self.nodes().get(id).ok_or(Errno::ESTALE)?.is_fresh(ttl) {
+            return Ok(());
+        }
+        self.walk_again();
+        self.flush_changes()?;
+        let Some(path) = self.nodes().path(id) else { return Ok(()) };
+        let asked = self.link.call::<LookupCall, _>(Lookup { dir: path, name: None, list: 0 });
+        let attr = match asked {
+            Ok((found, _)) => found.attr,
+            // Old attributes are better than none while the server cannot be reached.
+            Err(CallFailure::Gone) => return Ok(()),
+            Err(fail) => return Err(fail.errno()),
+        };
+        let same = |attr: &Attr| self.nodes().get(id).is_some_and(|node| node.attr.ident == attr.ident);
+        match attr.filter(same) {
+            Some(attr) => {
+                self.seen(id, attr);
+                Ok(())
+            }
+            None => {
+                // Another file has the name by now, or none: the directory has to be listed again.
+                let mut nodes = self.nodes();
+                let parents: Vec<u64> = nodes
+                    .get(id)
+                    .into_iter()
+                    .flat_map(|node| node.names.iter().map(|(parent, _)| *parent))
+                    .collect();
+                for parent in parents {
+                    if let Some(dir) = nodes.dir(parent) {
+                        dir.whole = None;
+                    }
+                }
+                if let Some(node) = nodes.get_mut(id) {
+                    node.seen = Instant::now().checked_sub(Duration::from_secs(1 << 30)).or(node.seen);
+                }
+                Err(Errno::ESTALE)
+            }
+        }
+    }
+
+    /// Makes the cached list of a directory's names complete.
+    pub(in crate::client) fn whole(&self, id: u64) -> Result<()> {
+        for _ in 0..TRIES {
+            if self.nodes().is_complete(id, self.ttl()) {
+                return Ok(());
+            }
+            self.walk_again();
+            self.flush_changes()?;
+            let (path, changes) = {
+                let mut nodes = self.nodes();
+                let path = nodes.path(id).ok_or(Errno::ESTALE)?;
+                (path, nodes.dir(id).ok_or(Errno::ENOTDIR)?.changes)
+            };
+            let entries = match self.listing(&path) {
+                Ok(entries) => entries,
+                Err(fail) if fail.is(crate::proto::code::STALE) => continue,
+                Err(fail) => return Err(fail.errno()),
+            };
+            let mut nodes = self.nodes();
+            let dir = nodes.dir(id).ok_or(Errno::ENOTDIR)?;
+            if dir.changes != changes {
+                continue;
+            }
+            dir.large = entries.len() > SMALL as usize;
+            let updates = nodes.list(id, entries);
+            drop(nodes);
+            self.kernel_looks_again();
+            for (id, attr) in updates {
+                self.seen(id, attr);
+            }
+            return Ok(());
+        }
+        Err(Errno::EAGAIN)
+    }
+
+    /// All entries of a directory: the first part gives their number, the others are requested at once.
+    fn listing(&self, dir: &RelPath) -> std::result::Result<Vec<Entry>, CallFailure> {
+        let first = List { dir: dir.clone(), listing: 0, from: 0, count: PART };
+        let (head, packed) = self.link.call::<ListCall, _>(first)?;
+        let mut entries = unpack_entries(&packed).map_err(|_| CallFailure::Nonsense)?;
+        if head.total > MOST || (head.next == 0 && head.total > 0) {
+            return Err(CallFailure::Nonsense);
+        }
+        let parts: Vec<List> = (head.next..head.total)
+            .step_by(PART as usize)
+            .map(|from| List { dir: dir.clone(), listing: head.listing, from, count: PART })
+            .collect();
+        let asked: Vec<_> = parts
+            .into_iter()
+            .map(|part| {
+                let link = self.link.clone();
+                self.link
+                    .runtime()
+                    .spawn(async move { link.ask::<ListCall, _>(part, Bytes::new(), None).await.0 })
+            })
+            .collect();
+        for part in asked {
+            let (_, packed) = self.link.runtime().block_on(part).map_err(|_| CallFailure::Nonsense)??;
+            entries.extend(unpack_entries(&packed).map_err(|_| CallFailure::Nonsense)?);
+        }
+        Ok(entries)
+    }
+
+    /// Target of a symlink.
+    pub(in crate::client) fn readlink(&self, id: u64) -> Result<Vec<u8>> {
+        let path = {
+            let nodes = self.nodes();
+            if let Some(target) = nodes.get(id).and_then(|node| node.target.clone()) {
+                return Ok(target);
+            }
+            nodes.path(id).ok_or(Errno::ESTALE)?
+        };
+        let (target, _) = self.link.call::<ReadlinkCall, _>(path).map_err(|fail| fail.errno())?;
+        if let Some(node) = self.nodes().get_mut(id) {
+            node.target = Some(target.clone());
+        }
+        Ok(target)
+    }
+
+    /// Attributes of an inode for the kernel.
+    pub(in crate::client) fn attributes(&self, id: u64) -> Result<Attributes> {
+        let (attr, file, mtime) = {
+            let nodes = self.nodes();
+            let node = nodes.get(id).ok_or(Errno::ESTALE)?;
+            (node.attr, node.file, node.mtime)
+        };
+        let kind = match attr.kind {
+            Kind::File => FileKind::File,
+            Kind::Dir => FileKind::Directory,
+            Kind::Symlink => FileKind::Link,
+            Kind::Fifo => FileKind::Pipe,
+            Kind::Socket => FileKind::Socket,
+            Kind::Device => FileKind::CharDevice,
+        };
+        let mut out = Attributes::new(id, kind, attr.mode);
+        let (mut modified, mut size) = (attr.mtime, attr.size);
+        if let Some(record) = file.and_then(|file| self.cache.file(file)).filter(|record| record.dirty) {
+            size = record.size;
+            modified = record.mtime.or(mtime).unwrap_or(modified);
+        }
+        out.size = size;
+        out.stored = attr.blocks * 512;
+        out.links = attr.links.max(1);
+        (out.uid, out.gid) = self.options.owners.here((attr.uid, attr.gid), self.server_ids);
+        out.modified = system_time(modified);
+        out.accessed = out.modified;
+        out.changed = system_time(attr.ctime).max(out.modified);
+        Ok(out)
+    }
+
+    /// Maps a local user and group to the server's numbers.
+    pub(in crate::client) fn owner_there(
+        &self,
+        uid: Option<u32>,
+        gid: Option<u32>,
+    ) -> Result<(Option<u32>, Option<u32>)> {
+        let there = |who, number: Option<u32>| {
+            let there = |number| self.options.owners.there(who, number, self.server_ids).ok_or(Errno::EPERM);
+            number.map(there).transpose()
+        };
+        Ok((there(IdKind::User, uid)?, there(IdKind::Group, gid)?))
+    }
+
+    /// Drops cached names, attributes and unmodified data.
+    pub(in crate::client) fn invalidate(&self) -> Result<()> {
+        self.flush_all(false)?;
+        self.nodes().doubt();
+        self.kernel_looks_again();
+        for (file, record) in self.cache.files() {
+            if !record.dirty {
+                self.cache.invalidate(file).map_err(errno_of)?;
+            }
+        }
+        let ids = self.nodes().ids();
+        for id in ids.into_iter().filter(|id| *id != ROOT) {
+            let open = self.nodes().get(id).is_some_and(|node| node.file.is_some());
+            if open {
+                self.kernel_forgets(id);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn entries_of(packed: &[u8]) -> Result<Vec<Entry>> {
+    unpack_entries(packed).map_err(|_| Errno::EIO)
+}
+
+fn system_time(time: Time) -> std::time::SystemTime {
+    let nanos = Duration::from_nanos(u64::from(time.nanos));
+    let whole = Duration::from_secs(time.seconds.unsigned_abs());
+    let epoch = std::time::UNIX_EPOCH;
+    let seconds = if time.seconds < 0 { epoch.checked_sub(whole) } else { epoch.checked_add(whole) };
+    seconds.map_or(epoch, |at| at + nanos)
+}

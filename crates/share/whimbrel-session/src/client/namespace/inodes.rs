@@ -1,0 +1,373 @@
+//! Inodes: what is known of the server's files, and the changes made here. No I/O.
+//!
+//! An inode is found by its number, by its name in a directory, or by its identity on the server. A directory
+//! that was listed completely also answers for absent names. Its counter `changes` goes up with every local
+//! change, so that a reply to an earlier request is not mistaken for newer state.
+
+use crate::{
+    cache::FileId,
+    proto::{Attr, Entry, Ident, Kind, Name, PathError, RelPath, Time},
+};
+use std::{
+    collections::{HashMap, HashSet},
+    time::{Duration, Instant},
+};
+use whimbrel_fuse::ROOT;
+
+/// Most absent names of a directory that the kernel may cache; some programs try any number of names.
+const ABSENT: usize = 1024;
+
+/// Names of a directory.
+#[derive(Debug, Default)]
+pub(in crate::client) struct Dir {
+    pub(in crate::client) entries: HashMap<Name, u64>,
+    /// Time at which all names were seen, if they were.
+    pub(in crate::client) whole: Option<Instant>,
+    /// Whether there are too many names for one lookup to return.
+    pub(in crate::client) large: bool,
+    pub(in crate::client) changes: u64,
+    /// Whether it was used since all names were last seen.
+    pub(in crate::client) used: bool,
+    /// Names that the kernel caches as absent.
+    absent: HashSet<Name>,
+}
+
+impl Dir {
+    /// Whether its names were not listed, and are few enough for one lookup.
+    pub(in crate::client) fn is_unknown(&self) -> bool {
+        self.whole.is_none() && !self.large
+    }
+
+    /// Records that the kernel created this name, and so knows it.
+    pub(in crate::client) fn is_made(&mut self, name: &Name) {
+        self.absent.remove(name);
+    }
+}
+
+/// A file, directory or symlink.
+#[derive(Debug)]
+pub(in crate::client) struct Inode {
+    pub(in crate::client) attr: Attr,
+    /// Time at which the server reported the attributes; none if they were set here.
+    pub(in crate::client) seen: Option<Instant>,
+    /// Parent directories and names; several for hard links, none once it is removed.
+    pub(in crate::client) names: Vec<(u64, Name)>,
+    /// References that the kernel holds.
+    pub(in crate::client) refs: u64,
+    pub(in crate::client) opens: u32,
+    pub(in crate::client) file: Option<FileId>,
+    /// Whether the server has yet to create it.
+    pub(in crate::client) local: bool,
+    /// Pending changes that affect only this inode: they need not be made if it is removed.
+    pub(in crate::client) ops: Vec<u64>,
+    pub(in crate::client) target: Option<Vec<u8>>,
+    pub(in crate::client) dir: Option<Dir>,
+    /// The last change of content made here.
+    pub(in crate::client) mtime: Option<Time>,
+    /// Whether writes of an open descriptor were put aside as a conflict, which its next close or sync must
+    /// report.
+    pub(in crate::client) parted: bool,
+    /// Content epoch of what the kernel may have in its page cache.
+    pub(in crate::client) epoch: Option<u64>,
+}
+
+/// All inodes of a session.
+#[derive(Debug)]
+pub(in crate::client) struct InodeTable {
+    nodes: HashMap<u64, Inode>,
+    by_ident: HashMap<Ident, u64>,
+    next: u64,
+    /// Names that may exist although the kernel caches them as absent.
+    appeared: Vec<(u64, Name)>,
+}
+
+/// Result of a lookup in the cached names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::client) enum NameLookup {
+    /// The name leads to this inode.
+    Node(u64),
+    /// The name does not exist.
+    Nothing,
+    /// The server has to be asked.
+    Ask,
+}
+
+impl Inode {
+    fn new(attr: Attr, seen: Option<Instant>) -> Self {
+        let dir = (attr.kind == Kind::Dir).then(Dir::default);
+        Self {
+            attr,
+            seen,
+            names: Vec::new(),
+            refs: 0,
+            opens: 0,
+            file: None,
+            local: false,
+            ops: Vec::new(),
+            target: None,
+            dir,
+            mtime: None,
+            parted: false,
+            epoch: None,
+        }
+    }
+
+    pub(in crate::client) fn is_fresh(&self, ttl: Duration) -> bool {
+        self.local || self.seen.is_none_or(|seen| seen.elapsed() < ttl)
+    }
+}
+
+impl InodeTable {
+    pub(in crate::client) fn new(root: Attr) -> Self {
+        let by_ident = HashMap::from([(root.ident, ROOT)]);
+        Self {
+            nodes: HashMap::from([(ROOT, Inode::new(root, Some(Instant::now())))]),
+            by_ident,
+            next: ROOT + 1,
+            appeared: Vec::new(),
+        }
+    }
+
+    pub(in crate::client) fn get(&self, id: u64) -> Option<&Inode> {
+        self.nodes.get(&id)
+    }
+
+    pub(in crate::client) fn get_mut(&mut self, id: u64) -> Option<&mut Inode> {
+        self.nodes.get_mut(&id)
+    }
+
+    pub(in crate::client) fn dir(&mut self, id: u64) -> Option<&mut Dir> {
+        self.nodes.get_mut(&id)?.dir.as_mut()
+    }
+
+    pub(in crate::client) fn by_ident(&self, ident: &Ident) -> Option<u64> {
+        self.by_ident.get(ident).copied()
+    }
+
+    pub(in crate::client) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub(in crate::client) fn ids(&self) -> Vec<u64> {
+        self.nodes.keys().copied().collect()
+    }
+
+    /// Path of an inode; none if it is removed.
+    pub(in crate::client) fn path(&self, id: u64) -> Option<RelPath> {
+        let mut names = Vec::new();
+        let mut at = id;
+        while at != ROOT {
+            let (parent, name) = self.nodes.get(&at)?.names.first()?;
+            names.push(name);
+            at = *parent;
+            // Longer than any path: a loop, which cannot occur, would end here.
+            if names.len() > 2048 {
+                return None;
+            }
+        }
+        let mut path = RelPath::root();
+        for name in names.into_iter().rev() {
+            path = path.join(name).ok()?;
+        }
+        Some(path)
+    }
+
+    pub(in crate::client) fn path_of(&self, parent: u64, name: &Name) -> Result<RelPath, PathError> {
+        self.path(parent).ok_or(PathError::Name)?.join(name)
+    }
+
+    /// Directories that were listed completely longer than `age` ago and used since.
+    pub(in crate::client) fn used_dirs(&self, age: Duration) -> Vec<u64> {
+        let old = |node: &Inode| {
+            let dir = node.dir.as_ref().filter(|dir| dir.used && !node.local);
+            dir.and_then(|dir| dir.whole).is_some_and(|seen| seen.elapsed() >= age)
+        };
+        self.nodes.iter().filter(|(_, node)| old(node)).map(|(id, _)| *id).collect()
+    }
+
+    /// Looks up a name among the cached ones.
+    pub(in crate::client) fn known(&mut self, parent: u64, name: &Name, ttl: Duration) -> NameLookup {
+        if let Some(dir) = self.dir(parent) {
+            dir.used = true;
+        }
+        let Some(node) = self.nodes.get(&parent) else { return NameLookup::Ask };
+        let Some(dir) = &node.dir else { return NameLookup::Ask };
+        let whole = node.local || dir.whole.is_some_and(|seen| seen.elapsed() < ttl);
+        match dir.entries.get(name) {
+            Some(id) if whole || self.nodes.get(id).is_some_and(|node| node.is_fresh(ttl)) => {
+                NameLookup::Node(*id)
+            }
+            None if whole => NameLookup::Nothing,
+            _ => NameLookup::Ask,
+        }
+    }
+
+    /// How long the kernel may cache that a directory lacks this name.
+    pub(in crate::client) fn absent(&mut self, parent: u64, name: &Name, ttl: Duration) -> Duration {
+        let Some(node) = self.nodes.get_mut(&parent) else { return Duration::ZERO };
+        let Some(dir) = &mut node.dir else { return Duration::ZERO };
+        let left = match dir.whole {
+            _ if node.local => ttl,
+            Some(seen) => ttl.saturating_sub(seen.elapsed()),
+            None => Duration::ZERO,
+        };
+        if left.is_zero() || dir.entries.contains_key(name) || dir.absent.len() >= ABSENT {
+            return Duration::ZERO;
+        }
+        dir.absent.insert(name.clone());
+        left
+    }
+
+    /// Takes the names that the kernel must look up again.
+    pub(in crate::client) fn appeared(&mut self) -> Vec<(u64, Name)> {
+        std::mem::take(&mut self.appeared)
+    }
+
+    /// Whether all names of a directory are known and fresh.
+    pub(in crate::client) fn is_complete(&mut self, id: u64, ttl: Duration) -> bool {
+        if let Some(dir) = self.dir(id) {
+            dir.used = true;
+        }
+        let Some(node) = self.nodes.get(&id) else { return false };
+        let Some(dir) = &node.dir else { return false };
+        node.local || dir.whole.is_some_and(|seen| seen.elapsed() < ttl)
+    }
+
+    /// The inode of a file that the server reported, and whether it was known before.
+    pub(in crate::client) fn adopt(&mut self, parent: u64, name: &Name, attr: Attr) -> (u64, bool) {
+        let (id, known) = match self.by_ident.get(&attr.ident) {
+            // A directory has one name only; a file may have several.
+            Some(id) if self.nodes.get(id).is_some_and(|node| node.attr.kind == attr.kind) => (*id, true),
+            _ => (self.insert(Inode::new(attr, Some(Instant::now()))), false),
+        };
+        if attr.kind == Kind::Dir
+            && let Some(node) = self.nodes.get_mut(&id)
+        {
+            let old = std::mem::take(&mut node.names);
+            for (parent, name) in old {
+                if let Some(dir) = self.dir(parent) {
+                    dir.entries.remove(&name);
+                }
+            }
+        }
+        if self.dir(parent).is_some_and(|dir| dir.absent.remove(name)) {
+            self.appeared.push((parent, name.clone()));
+        }
+        self.link(parent, name, id);
+        (id, known)
+    }
+
+    fn insert(&mut self, node: Inode) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        if !node.local {
+            self.by_ident.insert(node.attr.ident, id);
+        }
+        self.nodes.insert(id, node);
+        id
+    }
+
+    /// Adds an inode that the server has yet to create.
+    pub(in crate::client) fn make(&mut self, parent: u64, name: &Name, attr: Attr) -> u64 {
+        let mut node = Inode::new(attr, None);
+        node.local = true;
+        let id = self.insert(node);
+        self.link(parent, name, id);
+        id
+    }
+
+    /// Records that the server created an inode.
+    pub(in crate::client) fn made(&mut self, id: u64, attr: Attr) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        node.local = false;
+        node.attr.ident = attr.ident;
+        // The content of this directory is known: it was created here, empty.
+        if let Some(dir) = &mut node.dir {
+            dir.whole = Some(Instant::now());
+        }
+        node.seen = Some(Instant::now());
+        self.by_ident.insert(attr.ident, id);
+    }
+
+    /// Makes a name lead to an inode; the inode that it led to before loses the name.
+    pub(in crate::client) fn link(&mut self, parent: u64, name: &Name, id: u64) {
+        let Some(dir) = self.dir(parent) else { return };
+        // If it was created here, the kernel knows the name.
+        dir.absent.remove(name);
+        let before = dir.entries.insert(name.clone(), id);
+        let place = (parent, name.clone());
+        if let Some(before) = before.filter(|before| *before != id)
+            && let Some(node) = self.nodes.get_mut(&before)
+        {
+            node.names.retain(|known| *known != place);
+            self.reap(before);
+        }
+        if let Some(node) = self.nodes.get_mut(&id)
+            && !node.names.contains(&place)
+        {
+            node.names.push(place);
+        }
+    }
+
+    /// Removes a name and returns the inode that it led to.
+    pub(in crate::client) fn unlink(&mut self, parent: u64, name: &Name) -> Option<u64> {
+        let id = self.dir(parent)?.entries.remove(name)?;
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.names.retain(|(known, other)| *known != parent || other != name);
+        }
+        Some(id)
+    }
+
+    /// Stores the complete list of a directory's names. Returns the inodes that were known, with their
+    /// attributes.
+    pub(in crate::client) fn list(&mut self, id: u64, entries: Vec<Entry>) -> Vec<(u64, Attr)> {
+        let mut found = Vec::with_capacity(entries.len());
+        let mut names: HashMap<Name, ()> = HashMap::with_capacity(entries.len());
+        for Entry { name, attr } in entries {
+            let (child, known) = self.adopt(id, &name, attr);
+            if known {
+                found.push((child, attr));
+            }
+            names.insert(name, ());
+        }
+        let Some(dir) = self.dir(id) else { return found };
+        dir.whole = Some(Instant::now());
+        let gone: Vec<Name> = dir.entries.keys().filter(|name| !names.contains_key(*name)).cloned().collect();
+        for name in gone {
+            if let Some(child) = self.unlink(id, &name) {
+                self.reap(child);
+            }
+        }
+        found
+    }
+
+    /// Removes an inode that has no name, no reference and no open descriptor.
+    pub(in crate::client) fn reap(&mut self, id: u64) -> Option<FileId> {
+        let node = self.nodes.get(&id)?;
+        if id == ROOT || !node.names.is_empty() || node.refs > 0 || node.opens > 0 {
+            return None;
+        }
+        let node = self.nodes.remove(&id)?;
+        if self.by_ident.get(&node.attr.ident) == Some(&id) {
+            self.by_ident.remove(&node.attr.ident);
+        }
+        node.file
+    }
+
+    /// Makes everything stale except what was changed here.
+    pub(in crate::client) fn doubt(&mut self) {
+        for (id, node) in &mut self.nodes {
+            let absent = node.dir.as_mut().map(|dir| std::mem::take(&mut dir.absent));
+            self.appeared.extend(absent.into_iter().flatten().map(|name| (*id, name)));
+            if node.local {
+                continue;
+            }
+            node.seen = Some(
+                Instant::now().checked_sub(Duration::from_secs(3600 * 24 * 400)).unwrap_or_else(Instant::now),
+            );
+            if let Some(dir) = &mut node.dir {
+                dir.whole = None;
+            }
+        }
+    }
+}

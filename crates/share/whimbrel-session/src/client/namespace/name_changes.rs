@@ -1,0 +1,457 @@
+//! Changes of names and attributes: create, remove, rename, link and set attributes.
+//!
+//! Under write-through the server makes a change first, and it is applied here afterwards. Under write-back
+//! it is applied here, with a record in the journal, and the server makes it later in the same order. The
+//! complete directory must be known for that, so that what the server would refuse is refused at once. The
+//! record is written before the inodes are unlocked: a thread that sees the change finds it in the queue.
+
+use super::{directory_cache::no_name, inodes::InodeTable};
+use crate::client::{
+    policy::Policy,
+    session::{Core, errno_of},
+};
+use crate::{
+    cache::FileRecord,
+    proto::{Attr, Ident, Kind, Name, Op, RelPath, Time, Version},
+};
+use std::time::Instant;
+use whimbrel_fuse::{Errno, Result};
+
+impl Core {
+    /// Creates a file, directory or symlink.
+    pub(in crate::client) fn create(
+        &self,
+        parent: u64,
+        name: &Name,
+        kind: Kind,
+        mode: u16,
+        target: Option<Vec<u8>>,
+    ) -> Result<u64> {
+        let path = self.nodes().path_of(parent, name).map_err(no_name)?;
+        let stamp = self.stamp();
+        let op = match (kind, &target) {
+            (Kind::Dir, _) => Op::Mkdir { path: path.clone(), mode },
+            (Kind::Symlink, Some(target)) => Op::Symlink { path: path.clone(), target: target.clone() },
+            (Kind::File, _) => Op::Create { path: path.clone(), mode, stamp },
+            _ => return Err(Errno::EPERM),
+        };
+        if self.later(&path, &[parent])? {
+            return self.create_later(parent, name, kind, mode, target, (path, op, stamp));
+        }
+        let Some(attr) = self.make(op)? else { return Err(Errno::EIO) };
+        let mut nodes = self.nodes();
+        if let Some(dir) = nodes.dir(parent) {
+            dir.changes += 1;
+            dir.is_made(name);
+        }
+        let (id, _) = nodes.adopt(parent, name, attr);
+        if let Some(node) = nodes.get_mut(id) {
+            node.target = target;
+            // The content of the new directory is known: it is empty.
+            if let Some(dir) = &mut node.dir {
+                dir.whole = Some(Instant::now());
+            }
+        }
+        Ok(id)
+    }
+
+    fn create_later(
+        &self,
+        parent: u64,
+        name: &Name,
+        kind: Kind,
+        mode: u16,
+        target: Option<Vec<u8>>,
+        (path, op, stamp): (RelPath, Op, Time),
+    ) -> Result<u64> {
+        let mut nodes = self.nodes();
+        if nodes.dir(parent).ok_or(Errno::ENOTDIR)?.entries.contains_key(name) {
+            return Err(Errno::EEXIST);
+        }
+        let number = self.cache.add_op(op).map_err(errno_of)?;
+        let (uid, gid) = self.server_ids;
+        let size = target.as_ref().map_or(0, |target| target.len() as u64);
+        let links = if kind == Kind::Dir { 2 } else { 1 };
+        let attr = Attr {
+            ident: Ident::default(),
+            kind,
+            mode,
+            links,
+            uid,
+            gid,
+            size,
+            blocks: 0,
+            mtime: stamp,
+            ctime: stamp,
+        };
+        let id = nodes.make(parent, name, attr);
+        let file = match kind {
+            Kind::File => {
+                let base = Version { size: 0, mtime: stamp, ctime: stamp };
+                let record = FileRecord {
+                    path,
+                    ident: None,
+                    made_by: Some(number),
+                    base,
+                    size: 0,
+                    zero_from: 0,
+                    mtime: None,
+                    stamps: Vec::new(),
+                    dirty: false,
+                    removed: false,
+                };
+                Some(self.cache.add_file(record).map_err(errno_of)?)
+            }
+            _ => None,
+        };
+        if let Some(dir) = nodes.dir(parent) {
+            dir.changes += 1;
+        }
+        if let Some(node) = nodes.get_mut(id) {
+            node.target = target;
+            node.file = file;
+            node.ops.push(number);
+        }
+        self.writeback.queue(number, id);
+        Ok(id)
+    }
+
+    /// Whether the server makes a change of this name later; if so, makes the names of these directories
+    /// complete.
+    fn later(&self, path: &RelPath, dirs: &[u64]) -> Result<bool> {
+        match self.policy_of(path) {
+            Policy::None => Err(Errno::EROFS),
+            Policy::Through => Ok(false),
+            Policy::Back => {
+                dirs.iter().try_for_each(|dir| self.whole(*dir))?;
+                Ok(true)
+            }
+        }
+    }
+
+    pub(in crate::client) fn remove(&self, parent: u64, name: &Name, dir: bool) -> Result<()> {
+        let id = self.lookup(parent, name)?;
+        let path = self.nodes().path_of(parent, name).map_err(no_name)?;
+        let kind = self.nodes().get(id).ok_or(Errno::ESTALE)?.attr.kind;
+        match (dir, kind == Kind::Dir) {
+            (true, false) => return Err(Errno::ENOTDIR),
+            (false, true) => return Err(Errno::EISDIR),
+            _ => {}
+        }
+        self.flush_before_unlink(id)?;
+        let later = self.later(&path, &[parent])?;
+        if later && dir {
+            self.whole(id)?;
+        }
+        if !later {
+            let op = self.removal(&path, id, dir);
+            self.make(op)?;
+            let mut nodes = self.nodes();
+            self.go_by_another_name(&nodes, id, (parent, name))?;
+            return self.removed(&mut nodes, parent, name, id);
+        }
+        let mut nodes = self.nodes();
+        if dir && nodes.dir(id).is_some_and(|dir| !dir.entries.is_empty()) {
+            return Err(Errno::ENOTEMPTY);
+        }
+        self.go_by_another_name(&nodes, id, (parent, name))?;
+        let node = nodes.get_mut(id).ok_or(Errno::ESTALE)?;
+        // A file that the server has not been told of need not be removed there.
+        let own = std::mem::take(&mut node.ops);
+        let unheard = !dir && node.local && node.names.len() == 1 && self.writeback.cancel(&own);
+        let (ident, opens) = (node.attr.ident, node.opens);
+        let known = (!node.local).then_some(ident);
+        if unheard {
+            for number in own {
+                self.cache.op_done(number).map_err(errno_of)?;
+            }
+        } else {
+            let op =
+                if dir { Op::Rmdir { path } } else { Op::Unlink { path, ident: known, keep: opens > 0 } };
+            let number = self.cache.add_op(op).map_err(errno_of)?;
+            self.writeback.queue(number, id);
+        }
+        self.removed(&mut nodes, parent, name, id)
+    }
+
+    /// Writes back a file with other names under the name that the server knows.
+    fn flush_before_unlink(&self, id: u64) -> Result<()> {
+        let file =
+            self.nodes().get(id).filter(|node| node.attr.links > 1 && !node.local).and_then(|node| node.file);
+        match file {
+            Some(file) if self.cache.file(file).is_some_and(|record| record.dirty) => self.flush_file(file),
+            _ => Ok(()),
+        }
+    }
+
+    /// A name is about to lead elsewhere: a file with another name is recorded under that one. This precedes
+    /// the change in the journal, so that after a crash the file recorded under the old name is the one that
+    /// goes with it.
+    fn go_by_another_name(&self, nodes: &InodeTable, id: u64, (parent, name): (u64, &Name)) -> Result<()> {
+        let Some(node) = nodes.get(id) else { return Ok(()) };
+        let other = node.names.iter().find(|(dir, known)| *dir != parent || known != name);
+        let path = other.and_then(|(dir, name)| nodes.path_of(*dir, name).ok());
+        match (node.file, path) {
+            (Some(file), Some(path)) => {
+                self.cache.update_file(file, |record| record.path = path).map_err(errno_of)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn removal(&self, path: &RelPath, id: u64, dir: bool) -> Op {
+        if dir {
+            return Op::Rmdir { path: path.clone() };
+        }
+        let nodes = self.nodes();
+        let node = nodes.get(id);
+        let ident = node.filter(|node| !node.local).map(|node| node.attr.ident);
+        Op::Unlink { path: path.clone(), ident, keep: node.is_some_and(|node| node.opens > 0) }
+    }
+
+    /// Removes a name here. Dirty content of a file without a name is dropped.
+    fn removed(&self, nodes: &mut InodeTable, parent: u64, name: &Name, id: u64) -> Result<()> {
+        nodes.unlink(parent, name);
+        if let Some(dir) = nodes.dir(parent) {
+            dir.changes += 1;
+        }
+        self.nameless(nodes, id)
+    }
+
+    /// Drops a file that may have lost its last name.
+    fn nameless(&self, nodes: &mut InodeTable, id: u64) -> Result<()> {
+        let Some(node) = nodes.get_mut(id) else { return Ok(()) };
+        node.attr.links = node.attr.links.saturating_sub(1);
+        let gone =
+            node.names.is_empty() && (node.local || node.attr.links == 0 || node.attr.kind == Kind::Dir);
+        if !gone {
+            return Ok(());
+        }
+        let (file, opens) = (node.file, node.opens);
+        if opens == 0 {
+            node.file = None;
+        }
+        nodes.reap(id);
+        match file {
+            Some(file) if opens == 0 => self.cache.forget(file).map_err(errno_of),
+            Some(file) => self.cache.update_file(file, |record| record.removed = true).map_err(errno_of),
+            None => Ok(()),
+        }
+    }
+
+    pub(in crate::client) fn rename(
+        &self,
+        from: (u64, &Name),
+        to: (u64, &Name),
+        no_replace: bool,
+    ) -> Result<()> {
+        let id = self.lookup(from.0, from.1)?;
+        let paths = {
+            let nodes = self.nodes();
+            (nodes.path_of(from.0, from.1).map_err(no_name)?, nodes.path_of(to.0, to.1).map_err(no_name)?)
+        };
+        if self.policy_of(&paths.0) == Policy::None {
+            return Err(Errno::EROFS);
+        }
+        if paths.1.is_within(&paths.0) && paths.0 != paths.1 {
+            return Err(Errno::EINVAL);
+        }
+        let replaced = match self.lookup(to.0, to.1) {
+            Ok(other) => Some(other),
+            Err(Errno::ENOENT) => None,
+            Err(errno) => return Err(errno),
+        };
+        if replaced == Some(id) {
+            return Ok(());
+        }
+        let later = self.later(&paths.1, &[from.0, to.0])?;
+        if later && let Some(other) = replaced.filter(|other| self.is_dir(*other)) {
+            self.whole(other)?;
+        }
+        let op = Op::Rename { from: paths.0.clone(), path: paths.1.clone(), no_replace };
+        if !later {
+            let attr = self.make(op)?;
+            let mut nodes = self.nodes();
+            replaced.map_or(Ok(()), |other| self.go_by_another_name(&nodes, other, to))?;
+            self.renamed(&mut nodes, id, from, to, replaced, &paths)?;
+            drop(nodes);
+            // The inode change time is the result of this change.
+            attr.into_iter().for_each(|attr| self.own_change(id, attr));
+            return Ok(());
+        }
+        let mut nodes = self.nodes();
+        if let Some(other) = replaced {
+            self.may_replace(&mut nodes, id, other, no_replace)?;
+            self.go_by_another_name(&nodes, other, to)?;
+        }
+        let number = self.cache.add_op(op).map_err(errno_of)?;
+        if let Some(node) = nodes.get_mut(id) {
+            node.ops.clear();
+        }
+        self.writeback.queue_rename(number, id);
+        self.renamed(&mut nodes, id, from, to, replaced, &paths)
+    }
+
+    fn is_dir(&self, id: u64) -> bool {
+        self.nodes().get(id).is_some_and(|node| node.attr.kind == Kind::Dir)
+    }
+
+    fn may_replace(&self, nodes: &mut InodeTable, id: u64, other: u64, no_replace: bool) -> Result<()> {
+        let dir = |nodes: &InodeTable, id| nodes.get(id).is_some_and(|node| node.attr.kind == Kind::Dir);
+        match (dir(nodes, id), dir(nodes, other)) {
+            _ if no_replace => Err(Errno::EEXIST),
+            (true, false) => Err(Errno::ENOTDIR),
+            (false, true) => Err(Errno::EISDIR),
+            (true, true) if nodes.dir(other).is_some_and(|dir| !dir.entries.is_empty()) => {
+                Err(Errno::ENOTEMPTY)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn renamed(
+        &self,
+        nodes: &mut InodeTable,
+        id: u64,
+        from: (u64, &Name),
+        to: (u64, &Name),
+        replaced: Option<u64>,
+        paths: &(RelPath, RelPath),
+    ) -> Result<()> {
+        if replaced.is_some() {
+            nodes.unlink(to.0, to.1);
+        }
+        nodes.unlink(from.0, from.1);
+        nodes.link(to.0, to.1, id);
+        for dir in [from.0, to.0] {
+            if let Some(dir) = nodes.dir(dir) {
+                dir.changes += 1;
+            }
+        }
+        if let Some(other) = replaced {
+            self.nameless(nodes, other)?;
+        }
+        let node = nodes.get(id);
+        match node.and_then(|node| node.file) {
+            Some(file) => {
+                self.cache.update_file(file, |record| record.path = paths.1.clone()).map_err(errno_of)
+            }
+            None if node.is_some_and(|node| node.attr.kind == Kind::Dir) => self.moved_below(paths),
+            None => Ok(()),
+        }
+    }
+
+    /// Updates the paths of files in a directory that moved.
+    fn moved_below(&self, paths: &(RelPath, RelPath)) -> Result<()> {
+        for (file, record) in self.cache.files() {
+            if let Some(path) = record.path.moved(&paths.0, &paths.1) {
+                self.cache.update_file(file, |record| record.path = path).map_err(errno_of)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(in crate::client) fn link(&self, id: u64, parent: u64, name: &Name) -> Result<()> {
+        let (from, path) = {
+            let nodes = self.nodes();
+            (nodes.path(id).ok_or(Errno::ENOENT)?, nodes.path_of(parent, name).map_err(no_name)?)
+        };
+        let op = Op::Link { from, path: path.clone() };
+        if self.later(&path, &[parent])? {
+            let mut nodes = self.nodes();
+            if nodes.dir(parent).ok_or(Errno::ENOTDIR)?.entries.contains_key(name) {
+                return Err(Errno::EEXIST);
+            }
+            let number = self.cache.add_op(op).map_err(errno_of)?;
+            self.writeback.queue(number, id);
+            self.linked(&mut nodes, id, parent, name);
+            return Ok(());
+        }
+        let attr = self.make(op)?;
+        self.linked(&mut self.nodes(), id, parent, name);
+        attr.into_iter().for_each(|attr| self.own_change(id, attr));
+        Ok(())
+    }
+
+    fn linked(&self, nodes: &mut InodeTable, id: u64, parent: u64, name: &Name) {
+        nodes.link(parent, name, id);
+        if let Some(node) = nodes.get_mut(id) {
+            node.attr.links += 1;
+            // The creation cannot be cancelled any more: another change builds on it.
+            node.ops.clear();
+        }
+        if let Some(dir) = nodes.dir(parent) {
+            dir.changes += 1;
+        }
+    }
+
+    /// Changes mode, owner and times.
+    pub(in crate::client) fn set_attr(
+        &self,
+        id: u64,
+        mode: Option<u16>,
+        owner: (Option<u32>, Option<u32>),
+        mtime: Option<Time>,
+    ) -> Result<()> {
+        let path = self.nodes().path(id);
+        let (uid, gid) = self.owner_there(owner.0, owner.1)?;
+        let file = self.nodes().get(id).ok_or(Errno::ESTALE)?.file;
+        let dirty = file.and_then(|file| self.cache.file(file)).is_some_and(|record| record.dirty);
+        let mut mtime = mtime;
+        if let (Some(time), Some(file), true) = (mtime, file, dirty) {
+            // The write-back sets the time, after the content.
+            self.cache.update_file(file, |record| record.mtime = Some(time)).map_err(errno_of)?;
+            mtime = None;
+            if mode.is_none() && uid.is_none() && gid.is_none() {
+                return Ok(());
+            }
+        }
+        let Some(path) = path else { return Ok(()) };
+        let op = Op::SetAttr { path: path.clone(), mode, uid, gid, mtime };
+        let attr = match self.policy_of(&path) {
+            Policy::None => return Err(Errno::EROFS),
+            Policy::Through => self.make(op)?,
+            Policy::Back => {
+                let mut nodes = self.nodes();
+                let number = self.cache.add_op(op).map_err(errno_of)?;
+                if let Some(node) = nodes.get_mut(id) {
+                    // Can be cancelled only together with the creation.
+                    if node.local && !node.ops.is_empty() {
+                        node.ops.push(number);
+                    }
+                    node.attr.mode = mode.unwrap_or(node.attr.mode);
+                    node.attr.uid = uid.unwrap_or(node.attr.uid);
+                    node.attr.gid = gid.unwrap_or(node.attr.gid);
+                    node.attr.mtime = mtime.unwrap_or(node.attr.mtime);
+                    node.attr.ctime = Time::now();
+                }
+                self.writeback.queue(number, id);
+                None
+            }
+        };
+        if let Some(attr) = attr {
+            self.own_change(id, attr);
+        }
+        Ok(())
+    }
+
+    /// Adopts attributes after a change by this client: the content is unchanged.
+    pub(in crate::client) fn own_change(&self, id: u64, attr: Attr) {
+        let file = {
+            let mut nodes = self.nodes();
+            let Some(node) = nodes.get_mut(id).filter(|node| node.attr.ident == attr.ident) else { return };
+            node.attr = attr;
+            node.file
+        };
+        if let Some(file) = file {
+            let updated = self.cache.update_file(file, |record| {
+                if record.base.size == attr.size {
+                    record.base = attr.version();
+                }
+            });
+            if let Err(error) = updated {
+                errno_of(error);
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Conflicts: the server's file changed under unsent writes. Both versions are retained.
+//!
+//! The server's version stays in place, and programs see it from now on. The local one is copied to the
+//! directory `kept` in the cache, as far as its content is known, and an event names the copy.
+
+use crate::client::session::{Core, errno_of};
+use crate::{
+    cache::{CacheError, CacheRead, FileId, FileRecord},
+    proto::{Attr, PAGE},
+};
+use std::{fs, io, os::unix::fs::FileExt, path::PathBuf};
+
+impl Core {
+    /// Handles a server version that differs from the one of the clean pages here.
+    pub(in crate::client) fn server_changed(&self, file: FileId, attr: &Attr) {
+        let Some(record) = self.cache.file(file) else { return };
+        if record.dirty {
+            self.conflict(file, "the file was changed on the server by somebody else");
+            return;
+        }
+        self.adopt_version(file, attr);
+    }
+
+    /// Drops the content here and adopts the version in `attr`.
+    pub(in crate::client) fn adopt_version(&self, file: FileId, attr: &Attr) {
+        let changed = self.cache.invalidate(file).and_then(|()| {
+            self.cache.update_file(file, |record| {
+                record.base = attr.version();
+                record.size = attr.size;
+                record.zero_from = attr.size;
+                record.stamps.clear();
+                record.mtime = None;
+            })
+        });
+        if let Err(error) = changed {
+            errno_of(error);
+        }
+    }
+
+    /// Puts the local version aside as a conflict; the server's version is used from now on.
+    pub(in crate::client) fn conflict(&self, file: FileId, why: &str) {
+        let Some(record) = self.cache.file(file) else { return };
+        match self.save_conflict(file, &record) {
+            Ok(path) => self.event(format!(
+                "{}: {why}; the server's version stays, the local one is kept in {}",
+                record.path,
+                path.display()
+            )),
+            Err(error) => {
+                // The file stays dirty in the cache: the only copy of its content is never dropped.
+                self.event(format!(
+                    "{}: {why}; the local version stays in the cache because it cannot be copied: {error}",
+                    record.path
+                ));
+                return;
+            }
+        }
+        if let Err(error) = self.cache.forget(file) {
+            errno_of(error);
+        }
+        if let Some(ident) = record.ident {
+            self.known_files.lock().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&ident);
+        }
+        let mut nodes = self.nodes();
+        for id in nodes.ids() {
+            if let Some(node) = nodes.get_mut(id).filter(|node| node.file == Some(file)) {
+                node.file = None;
+                node.mtime = None;
+                node.epoch = None;
+                node.parted = node.opens > 0;
+                self.kernel_forgets(id);
+            }
+        }
+        nodes.doubt();
+    }
+
+    /// Drops the kernel's cached pages of a file, in another thread because the kernel may be waiting for
+    /// this one.
+    pub(in crate::client) fn kernel_forgets(&self, id: u64) {
+        if let Some(notifier) = self.notifier.get().cloned() {
+            self.link.runtime().spawn_blocking(move || {
+                // An error means that the kernel had nothing cached.
+                let _ = notifier.changed(id, 0, 0);
+            });
+        }
+    }
+
+    /// Invalidates names that the kernel caches as absent, in another thread because it may be waiting for
+    /// this one.
+    pub(in crate::client) fn kernel_looks_again(&self) {
+        let names = self.nodes().appeared();
+        if let Some(notifier) = self.notifier.get().cloned().filter(|_| !names.is_empty()) {
+            self.link.runtime().spawn_blocking(move || {
+                for (parent, name) in names {
+                    // An error means that the kernel had nothing cached.
+                    let _ = notifier.renamed(parent, name.as_os());
+                }
+            });
+        }
+    }
+
+    /// Copies the local content of a file. Pages that are not here are holes.
+    fn save_conflict(&self, file: FileId, record: &FileRecord) -> io::Result<PathBuf> {
+        let folder = self.options.cache.join("kept");
+        fs::create_dir_all(&folder)?;
+        let flat = record.path.to_string().replace('/', "%2f");
+        let short: String = flat.chars().rev().take(180).collect::<Vec<_>>().into_iter().rev().collect();
+        let stamp = self.stamp();
+        let path = folder.join(format!("{short}.{}.{:09}", stamp.seconds, stamp.nanos));
+        let copy = fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
+        copy.set_len(record.size)?;
+        // A large file may have few blocks here: only these are read.
+        for block in self.cache.held_blocks(file) {
+            self.keep_block(file, record, block, &copy)?;
+        }
+        copy.sync_all()?;
+        fs::File::open(&folder)?.sync_all()?;
+        Ok(path)
+    }
+
+    fn keep_block(&self, file: FileId, record: &FileRecord, block: u64, copy: &fs::File) -> io::Result<()> {
+        let (start, mut page) = (block * self.cache.block_size(), [0; PAGE]);
+        for at in (start..(start + self.cache.block_size()).min(record.size)).step_by(PAGE) {
+            let len = (record.size - at).min(PAGE as u64) as usize;
+            match self.cache.read(file, at, &mut page[..len]) {
+                Ok(CacheRead::Here) => copy.write_all_at(&page[..len], at)?,
+                // A page that was never here becomes a hole; a damaged one as well, with an event.
+                Ok(CacheRead::Missing(_)) => {}
+                Err(CacheError::Damaged { offset }) => self.event(format!(
+                    "{}: the page at byte {offset} is damaged and is a hole in the kept copy",
+                    record.path
+                )),
+                Err(error) => return Err(io::Error::other(error)),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,586 @@
+//! Write-back: sends changes of names (`change_queue.rs`) to the server, and then content.
+//!
+//! One write-back runs at a time. Content of a file is sent after every change of names. Each write names the
+//! last changes that it expects to find and sets a new one, which is in the journal before. An interrupted
+//! write-back can therefore be told from a change by somebody else, even after a crash. With policy `back`
+//! nothing is clean here before it is durable on the server, so data that a program has synced is on a disk
+//! at every moment.
+
+use crate::client::{
+    connection::server_connection::CallFailure,
+    dedup::write_dedup::ServerDigests,
+    policy::Policy,
+    session::{Core, errno_of, errno_of_fail},
+};
+use crate::{
+    cache::{CacheError, DirtyBlock, FileId, FileRecord, MergedChanges, Recovered},
+    proto::{Attr, FileRef, Op, RelPath, Sync, SyncCall, Time, Write, WriteCall, code, pack_pages},
+};
+use bytes::Bytes;
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{sync::Semaphore, task::JoinSet};
+use whimbrel_fuse::{Errno, Result};
+
+/// Blocks of one file in transit at once.
+const UNDER_WAY: usize = 32;
+/// Blocks of a file sent before the server is asked to sync it.
+const PART: usize = 256;
+/// Attempts to send a file if the server may have been restarted in the middle.
+const TRIES: usize = 8;
+/// Stamps remembered of attempts with an unknown result.
+const STAMPS: usize = 16;
+/// Files in transit at once.
+const FILES: usize = 32;
+/// Interval between checks whether a write-back is due.
+const LOOK: Duration = Duration::from_millis(250);
+/// Time until a file that the server refused is tried again.
+const REFUSED: Duration = Duration::from_secs(30);
+
+#[derive(Default)]
+struct State {
+    /// Changes of names, each with its inode.
+    queue: BTreeMap<u64, u64>,
+    renames: HashSet<u64>,
+    sending: HashSet<u64>,
+    /// Changes that the server made but may not have synced, and the directories that they modified.
+    made: Vec<(u64, Vec<RelPath>)>,
+    since: HashMap<FileId, Instant>,
+    oldest: Option<Instant>,
+    refused: HashMap<FileId, Instant>,
+    stopped: bool,
+}
+
+/// Changes and files to be written back.
+#[derive(Default)]
+pub(in crate::client) struct WriteBack {
+    state: Mutex<State>,
+    wake: Condvar,
+    turn: Mutex<()>,
+    queued: AtomicU64,
+    renames: AtomicU64,
+    changes: AtomicU64,
+}
+
+impl WriteBack {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Number of changes that the server has yet to make.
+    pub(in crate::client) fn queued(&self) -> u64 {
+        self.queued.load(Ordering::Acquire)
+    }
+
+    /// Number of changes made here so far, including those sent at once.
+    pub(in crate::client) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    pub(in crate::client) fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(in crate::client) fn queue(&self, number: u64, node: u64) {
+        self.changed();
+        let mut state = self.state();
+        state.queue.insert(number, node);
+        state.oldest.get_or_insert_with(Instant::now);
+        self.queued.store(state.queue.len() as u64, Ordering::Release);
+    }
+
+    pub(in crate::client) fn queue_rename(&self, number: u64, node: u64) {
+        self.queue(number, node);
+        self.state().renames.insert(number);
+        self.renames.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Cancels changes that were not sent yet: all of them or none.
+    pub(in crate::client) fn cancel(&self, numbers: &[u64]) -> bool {
+        let mut state = self.state();
+        if numbers.is_empty()
+            || numbers
+                .iter()
+                .any(|number| state.sending.contains(number) || !state.queue.contains_key(number))
+        {
+            return false;
+        }
+        for number in numbers {
+            state.queue.remove(number);
+        }
+        self.queued.store(state.queue.len() as u64, Ordering::Release);
+        true
+    }
+
+    /// Replaces unsent changes by merged ones.
+    pub(in crate::client) fn folded(&self, folded: &MergedChanges) {
+        let mut state = self.state();
+        for (number, op) in &folded.now {
+            if matches!(op, Op::Unlink { .. }) {
+                // The inode has another name now.
+                state.queue.insert(*number, 0);
+            }
+        }
+        let moved = folded.now.iter().map(|(number, _)| number);
+        for number in folded.gone.iter().chain(moved) {
+            // The server knows no older name of the file that is created instead.
+            if state.renames.remove(number) {
+                self.renames.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        folded.gone.iter().for_each(|number| _ = state.queue.remove(number));
+        self.queued.store(state.queue.len() as u64, Ordering::Release);
+    }
+
+    /// Locks the write-back: one runs at a time.
+    pub(in crate::client) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(in crate::client) fn has_renames(&self) -> bool {
+        self.renames.load(Ordering::Acquire) > 0
+    }
+
+    /// Numbers of all changes that the server has yet to make.
+    pub(in crate::client) fn waiting(&self) -> HashSet<u64> {
+        self.state().queue.keys().copied().collect()
+    }
+
+    /// Marks a change as sent; true if it may have been sent before.
+    pub(in crate::client) fn sends(&self, number: u64) -> bool {
+        let mut state = self.state();
+        // A change without an inode is of an earlier session.
+        let old = state.queue.get(&number) == Some(&0);
+        !state.sending.insert(number) || old
+    }
+
+    /// Records that the server made a change; returns its inode.
+    pub(in crate::client) fn made(&self, number: u64, dirs: Vec<RelPath>) -> Option<u64> {
+        self.state().made.push((number, dirs));
+        self.done(number)
+    }
+
+    pub(in crate::client) fn unconfirmed(&self) -> Vec<(u64, Vec<RelPath>)> {
+        self.state().made.clone()
+    }
+
+    pub(in crate::client) fn confirmed(&self) {
+        self.state().made.clear();
+    }
+
+    /// Removes a change from the queue; returns its inode.
+    pub(in crate::client) fn done(&self, number: u64) -> Option<u64> {
+        let mut state = self.state();
+        let node = state.queue.remove(&number);
+        state.sending.remove(&number);
+        if state.renames.remove(&number) {
+            self.renames.fetch_sub(1, Ordering::AcqRel);
+        }
+        if state.queue.is_empty() {
+            state.oldest = None;
+        }
+        self.queued.store(state.queue.len() as u64, Ordering::Release);
+        node
+    }
+
+    pub(in crate::client) fn wrote(&self, file: FileId) {
+        self.state().since.entry(file).or_insert_with(Instant::now);
+    }
+
+    pub(in crate::client) fn wake(&self) {
+        self.wake.notify_all();
+    }
+
+    pub(in crate::client) fn is_stopped(&self) -> bool {
+        self.state().stopped
+    }
+
+    pub(in crate::client) fn stop(&self) {
+        self.state().stopped = true;
+        self.wake.notify_all();
+    }
+
+    /// Starts the thread that writes back what is due, until the session ends.
+    pub(in crate::client) fn start(core: &Arc<Core>) {
+        let weak = core.me.clone();
+        std::thread::spawn(move || {
+            while let Some(core) = weak.upgrade() {
+                let state = core.writeback.state();
+                let waited = core.writeback.wake.wait_timeout(state, LOOK);
+                if waited.unwrap_or_else(PoisonError::into_inner).0.stopped {
+                    return;
+                }
+                if core.is_due() {
+                    // A failure is reported as an event, and tried again.
+                    let _ = core.flush_all(false);
+                }
+            }
+        });
+    }
+}
+
+/// One write-back of a file.
+pub(in crate::client) struct FileWriteBack {
+    pub(in crate::client) file: FileId,
+    pub(in crate::client) record: FileRecord,
+    pub(in crate::client) wanted: FileRef,
+    stamp: Time,
+    pub(in crate::client) expect: Vec<Time>,
+    /// Content epoch of the file at the start.
+    content: u64,
+    /// Whether blocks stay dirty until they are durable on the server.
+    durable: bool,
+}
+
+impl Core {
+    fn is_due(&self) -> bool {
+        if !self.link.is_up() {
+            return false;
+        }
+        let stats = self.cache.stats();
+        if stats.dirty > stats.capacity / 2 {
+            return true;
+        }
+        let Some(delay) = self.settings().delay.map(Duration::from_secs) else { return false };
+        let state = self.writeback.state();
+        let refused = |file: &FileId| state.refused.get(file).is_some_and(|at| at.elapsed() < REFUSED);
+        !state.made.is_empty()
+            || state.oldest.is_some_and(|at| at.elapsed() >= delay)
+            || state.since.iter().any(|(file, at)| at.elapsed() >= delay && !refused(file))
+    }
+
+    /// Writes back what an earlier session left, before anything new begins.
+    pub(in crate::client) fn recover(&self, recovered: &Recovered) {
+        let ops = self.cache.ops();
+        for (number, op) in &ops {
+            // A change of an earlier session has no inode.
+            match op {
+                Op::Rename { .. } => self.writeback.queue_rename(*number, 0),
+                _ => self.writeback.queue(*number, 0),
+            }
+        }
+        if recovered.dirty.is_empty() && ops.is_empty() {
+            return;
+        }
+        self.event(format!(
+            "an earlier session left {} changed files and {} changes of names; they are written back now",
+            recovered.dirty.len(),
+            ops.len()
+        ));
+        self.writeback.state().oldest = Instant::now().checked_sub(Duration::from_secs(1 << 20));
+        if let Err(errno) = self.flush_all(true) {
+            self.event(format!("the changes of an earlier session are not all written back yet: {errno}"));
+        }
+    }
+
+    /// Writes one file back, after all changes of names.
+    pub(in crate::client) fn flush_file(&self, file: FileId) -> Result<()> {
+        self.with_flushed(vec![file], |flushed| flushed)
+    }
+
+    /// Writes files back, then passes the result to `then` before another write-back can run.
+    pub(in crate::client) fn with_flushed<T>(
+        &self,
+        files: Vec<FileId>,
+        then: impl FnOnce(Result<()>) -> T,
+    ) -> T {
+        let _turn = self.writeback.turn();
+        let drained = self.drain().map_err(errno_of_fail);
+        then(drained.and_then(|()| self.send_files(files, false)))
+    }
+
+    /// Writes everything back; with `durable` it is on the server's disk when this returns.
+    pub(in crate::client) fn flush_all(&self, durable: bool) -> Result<()> {
+        let _turn = self.writeback.turn();
+        self.drain().map_err(errno_of_fail)?;
+        let dirty = self.cache.dirty_files();
+        self.writeback.state().since.retain(|file, _| dirty.contains(file));
+        self.send_files(dirty, durable)
+    }
+
+    fn send_files(&self, mut files: Vec<FileId>, durable: bool) -> Result<()> {
+        let mut first = Ok(());
+        for _ in 0..TRIES {
+            let mut sendings = Vec::new();
+            for file in std::mem::take(&mut files) {
+                match self.prepare(file, durable) {
+                    Ok(sending) => sendings.extend(sending),
+                    Err(errno) => first = first.and(Err(errno)),
+                }
+            }
+            if sendings.is_empty() {
+                return first;
+            }
+            if sendings.iter().any(|sending| sending.durable) {
+                // The stamps by which this client's own changes are recognised after a crash of this host.
+                self.cache.sync().map_err(errno_of)?;
+            }
+            for (file, content, sent) in self.link.runtime().block_on(self.send_all(sendings)) {
+                match sent {
+                    Err(CallFailure::Old) => files.push(file),
+                    sent => first = first.and(self.outcome(file, content, sent)),
+                }
+            }
+        }
+        files.iter().for_each(|file| self.writeback.wrote(*file));
+        if files.is_empty() { first } else { Err(Errno::EIO) }
+    }
+
+    async fn send_all(
+        &self,
+        sendings: Vec<FileWriteBack>,
+    ) -> Vec<(FileId, u64, std::result::Result<Attr, CallFailure>)> {
+        let (mut tasks, places) = (JoinSet::new(), Arc::new(Semaphore::new(FILES)));
+        for sending in sendings {
+            let Some(core) = self.me.upgrade() else { break };
+            let places = places.clone();
+            tasks.spawn(async move {
+                // The semaphore is never closed.
+                let _place = places.acquire().await;
+                (sending.file, sending.content, core.send(sending).await)
+            });
+        }
+        tasks.join_all().await
+    }
+
+    /// Records in the journal which modification time the server will have.
+    fn prepare(&self, file: FileId, durable: bool) -> Result<Option<FileWriteBack>> {
+        let dirty =
+            |file| self.cache.file(file).filter(|record: &FileRecord| record.dirty && !record.removed);
+        let Some(record) = dirty(file) else { return Ok(None) };
+        let Some(ident) = record.ident else { return self.unmade(file) };
+        if self.compares() {
+            self.cache.spare_cut(file).map_err(errno_of)?;
+        }
+        let content = self.cache.content_epoch(file).unwrap_or_default();
+        // Read it again, so that the record is not older than the epoch.
+        let Some(record) = self.cache.file(file) else { return Ok(None) };
+        // Each attempt has its own stamp: a delayed write of an earlier attempt must not overwrite this one.
+        let again = record.stamps.last().filter(|_| record.stamps.len() >= STAMPS);
+        let stamp = record.mtime.or(again.copied()).unwrap_or_else(|| self.stamp());
+        let expect = self.expect(file, &record, stamp)?;
+        self.writeback.state().since.remove(&file);
+        let durable = durable || self.policy_of(&record.path) == Policy::Back;
+        let wanted = FileRef { path: record.path.clone(), ident };
+        Ok(Some(FileWriteBack { file, record, wanted, stamp, expect, content, durable }))
+    }
+
+    /// Modification times that the file may have on the server, including `stamp`, which is recorded as this
+    /// client's own.
+    pub(in crate::client) fn expect(
+        &self,
+        file: FileId,
+        record: &FileRecord,
+        stamp: Time,
+    ) -> Result<Vec<Time>> {
+        let mut stamps = record.stamps.clone();
+        stamps.retain(|known| *known != stamp);
+        stamps.push(stamp);
+        let old = stamps.len().saturating_sub(STAMPS);
+        stamps.drain(..old);
+        let expect = std::iter::once(record.base.mtime).chain(stamps.iter().copied()).collect();
+        self.cache.update_file(file, |record| record.stamps = stamps).map_err(errno_of)?;
+        Ok(expect)
+    }
+
+    /// Handles a file that the server has not created: if no queued change will create it, because of a crash
+    /// in between, its content becomes a conflict.
+    fn unmade(&self, file: FileId) -> Result<Option<FileWriteBack>> {
+        let comes = {
+            // A thread that creates or removes a file holds the inodes until journal and queue agree.
+            let _nodes = self.nodes();
+            let record = self.cache.file(file).filter(|record| record.ident.is_none());
+            record
+                .is_none_or(|record| record.made_by.is_some_and(|by| self.writeback.waiting().contains(&by)))
+        };
+        if comes {
+            return Ok(None);
+        }
+        self.conflict(file, "the server was never asked to create it");
+        Err(Errno::ESTALE)
+    }
+
+    async fn send(self: Arc<Self>, sending: FileWriteBack) -> std::result::Result<Attr, CallFailure> {
+        let blocks = self.cache.dirty_blocks(sending.file);
+        let mut cut =
+            (sending.record.zero_from < sending.record.base.size).then_some(sending.record.zero_from);
+        let sending = Arc::new(sending);
+        let (last, rest) = match blocks.split_last() {
+            Some((last, rest)) => (Some(*last), rest),
+            None => (None, &[][..]),
+        };
+        if let Some(at) = cut.filter(|_| !rest.is_empty()) {
+            self.clone().send_piece(sending.clone(), cut.take(), None, 0, &[]).await?;
+            // A second attempt must not truncate away the content that is sent next.
+            let noted =
+                self.cache.update_file(sending.file, |record| record.base.size = at.min(record.base.size));
+            noted.map_err(|error| self.damaged(&sending, &error))?;
+        }
+        for part in rest.chunks(PART) {
+            self.send_part(&sending, part, (None, false)).await?;
+        }
+        // The last block carries the size; for a small file it is the only request.
+        let sent = self.send_part(&sending, last.as_slice(), (cut, true)).await?;
+        sent.ok_or(CallFailure::Nonsense)
+    }
+
+    /// Sends blocks, and marks them clean when the server has them as required. The `last` part, of one block
+    /// or none, carries the current size: the file may have grown since the start, and that content must not
+    /// be cut off.
+    async fn send_part(
+        self: &Arc<Self>,
+        sending: &Arc<FileWriteBack>,
+        blocks: &[u64],
+        (cut, last): (Option<u64>, bool),
+    ) -> std::result::Result<Option<Attr>, CallFailure> {
+        let server = self.link.breaks();
+        let there = Arc::new(self.what_is_there(sending, blocks).await);
+        let (mut tasks, places) = (JoinSet::new(), Arc::new(Semaphore::new(UNDER_WAY)));
+        for block in blocks.iter().copied() {
+            let (core, sending, places) = (self.clone(), sending.clone(), places.clone());
+            let there = there.clone();
+            tasks.spawn(async move {
+                let _place = places.acquire().await;
+                core.send_block(sending, block, &there, (cut, last)).await
+            });
+        }
+        let (mut attr, mut sent) = (None, Vec::new());
+        for block in tasks.join_all().await {
+            if let Some((said, dirty)) = block? {
+                attr = said.or(attr);
+                sent.push((dirty, said.map(|said| said.version())));
+            }
+        }
+        if attr.is_none() && last {
+            let size = self.cache.file(sending.file).map(|record| record.size);
+            attr = Some(self.clone().send_piece(sending.clone(), cut, size, 0, &[]).await?);
+        }
+        if sending.durable {
+            let body = Sync { file: sending.wanted.clone() };
+            self.link.ask::<SyncCall, _>(body, Bytes::new(), None).await.0?;
+            if self.link.breaks() != server {
+                // A restarted server may have lost the writes that this sync was to cover.
+                return Err(CallFailure::Old);
+            }
+        }
+        for (dirty, seen) in sent {
+            let noted = self.cache.flushed(sending.file, sending.content, &dirty, seen);
+            noted.map_err(|error| self.damaged(sending, &error))?;
+        }
+        Ok(attr)
+    }
+
+    async fn send_block(
+        self: Arc<Self>,
+        sending: Arc<FileWriteBack>,
+        block: u64,
+        there: &ServerDigests,
+        (mut cut, last): (Option<u64>, bool),
+    ) -> std::result::Result<Option<(Option<Attr>, DirtyBlock)>, CallFailure> {
+        let taken = match self.cache.take_dirty(sending.file, block) {
+            // The file was removed meanwhile.
+            Err(CacheError::Unknown) => None,
+            taken => taken.map_err(|error| self.damaged(&sending, &error))?,
+        };
+        let Some(mut dirty) = taken else { return Ok(None) };
+        let mut attr = None;
+        let runs = self.spare(&sending, there, std::mem::take(&mut dirty.runs));
+        for (number, (offset, run)) in runs.iter().enumerate() {
+            let size = (last && number + 1 == runs.len()).then_some(dirty.size);
+            attr = Some(self.clone().send_piece(sending.clone(), cut.take(), size, *offset, run).await?);
+        }
+        // Without runs, its dirty pages are beyond the end, or the server had them.
+        Ok(Some((attr, dirty)))
+    }
+
+    pub(in crate::client) async fn send_piece(
+        self: Arc<Self>,
+        sending: Arc<FileWriteBack>,
+        cut: Option<u64>,
+        size: Option<u64>,
+        offset: u64,
+        content: &[u8],
+    ) -> std::result::Result<Attr, CallFailure> {
+        let (pages, packed) = pack_pages(content, self.link.level().map(i32::from));
+        let write = Write {
+            file: sending.wanted.clone(),
+            offset,
+            expect: sending.expect.clone(),
+            stamp: sending.stamp,
+            cut,
+            size,
+            pages,
+        };
+        let (grown, _) = self.link.ask::<WriteCall, _>(write, packed.into(), None).await.0?;
+        if sending.expect.len() > 2 {
+            // Delayed writes of earlier attempts are refused from now on.
+            let noted = self.cache.update_file(sending.file, |record| record.stamps = vec![sending.stamp]);
+            noted.map_err(|error| self.damaged(&sending, &error))?;
+        }
+        Ok(grown.attr)
+    }
+
+    /// Applies the result of a write-back to the file.
+    fn outcome(
+        &self,
+        file: FileId,
+        content: u64,
+        sent: std::result::Result<Attr, CallFailure>,
+    ) -> Result<()> {
+        if self.cache.file(file).is_none_or(|record| record.removed) {
+            // The file was removed meanwhile: its content is dropped.
+            return Ok(());
+        }
+        match sent {
+            Ok(attr) => self.written_back(file, content, attr),
+            Err(fail) if fail.is(code::CONFLICT) || fail.is(code::STALE) || fail.is_errno(&[2, 20]) => {
+                self.conflict(file, "the file on the server was changed or replaced");
+                Err(Errno::ESTALE)
+            }
+            Err(fail) => {
+                self.writeback.wrote(file);
+                if let CallFailure::Refused(refusal) = &fail {
+                    self.once(file, &format!("the server refused the written data: {}", refusal.text));
+                }
+                Err(fail.errno())
+            }
+        }
+    }
+
+    /// Reports once why a file is not written back, until it is.
+    fn once(&self, file: FileId, why: &str) {
+        let path = self.cache.file(file).map(|record| record.path).unwrap_or_default();
+        if self.writeback.state().refused.insert(file, Instant::now()).is_none() {
+            self.event(format!("{path}: {why}"));
+        }
+    }
+
+    fn damaged(&self, sending: &FileWriteBack, error: &CacheError) -> CallFailure {
+        // An error is no loss if the file was removed meanwhile.
+        if !matches!(error, CacheError::Unknown) {
+            self.once(sending.file, &format!("the written data cannot be written back: {error}"));
+        }
+        CallFailure::Nonsense
+    }
+
+    fn written_back(&self, file: FileId, content: u64, attr: Attr) -> Result<()> {
+        self.writeback.state().refused.remove(&file);
+        // If it was written or truncated meanwhile, it is sent again.
+        self.cache.mark_clean(file, content, attr.version()).map_err(errno_of)?;
+        if self.cache.file(file).is_some_and(|record| record.dirty) {
+            self.writeback.wrote(file);
+        }
+        let mut nodes = self.nodes();
+        if let Some(node) = nodes.by_ident(&attr.ident).and_then(|id| nodes.get_mut(id)) {
+            let links = node.attr.links;
+            node.attr = Attr { links, ..attr };
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,4 @@
+//! Write-back: unsent content goes to the server later; conflicts are saved beside it.
+
+pub(in crate::client) mod conflicts;
+pub(in crate::client) mod file_write_back;
